@@ -20,16 +20,17 @@ PAGE = HERE.parent / "docs" / "benchmarks.md"
 IMAGES = HERE.parent / "docs" / "images"
 # In the order of the page.
 NAMES = (
-    "end_to_end", "td3", "ddpg", "rainbow", "cqn", "ppo", "ppo_recurrent", "maddpg", "maddpg_learning", "matd3", "ippo",
-    "grpo", "grpo_small", "dpo", "completions", "ppo_native", "priorities", "roofline", "parts", "curve_64",
-    "curve_128", "threads", "efficiency_lander", "efficiency_cartpole", "checkpoint", "script_dqn", "script_ppo",
+    "end_to_end", "td3", "ddpg", "sac", "rainbow", "cqn", "ppo", "ppo_recurrent", "maddpg", "maddpg_learning", "matd3",
+    "ippo", "grpo", "grpo_small", "dpo", "completions", "ppo_native", "priorities", "roofline", "parts", "curve_64",
+    "curve_128", "efficiency_lander", "efficiency_cartpole", "checkpoint", "script_dqn", "script_ppo",
     "script_ppo_recurrent", "script_cqn", "script_ddpg", "script_maddpg", "cartpole", "lunarlander",
+    "hpo_cartpole", "hpo_acrobot", "hpo_pendulum", "hpo_lander",
 )  # fmt: skip
 
 
 def read(folder: Path) -> Mapping[str, Any]:
     """Return the results that are there, by measurement."""
-    files = {name: folder / f"{name}.json" for name in NAMES}
+    files = {name: folder / f"{name}.json" for name in (*NAMES, "curve_64_cuda", "ppo_native_cuda")}
     found = {name: read_json(file) for name, file in files.items() if file.exists()}
     return {name: result for name, result in found.items() if result["runs"]}
 

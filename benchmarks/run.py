@@ -17,7 +17,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src
 
 from harness import machine, venvs  # noqa: E402
 from harness.measurements import Measurement, Options, measurements  # noqa: E402
-from harness.page import UnequalWork, check_updates  # noqa: E402
+from harness.results import UnequalWork, check_updates  # noqa: E402
 from harness.turns import RESULTS, ContestantFailed, Record, measure  # noqa: E402
 
 
@@ -46,7 +46,7 @@ def _one(m: Measurement, options: Options, args: argparse.Namespace) -> bool:
     for peer in sorted({c.environment for c in m.contestants} - {"ours"}):
         venvs.make(peer)
     count = args.lanes if m.lanes else 1
-    cores = machine.lanes_of(count, min(args.cores, m.cores)) if m.cores else [machine.able()]
+    cores = machine.lanes_of(count, min(args.cores, m.cores))
     machine.warn_if_busy()
     about = {
         "measurement": m.name,
@@ -58,7 +58,8 @@ def _one(m: Measurement, options: Options, args: argparse.Namespace) -> bool:
         "contestants": [{"name": c.name, "environment": c.environment, "changes": c.changes} for c in m.contestants],
         "machine": machine.fingerprint(cores, options.device),
     }
-    record = Record(args.results / f"{m.name}.json", about, args.fresh)
+    device = "" if options.device == "cpu" else f"_{options.device}"
+    record = Record(args.results / f"{m.name}{device}.json", about, args.fresh)
     record.data["repeats"] = args.repeats
     began = time.perf_counter()
     try:

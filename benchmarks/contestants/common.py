@@ -7,6 +7,7 @@ is one JSON object, its result.
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,14 +22,19 @@ Task = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 class EnvClock:
     """Counts the steps of the environments themselves, below every wrapper, and the seconds inside `step` and `reset`.
 
-    `limits` are the steps and seconds that may be spent; what exceeds them raises `OutOfBudget`.
+    `limits` are the steps and seconds that may be spent, by `spent` seconds; what exceeds them raises `OutOfBudget`.
     """
 
-    def __init__(self, max_steps: float = float("inf"), max_seconds: float = float("inf")) -> None:
+    def __init__(
+        self,
+        max_steps: float = float("inf"),
+        max_seconds: float = float("inf"),
+        spent: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.steps = 0
         self.step_seconds = self.reset_seconds = 0.0
-        self.max_steps, self.max_seconds = max_steps, max_seconds
-        self.began = time.perf_counter()
+        self.max_steps = max_steps
+        self.began, self.spent, self.over = time.perf_counter(), spent, spent() + max_seconds
         self._resetting = False
 
     def watch(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
@@ -41,10 +47,9 @@ class EnvClock:
                 return step(action)
             began = clock()
             outcome = step(action)
-            now = clock()
-            self.step_seconds += now - began
+            self.step_seconds += clock() - began
             self.steps += 1
-            if self.steps > self.max_steps or now - self.began > self.max_seconds:
+            if self.steps > self.max_steps or self.spent() > self.over:
                 raise OutOfBudget
             return outcome
 
@@ -59,6 +64,10 @@ class EnvClock:
 
         base.step, base.reset = counted_step, counted_reset  # type: ignore[method-assign]
         return env
+
+    def no_more_limits(self) -> None:
+        """Let everything that follows go on for as long as it takes."""
+        self.max_steps = self.over = float("inf")
 
     @property
     def seconds(self) -> float:
@@ -150,6 +159,30 @@ def play_episodes(
 def held_out_seeds(seed: int, purpose: int, count: int) -> list[int]:
     """Return the seeds of evaluation episodes, the same for every contestant of a seed."""
     return np.random.default_rng((seed, purpose)).integers(0, 2**31 - 1, count).tolist()
+
+
+def processor() -> float:
+    """Return the processor seconds of this process, and of those that it began and that ended."""
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in spent)
+
+
+def by_decades(low: float, high: float) -> bool:
+    """Whether values between these bounds are drawn by their logarithms: where they span a factor of ten."""
+    return high >= 10 * low
+
+
+def draws(search: Mapping[str, tuple[float, float]], seed: int, count: int) -> list[dict[str, float]]:
+    """Return values drawn from a search space, whole numbers where its bounds are: `count` sets of them."""
+    chance, sets = np.random.default_rng((seed, 3)), []
+    for _ in range(count):
+        drawn = {}
+        for name, (low, high) in search.items():
+            share = chance.random()
+            value = low * (high / low) ** share if by_decades(low, high) else low + (high - low) * share
+            drawn[name] = round(value) if isinstance(low, int) else value
+        sets.append(drawn)
+    return sets
 
 
 def main(tasks: Mapping[str, Task]) -> None:

@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +18,17 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from common import EnvClock, Parts, main, sync_of, timed
+from common import EnvClock, Parts, draws, main, processor, sync_of, timed
 from scripts import script
 
 from evopipe import rng
 from evopipe.core.cohort import Cohort, dissolve
+from evopipe.core.native import build, dense
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
+from evopipe.evolve.mutate import NONE
 from evopipe.evolve.step import evolve
+from evopipe.layout import POPULATION
 from evopipe.machine import configure
 from evopipe.rng import Purpose, Stream
 from evopipe.run import learn as learning
@@ -39,7 +43,8 @@ from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import evaluate, population, train
-from evopipe.stages.setup import make_spec
+from evopipe.stages.setup import about_spec, make_spec
+from evopipe.storage import members as stored
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import read_json
 from evopipe.types import Batch
@@ -55,6 +60,7 @@ OWN = {
     "ppo": (
         "lr", "epochs", "gae_lambda", "clip", "clip_value", "vf_coef", "ent_coef", "max_seq_len", "share_encoder",
     ),
+    "sac": ("tau", "lr_actor", "lr_critic", "lr_alpha", "alpha", "random_steps"),
     "maddpg": CONTINUOUS, "matd3": CONTINUOUS,
     "ippo": ("lr", "epochs", "gae_lambda", "clip", "clip_value", "vf_coef", "ent_coef"),
 }  # fmt: skip
@@ -113,13 +119,14 @@ def count_environments(clock: EnvClock) -> None:
     gymnasium.make = lambda *args, **options: clock.watch(make(*args, **options))
 
 
-def keep_run() -> list[Run]:
-    """Keep the loops that the train stage makes where they can be asked."""
+def keep_run(begun: Callable[[Run], None]) -> list[Run]:
+    """Keep the loops that the train stage makes where they can be asked; `begun` is told of each."""
     runs: list[Run] = []
     original = train.begin
 
     def made(*args: Any, **options: Any) -> Run:
         runs.append(original(*args, **options))
+        begun(runs[-1])
         return runs[-1]
 
     train.begin = made
@@ -169,10 +176,10 @@ def end_to_end(s: Settings) -> dict[str, Any]:
     updates, parts = count_updates(), watch_parts()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        began = time.perf_counter()
+        began, idle = time.perf_counter(), processor()
         population.run(params, quiet=True, folder=folder)
         train.run(params, quiet=True, folder=folder)
-        seconds = time.perf_counter() - began
+        seconds, busy = time.perf_counter() - began, processor() - idle
         steps = read_json(folder / "reports/train.json")["steps"]
         with (folder / "reports/fitness.csv").open() as file:
             curve = [[float(row["best"]), float(row["mean"])] for row in csv.DictReader(file)]
@@ -180,6 +187,7 @@ def end_to_end(s: Settings) -> dict[str, Any]:
         raise RuntimeError(f"the environments took {clock.steps} steps, the run reports {steps['all']}")
     return {
         "seconds": seconds,
+        "processor_seconds": busy,
         "training_steps": steps["training"],
         "steps": steps["all"],
         "step_seconds": clock.step_seconds,
@@ -193,29 +201,47 @@ def end_to_end(s: Settings) -> dict[str, Any]:
 def time_to_solved(s: Settings) -> dict[str, Any]:
     """Run `population` and `train` until a member passes the target on 100 held-out episodes."""
     params = solving_params(s)
-    runs = keep_run()
-    began = time.perf_counter()
-    _stop_at(s, runs)
+    began, idle = time.perf_counter(), processor()
+    runs = keep_run(_stop_at(s))
     result: dict[str, Any] = {"solved": False}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         try:
-            population.run(params, quiet=True, folder=folder)
+            if s.get("drawn"):
+                draw_population(params, s["search"], folder)
+            else:
+                population.run(params, quiet=True, folder=folder)
             train.run(params, quiet=True, folder=folder)
         except Interrupted:
             pass
-        seconds = time.perf_counter() - began
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        seconds, busy = time.perf_counter() - began, processor() - idle
+        signal.setitimer(_timer(s)[0], 0)
         loop = runs[0]
-        steps = loop.clock.env_steps + loop.clock.eval_steps
-        if loop.reason == "target" and steps <= s["budget_steps"] and seconds <= s["budget_seconds"]:
+        steps, spent = loop.clock.env_steps + loop.clock.eval_steps, busy if s.get("processor") else seconds
+        if loop.reason == "target" and steps <= s["budget_steps"] and spent <= s["budget_seconds"]:
             evaluate.run(params, quiet=True, folder=folder)
             result = {
                 "solved": True,
                 "score": read_json(folder / "reports/train.json")["elite"]["score"],
                 "second_score": read_json(folder / "reports/evaluation.json")["elite"]["mean"],
             }
-    return {**result, "seconds": seconds, "steps": min(steps, s["budget_steps"])}
+    steps = min(steps, s["budget_steps"])
+    return {**result, "seconds": seconds, "processor_seconds": busy, "steps": steps}
+
+
+def draw_population(params: Params, search: Settings, folder: Path) -> None:
+    """Write a population as the stage does, but of members whose values and widths are drawn from the search space."""
+    algo, size, members = params.train.algo, params.population.size, []
+    for slot, values in enumerate(draws(search, params.seed, size)):
+        data, width = params.model_dump(mode="json"), values.pop("width")
+        block = data["algos"][algo]
+        if "lr" not in block:
+            values |= {"lr_actor": values["lr"], "lr_critic": values.pop("lr")}
+        block |= values
+        block["network"] |= {"encoder": [width] * len(block["network"]["encoder"]), "latent": width}
+        spec = make_spec(parse_params(data), configure(params.runtime))
+        members.append(first_members(spec, size)[0][slot])
+    stored.write(folder / POPULATION, members, {**about_spec(spec), "mutations": [NONE.to_json()] * size})
 
 
 def solving_params(s: Settings) -> Params:
@@ -227,25 +253,37 @@ def solving_params(s: Settings) -> Params:
         "target": s["target"], "confirm_episodes": s["confirm_episodes"], "target_sigmas": 0.0, "warm_start": 0,
         "max_steps": s["budget_steps"],
     }  # fmt: skip
+    data["env"] |= {"backend": s.get("backend", data["env"]["backend"])}
+    data["train"]["normalise"] |= s.get("normalise", {})
     data["tracking"] |= {"backends": []}
     data["runtime"] |= {"device": s["device"], "threads": s["threads"]}
     return parse_params(data)
 
 
-def _stop_at(s: Settings, runs: list[Run]) -> None:
-    """Ask the run to stop, as a user would, when its seconds or its steps are used up."""
+def _timer(s: Settings) -> tuple[int, signal.Signals]:
+    """Return the timer of a run's budget, and the signal that it ends with."""
+    return (signal.ITIMER_PROF, signal.SIGPROF) if s.get("processor") else (signal.ITIMER_REAL, signal.SIGALRM)
+
+
+def _stop_at(s: Settings) -> Callable[[Run], None]:
+    """Ask the run to stop, as a user would, when its seconds are used up; return what makes one stop by its steps."""
     stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, s["budget_seconds"])
-    advance, asked = Run.advance, []
+    timer, rings = _timer(s)
+    signal.signal(rings, stop)
+    signal.setitimer(timer, s["budget_seconds"])
 
-    def counted(loop: Run) -> None:
-        advance(loop)
-        if not asked and loop.clock.env_steps + loop.clock.eval_steps > s["budget_steps"]:
-            asked.append(True)
-            stop()
+    def begun(loop: Run) -> None:
+        advance, asked = loop.advance, []
 
-    Run.advance = counted  # type: ignore[method-assign]
+        def counted() -> None:
+            advance()
+            if not asked and loop.clock.env_steps + loop.clock.eval_steps > s["budget_steps"]:
+                asked.append(True)
+                stop()
+
+        loop.advance = counted
+
+    return begun
 
 
 # --- parts alone ------------------------------------------------------------------------------------------------------
@@ -260,14 +298,7 @@ def spec_of(s: Settings, size: int) -> Spec:
 def like_members(spec: Spec, size: int) -> list[Any]:
     """Return members that all have the network of the settings."""
     bare = spec.mutation.model_copy(update={"before_training": False})
-    members, _ = first_members(_with(spec, mutation=bare), size)
-    return members
-
-
-def _with(spec: Spec, **changes: Any) -> Spec:
-    from dataclasses import replace
-
-    return replace(spec, **changes)
+    return first_members(replace(spec, mutation=bare), size)[0]
 
 
 def random_batch(cohort: Cohort, spec: Spec) -> Batch:
@@ -297,32 +328,55 @@ def update_call(s: Settings, size: int) -> Callable[[], object]:
     return update
 
 
-def products_call(s: Settings, size: int) -> Callable[[], object]:
-    """Return the matrix products of that learning step alone: two forward passes, three if double, one backward."""
+def products_of(s: Settings, size: int, seconds: float) -> dict[str, float]:
+    """Time the matrix products of that learning step alone: two forward passes, three if double, one backward. By torch
+    (`products`), and where our own kernels are in use by theirs, which add biases too (`own_products`)."""
     spec = spec_of(s, size)
-    calls = [_products(s, cohort, spec) for cohort in spec.form(like_members(spec, size))]
+    cohorts = spec.form(like_members(spec, size))
+    ways = {"products": [_products(s, cohort, spec) for cohort in cohorts]}
+    own = [_own_products(s, cohort, spec) for cohort in cohorts]
+    if all(own):
+        ways["own_products"] = [call for call in own if call]
+    return {
+        name: timed(lambda calls=calls: [call() for call in calls], seconds, sync=sync_of(s["device"]))
+        for name, calls in ways.items()
+    }
+
+
+def _products(s: Settings, cohort: Cohort, spec: Spec) -> Callable[[], None]:
+    weights = [layer.weight.detach() for layer in cohort.state.target.views]
+    rows = len(cohort.members), s["batch_size"]
+    inputs, deltas = ([torch.randn(*rows, w.shape[end], device=spec.device) for w in weights] for end in (1, 2))
 
     def products() -> None:
-        for call in calls:
-            call()
+        with torch.no_grad():
+            for _ in range(3 if s["double"] else 2):
+                for x, weight in zip(inputs, weights, strict=True):
+                    torch.bmm(x, weight)
+            for i, (x, weight, delta) in enumerate(zip(inputs, weights, deltas, strict=True)):
+                torch.bmm(x.transpose(1, 2), delta)
+                if i:
+                    torch.bmm(delta, weight.transpose(1, 2))
 
     return products
 
 
-def _products(s: Settings, cohort: Cohort, spec: Spec) -> Callable[[], None]:
-    size, passes = len(cohort.members), 3 if s["double"] else 2
-    weights = [layer.weight.detach() for layer in cohort.state.target.views]
-    inputs = [torch.randn(size, s["batch_size"], w.shape[1], device=spec.device) for w in weights]
-    deltas = [torch.randn(size, s["batch_size"], w.shape[2], device=spec.device) for w in weights]
+def _own_products(s: Settings, cohort: Cohort, spec: Spec) -> Callable[[], None] | None:
+    net, rows = cohort.state.q, (len(cohort.members), s["batch_size"])
+    x, anchor = torch.randn(*rows, spec.observations, device=spec.device), net.views[0].weight
+    plan = dense.whole(x, net)
+    if plan is None:
+        return None
+    fields = plan.fields.clone()
+    fields[..., 7] = dense.ACTIVATIONS.index("Identity")
+    plan = replace(plan, fields=fields)
+    delta = torch.randn(*rows, plan.out)
 
     def products() -> None:
-        for _ in range(passes):
-            for x, weight in zip(inputs, weights, strict=True):
-                torch.bmm(x, weight)
-        for i, (x, weight, delta) in enumerate(zip(inputs, weights, deltas, strict=True)):
-            torch.bmm(x.transpose(1, 2), delta)
-            if i:
-                torch.bmm(delta, weight.transpose(1, 2))
+        for _ in range(3 if s["double"] else 2):
+            _, saved = dense._forward(x, anchor, plan)
+        back = SimpleNamespace(saved_tensors=(x, saved), anchor=anchor, plan=plan, needs_input_grad=(False, True))
+        dense._dense().backward(back, delta)
 
     return products
 
@@ -410,22 +464,14 @@ def _timed_evolution(s: Settings, spec: Spec, members: list[Any], sync: Any) -> 
 
 def curve(s: Settings) -> dict[str, Any]:
     """Time the learn step of 1 to 64 members, and its matrix products alone, in turns within the process."""
-    sync = sync_of(s["device"])
-    updates = {size: update_call(s, size) for size in s["sizes"]}
-    products = {size: products_call(s, size) for size in s["sizes"]}
-    with torch.no_grad():
-        return {
-            str(size): {
-                "learn": _grad(lambda u=updates[size]: timed(u, s["part_seconds"], sync=sync)),
-                "products": timed(products[size], s["part_seconds"] / 2, sync=sync),
-            }
-            for size in s["sizes"]
+    sync, seconds = sync_of(s["device"]), s["part_seconds"]
+    return {
+        str(size): {
+            "learn": timed(update_call(s, size), seconds, sync=sync),
+            **products_of(s, size, seconds / 2),
         }
-
-
-def _grad(call: Callable[[], float]) -> float:
-    with torch.enable_grad():
-        return call()
+        for size in s["sizes"]
+    }
 
 
 def efficiency(s: Settings) -> dict[str, Any]:
@@ -486,11 +532,14 @@ def acting(s: Settings) -> dict[str, Any]:
     params = params_of(s)
     spec = make_spec(params, configure(params.runtime))
     loop = train.begin(spec, like_members(spec, s["population"]))
+    sync = sync_of(s["device"]) or (lambda: None)
     for _ in range(s["warm_ticks"]):
         loop.advance()
+    sync()
     began = time.perf_counter()
     for _ in range(s["ticks"]):
         loop.advance()
+    sync()
     seconds = time.perf_counter() - began
     steps = s["ticks"] * s["population"] * s["num_envs"]
     if sum(float(cohort.state.updates.sum()) for cohort in loop.cohorts):
@@ -561,12 +610,11 @@ def roofline(s: Settings) -> dict[str, Any]:
         steps += 1
         if terminated:
             env.reset(seed=steps)
-    configure(params_of(s).runtime)
-    with torch.no_grad():
-        products = timed(products_call(s, s["population"]), s["part_seconds"], sync=sync_of(s["device"]))
+    each = s["population"] * s["learn_step"]
+    products = products_of(s, s["population"], s["part_seconds"])
     return {
         "step_microseconds": spent / steps * 1e6,
-        "products_microseconds": products / s["population"] / s["learn_step"],
+        **{f"{name}_microseconds": time / each for name, time in products.items()},
     }
 
 
@@ -591,13 +639,17 @@ def run_script(s: Settings) -> dict[str, Any]:
     return script(shown, s)
 
 
+def telling(task: Callable[[Settings], Mapping[str, Any]]) -> Callable[[Settings], Mapping[str, Any]]:
+    """Return the task with the kernels that it used in its result."""
+    return lambda s: {**task(s), "kernels": "native" if build.chosen() else "torch"}
+
+
 if __name__ == "__main__":
-    main(
-        {
-            "script": run_script,
-            "end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts, "curve": curve,
-            "efficiency": efficiency, "checkpoint": checkpoint, "roofline": roofline, "learn-step": learn_step,
-            "acting": acting, "priorities": priorities, "grpo": lambda s: language("step", s, "grpo"),
-            "dpo": lambda s: language("step", s, "dpo"), "completions": lambda s: language("completions", s),
-        }
-    )  # fmt: skip
+    tasks = {
+        "script": run_script, "end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts,
+        "curve": curve, "efficiency": efficiency, "checkpoint": checkpoint, "roofline": roofline,
+        "learn-step": learn_step, "acting": acting, "priorities": priorities,
+        "grpo": lambda s: language("step", s, "grpo"), "dpo": lambda s: language("step", s, "dpo"),
+        "completions": lambda s: language("completions", s),
+    }  # fmt: skip
+    main({name: telling(task) for name, task in tasks.items()})

@@ -36,7 +36,17 @@ from agilerl.training.train_offline import train_offline  # noqa: E402
 from agilerl.training.train_on_policy import train_on_policy  # noqa: E402
 from agilerl.utils.utils import create_population, make_vect_envs  # noqa: E402
 from agilerl.vector import AsyncPettingZooVecEnv  # noqa: E402
-from common import EnvClock, OutOfBudget, Parts, held_out_seeds, main, play_episodes, sync_of, timed  # noqa: E402
+from common import (  # noqa: E402
+    EnvClock,
+    OutOfBudget,
+    Parts,
+    held_out_seeds,
+    main,
+    play_episodes,
+    processor,
+    sync_of,
+    timed,
+)
 from scripts import script  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 
@@ -205,15 +215,17 @@ def watch_parts(algorithm: Any) -> Parts:
 def end_to_end(s: Settings) -> dict[str, Any]:
     """Train a population for a number of steps, evolution and evaluation included."""
     start(s)
-    parts, clock = watch_parts(algorithm_of(s)), EnvClock()
+    parts, clock, idle = watch_parts(algorithm_of(s)), EnvClock(), processor()
     env = vector_of(s, clock, s["num_envs"])
     population = population_of(s, env, s["population"])
     fitnesses = train(s, env, population)
     seconds = clock.seconds
+    env.close()  # whose processes must have ended before their time can be told
     # PPO makes many of one call of `learn`, IPPO with two optimisers; TD3 and DDPG have two optimisers too.
     updates = {PPO: parts.calls.get("optimiser", 0), IPPO: parts.calls.get("optimiser", 0) // 2}
     return {
         "seconds": seconds,
+        "processor_seconds": processor() - idle,
         "training_steps": s["population"] * s["max_steps"],
         "steps": clock.steps or None,
         "step_seconds": clock.step_seconds,
@@ -253,7 +265,7 @@ def time_to_solved(s: Settings) -> dict[str, Any]:
     seconds, steps = clock.seconds, clock.steps
     result = {"solved": bool(found), "seconds": seconds, "steps": min(steps, s["budget_steps"])}
     if found:
-        clock.max_steps = clock.max_seconds = float("inf")
+        clock.no_more_limits()
         agent, score = found[0]
         agent.set_training_mode(False)
         again = play_episodes(wide, lambda obs: agent.get_action(obs, epsilon=0.0), held_out_seeds(s["seed"], 2, 100))

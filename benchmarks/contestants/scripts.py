@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
+from common import processor
 
 Settings = Mapping[str, Any]
 TRAINERS = {
@@ -44,12 +44,6 @@ def made(names: Any, s: Settings) -> Any:
     if "kwargs" in s:
         return names.make_team_envs(s["env"], s["num_envs"], **s["kwargs"])
     return names.make_vect_envs(s["env"], num_envs=s["num_envs"])
-
-
-def processor() -> float:
-    """Return the processor seconds of this process, and of those that it began and that ended."""
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in spent)
 
 
 def script(names: Any, s: Settings) -> dict[str, Any]:

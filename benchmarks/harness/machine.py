@@ -13,14 +13,19 @@ BUSY = 0.5  # load average, above the lanes' own, at which a warning is due
 
 
 def fingerprint(cores: list[list[int]], device: str) -> dict[str, Any]:
-    """Describe the machine and the code: processor, cores used (a list a lane), versions, git revision, load."""
+    """Describe the machine and the code: processor, cores used (a list a lane), versions, git revision, load.
+
+    Raises:
+        SystemExit: there is no such device.
+    """
     import torch
 
     from evopipe.machine import fingerprint
 
-    where = torch.device("cuda", 0) if device == "cuda" else None
-    about = fingerprint(where)
-    del about["threads"]  # of this process; each run's are in its settings
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(f"--device cuda: torch {torch.__version__} sees no CUDA device here")
+    about = fingerprint(torch.device("cuda", 0) if device == "cuda" else None)
+    del about["threads"], about["kernels"]  # of this process; each run's are in its settings and its result
     return {
         **about,
         "processors": os.cpu_count(),

@@ -47,7 +47,7 @@ class Measurement:
         task: the contestants' task.
         contestants: who runs, in this order, turn after turn.
         settings: from options to settings; every contestant gets them and its `changes`.
-        cores: cores of a lane, None for all.
+        cores: cores of a lane.
         lanes: whether independent turns may run side by side.
         chosen: for a contestant, variants of which its best is taken before the first turn.
         timeout: seconds that a run may take.
@@ -57,7 +57,7 @@ class Measurement:
     task: str
     contestants: tuple[Contestant, ...]
     settings: Callable[[Options], Settings]
-    cores: int | None = 2
+    cores: int = 2
     lanes: bool = False
     chosen: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     timeout: float = 1200.0
@@ -131,6 +131,17 @@ def td3(o: Options) -> Settings:
 def ddpg(o: Options) -> Settings:
     """DDPG, 49,920 training steps of the population; an update every 2 steps."""
     return deterministic(o, "ddpg", 128, ticks=780, num_envs=8, learn_step=2, lr_actor=3e-4, lr_critic=3e-4)
+
+
+def sac(o: Options) -> Settings:
+    """SAC, 24,960 training steps of the population; an update every 4 steps. The temperature begins at 1 and is
+    learned, and all rates are one at first, as the peer has it, which clips no gradients."""
+    net: Settings = {"encoder": [64], "latent": 64, "head": [64], "layers": [64] * 3}
+    return another(
+        o, "sac", 195, **net, env="LunarLanderContinuous-v3", learn_step=4, lr=3e-4, lr_actor=3e-4, lr_critic=3e-4,
+        lr_alpha=3e-4, alpha=1.0, tau=5e-3, sb3_tau=5e-3, learning_starts=16, random_steps=0,
+        search={"lr_actor": [1e-4, 1e-2], "lr_critic": [1e-4, 1e-2]},
+    )  # fmt: skip
 
 
 def rainbow(o: Options) -> Settings:
@@ -236,13 +247,9 @@ def parts(o: Options) -> Settings:
 
 
 def curve(o: Options, base: Callable[[Options], Settings] = lander) -> Settings:
-    """The learn step of 1 to 64 members."""
-    return {**base(o), "sizes": [1, 2] if o.quick else [1, 2, 4, 8, 16, 32, 64]}
-
-
-def threads(o: Options) -> Settings:
-    """The learn step of 4, 8 and 16 members."""
-    return {**lander(o), "sizes": [2] if o.quick else [4, 8, 16]}
+    """The learn step of 1 to 64 members, on a GPU to 512."""
+    sizes = [1, 8, 64, 512] if o.device == "cuda" else [1, 2, 4, 8, 16, 32, 64]
+    return {**base(o), "sizes": [1, 2] if o.quick else sizes}
 
 
 def efficiency(o: Options, base: Callable[[Options], Settings] = lander) -> Settings:
@@ -365,6 +372,66 @@ def lunarlander(o: Options) -> Settings:
     )  # fmt: skip
 
 
+SEARCHERS = tuple(
+    Contestant(f"SB3 + {words}", "sb3", {"searcher": name})
+    for name, words in (("tpe", "Optuna"), ("random", "random search"), ("asha", "ASHA"), ("pb2", "PB2"))
+)
+AS_TENSORS = (Contestant("evopipe, tensors", changes={"backend": "torch"}),)
+# By measurement: whether we have the environment as tensors, and the search.
+SEARCHES: dict[str, tuple[bool, Settings]] = {
+    "hpo_cartpole": (True, {
+        "path": "pipelines/ppo-cartpole/params.yaml", "target": 475.0, "steps": 1_000_000, "seconds": 60.0,
+        "trial": 65_536, "sb3_envs": 8,
+    }),
+    "hpo_acrobot": (True, {
+        "path": "pipelines/ppo-acrobot/params.yaml", "target": -100.0, "steps": 1_000_000, "seconds": 60.0,
+        "trial": 131_072, "sb3_envs": 8,
+    }),
+    "hpo_pendulum": (True, {
+        "path": "pipelines/sac-pendulum/params.yaml", "target": -200.0, "steps": 1_000_000, "seconds": 90.0,
+        "trial": 15_000, "sb3_envs": 1,
+    }),
+    "hpo_lander": (False, {
+        "path": "pipelines/ppo-lunarlander/params.yaml", "target": 200.0, "steps": 3_000_000, "seconds": 200.0,
+        "trial": 500_000, "sb3_envs": 16,
+    }),
+}  # fmt: skip
+
+
+def searching(
+    o: Options, path: str, target: float, steps: int, seconds: float, trial: int, sb3_envs: int,
+) -> Settings:  # fmt: skip
+    """Settings of a search that knows nothing but its space: all members and trials begin with values drawn from it.
+
+    The space, and all that does not vary, are of a pipeline. Budgets count a processor's seconds, of which other work
+    on the machine takes nothing; trials of SB3 have `trial` steps, and are evaluated as often as our members.
+    """
+    from evopipe.schema.params import load_params
+
+    params = load_params(ROOT / path)
+    algo, nodes, seen = params.algo_config, params.evolution.mutation.architecture, params.train.eval_episodes
+    every = params.train.evo_steps
+    whole = {"batch_size": int, "learn_step": int, "epochs": int}
+    names = {"lr": "lr_critic", **{name: name for name in ("batch_size", "learn_step", "epochs", "ent_coef")}}
+    search: Settings = {"width": [nodes.min_nodes, nodes.max_nodes]}
+    for name, ours in names.items():
+        bounds = algo.evolve.get(name) or algo.evolve.get(ours)
+        if bounds:
+            search[name] = [whole.get(name, float)(x) for x in (bounds.min, bounds.max)]
+    own = ("gamma", "gae_lambda", "clip", "vf_coef", "grad_clip")
+    quick = {"budget_steps": 12_000, "budget_seconds": 20.0, "trial_steps": 2_000, "trial_eval_every": 500}
+    return {
+        "params": path, "env": params.env.id, "backend": "sync", "algo": params.train.algo, "drawn": True,
+        "normalise": {"observations": False}, "population": params.population.size, "search": search, "fixed": {},
+        "processor": True, "target": target,
+        "budget_steps": steps, "budget_seconds": o.seconds or seconds, "confirm_episodes": 100, "trial_episodes": seen,
+        "trial_steps": trial, "trial_eval_every": every, "startup_trials": 2, "warmup_steps": every,
+        "capacity": params.train.replay.capacity, "learning_starts": 500, "sb3_tau": 0.005, "sb3_envs": sb3_envs,
+        "device": o.device, "threads": o.threads, **{name: getattr(algo, name) for name in own if hasattr(algo, name)},
+        **(quick if o.quick else {}),
+    }  # fmt: skip
+
+
 # --- language models --------------------------------------------------------------------------------------------------
 
 
@@ -403,18 +470,15 @@ def measurements() -> dict[str, Measurement]:
             "end_to_end", "end-to-end", (*ours, by_torch, AGILERL, SB3), lander,
             chosen={"AgileRL": (*peers_threads, {"threads": 1, "vector": "async"}), "SB3": peers_threads},
         ),
-        Measurement(
-            "td3", "end-to-end", (*ours[:2], AGILERL), td3, chosen={"AgileRL": (*peers_threads, sharing)}
-        ),
-        Measurement(
-            "ddpg", "end-to-end", (*ours[:2], AGILERL), ddpg, chosen={"AgileRL": (*peers_threads, sharing)}
-        ),
-        Measurement("rainbow", "end-to-end", (*ours[:2], AGILERL), rainbow, chosen={"AgileRL": peers_threads}),
+        Measurement("td3", "end-to-end", (EVOPIPE, AGILERL), td3, chosen={"AgileRL": (*peers_threads, sharing)}),
+        Measurement("ddpg", "end-to-end", (EVOPIPE, AGILERL), ddpg, chosen={"AgileRL": (*peers_threads, sharing)}),
+        Measurement("sac", "end-to-end", (EVOPIPE, SB3), sac, chosen={"SB3": peers_threads}),
+        Measurement("rainbow", "end-to-end", (EVOPIPE, AGILERL), rainbow, chosen={"AgileRL": peers_threads}),
         Measurement("cqn", "learn-step", (EVOPIPE, AGILERL), cqn, cores=1),
         Measurement("ppo", "end-to-end", (*ours, AGILERL), ppo, chosen={"AgileRL": peers_threads}),
         Measurement(
             "ppo_recurrent", "end-to-end",
-            (*ours[:2], Contestant("AgileRL", "agilerl", {"batch_size": 64})), ppo_recurrent,
+            (EVOPIPE, Contestant("AgileRL", "agilerl", {"batch_size": 64})), ppo_recurrent,
             chosen={"AgileRL": peers_threads},
         ),
         Measurement(
@@ -440,11 +504,6 @@ def measurements() -> dict[str, Measurement]:
         Measurement("parts", "parts", (EVOPIPE, AGILERL), parts, cores=1),
         Measurement("curve_128", "curve", (EVOPIPE,), curve, cores=1),
         Measurement("curve_64", "curve", (EVOPIPE,), lambda o: curve(o, cartpole_core), cores=1),
-        Measurement(
-            "threads", "curve",
-            tuple(Contestant(f"{n} thread{'s' if n > 1 else ''}", changes={"threads": n}) for n in (1, 2, 4)),
-            threads, cores=None,
-        ),
         Measurement("efficiency_lander", "efficiency", (EVOPIPE,), efficiency, cores=1),
         Measurement("efficiency_cartpole", "efficiency", (EVOPIPE,), lambda o: efficiency(o, cartpole_core), cores=1),
         Measurement("checkpoint", "checkpoint", (EVOPIPE,), checkpoint, cores=1),
@@ -458,6 +517,11 @@ def measurements() -> dict[str, Measurement]:
             "lunarlander", "time-to-solved",
             (EVOPIPE, Contestant("AgileRL", "agilerl", AGILERL_LANDER), Contestant("SB3 + Optuna", "sb3")), lunarlander,
             lanes=True,
+        ),
+        *(
+            Measurement(name, "time-to-solved", (EVOPIPE, *(AS_TENSORS if tensors else ()), *SEARCHERS),
+                        partial(searching, **own), cores=1, lanes=True)
+            for name, (tensors, own) in SEARCHES.items()
         ),
     )  # fmt: skip
     return {m.name: m for m in listed}

@@ -7,7 +7,10 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from harness.page import Result, Results, names, turns, values
+from harness.aims import seconds_key
+from harness.measurements import SEARCHES
+from harness.page import each
+from harness.results import Result, Results, names, values
 
 GREY, COLOURS = "#808080", ("#2a7fd4", "#e07b00", "#1f9d6b", "#c0448f", "#8a63d2")
 
@@ -19,9 +22,10 @@ def plots(results: Results) -> dict[str, bytes]:
         drawn["bench-end-to-end.svg"] = picture(lambda axes: _end_to_end(axes, results["end_to_end"]), 2.4)
     if "curve_64" in results or "curve_128" in results:
         drawn["bench-curve.svg"] = picture(lambda axes: _curve(axes, results), 3.6)
-    for name in ("cartpole", "lunarlander"):
+    for name in ("cartpole", "lunarlander", *SEARCHES):
         if name in results:
-            drawn[f"bench-{name}.svg"] = picture(lambda axes, name=name: _solved(axes, results[name]), 2.4)  # type: ignore[misc]
+            height = max(2.4, 0.45 * len(names(results[name])))
+            drawn[f"bench-{name}.svg"] = picture(lambda axes, name=name: _solved(axes, results[name]), height)  # type: ignore[misc]
     return drawn
 
 
@@ -56,7 +60,7 @@ def picture(draw: Callable[[Any], None], height: float, about: str | None = None
 
 def _end_to_end(axes: Any, result: Result) -> None:
     for place, name in enumerate(names(result)):
-        rates = values(result, name, lambda r: r["training_steps"] / r["seconds"], turns(result, name))
+        rates = values(result, name, lambda r: r["training_steps"] / r["seconds"])
         colour = COLOURS[0] if name.startswith("evopipe") else COLOURS[1]
         axes.barh(place, statistics.median(rates), color=colour, height=0.6)
         axes.plot(rates, [place] * len(rates), "|", color=GREY, markersize=9)
@@ -66,36 +70,31 @@ def _end_to_end(axes: Any, result: Result) -> None:
 
 
 def _curve(axes: Any, results: Results) -> None:
-    sizes: list[int] = []
     for name, colour in (("curve_64", COLOURS[2]), ("curve_128", COLOURS[0])):
         if name in results:
             result = results[name]
             sizes = result["settings"]["sizes"]
-            ran = turns(result, "evopipe")
-            ratios = [
-                statistics.median(
-                    values(result, "evopipe", lambda r, k=str(size): r[k]["learn"] / r["1"]["learn"], ran)  # type: ignore[misc]
-                )
-                for size in sizes
-            ]
-            axes.plot(sizes, ratios, "o-", color=colour, label=f"{result['settings']['layers'][0]} wide", markersize=4)
-    axes.plot(sizes, sizes, "--", color=GREY, label="a loop over members", linewidth=1)
+            medians = [statistics.median(each(result, str(size))) for size in sizes]
+            label = f"{result['settings']['layers'][0]} wide, {result['machine']['cpu']}"
+            axes.plot(sizes, medians, "o-", color=colour, label=label, markersize=4)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("members P")
-    axes.set_ylabel("T(P) / T(1)")
+    axes.set_ylabel("µs a member, T(P) / P")
     axes.legend(frameon=False)
 
 
 def _solved(axes: Any, result: Result) -> None:
+    key = seconds_key(result)
     for place, name in enumerate(names(result)):
-        for run in values(result, name, lambda r: r, turns(result, name)):
+        for run in values(result, name, lambda r: r):
             colour = COLOURS[place % len(COLOURS)]
-            axes.plot(run["seconds"], place, "o" if run["solved"] else ">", color=colour, markersize=7, alpha=0.75,
+            axes.plot(run[key], place, "o" if run["solved"] else ">", color=colour, markersize=7, alpha=0.75,
                       markerfacecolor=colour if run["solved"] else "none")  # fmt: skip
     axes.set_yticks(range(len(names(result))), names(result))
     axes.set_ylim(len(names(result)) - 0.5, -0.5)
     axes.set_xlim(left=0)
-    axes.set_xlabel("seconds to a solved elite, one mark a seed (▷ stopped by its budget: would take longer)")
+    axes.set_xlabel(
+        f"{key.replace('_', ' ')} to a solved elite, one mark a seed (▷ stopped by its budget: would take longer)"
+    )

@@ -36,10 +36,13 @@ class Record:
     def __init__(self, path: Path, about: Mapping[str, Any], fresh: bool) -> None:
         self.path, self._lock = path, threading.Lock()
         self.data: dict[str, Any] = {**about, "choices": {}, "runs": []}
-        if path.exists() and not fresh:
-            old = read_json(path)
-            same = all(_plain(old.get(key)) == _plain(about[key]) for key in ("settings", "contestants", "lanes"))
-            if not same or old["machine"]["source"] != about["machine"]["source"]:
+        old = read_json(path) if path.exists() else {}
+        alike = {key for key in ("settings", "contestants", "lanes") if _plain(old.get(key)) == _plain(about[key])}
+        here = old and all(old["machine"].get(key) == about["machine"][key] for key in ("cpu", "torch"))
+        if fresh and here and "settings" in alike:
+            self.data["choices"] = old["choices"]  # how a peer runs best does not depend on our code
+        elif old and not fresh:
+            if len(alike) < 3 or old["machine"]["source"] != about["machine"]["source"]:
                 raise SystemExit(
                     f"{path}: holds results of other settings or other code; --fresh replaces them, "
                     "or take them away to keep them"
@@ -100,7 +103,8 @@ def _choice(
     variants = m.chosen.get(c.name, ())[: 1 if record.data["quick"] else None]
     if not variants:
         return {}
-    if c.name not in record.data["choices"]:
+    known = record.data["choices"].get(c.name, {"tried": []})["tried"]
+    if [{k: v for k, v in tried.items() if k != "seconds"} for tried in known] != [*variants]:
         short = {**settings, "max_steps": settings["evo_steps"], "seed": 1}
         seconds: list[list[float]] = [[] for _ in variants]
         for _ in range(1 if record.data["quick"] else 2):

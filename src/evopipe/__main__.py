@@ -90,14 +90,10 @@ def _complain(message: str, code: int) -> int:
 
 
 def _run_code_of_this_tree() -> None:
-    """Under DVC, re-execute with the package of the tree that the stage runs in.
-
-    `dvc exp run --queue` checks a revision out into a folder of its own. With an editable install, `python -m evopipe`
-    there would run the workspace's code and DVC would record the result under the revision's name.
-
-    Raises:
-        EvopipeError: the tree's code does not run even so (`python -I` ignores PYTHONPATH).
-    """
+    """Under DVC, re-execute with the package of the tree that the stage runs in. `dvc exp run --queue` checks a
+    revision out into a folder of its own. With an editable install, `python -m evopipe` there would run the workspace's
+    code and DVC would record the result under the revision's name. `EvopipeError` if the tree's code does not run even
+    so (`python -I` ignores PYTHONPATH)."""
     if not os.environ.get("DVC_STAGE"):
         return
     here = Path.cwd()
@@ -114,9 +110,7 @@ def _run_code_of_this_tree() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(
-        sys.executable,
-        [sys.executable, *sys.orig_argv[1:]],
-        {**os.environ, "PYTHONPATH": path, _REEXECUTED: source},
+        sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONPATH": path, _REEXECUTED: source}
     )
 
 

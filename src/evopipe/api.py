@@ -18,7 +18,7 @@ from evopipe.loading import load
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import AnyParams, Params, load_params, parse_params
 from evopipe.schema.text import LanguageParams
-from evopipe.stages import buffer, evaluate, export, fetch, population, report, tracking, train
+from evopipe.stages import report, tracking
 from evopipe.stages.check import check, needs_dataset
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.team_policy import TeamPolicy
@@ -46,9 +46,7 @@ class Result:
 
 
 def run(
-    params: str | Path | AnyParams | Mapping[str, Any],
-    folder: str | Path | None = None,
-    quiet: bool = True,
+    params: str | Path | AnyParams | Mapping[str, Any], folder: str | Path | None = None, quiet: bool = True
 ) -> Result:
     """Run all stages in order: what `dvc repro` does, without its cache.
 
@@ -69,10 +67,7 @@ def run(
     settled = _params(params)
     if folder is not None:
         result = _run(settled, Path(folder), quiet)
-        if isinstance(settled, LanguageParams):
-            import_module("evopipe.stages.language.report").run(settled, quiet=quiet, folder=Path(folder))
-        else:
-            report.run(settled, quiet=quiet, folder=Path(folder))
+        report.run(settled, quiet=quiet, folder=Path(folder))
         tracking.attach(settled, ("evaluate", "export", "report"), Path(folder))
         return result
     with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary:
@@ -87,14 +82,11 @@ def _params(params: str | Path | AnyParams | Mapping[str, Any]) -> AnyParams:
 
 
 def _run(params: AnyParams, folder: Path, quiet: bool) -> Result:
-    if isinstance(params, LanguageParams):
-        for name in ("fetch", "buffer", "population", "train", "evaluate", "export"):
-            import_module(f"evopipe.stages.language.{name}").run(params, quiet=quiet, folder=folder)
-    else:
-        check(params)
-        upstream = (fetch, buffer) if needs_dataset(params) else ()
-        for stage in (*upstream, population, train, evaluate, export):
-            stage.run(params, quiet=quiet, folder=folder)
+    check(params)
+    upstream = ("fetch", "buffer") if needs_dataset(params) else ()
+    for name in (*upstream, "population", "train", "evaluate", "export"):
+        stage = import_module(f"evopipe.stages.{'language.' if params.of_text else ''}{name}")
+        stage.run(params, quiet=quiet, folder=folder)
     return Result(
         policy=load(folder / layout.ELITE),
         policies=[] if params.of_text else policy.trained(folder / layout.TRAINED),

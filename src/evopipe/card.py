@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evopipe.algos import get
 from evopipe.envs.spaces import Leaf
 from evopipe.policy import Policy, TeamPolicy
+from evopipe.track.formats import score
 
 
 def card(policy: Policy | TeamPolicy, episodes: int) -> str:
     """Return the card, as Markdown, of a policy that was scored in so many held-out episodes."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=False,  # Markdown
-        keep_trailing_newline=True,
-        lstrip_blocks=True,
-        trim_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["columns"] = _columns
-    return environment.get_template("card.md.j2").render(
+    return render(
+        "card.md.j2",
         about=policy.about,
         arch=policy.arch,
         episodes=episodes,
@@ -31,6 +25,20 @@ def card(policy: Policy | TeamPolicy, episodes: int) -> str:
         team=policy.team if isinstance(policy, TeamPolicy) else None,
         values=get(policy.about["algo"]).values is not None,
     )
+
+
+def render(template: str, **known: Any) -> str:
+    """Fill in a template of Markdown that lies here."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=False,
+        keep_trailing_newline=True,
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {"columns": _columns, "score": score}
+    return environment.get_template(template).render(score=score, **known)
 
 
 def _columns(leaf: Leaf) -> str:

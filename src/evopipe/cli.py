@@ -92,10 +92,8 @@ class _Later(ModuleType):
 
 def _without_torch() -> None:
     """Let what is imported from here on load torch and numpy where it first uses them, which these commands never do.
-
     Algorithm files say `import torch` at their top, which costs 1.6 s, and only their `Config` is read: see
-    docs/decisions/0015. Nor is it worth the time to look for plugins of pydantic.
-    """
+    docs/decisions/0015. Nor is it worth the time to look for plugins of pydantic."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     for name in ("torch", "numpy"):
         sys.modules.setdefault(name, _Later(name))
@@ -128,16 +126,12 @@ def _stage(name: str) -> Callable[[typer.Context], None]:
 
         watch_ancestors()
         params = context.obj.load()
-        from evopipe.schema.text import LanguageParams
+        if name in ("fetch", "population"):  # the first of either shape of pipeline
+            from evopipe.stages.check import check
 
-        if isinstance(params, LanguageParams):
-            import_module(f"evopipe.stages.language.{name}").run(params, quiet=context.obj.quiet)
-        else:
-            if name in ("fetch", "population"):  # the first of either shape of pipeline
-                from evopipe.stages.check import check
-
-                check(params)
-            import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
+            check(params)
+        stage = import_module(f"evopipe.stages.{'language.' if params.of_text else ''}{name}")
+        stage.run(params, quiet=context.obj.quiet)
         from evopipe.stages import tracking
 
         tracking.attach(params, [name])
@@ -328,11 +322,8 @@ def _params_check(context: typer.Context) -> None:
     from evopipe.stages.check import check
 
     params = context.obj.load()
-    from evopipe.schema.text import LanguageParams
-
     try:
-        if not isinstance(params, LanguageParams):
-            check(params)
+        check(params)
     except ParamsError as error:
         line, column = read_yaml(context.obj.params).mark(tuple(str(error).partition(":")[0].split(".")))
         raise ParamsError(f"{context.obj.params}:{line}:{column}: {error}") from error

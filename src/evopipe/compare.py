@@ -22,7 +22,7 @@ from evopipe.errors import DataError, EvopipeError, MissingInputError, UsageErro
 from evopipe.layout import EVALUATION, TRAINED
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
 from evopipe.schema.read import parse_yaml
-from evopipe.track.formats import clean, number, score
+from evopipe.track.formats import clean, columns, number, score
 
 _LOCK = Path("dvc.lock")
 _STAGES = ("fetch", "buffer", "population", "train", "evaluate")  # what a score comes from
@@ -43,10 +43,8 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Row:
-    """One configuration: its runs' mean returns, and their mean, 95 % interval and interquartile mean.
-
-    With one run the last two are over its episodes, else over the runs' means.
-    """
+    """One configuration: its runs' mean returns, and their mean, 95 % interval and interquartile mean. With one run the
+    last two are over its episodes, else over the runs' means."""
 
     label: str
     over: str
@@ -58,16 +56,9 @@ class _Row:
 
 def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[_Row], list[str]]:
     """Return configurations, the best first, and for each place without a run that counts a sentence that says why.
-
-    Args:
-        what: folders, names of experiments, git revisions. None: the working folder, HEAD and HEAD's experiments.
-        everywhere: take the experiments of other commits too.
-
-    Raises:
-        UsageError: one of `what` is none of these.
-        MissingInputError: there is no run at all.
-        EvopipeError: a place of `what` holds none that counts.
-    """
+    `what` are folders, names of experiments, git revisions; none: the working folder, HEAD and HEAD's experiments, or
+    `everywhere` those of other commits too. `UsageError` if one is none of these, another EvopipeError if it holds no
+    run that counts; `MissingInputError` if there is no run at all."""
     runs: dict[str, _Run] = {}
     notes = []
     for name, read in _places(what, everywhere):
@@ -99,8 +90,7 @@ def table(rows: Sequence[_Row]) -> str:
     for row in rows:
         low, high = map(score, row.interval)
         lines.append((row.label, row.over, score(row.mean), f"[{low}, {high}]", score(row.iqm)))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(text.ljust(n) for text, n in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(columns(lines))
 
 
 def draw(rows: Sequence[_Row], path: Path) -> None:

@@ -37,74 +37,53 @@ class EvopipeError(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        cls.exit_code = cls.exit_code if exit_code is None else exit_code
 
-class UsageError(EvopipeError):
+
+class UsageError(EvopipeError, exit_code=64):
     """The command line or a function was called wrongly."""
 
-    exit_code = 64
 
-
-class ParamsError(EvopipeError):
+class ParamsError(EvopipeError, exit_code=65):
     """`params.yaml` (or a value passed in its place) cannot be used."""
 
-    exit_code = 65
 
-
-class DataError(EvopipeError):
+class DataError(EvopipeError, exit_code=65):
     """A file or dataset is readable but its content cannot be used (truncated, ragged, corrupted, unsafe)."""
 
-    exit_code = 65
 
-
-class MissingInputError(EvopipeError):
+class MissingInputError(EvopipeError, exit_code=66):
     """A file, dataset or upstream stage output is not there."""
 
-    exit_code = 66
 
-
-class DivergedError(EvopipeError):
+class DivergedError(EvopipeError, exit_code=70):
     """Every member of the population became non-finite and no healthy generation is left to return to."""
 
-    exit_code = 70
 
-
-class EnvironmentFailed(EvopipeError):
+class EnvironmentFailed(EvopipeError, exit_code=71):
     """An environment raised, or returned something that breaks its own contract."""
 
-    exit_code = 71
 
-
-class ResourceError(EvopipeError):
+class ResourceError(EvopipeError, exit_code=72):
     """Memory or a configured limit was exceeded."""
 
-    exit_code = 72
 
-
-class DiskError(EvopipeError):
+class DiskError(EvopipeError, exit_code=74):
     """A file could not be written: disk full, folder read-only."""
 
-    exit_code = 74
 
-
-class BusyError(EvopipeError):
+class BusyError(EvopipeError, exit_code=75):
     """Another process works on the same state."""
 
-    exit_code = 75
 
-
-class TrackerError(EvopipeError):
+class TrackerError(EvopipeError, exit_code=75):
     """A tracker could not take what it was given."""
-
-    exit_code = 75
 
 
 class Interrupted(BaseException):
     """A signal asked the run to stop; its state was saved first. As KeyboardInterrupt it is no ordinary `Exception`.
-
-    Args:
-        signum: the signal's number; the exit code is 128 + signum (130 for SIGINT, 143 for SIGTERM).
-        message: what was saved, and how to continue.
-    """
+    The exit code is 128 + signum (130 for SIGINT, 143 for SIGTERM)."""
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
@@ -112,8 +91,7 @@ class Interrupted(BaseException):
 
 
 def need_package(name: str, extra: str, what: str) -> None:
-    """Refuse `what` by a `MissingInputError` if a package, which an extra brings, is not installed; it is not imported
-    to find out."""
+    """Refuse `what` by a `MissingInputError` if a package, which an extra brings, is not installed."""
     if importlib.util.find_spec(name) is None:
         raise MissingInputError(f"{what} needs {name}, which is not installed: pip install 'evopipe[{extra}]'")
 
@@ -146,12 +124,8 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 @contextlib.contextmanager
 def translate_failures(less: str = "train.replay.capacity, population.size or env.num_envs") -> Iterator[None]:
     """Give failures of the machine a sentence that says what to do; `less` names what takes memory. Errors that already
-    have one pass.
-
-    Raises:
-        ResourceError: memory ran out, of the host or of the device.
-        DiskError: a file could not be written: disk full, quota, read-only, no permission.
-    """
+    have one pass. `ResourceError` if memory ran out, of the host or of the device; `DiskError` if a file could not be
+    written: disk full, quota, read-only, no permission."""
     try:
         yield
     except EvopipeError:

@@ -73,11 +73,8 @@ class Frames:
 
 
 def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, rest: int = 0, **options: Any) -> bytes:
-    """Return one image or more as a GIF or WEBP that repeats; `options` are Pillow's.
-
-    Times are milliseconds: `gap` from image to image, `rest` that the last one stays longer; the format counts in
-    `unit`.
-    """
+    """Return one image or more as a GIF or WEBP that repeats; `options` are Pillow's. Times are milliseconds: `gap`
+    from image to image, `rest` that the last one stays longer; the format counts in `unit`."""
     times = [unit * round(gap * number / unit) for number in range(len(images) + 1)]  # rounded, so no error adds up
     gaps = [b - a for a, b in itertools.pairwise((*times[:-1], times[-1] + rest))]
     stream = io.BytesIO()

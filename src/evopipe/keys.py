@@ -16,11 +16,9 @@ from evopipe.errors import DiskError, MissingInputError, UsageError
 
 
 def dvc_root(folder: Path = Path()) -> Path:
-    """Return the root of the DVC repository that a folder belongs to, an absolute path.
-
-    For the working folder it is `DVC_ROOT` where DVC set it (the main repository even in queued and temporary runs),
-    else the nearest folder upwards that holds `.dvc`, else the folder itself.
-    """
+    """Return the root of the DVC repository that a folder belongs to, an absolute path. For the working folder it is
+    `DVC_ROOT` where DVC set it (the main repository even in queued and temporary runs), else the nearest folder upwards
+    that holds `.dvc`, else the folder itself."""
     named, here = os.environ.get("DVC_ROOT"), folder.absolute()
     if named and here == Path.cwd():
         return Path(named).absolute()
@@ -47,15 +45,9 @@ def state_folder(stage: str, key: str, where: Path = Path()) -> Path:
 
 def content_key(values: Mapping[str, Any], files: Sequence[Path] = ()) -> str:
     """Return a key of 32 hex digits that changes with any of the values (JSON-like, pydantic models and paths) and any
-    byte of the files.
-
-    Folders count with all that is in them (bytecode caches excepted), by relative name. Modification times, the order
-    of keys and where the files lie do not count; the order of `files` does.
-
-    Raises:
-        UsageError: a value has no JSON form.
-        MissingInputError: one of the files does not exist, or cannot be read.
-    """
+    byte of the files. Folders count with all that is in them (bytecode caches excepted), by relative name. Modification
+    times, the order of keys and where the files lie do not count; the order of `files` does. `UsageError` if a value
+    has no JSON form; `MissingInputError` if one of the files does not exist, or cannot be read."""
     try:
         text = json.dumps(dict(values), sort_keys=True, separators=(",", ":"), default=_plain)
     except (TypeError, ValueError) as error:

@@ -51,10 +51,8 @@ def available_cpus() -> int:
 
 
 def shared_memory(sizes: Sequence[int]) -> list[memoryview]:
-    """Return pieces of memory that this process and later forks of it share, zeros, of at least so many bytes each.
-
-    No two share a cache line. The memory has no name, so nothing is left of it whatever dies.
-    """
+    """Return pieces of memory that this process and later forks of it share, zeros, of at least so many bytes each. No
+    two share a cache line. The memory has no name, so nothing is left of it whatever dies."""
     ends = [0, *itertools.accumulate(max(1, -(-size // _LINE)) * _LINE for size in sizes)]
     block = memoryview(mmap.mmap(-1, max(1, ends[-1])))
     return [block[first:end] for first, end in itertools.pairwise(ends)]
@@ -77,15 +75,10 @@ class Died(Exception):
 
 
 class Helper:
-    """A forked process, `pid`, that does its `work` whenever it is told.
-
-    It ends with this process, whatever ends that; with its last reference; and when it is dismissed, after it has done
-    what is `last`, unless it is in the middle of its work. It is deaf to the signals that ask to stop, for this process
-    decides, and saves first.
-
-    Raises:
-        OSError: it cannot be forked.
-    """
+    """A forked process, `pid`, that does its `work` whenever it is told. It ends with this process, whatever ends that;
+    with its last reference; and when it is dismissed, after it has done what is `last`, unless it is in the middle of
+    its work. It is deaf to the signals that ask to stop, for this process decides, and saves first. `OSError` if it
+    cannot be forked."""
 
     def __init__(self, work: Callable[[], None], last: Callable[[], None] = lambda: None) -> None:
         self._told, self._done, self._note = _WakeUp(), _WakeUp(), mmap.mmap(-1, _ROOM)
@@ -113,11 +106,8 @@ class Helper:
         self._told.ring()
 
     def wait(self) -> BaseException | None:
-        """Wait until its work is done; return what it raised.
-
-        Raises:
-            Died: the process is gone, or stands still by a signal such as SIGSTOP for `STOPPED` seconds.
-        """
+        """Wait until its work is done; return what it raised. `Died` if the process is gone, or stands still by a
+        signal such as SIGSTOP for `STOPPED` seconds."""
         stopped = 0
         while (rang := self._done.wait(self._life, _LOOK)) is None:
             stopped = stopped + 1 if self._is_stopped() else 0

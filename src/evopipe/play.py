@@ -65,12 +65,9 @@ class Score:
 def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
     """Play one greedy episode in the policy's own environment and draw every state, without a display.
 
-    Args:
-        max_steps: step cap; None: the environment's own, or `LIMIT`.
-        trust: see `environment_of`.
+    `max_steps` is a cap; None: the environment's own, or `LIMIT`. For `trust` and its errors see `environment_of`.
 
     Raises:
-        UsageError: its environment is in a module, and `trust` is False.
         CannotRender: the environment has no render mode `rgb_array`, or draws something else than `[H, W, 3]` uint8.
         ParamsError: the environment is unknown or its package is not installed.
         DataError: the policy does not fit the environment.
@@ -93,18 +90,9 @@ def watch(
     tell: Callable[[Score], None] | None = None,
 ) -> list[Score]:
     """Play greedy episodes in a window or onto films; return one score an episode, fewer where the window was closed.
-
-    Args:
-        films: what receives the frames, see `evopipe.film`; none: a window, at the environment's own speed.
-        episodes: how many; their seeds are `seed`, `seed + 1`, …
-        max_steps: step cap of an episode; None: the environment's own, or `LIMIT`.
-        tell: called with each score as soon as it is known.
-
-    Raises:
-        UsageError: there is no display to open a window on, or a film needs what is not installed.
-        DiskError: a film cannot be written.
-        EvopipeError: as `play`.
-    """
+    Films receive the frames, see `evopipe.film`; without any there is a window, at the environment's own speed. The
+    episodes' seeds are `seed`, `seed + 1`, …; `tell` gets each score as soon as it is known. `UsageError` if there is
+    no display, or a film needs what is not installed; `DiskError` if one cannot be written; else as `play`."""
     scores: list[Score] = []
     with contextlib.ExitStack() as stack:
         if films:
@@ -130,14 +118,10 @@ def watch(
 def environment_of(
     policy: AnyPolicy, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
 ) -> EnvConfig:
-    """Return the environment that a policy was trained in, or another one, or with other arguments.
-
-    Without `trust` no `module:EnvId` is taken that only the policy's folder names: making it runs the module.
-
-    Raises:
-        DataError: the policy does not name its environment.
-        UsageError: `env_id` or `kwargs` cannot be used, or the policy's own environment is not trusted.
-    """
+    """Return the environment that a policy was trained in, or another one, or with other arguments. Without `trust` no
+    `module:EnvId` is taken that only the policy's folder names: making it runs the module. `DataError` if the policy
+    does not name its environment; `UsageError` if `env_id` or `kwargs` cannot be used, or the policy's own environment
+    is not trusted."""
     about = policy.about.get("env")
     try:
         known = {"id": about["id"], "kwargs": about["kwargs"]}  # type: ignore[index]

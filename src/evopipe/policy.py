@@ -36,23 +36,13 @@ FORMAT = 1
 
 
 def save(
-    folder: Path,
-    algo_name: str,
-    member: Member,
-    about: Mapping[str, Any],
-    program: bool,
-    card: str,
+    folder: Path, algo_name: str, member: Member, about: Mapping[str, Any], program: bool, card: str,
     critic: bool = False,
-) -> None:
-    """Write a policy folder; it is replaced as a whole.
-
-    Args:
-        about: the spaces as `ObservationSpace.to_json` and `ActionSpace.to_json` have them, the algorithm's `config`
-            where it is not the default one, and whatever else the reader should know.
-        program: whether to write a `torch.export` program too.
-        card: the model card's text.
-        critic: whether to write the other networks too, which know values.
-    """
+) -> None:  # fmt: skip
+    """Write a policy folder; it is replaced as a whole. `about` has the spaces as `ObservationSpace.to_json` and
+    `ActionSpace.to_json` have them, the algorithm's `config` where it is not the default one, and whatever else the
+    reader should know; `card` is the model card's text. A `torch.export` program and the other networks, which know
+    values, are written if `program` and `critic` say so."""
     algo = get(algo_name)
     cfg = algo.Config.model_validate(about.get("config", {}))
     widths = algo.networks(cfg, _spaces(about))
@@ -110,21 +100,8 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
 
 
 def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
-    """Load a policy folder, for example `models/elite`, or one of the trained members in `models/trained`.
-
-    It is a `Policy`, or where several agents act at once a `TeamPolicy`.
-
-    No module is imported that a folder names, and nothing in it is run.
-
-    Args:
-        path: the folder.
-        member: which of the trained members, as `reports/members.json` numbers them; None of a policy folder.
-
-    Raises:
-        MissingInputError: it is not there.
-        DataError: it is damaged, of a newer format, or not a policy.
-        UsageError: there is no such member.
-    """
+    """Load a policy folder, or a trained member, see `evopipe.loading.load`: a `Policy`, or where several agents act at
+    once a `TeamPolicy`."""
     if member is not None:
         return trained(path, member)[0]
     folder = Path(path)

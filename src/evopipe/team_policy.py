@@ -21,19 +21,9 @@ from evopipe.rng import Purpose, Stream
 
 
 class TeamPolicy:
-    """One trained member of a population of teams, ready to act.
-
-    Args:
-        algo: its algorithm.
-        cfg: the algorithm's configuration.
-        member: its architecture and tensors, see `evopipe.acting.Policy`.
-        about: what `policy.json` says: spaces, scores, provenance.
-
-    Attributes:
-        team: the agents, what they see and what they do.
-        agents: their ids, as the environment has them.
-        memory: how many numbers each agent keeps from step to step; 0 unless it is recurrent.
-    """
+    """One trained member of a population of teams, ready to act; see `evopipe.acting.Policy`. `team` says what the
+    agents see and do, `agents` are their ids, as the environment has them, and `memory` is how many numbers each keeps
+    from step to step, 0 unless it is recurrent."""
 
     def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
         self.about, self._algo, self.arch = dict(about), algo, member.arch
@@ -52,19 +42,13 @@ class TeamPolicy:
         """Choose every agent's action: deterministic unless `epsilon` is above 0.
 
         Args:
-            obs: by agent, an observation as the environment gives it, or a batch, whose every array has one dimension
-                more, of all agents as long. An agent that is not in it is gone, and gets no action.
-            mask: by agent, legal actions `[A]` or `[B, A]`; one that is not in it may take all. Masks that stand in
-                the observations themselves need not be named again.
-            epsilon: above 0 it explores as in training, and with this chance by a random legal action.
-            seed: seed of the exploration.
+            obs: by agent, an observation as the environment gives it, or a batch, of all agents as long. An agent that
+                is not in it is gone, and gets no action.
+            mask: by agent, legal actions `[A]` or `[B, A]`, where they do not stand in the observations; else all are.
+            epsilon, seed: above 0 it explores as in training, and with this chance by a random legal action.
 
-        Returns:
-            By agent, in the environment's own terms and bounds: a whole number or an array, ready for `env.step`; of
-            a batch an array `[B, …]`.
-
-        Raises:
-            UsageError: there is no such agent, a shape does not fit, or the policy keeps a memory.
+        Returns the actions by agent, in the environment's own terms and bounds, ready for `env.step`; of a batch an
+        array `[B, …]`. Raises UsageError if there is no such agent, a shape does not fit, or the policy keeps a memory.
         """
         if self.memory:
             raise UsageError("this team keeps a memory: call step(obs, memory), and hand on the memory it returns")
@@ -72,18 +56,9 @@ class TeamPolicy:
 
     def step(self, obs: Mapping[Any, Any], memory: Any = None, mask: Mapping[Any, Any] | None = None,
              epsilon: float = 0.0, seed: int = 0) -> tuple[dict[Any, Any], Any]:  # fmt: skip
-        """Choose as `act` does, for a team that may keep a memory.
-
-        Args:
-            obs, mask, epsilon, seed: as in `act`. An agent that is gone forgets.
-            memory: what the last step of these episodes returned, float32 `[B, K, memory]`; None where they begin.
-
-        Returns:
-            Actions as in `act`, and the memory after them.
-
-        Raises:
-            UsageError: as in `act`, or the memory is of another shape.
-        """
+        """Choose as `act` does, for a team that may keep a memory, and return that too: `memory` is what the last step
+        of these episodes returned, float32 `[B, K, memory]`, None where they begin. An agent that is gone forgets.
+        Raises UsageError as `act` does, or if the memory is of another shape."""
         rows, single, legal, before = self._situation(obs, mask, memory)
         state, draw = self._cohort.state, None
         if epsilon > 0.0:
@@ -107,11 +82,8 @@ class TeamPolicy:
         return sum(rewards) / (len(self.agents) if self._cfg.score == "mean" else 1)
 
     def value(self, obs: Mapping[Any, Any], memory: Any = None) -> dict[Any, Any]:
-        """Return every agent's V(s), float32 `[]` or `[B]`, as its algorithm has it.
-
-        Raises:
-            UsageError: the algorithm has none, the critic was not exported, or an argument does not fit.
-        """
+        """Return every agent's V(s), float32 `[]` or `[B]`, as its algorithm has it. Raises UsageError if the algorithm
+        has none, the critic was not exported, or an argument does not fit."""
         answers = self._algo.answers(self._cfg) if self._algo.answers is not None else None
         if answers is None or answers.value is None:
             raise UsageError(f"a team of {self.about.get('algo')} has no value(obs): it has act(obs)")
@@ -129,11 +101,8 @@ class TeamPolicy:
 
     def probabilities(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None,
                       memory: Any = None) -> dict[Any, Any]:  # fmt: skip
-        """Return every agent's π(a|s), float32 `[A]` or `[B, A]`, of its own actions.
-
-        Raises:
-            UsageError: the team is deterministic or its actions are continuous, or an argument does not fit.
-        """
+        """Return every agent's π(a|s), float32 `[A]` or `[B, A]`, of its own actions. Raises UsageError if the team is
+        deterministic or its actions are continuous, or an argument does not fit."""
         answers = self._algo.answers(self._cfg) if self._algo.answers is not None else None
         if answers is None or answers.chances is None or self.spaces.continuous:
             raise UsageError(f"a team of {self.about.get('algo')} with {self.spaces.kind} actions has no probabilities")

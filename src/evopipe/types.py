@@ -47,10 +47,7 @@ class Team:
 
     def groups(self, named: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, ...]]:
         """Return the places of each group's agents: as `named`, or by what stands in their names before the last `_`.
-
-        Raises:
-            ValueError: a group names no agent, or an agent stands in no group or in two; a sentence.
-        """
+        `ValueError` if a group names no agent, or an agent stands in no group or in two; a sentence."""
         if not named:
             prefixes = [name.rpartition("_")[0] or name for name in self.agents]
             return {p: tuple(i for i, q in enumerate(prefixes) if q == p) for p in dict.fromkeys(prefixes)}
@@ -73,11 +70,9 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """What an algorithm knows of an environment's spaces.
-
-    An action is one of four kinds: `discrete`, an index below A; `multidiscrete`, D indices, each below its own number
-    of choices; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A.
-    """
+    """What an algorithm knows of an environment's spaces. An action is one of four kinds: `discrete`, an index below A;
+    `multidiscrete`, D indices, each below its own number of choices; `multibinary`, D bits; `continuous`, a vector in
+    [-1, 1]^A."""
 
     observations: int  # O, length of an observation
     actions: int  # A, width of a mask and of a policy's logits: all choices together, bits, or dimensions
@@ -146,10 +141,8 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Stretches of L steps that members took, a minibatch of them. Without recurrence L is 1.
-
-    The agents of a team lie next to each other in the axis B, at the same ticks of the same environment.
-    """
+    """Stretches of L steps that members took, a minibatch of them. Without recurrence L is 1. The agents of a team lie
+    next to each other in the axis B, at the same ticks of the same environment."""
 
     obs: Tensor  # [P, B, L, O] float32
     action: Tensor  # [P, B, L] int64; [P, B, L, D] int64 or float32 of other spaces
@@ -187,10 +180,8 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Rows of text of every member, each a prompt and what follows it, `L` columns.
-
-    Prompts are padded on the left, what follows on the right. All but `ids` and `real` have the last `T` columns.
-    """
+    """Rows of text of every member, each a prompt and what follows it, `L` columns. Prompts are padded on the left,
+    what follows on the right. All but `ids` and `real` have the last `T` columns."""
 
     ids: Tensor  # [P, B, L] int64
     real: Tensor  # [P, B, L] bool, false in pads

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+import players
 import words
 from evopipe import layout
 from evopipe.algos import get
@@ -294,12 +295,9 @@ def test_a_ray_that_does_not_start_is_told_in_a_sentence(
     assert "Traceback" not in run.log.read_text()
 
 
-def written(folder: Path, **changes: Any) -> Path:
+def written(folder: Path, data: dict[str, Any], members: int = 4) -> Path:
     """A folder that is ready to train language models in."""
-    data = words.small_params()
-    data["population"]["size"], data["runtime"]["cohorts"] = 4, "exact"
-    for key, value in changes.items():
-        data[key] = {**data[key], **value}
+    data["population"]["size"], data["runtime"]["cohorts"] = members, "exact"
     folder.mkdir()
     (folder / "params.yaml").write_text(dump_yaml(data), encoding="utf-8")
     for stage in ("fetch", "buffer", "population"):
@@ -307,17 +305,24 @@ def written(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-TEXT_OUTS = tuple(out.as_posix() for out in layout.TEXT_OUTS["train"])
+TEXT_OUTS, SCORES = (tuple(out.as_posix() for out in layout.TEXT_OUTS[stage]) for stage in ("train", "evaluate"))
 
 
 @pytest.mark.thorough
-def test_language_models_learn_in_shards_as_in_one_process(tmp_path: Path) -> None:
-    folder, found = written(tmp_path / "ready"), []
+@pytest.mark.parametrize("algo", ["grpo", "dpo", "bc_language"])
+def test_language_models_learn_and_are_scored_in_shards_as_in_one_process(algo: str, tmp_path: Path) -> None:
+    """The elite and the base that is scored beside it are a fifth and a sixth member; of games there is no base."""
+    data = players.small_params(algo) if algo == "bc_language" else words.small_params()
+    if algo == "dpo":
+        small = {**get(algo).Config().model_dump(mode="json"), "batch_size": 8, "evolve": {}}
+        data["train"]["algo"], data["algos"] = algo, {algo: small}
+    folder, found = written(tmp_path / "ready", data), []
     for count in (1, 2, 4):
         own = divide(Path(shutil.copytree(folder, tmp_path / str(count))), engine="none", count=count)
-        answer = call(own, "--quiet", "train")
-        assert answer.code == 0, answer.err
-        found.append(digests(own, TEXT_OUTS))
+        for stage in ("train", "evaluate"):
+            answer = call(own, "--quiet", stage)
+            assert answer.code == 0, answer.err
+        found.append(digests(own, (*TEXT_OUTS, *SCORES)))
     assert found[0] == found[1] == found[2]
 
 
@@ -329,9 +334,9 @@ def test_processes_that_divide_a_members_rows_give_the_bits_of_one(algo: str, mo
     cfg = {**get(algo).Config().model_dump(mode="json"), "rows": 16, "batch_size": 16, "evolve": {}}
     if algo == "grpo":
         cfg["group_size"] = 4
-    runtime = {**words.small_params()["runtime"], "cohorts": "exact", "rows_at_once": 5}
-    folder = written(tmp_path / "ready", runtime=runtime, population={**words.small_params()["population"], "size": 2},
-                     train={**words.small_params()["train"], "algo": algo}, algos={algo: cfg})  # fmt: skip
+    data = words.small_params()
+    data["train"]["algo"], data["algos"], data["runtime"]["rows_at_once"] = algo, {algo: cfg}, 5
+    folder = written(tmp_path / "ready", data, members=2)
     alone = Path(shutil.copytree(folder, tmp_path / "alone"))
     assert call(alone, "--quiet", "train").code == 0
     for ranks in range(2, most + 1):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from evopipe.errors import EnvironmentFailed, ParamsError, ResourceError
 from evopipe.rng import Purpose
+from evopipe.run.changes import changes, fold
 from evopipe.run.clock import Clock
 from evopipe.run.drive import regime_of
 from evopipe.run.evaluate import Stopped
 from evopipe.run.regime import Setup
 from evopipe.run.run import Run
+from evopipe.run.shard import state_of
 from evopipe.run.shards import Here, Lost, Shards, late
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import parse_params
@@ -30,6 +35,7 @@ CASES = {
     "rainbow:pairs": {"train": {"replay": {"capacity": 2000, "sharing": 2, "n_step": 3, "prioritised": True}}},
     "ppo": {"train": {"normalise": {"observations": True, "rewards": True}}},
     "maddpg": {},
+    "dqn:race": {"train": {"evaluation": "race", "eval_episodes": 16}},
 }
 
 
@@ -84,8 +90,11 @@ def test_no_bit_depends_on_the_number_of_shards(case: str) -> None:
         played.append(run.regime.evaluate(run.cohorts, p.seeds(Purpose.HELD_OUT, 2), lambda: False))
         run.close()
     assert outcome(runs[1]) == outcome(runs[0])
-    for name in ("returns", "lengths", "steps", "agents"):  # of a team, each agent's own
+    for name in ("returns", "lengths", "steps"):
         np.testing.assert_array_equal(*(getattr(each, name) for each in played))
+    assert [[*each.more] for each in played] == [["agents"] if case == "maddpg" else []] * 2
+    for name in played[0].more:  # of a team, each agent's own
+        np.testing.assert_array_equal(*(each.more[name] for each in played))
 
 
 @pytest.mark.thorough
@@ -102,6 +111,45 @@ def test_shards_that_die_are_made_anew_and_change_no_bit(after: bool) -> None:
         finish(run)
         assert len(run.regime.said) == 3  # type: ignore[attr-defined]
         assert outcome(run) == outcome(whole), deaths
+
+
+@pytest.mark.parametrize("deaths", [pytest.param([], marks=pytest.mark.thorough), [9, 13]])
+def test_what_has_changed_of_a_memory_tells_all_of_it(deaths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever size counts as large, and a memory that comes round."""
+    p = problem(train={"max_steps": 400, "replay": {"capacity": 120, "sharing": "own"}})
+    saved = []
+    for large in (1 << 40, 1):
+        monkeypatch.setattr("evopipe.run.changes._LARGE", large)
+        run = sharded(p, 2, Deadly, deaths=deaths)
+        finish(run)
+        found = [state_of(x.numpy().tobytes()) for name, x in sorted(run.state()[0].items()) if "shard" in name]
+        states = [{name: x.numpy().tobytes() for name, x in each.items()} for each in found]
+        saved.append((states, run.regime._bytes, run.regime.said))  # type: ignore[attr-defined]
+    assert saved[0][0] == saved[1][0]
+    assert saved[1][1] < saved[0][1]
+    assert len(saved[1][2]) == len(deaths)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_changes_of_any_shape_fold_to_what_they_were_made_of(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evopipe.run.changes._LARGE", 1)
+    draws = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draws)
+
+    state, told, before = {"rows": drawn(2, 5, 3), "frames": drawn(4, 2, 3), "gone": drawn(3)}, [], {}
+    for step in range(6):
+        told.append({name: x.clone() for name, x in changes(before, state).items()})
+        before, more = state, step % 3
+        rows = torch.cat((state["rows"], drawn(2, more, 3)), dim=1)
+        rows[step % 2, step % 5] = -0.0 if step % 2 else math.nan
+        state = {"rows": rows, "frames": torch.cat((state["frames"], drawn(more, 2, 3))), "new": drawn(2, 2 + step)}
+        assert sum(x.nbytes for x in told[-1].values()) < 900
+    found = fold([*told, changes(before, state)])
+    assert {k: (x.shape, x.numpy().tobytes()) for k, x in found.items()} == {
+        k: (x.shape, x.numpy().tobytes()) for k, x in state.items()
+    }
 
 
 @pytest.mark.parametrize(

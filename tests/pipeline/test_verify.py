@@ -265,6 +265,7 @@ def test_the_whole_pipeline_twice_and_against_its_lock(tmp_path: Path) -> None:
     assert rows(answer)["models/trained"] == rows(answer)["data/dataset"] == "same"
     assert rows(answer)["models/elite"] in ("close", "learned anew")
     assert any(line.split()[:3] == ["machine", "lock", "here"] for line in answer.out.splitlines())
+    assert ": this machine can repeat it to the bit" in answer.out
 
     # Another machine's lock: its weights are others, and so is the elite's score, a little.
     outs = compare._read_lock(folder)
@@ -289,6 +290,43 @@ def test_the_whole_pipeline_twice_and_against_its_lock(tmp_path: Path) -> None:
     answer = verify(folder, "--lock")
     assert answer.code == 65
     assert "dvc.lock was made from other code, data or parameters than HEAD's (stale: " in answer.err
+
+
+LEARNING = """
+stages:
+  train:
+    cmd: python train.py
+    deps: [train.py]
+    params: [runtime.kernels, runtime.device]
+    outs: [models/elite]
+"""
+TRAINING = """
+import json, pathlib
+from evopipe.machine import configure, fingerprint
+from evopipe.schema.params import load_params
+configure(load_params("params.yaml").runtime)
+arch = {"encoder": [], "latent": 8, "head": [], "activation": "ReLU", "layer_norm": False}
+pathlib.Path("models/elite").mkdir(parents=True, exist_ok=True)
+about = {"algo": "dqn", "arch": arch, "provenance": {"fingerprint": fingerprint()}}
+pathlib.Path("models/elite/policy.json").write_text(json.dumps(about))
+"""
+
+
+@pytest.mark.thorough
+def test_a_lock_says_its_kernels_and_whether_they_give_the_same_here(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    write_params(folder, {"runtime.kernels": "torch", "runtime.device": "cpu"})
+    for name, text in {"dvc.yaml": LEARNING, "train.py": TRAINING, ".gitignore": "/models\n"}.items():
+        (folder / name).write_text(text)
+    commit(folder)
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=folder, env=environ(), check=True, timeout=300)
+    commit(folder)
+    answer = verify(folder, "--lock")
+    assert answer.code == 0, answer
+    begin = "dvc.lock was made with torch's kernels, whose bits are those of its processor ("
+    (said,) = (line for line in answer.out.splitlines() if line.startswith(begin))
+    assert said in answer.err.splitlines()  # before it runs, too
+    assert said.endswith("): this machine can repeat it to the bit")
 
 
 @pytest.mark.slow

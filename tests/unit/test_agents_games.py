@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 import words
 from evopipe.agents import PettingZooEnvironment, TeamWorkflow, TerminationReason, TwentyQuestions
 from evopipe.agents.engine import Engine, Job, Patience
+from evopipe.agents.games import THINGS
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
-from evopipe.agents.questions import THINGS
 from evopipe.agents.rounds import worker
 from evopipe.errors import ParamsError
 

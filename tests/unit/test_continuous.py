@@ -21,8 +21,7 @@ from evopipe.core.optim import ScalarAdam
 from evopipe.envs.spaces import ActionSpace
 from evopipe.errors import ParamsError
 from evopipe.ops.distributions import masked_log_softmax, squashed_gaussian
-from evopipe.ops.noise import gaussian, ornstein_uhlenbeck
-from evopipe.ops.policy import or_random
+from evopipe.ops.policy import gaussian, or_random, ornstein_uhlenbeck
 from evopipe.play import play
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import Spec, first_members

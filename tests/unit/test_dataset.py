@@ -24,10 +24,9 @@ from minari import MinariDataset
 from evopipe.data import transitions
 from evopipe.data.d4rl import read_d4rl
 from evopipe.data.episodes import Dataset, Episode, check_fits
-from evopipe.data.foreign import read_foreign
-from evopipe.data.hdf5 import SEAL, numbers, sealed
+from evopipe.data.hdf5 import Part, read_foreign
 from evopipe.data.minari import read_minari, read_own, write_minari
-from evopipe.data.transitions import Transitions, read_transitions, write_transitions
+from evopipe.data.transitions import SEAL, Transitions, read_transitions, sealed, write_transitions
 from evopipe.errors import DataError, EvopipeError, MissingInputError, ResourceError
 
 OBS, ACTIONS = 3, 4
@@ -562,7 +561,7 @@ def test_a_crash_while_reading_ends_in_one_sentence(
 
 def test_what_is_read_in_another_process_is_the_same_here(tmp_path: Path) -> None:
     path = d4rl(tmp_path / "d.hdf5")
-    pid, found = read_foreign(path, lambda file: (os.getpid(), numbers(file, "observations")))
+    pid, found = read_foreign(path, lambda file: (os.getpid(), Part(file, "observations").numbers()))
     assert pid != os.getpid()
     with h5py.File(path) as file:
         np.testing.assert_array_equal(found, file["observations"][:])

@@ -18,7 +18,7 @@ import torch
 from evopipe.errors import EnvironmentFailed, MissingInputError, ParamsError
 from evopipe.language import tasks
 from evopipe.language.data import check_rows
-from evopipe.language.tasks.guard import rewards
+from evopipe.language.tasks import rewards
 
 REFERENCE = {"copy": str, "reverse": lambda text: text[::-1], "sort": lambda text: "".join(sorted(text))}
 

@@ -208,13 +208,24 @@ def test_several_threads_and_several_processes_exclude_each_other() -> None:
         learner_count(3, threads=2)
 
 
-def test_our_own_kernels_leave_half_of_the_cpus_to_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_kernels_leave_half_of_the_cpus_to_environments_that_step_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for cpus, by_torch, by_ours in ((1, 1, 1), (2, 2, 1), (4, 4, 2)):
         monkeypatch.setattr(learners, "available_cpus", lambda cpus=cpus: cpus)
         build.use(None)
-        assert learner_count("auto", threads=1) == by_torch
+        assert learner_count("auto", threads=1, overlapped=True) == by_torch
         build.use(build.load())
-        assert learner_count("auto", threads=1) == by_ours
+        assert learner_count("auto", threads=1, overlapped=True) == by_ours
+        assert learner_count("auto", threads=1, overlapped=False) == by_torch
+
+
+def test_environments_step_while_members_learn_from_older_steps_and_not_for_long() -> None:
+    long = {"learn_step": 1, "batch_size": 128, "network": {"encoder": [128], "latent": 128, "head": [128]}}
+    assert problem(algo="dqn").overlapped
+    assert not problem(algo="dqn", config=long).overlapped
+    assert not problem(algo="ppo").overlapped
+    assert not problem(algo="dqn", train={"mode": "offline"}).overlapped
 
 
 def test_little_work_is_not_divided(monkeypatch: pytest.MonkeyPatch, runs: list[Run]) -> None:

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 import populations
-from evopipe.data.hdf5 import sealed
 from evopipe.data.minari import read_own
-from evopipe.data.transitions import Transitions, read_transitions
+from evopipe.data.transitions import Transitions, read_transitions, sealed
 from evopipe.errors import DataError, EvopipeError, ParamsError
 from evopipe.memory.replay import RowLayout
 from evopipe.run.drive import begin

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from evopipe.ops.returns import gae
+from evopipe.ops.value import gae
 
 pytestmark = pytest.mark.numerical
 

@@ -12,9 +12,8 @@ from evopipe.agents.environment import (
     SingleTurnEnvironment,
     ToolEnvironment,
 )
-from evopipe.agents.games import Calculator, CopyGame, FrozenLake, WordGame
+from evopipe.agents.games import Calculator, CopyGame, FrozenLake, TwentyQuestions, WordGame
 from evopipe.agents.model import Model
-from evopipe.agents.questions import TwentyQuestions
 from evopipe.agents.teams import PettingZooEnvironment, TeamWorkflow
 from evopipe.agents.trainer import AgentTrainer, Trained
 from evopipe.agents.types import (

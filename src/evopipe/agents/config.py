@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from evopipe import algos
+from evopipe.agents.data import Dataset
 from evopipe.agents.documented import (
     BLOCKS,
     BLOCKS_OF_ARGUMENTS,
@@ -29,7 +31,9 @@ from evopipe.agents.documented import (
     shape,
     truth,
 )  # fmt: skip
+from evopipe.agents.environment import BaseEnv
 from evopipe.agents.settings import Agents
+from evopipe.agents.workflow import Workflow
 from evopipe.errors import DataError, MissingInputError, ParamsError, suggestion
 from evopipe.schema.declare import explain
 from evopipe.schema.text import LanguageParams
@@ -37,40 +41,24 @@ from evopipe.schema.text import LanguageParams
 
 @dataclass
 class Resolved:
-    """A configuration in effect.
+    """A configuration in effect."""
 
-    Attributes:
-        params: as a `params.yaml` of language models has it.
-        agents: the block for episodes.
-        folder: where a run is kept; None: nowhere.
-        arguments: `agent_args`, `env_args` and `workflow_args` that the configuration brings.
-        files: paths of datasets by `train` and `val`.
-        origin: of each key that is no default, where its value came from.
-        notes: keys without a meaning here, a sentence each.
-        val_only: whether to validate and not to train.
-    """
-
-    params: LanguageParams
-    agents: Agents
-    folder: Path | None
-    arguments: dict[str, dict[str, Any]]
-    files: dict[str, str]
-    origin: dict[str, str]
-    notes: list[str] = field(default_factory=list)
-    val_only: bool = False
+    params: LanguageParams  # as a `params.yaml` of language models has it
+    agents: Agents  # the block for episodes
+    folder: Path | None  # where a run is kept; None: nowhere
+    arguments: dict[str, dict[str, Any]]  # `agent_args`, `env_args` and `workflow_args` that the configuration brings
+    files: dict[str, str]  # paths of datasets by `train` and `val`
+    origin: dict[str, str]  # of each key that is no default, where its value came from
+    notes: list[str] = field(default_factory=list)  # keys without a meaning here, a sentence each
+    val_only: bool = False  # whether to validate and not to train
 
 
 def read(config: Any) -> tuple[Values, bool]:
     """Return overrides by dotted keys, and whether they are a whole configuration, in which unknown keys are usual.
-
-    Args:
-        config: None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later ones
-            win; the path of a YAML file; or any object of nested attributes, such as OmegaConf's.
-
-    Raises:
-        ParamsError: it is something else, or a text is not of the form `key=value`.
-        MissingInputError, DataError: the file is not there, or is no mapping.
-    """
+    They are given as None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later
+    ones win; the path of a YAML file; or any object of nested attributes, such as OmegaConf's. Raises ParamsError if it
+    is something else, or a text is not of the form `key=value`; MissingInputError or DataError if the file is not
+    there, or is no mapping."""
     if config is None:
         return {}, False
     if isinstance(config, Mapping):
@@ -142,17 +130,9 @@ def _deep(value: Any) -> Any:
 
 
 def resolve(config: Any, population: Any, tasks: int, name: str) -> Resolved:
-    """Bring overrides to what a run is configured by.
-
-    Args:
-        config: see `read`.
-        population: None for one member; how many; or a mapping, the blocks `population`, `evolution` and `evolve`.
-        tasks: rows of the training data.
-        name: what the run is called.
-
-    Raises:
-        ParamsError: a key is unknown or a value cannot be used.
-    """
+    """Bring overrides, see `read`, to what a run of that name is configured by; `tasks` are rows of the training data.
+    A population is None for one member; how many; or a mapping, the blocks `population`, `evolution` and `evolve`.
+    Raises ParamsError if a key is unknown or a value cannot be used."""
     given, whole = read(config)
     given = {key: value for key, value in given.items() if value is not None}
     told: Values = {}
@@ -240,7 +220,6 @@ def _algorithm(given: Values) -> tuple[str, dict[str, Any]]:
 
 
 def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
-    """What is configured by `population`."""
     # Group sizes evolve where a range is given: the usual one may not fit into a small step.
     usual = algos.get(algo).Config().model_dump(mode="json")["evolve"]
     yield f"{TRAIN}.evolve", {key: value for key, value in usual.items() if key != "group_size" and population}
@@ -267,13 +246,9 @@ def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
 
 
 def _made(
-    told: Values,
-    origin: dict[str, str],
-    notes: list[str],
-    given: Values,
-    arguments: dict[str, dict[str, Any]],
+    told: Values, origin: dict[str, str], notes: list[str], given: Values, arguments: dict[str, dict[str, Any]],
     algo: str,
-) -> Resolved:
+) -> Resolved:  # fmt: skip
     nested: dict[str, Any] = {}
     for key, value in told.items():
         *path, last = key.split(".")
@@ -323,3 +298,99 @@ def _validated(schema: Any, data: dict[str, Any], block: str) -> Any:
             path = ".".join(map(str, ((block,) if block else ()) + tuple(keys)))
             lines.append(f"config: {path}: {sentence}")
         raise ParamsError("\n".join(lines)) from None
+
+
+GIVEN_BY_US = ("rollout_engine", "executor")
+"""Arguments of a workflow's constructor that the engine passes."""
+
+
+def check_classes(workflow: Any, agent: Any, env: Any, flow: Any) -> None:
+    """Check that there is one way to make episodes, and that the classes are such."""
+    if flow is not None:
+        if workflow is not None or agent is not None or env is not None:
+            raise ValueError("flow stands in the place of classes: pass either flow, or workflow_class, or agent_class")
+        if not inspect.iscoroutinefunction(flow):
+            raise ValueError(f"flow must be an async function, got {getattr(flow, '__name__', type(flow).__name__)!r}")
+        _positional(flow, 2)
+        return
+    if workflow is not None:
+        if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
+            raise ValueError(f"workflow_class must be a subclass of evopipe.agents.Workflow, got {_called(workflow)}")
+        if not inspect.iscoroutinefunction(workflow.run):
+            raise ValueError(f"workflow_class: {workflow.__name__}.run must be an async function")
+        return
+    if agent is None and env is None:
+        raise ValueError("pass workflow_class, or agent_class and env_class, or flow: there is nothing to train")
+    for name, value, wanted in (("agent_class", agent, _AGENT), ("env_class", env, _ENV)):
+        if value is None:
+            raise ValueError(f"{name} is missing: agent_class and env_class go together")
+        lacking = [method for method in wanted if not hasattr(value, method)]
+        if not isinstance(value, type) or lacking:
+            of = f", it has no {', '.join(lacking)}" if lacking else ""
+            raise ValueError(f"{name} must be a class like evopipe.agents.{_BASES[name]}, got {_called(value)}{of}")
+        if left := sorted(getattr(value, "__abstractmethods__", ())):
+            raise ValueError(f"{name}: {value.__name__} does not define {', '.join(left)}")
+
+
+_AGENT = ("chat_completions", "trajectory", "reset", "update_from_env", "update_from_model", "get_current_state")
+_ENV = ("reset", "step", "close", "from_dict")
+_BASES = {"agent_class": "BaseAgent", "env_class": "BaseEnv"}
+
+
+def _called(thing: Any) -> str:
+    return repr(getattr(thing, "__name__", type(thing).__name__))
+
+
+def _positional(function: Callable[..., Any], n: int) -> None:
+    try:
+        inspect.signature(function).bind(*[None] * n)
+    except TypeError as error:
+        raise ValueError(f"flow must take (task, model): {error}") from None
+
+
+def has_argument(cls: type[Any], name: str) -> bool:
+    return name in _parameters(cls)
+
+
+def _parameters(cls: type[Any]) -> dict[str, inspect.Parameter]:
+    """Return what a constructor takes, its base classes' arguments included where it hands any on."""
+    found: dict[str, inspect.Parameter] = {}
+    for each in cls.__mro__:
+        if "__init__" not in vars(each) or each is object:
+            continue
+        own = dict(list(inspect.signature(vars(each)["__init__"]).parameters.items())[1:])
+        found = {**own, **found}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
+            return {name: p for name, p in found.items() if p.kind is not p.VAR_KEYWORD}
+    return found
+
+
+def check_arguments(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
+    known, made = _parameters(cls), getattr(cls, "from_dict", None)
+    if made is not None and getattr(made, "__func__", made) is not vars(BaseEnv)["from_dict"].__func__:
+        return  # its own `from_dict` reads them
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()) and not issubclass(cls, Workflow):
+        return
+    names = [name for name, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for name in args:
+        if name not in names:
+            near = suggestion(name, [each for each in names if each not in GIVEN_BY_US]) if names else ""
+            raise ValueError(f"{what}: {cls.__name__} takes no argument {name!r}{near}")
+
+
+def dataset_of(data: Any, name: str) -> Dataset | None:
+    if data is None:
+        return None
+    if isinstance(data, Dataset):
+        made = data
+    elif isinstance(data, (str, Path)):
+        made = Dataset.load_data(data)
+    elif hasattr(data, "get_data"):
+        made = Dataset(data.get_data())
+    elif hasattr(data, "__iter__"):
+        made = Dataset(list(data))
+    else:
+        raise ValueError(f"{name} must be a Dataset or a list of mappings, got {type(data).__name__}")
+    if not len(made):
+        raise DataError(f"{name}: is empty; pass a dataset with rows")
+    return made

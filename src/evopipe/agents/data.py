@@ -65,12 +65,8 @@ class Dataset:
 
     @classmethod
     def load_data(cls, path: str | Path) -> Dataset:
-        """Read a file of rows: `.json` (a list), `.jsonl`, `.csv`, `.parquet` (needs the extra `language`).
-
-        Raises:
-            MissingInputError: it is not there.
-            DataError: it holds something else.
-        """
+        """Read a file of rows: `.json` (a list), `.jsonl`, `.csv`, `.parquet` (needs the extra `language`). Raises
+        MissingInputError if it is not there; DataError if it holds something else."""
         path = Path(path)
         if path.suffix == ".parquet":
             need_package("datasets", "language", str(path))

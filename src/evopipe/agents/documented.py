@@ -15,7 +15,7 @@ BLOCKS = ("language", "population", "train", "evolution", "evaluate", "export", 
 TRAIN = "algos.*"  # stands for the block of the algorithm in use
 
 
-class To(NamedTuple):
+class _To(NamedTuple):
     """Where a documented key goes."""
 
     key: str
@@ -35,39 +35,39 @@ def _mean(value: str) -> str:
     return known[value]
 
 
-SAME: dict[str, To] = {
-    "data.max_prompt_length": To("language.max_prompt"),
-    "data.max_response_length": To("language.max_completion"),
-    "data.seed": To("seed"),
-    "actor_rollout_ref.model.path": To("language.model"),
-    "actor_rollout_ref.model.lora_rank": To("language.rank"),
-    "actor_rollout_ref.actor.optim.lr": To(f"{TRAIN}.lr", float),
-    "actor_rollout_ref.actor.ppo_epochs": To(f"{TRAIN}.epochs"),
-    "actor_rollout_ref.actor.kl_loss_coef": To(f"{TRAIN}.beta", float),
-    "actor_rollout_ref.actor.clip_ratio_low": To(f"{TRAIN}.clip_low", float),
-    "actor_rollout_ref.actor.clip_ratio_high": To(f"{TRAIN}.clip_high", float),
-    "actor_rollout_ref.actor.entropy_coeff": To(f"{TRAIN}.ent_coef", float),
-    "actor_rollout_ref.actor.grad_clip": To(f"{TRAIN}.grad_clip", float),
-    "actor_rollout_ref.actor.loss_agg_mode": To(f"{TRAIN}.mean", _mean),
-    "actor_rollout_ref.rollout.temperature": To(f"{TRAIN}.temperature", float),
-    "actor_rollout_ref.rollout.top_p": To(f"{TRAIN}.top_p", float),
-    "actor_rollout_ref.rollout.top_k": To(f"{TRAIN}.top_k", lambda value: max(0, int(value))),
-    "actor_rollout_ref.rollout.val_kwargs.n": To("agents.samples"),
-    "actor_rollout_ref.rollout.val_kwargs.temperature": To("agents.temperature", float),
-    "algorithm.gamma": To("agents.gamma", float),
-    "algorithm.norm_adv_by_std_in_grpo": To(f"{TRAIN}.dr", lambda value: not truth(value)),
-    "trainer.total_training_steps": To("train.max_steps"),
-    "trainer.test_freq": To("train.evo_steps"),
-    "trainer.val_before_train": To("agents.first", truth),
-    "trainer.experiment_name": To("tracking.experiment"),
-    "rllm.agent.max_steps": To("agents.max_steps"),
-    "rllm.agent.trajectory_timeout": To("agents.episode_seconds", float),
-    "rllm.agent.engine_args.retry_limit": To("agents.retries"),
-    "rllm.agent.engine_args.max_workers": To("agents.workers"),
-    "rllm.agent.engine_args.n_parallel_agents": To("agents.at_once"),
-    "rllm.workflow.n_parallel_tasks": To("agents.at_once"),
-    "rllm.workflow.retry_limit": To("agents.retries"),
-    "rllm.stepwise_advantage.gamma": To("agents.gamma", float),
+SAME: dict[str, _To] = {
+    "data.max_prompt_length": _To("language.max_prompt"),
+    "data.max_response_length": _To("language.max_completion"),
+    "data.seed": _To("seed"),
+    "actor_rollout_ref.model.path": _To("language.model"),
+    "actor_rollout_ref.model.lora_rank": _To("language.rank"),
+    "actor_rollout_ref.actor.optim.lr": _To(f"{TRAIN}.lr", float),
+    "actor_rollout_ref.actor.ppo_epochs": _To(f"{TRAIN}.epochs"),
+    "actor_rollout_ref.actor.kl_loss_coef": _To(f"{TRAIN}.beta", float),
+    "actor_rollout_ref.actor.clip_ratio_low": _To(f"{TRAIN}.clip_low", float),
+    "actor_rollout_ref.actor.clip_ratio_high": _To(f"{TRAIN}.clip_high", float),
+    "actor_rollout_ref.actor.entropy_coeff": _To(f"{TRAIN}.ent_coef", float),
+    "actor_rollout_ref.actor.grad_clip": _To(f"{TRAIN}.grad_clip", float),
+    "actor_rollout_ref.actor.loss_agg_mode": _To(f"{TRAIN}.mean", _mean),
+    "actor_rollout_ref.rollout.temperature": _To(f"{TRAIN}.temperature", float),
+    "actor_rollout_ref.rollout.top_p": _To(f"{TRAIN}.top_p", float),
+    "actor_rollout_ref.rollout.top_k": _To(f"{TRAIN}.top_k", lambda value: max(0, int(value))),
+    "actor_rollout_ref.rollout.val_kwargs.n": _To("agents.samples"),
+    "actor_rollout_ref.rollout.val_kwargs.temperature": _To("agents.temperature", float),
+    "algorithm.gamma": _To("agents.gamma", float),
+    "algorithm.norm_adv_by_std_in_grpo": _To(f"{TRAIN}.dr", lambda value: not truth(value)),
+    "trainer.total_training_steps": _To("train.max_steps"),
+    "trainer.test_freq": _To("train.evo_steps"),
+    "trainer.val_before_train": _To("agents.first", truth),
+    "trainer.experiment_name": _To("tracking.experiment"),
+    "rllm.agent.max_steps": _To("agents.max_steps"),
+    "rllm.agent.trajectory_timeout": _To("agents.episode_seconds", float),
+    "rllm.agent.engine_args.retry_limit": _To("agents.retries"),
+    "rllm.agent.engine_args.max_workers": _To("agents.workers"),
+    "rllm.agent.engine_args.n_parallel_agents": _To("agents.at_once"),
+    "rllm.workflow.n_parallel_tasks": _To("agents.at_once"),
+    "rllm.workflow.retry_limit": _To("agents.retries"),
+    "rllm.stepwise_advantage.gamma": _To("agents.gamma", float),
 }
 OWN = {
     "data.train_batch_size", "data.train_files", "data.val_files", "actor_rollout_ref.rollout.n",

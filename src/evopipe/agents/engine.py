@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from evopipe.agents import tasks
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
 from evopipe.agents.processes import Processes
 from evopipe.agents.threads import Threads
@@ -35,25 +36,15 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long things may take, in seconds, and how often they are tried again.
+    """How long things may take, in seconds, and how often they are tried again."""
 
-    Attributes:
-        model: one completion, waiting included.
-        env: one call of an environment.
-        episode: all of an episode.
-        wave: that episodes wait for one that does something else than ask the model.
-        retries: of an episode that ended in an error.
-        model_retries: of a completion that took too long.
-        close: what is given up has to end by itself.
-    """
-
-    model: float | None = None
-    env: float | None = 60.0
-    episode: float | None = 600.0
-    wave: float = 120.0
-    retries: int = 0
-    model_retries: int = 2
-    close: float = 5.0
+    model: float | None = None  # one completion, waiting included
+    env: float | None = 60.0  # one call of an environment
+    episode: float | None = 600.0  # all of an episode
+    wave: float = 120.0  # that episodes wait for one that does something else than ask the model
+    retries: int = 0  # of an episode that ended in an error
+    model_retries: int = 2  # of a completion that took too long
+    close: float = 5.0  # what is given up has to end by itself
 
 
 @dataclass(frozen=True)
@@ -78,42 +69,24 @@ class Done:
 
 
 class Engine:
-    """Runs episodes.
-
-    Args:
-        make: makes the workflow of one episode from its model and runner.
-        tokens: of the base.
-        limits: of prompts and responses.
-        decode: answers requests, in order.
-        patience: time-outs and retries.
-        at_once: episodes at a time; the others have not begun.
-        workers: threads of blocking code.
-        processes: for blocking code that asks for these; who made them closes them. None: one a CPU.
-    """
+    """Runs episodes: `make` makes the workflow of one from its model and runner, `decode` answers requests, in order.
+    At most `at_once` of them have begun, blocking code has so many `workers`, threads, and processes where it asks for
+    these; who made them closes them (None: one a CPU)."""
 
     def __init__(
-        self,
-        make: Callable[[Model, Runner], Workflow],
-        tokens: Tokens,
-        limits: Limits,
-        decode: Callable[[Sequence[Request]], Sequence[Reply]],
-        patience: Patience,
-        at_once: int = 256,
-        workers: int = 64,
-        processes: Processes | None = None,
-    ) -> None:
+        self, make: Callable[[Model, Runner], Workflow], tokens: Tokens, limits: Limits,
+        decode: Callable[[Sequence[Request]], Sequence[Reply]], patience: Patience, at_once: int = 256,
+        workers: int = 64, processes: Processes | None = None,
+    ) -> None:  # fmt: skip
         self.make, self.tokens, self.limits, self.decode = make, tokens, limits, decode
         self.patience, self.at_once, self.workers = patience, at_once, workers
         self.processes = processes or Processes(available_cpus())
         self.waves = 0
 
     def run(self, jobs: Sequence[Job], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
-        """Run all jobs; return their episodes in the jobs' order. What fails is an episode with its reason.
-
-        Raises:
-            Cancelled: `stopped` said so; it is asked before each wave, and again and again while there is none.
-        """
-        return tasks.run(_Round(self, jobs, stopped).run())
+        """Run all jobs; return their episodes in the jobs' order. What fails is an episode with its reason. Raises
+        Cancelled if `stopped` said so; it is asked before each wave, and again and again while there is none."""
+        return _run_here(_Round(self, jobs, stopped).run())
 
 
 class _Round:
@@ -147,11 +120,8 @@ class _Round:
         return [self.done[i] for i in range(len(self.jobs))]
 
     async def _change(self, until: float | None) -> bool:
-        """Wait until something has changed; return whether it has before that time.
-
-        Raises:
-            Cancelled: the caller asked to stop.
-        """
+        """Wait until something has changed; return whether it has before that time. Raises Cancelled if the caller
+        asked to stop."""
         loop = asyncio.get_running_loop()
         while not self.changed.is_set():
             left = _ASK if until is None else min(_ASK, until - loop.time())
@@ -240,7 +210,7 @@ class _Round:
             workflow = engine.make(model, self.runners[i])
             workflow.reset(job.task, job.uid)
             limit = min((s for s in (patience.episode, workflow.timeout) if s is not None), default=None)
-            found, raised = await tasks.alone(partial(workflow.run, job.task, job.uid), limit, patience.close)
+            found, raised = await _alone(partial(workflow.run, job.task, job.uid), limit, patience.close)
             if isinstance(raised, TerminationEvent):
                 reason = raised.reason
             elif isinstance(raised, TimeoutError):
@@ -262,7 +232,7 @@ class _Round:
                 if type(workflow).close is Workflow.close:  # whose calls are all limited
                     late = await workflow.close()
                 else:
-                    told, raised = await tasks.alone(workflow.close, _CLOSING, patience.close)
+                    told, raised = await _alone(workflow.close, _CLOSING, patience.close)
                     late = f"close: {type(raised).__name__}: {raised}" if raised is not None else told
         if late is not None:
             episode.info["close"] = late
@@ -284,11 +254,8 @@ def _check(episode: Any, workflow: Workflow) -> None:
 
 
 def _know_outputs(episode: Episode, log: Sequence[ModelOutput]) -> None:
-    """Let steps that a workflow made from texts alone know the completions that these were.
-
-    Raises:
-        ValueError: a step has tokens that the episode's model did not write: nothing could be learned from them.
-    """
+    """Let steps that a workflow made from texts alone know the completions that these were. Raises ValueError if a step
+    has tokens that the episode's model did not write: nothing could be learned from them."""
     steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
     free = list(log)
     for step in steps:
@@ -305,3 +272,106 @@ def _know_outputs(episode: Episode, log: Sequence[ModelOutput]) -> None:
         if step.model_output is None:
             step.model_output = next((out for out in free if out.text == step.model_response), None)
             free = [out for out in free if out is not step.model_output]
+
+
+_T = TypeVar("_T")
+_GRACE = 0.25  # seconds that tasks have to end at a loop's end
+_brood: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("evopipe_brood", default=None)
+
+
+def _made(loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
+    """Make a task, and note it for the coroutine that begins it."""
+    task = asyncio.Task(work, loop=loop, **how)
+    if (brood := _brood.get()) is not None:
+        brood.add(task)
+        task.add_done_callback(brood.discard)
+    return task
+
+
+async def _alone(
+    work: Callable[[], Coroutine[Any, Any, _T]], seconds: float | None, grace: float
+) -> tuple[_T | None, BaseException | None]:
+    """Run a coroutine function for at most so many seconds; return its result, or what it raised: TimeoutError if late.
+    Tasks that it has begun and not waited for are cancelled when it is over. What does not end within `grace` seconds
+    of being cancelled is left behind."""
+    brood: set[asyncio.Task[Any]] = set()
+    token = _brood.set(brood)
+    try:
+        main = asyncio.create_task(_outcome(work))
+    finally:
+        _brood.reset(token)
+    try:
+        await asyncio.wait([main], timeout=seconds)
+        return main.result() if main.done() else (None, TimeoutError())
+    finally:
+        await _stop(brood, grace)
+
+
+async def _outcome(work: Callable[[], Coroutine[Any, Any, _T]]) -> tuple[_T | None, BaseException | None]:
+    try:
+        return await work(), None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a SystemExit of a task would end the loop
+        return None, error
+
+
+async def _stop(tasks: Iterable[asyncio.Task[Any]], grace: float) -> None:
+    rest = [task for task in tasks if not task.done()]
+    for task in rest:
+        task.cancel()
+    if rest:
+        done, _ = await asyncio.wait(rest, timeout=grace)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # nobody else asks for it
+
+
+def _run_here(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine to its end, in another thread where this one has a loop that runs, as in a notebook."""
+    if not _loop_runs():
+        return _run(work)
+    found: list[Any] = []
+
+    def there() -> None:
+        try:
+            found.append(_run(work))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=there, name="evopipe-agents")
+    thread.start()
+    thread.join()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    done: _T = found[0]
+    return done
+
+
+def _run(work: Coroutine[Any, Any, _T]) -> _T:
+    """Like `asyncio.run`, which waits for ever for a task that will not be cancelled, and for threads that hang."""
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(_made)
+    main = loop.create_task(work)
+    try:
+        return loop.run_until_complete(main)
+    except BaseException:
+        if not main.done():  # interrupted: let it clean up
+            main.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                loop.run_until_complete(main)
+        raise
+    finally:
+        try:
+            loop.run_until_complete(_stop(asyncio.all_tasks(loop), _GRACE))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -14,7 +14,6 @@ from evopipe.agents.types import RewardFunction, RewardOutput
 
 @lru_cache(256)
 def _arguments(cls: type[Any]) -> frozenset[str]:
-    """Return the names of a constructor's arguments."""
     return frozenset(inspect.signature(cls).parameters)
 
 
@@ -96,12 +95,9 @@ class ToolEnvironment(BaseEnv):
     """Answers calls of tools, and scores the answer: for the actions of `ToolAgent`."""
 
     def __init__(
-        self,
-        task: dict[str, Any] | None = None,
-        tools: Mapping[str, Callable[[Any], Any]] | None = None,
-        reward_fn: RewardFunction | None = None,
-        max_turns: int = 4,
-    ) -> None:
+        self, task: dict[str, Any] | None = None, tools: Mapping[str, Callable[[Any], Any]] | None = None,
+        reward_fn: RewardFunction | None = None, max_turns: int = 4,
+    ) -> None:  # fmt: skip
         if reward_fn is None:
             raise ValueError("ToolEnvironment: reward_fn is missing; pass env_args={'reward_fn': …}, or reward_fn")
         self.task, self.tools, self.reward_fn, self.max_turns = task or {}, dict(tools or {}), reward_fn, max_turns
@@ -142,13 +138,9 @@ class GymEnvironment(BaseEnv):
     """
 
     def __init__(
-        self,
-        task: dict[str, Any] | None = None,
-        id: str = "",
-        actions: tuple[str, ...] | list[str] | None = None,
-        show: Callable[[Any], str] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, task: dict[str, Any] | None = None, id: str = "", actions: tuple[str, ...] | list[str] | None = None,
+        show: Callable[[Any], str] | None = None, kwargs: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         import gymnasium
 
         self.env = gymnasium.make(id, **dict(kwargs or {}))

@@ -99,16 +99,9 @@ class Model:
     """
 
     def __init__(
-        self,
-        tokens: Tokens,
-        submit: Callable[[Request], Awaitable[Reply]],
-        slot: int,
-        job: int,
-        how: Sampled,
-        limits: Limits,
-        seconds: float | None = None,
-        retries: int = 3,
-    ) -> None:
+        self, tokens: Tokens, submit: Callable[[Request], Awaitable[Reply]], slot: int, job: int, how: Sampled,
+        limits: Limits, seconds: float | None = None, retries: int = 3,
+    ) -> None:  # fmt: skip
         self.tokens, self.how, self.limits = tokens, how, limits
         self._submit, self._slot, self._job, self._seconds, self._retries = submit, slot, job, seconds, retries
         self._calls = 0

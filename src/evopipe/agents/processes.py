@@ -72,17 +72,12 @@ class Processes:
         self._idle.append(process)
 
     def close(self) -> None:
-        """End all that are idle."""
         while self._idle:
             self._idle.pop().kill()
 
 
 def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Return a call as bytes.
-
-    Raises:
-        TypeError: something of it cannot be pickled.
-    """
+    """Return a call as bytes. Raises TypeError if something of it cannot be pickled."""
     try:
         return pickle.dumps((function, args))
     except Exception as error:

@@ -18,11 +18,9 @@ from evopipe.track.formats import score
 
 
 def record(done: Done, base: Base, masked: Collection[str]) -> dict[str, Any]:
-    """Return an episode as JSON data, with its member's slot and the rows that its trajectories are.
-
-    A row is a list of pieces: `text`, whether the model has `written` it, and the `step` that it belongs to. `counts`
-    says whether the episode's reason, which may be `masked`, lets anything be learned from it.
-    """
+    """Return an episode as JSON data, with its member's slot and the rows that its trajectories are. A row is a list of
+    pieces: `text`, whether the model has `written` it, and the `step` that it belongs to. `counts` says whether the
+    episode's reason, which may be `masked`, lets anything be learned from it."""
     told = done.episode.to_dict()
     for trajectory, each in zip(done.episode.trajectories, told["trajectories"], strict=True):
         each["rows"] = [_pieces(row, base) for row in rows_of(trajectory)]
@@ -68,5 +66,4 @@ def _pieces(row: Row, base: Base) -> list[dict[str, Any]]:
 
 
 def write(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """Write episodes, one JSON object a line."""
     write_text(path, "\n".join([*(json.dumps(each, sort_keys=True) for each in records), ""]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -13,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evopipe import algos
+from evopipe import algos, rng
 from evopipe.agents import records
-from evopipe.agents.decoder import Decoder
 from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job, Patience
-from evopipe.agents.model import Limits, Model, Sampled, Tokens
+from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
 from evopipe.agents.processes import Processes
 from evopipe.agents.rows import Batch, How, Played, advantages, batch_of
 from evopipe.agents.settings import Agents
@@ -26,6 +26,8 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.core.net import score
 from evopipe.errors import EnvironmentFailed
+from evopipe.language.base import stacked
+from evopipe.language.generate import Sampling, generate
 from evopipe.language.hooks import reference
 from evopipe.parallel import available_cpus
 from evopipe.rng import Purpose
@@ -46,32 +48,85 @@ VALIDATED = ("mean", "pass@1", "pass@k", "failed")
 Make = Callable[[Model, Runner], Workflow]
 
 
-class Rounds:
-    """The regime (see `run.regime.Regime`) of agents.
+_AT_ONCE = 512  # completions of each member that are decoded at a time
 
-    Args:
-        spec: of the run.
-        clock: the run's.
-        agents: the block of that name.
-        make: makes the workflow of one episode.
-        tasks: to learn from.
-        held: to validate on.
-        folder: where episodes are written; None: nowhere.
-    """
+
+@dataclass(frozen=True)
+class _Decoder:
+    """Answers the requests of a wave by the members that they are of."""
+
+    spec: LanguageSpec
+    cohorts: Sequence[Cohort]
+    purpose: Purpose
+    when: int
+
+    def __call__(self, wave: Sequence[Request]) -> list[Reply]:
+        found: dict[int, Reply] = {}
+        for cohort in self.cohorts:
+            own = [[i for i, request in enumerate(wave) if request.slot == slot] for slot in cohort.slots]
+            for start in range(0, max(len(each) for each in own), _AT_ONCE):
+                parts = [each[start : start + _AT_ONCE] for each in own]
+                found |= self._part(cohort, wave, parts)
+        return [found[i] for i in range(len(wave))]
+
+    @torch.no_grad()
+    def _part(self, cohort: Cohort, wave: Sequence[Request], parts: Sequence[Sequence[int]]) -> dict[int, Reply]:
+        """Complete requests `parts` of each member; where a member has fewer, pads stand and are thrown away."""
+        base, device, width = self.spec.base, self.spec.device, max(len(part) for part in parts)
+        keys = cohort.keys.cpu().tolist()
+        prompts: list[list[int]] = []
+        how: list[Sampled] = []
+        seeds: list[tuple[int, int, int]] = []
+        stop: list[tuple[str, ...]] = []
+        limit = 1
+        for part, key in zip(parts, keys, strict=True):
+            own = [wave[i] for i in part]
+            limit = max(limit, *(request.limit for request in own)) if own else limit
+            pads = width - len(own)
+            prompts += [*(request.ids for request in own), *([[base.pad]] * pads)]
+            how += [*(request.how for request in own), *([Sampled(0.0)] * pads)]
+            stop += [*(request.stop for request in own), *([()] * pads)]
+            seeds += [*((key, request.job, request.call) for request in own), *([(key, 0, 0)] * pads)]
+        ids, real = (x.view(len(parts), width, -1).to(device) for x in stacked(prompts, base.pad, left=True))
+        told = np.array(seeds, dtype=np.int64)
+        tick = np.full(len(told), self.when, dtype=np.int64)
+        drawn = torch.from_numpy(rng.seeds(told[:, 0], self.purpose, tick, told[:, 1], told[:, 2]))
+        temperature, top_k, top_p = (
+            torch.tensor(each, device=device).view(len(parts), width) for each in zip(*how, strict=True)
+        )
+        policy = getattr(cohort.state, self.spec.algo.POLICY)
+        structure: Any = policy.structure
+
+        def active() -> AbstractContextManager[Any]:
+            context: AbstractContextManager[Any] = structure.active(policy.frozen.views)
+            return context
+
+        written = generate(
+            base, active, ids, real, 1, limit, Sampling(temperature, top_k.long(), top_p),
+            drawn.view(len(parts), width).to(device), 0, self.spec.cohorts == "merged",
+            stop if any(stop) else (),
+        )  # fmt: skip
+        lengths, tokens = written.lengths.tolist(), written.ids.tolist()
+        log_probs, entropies = written.log_prob.tolist(), written.entropy.tolist()
+        found = {}
+        for p, part in enumerate(parts):
+            for b, i in enumerate(part):
+                n = min(lengths[p][b], wave[i].limit)
+                found[i] = Reply(tokens[p][b][:n], log_probs[p][b][:n], entropies[p][b][:n])
+        return found
+
+
+class Rounds:
+    """The regime (see `run.regime.Regime`) of agents, which learn from `tasks` and are validated on those `held` back;
+    episodes are written to a folder, where one is given."""
 
     warm = 0
     threshold: float | None = None
 
     def __init__(
-        self,
-        spec: LanguageSpec,
-        clock: Clock,
-        agents: Agents,
-        make: Make,
-        tasks: Sequence[Mapping[str, Any]],
-        held: Sequence[Mapping[str, Any]],
-        folder: Path | None = None,
-    ) -> None:
+        self, spec: LanguageSpec, clock: Clock, agents: Agents, make: Make, tasks: Sequence[Mapping[str, Any]],
+        held: Sequence[Mapping[str, Any]], folder: Path | None = None,
+    ) -> None:  # fmt: skip
         self.spec, self.clock, self.agents, self.whole = spec, clock, agents, True
         self.make, self.tasks, self.held, self.folder = make, tasks, held, folder
         self.tokens = Tokens(spec.base)
@@ -100,13 +155,9 @@ class Rounds:
     # --- episodes -----------------------------------------------------------------------------------------------------
 
     def play(
-        self,
-        cohorts: Sequence[Cohort],
-        jobs: Sequence[Job],
-        purpose: Purpose,
-        when: int,
+        self, cohorts: Sequence[Cohort], jobs: Sequence[Job], purpose: Purpose, when: int,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> list[Done]:
+    ) -> list[Done]:  # fmt: skip
         """Run episodes; return them in order, failed ones too. Stopped if `stopped` said so."""
         a = self.agents
         patience = Patience(a.model_seconds, a.env_seconds, a.episode_seconds, a.wave_seconds, a.retries)
@@ -114,7 +165,7 @@ class Rounds:
         places = getattr(self.spec.base.model.config, "max_position_embeddings", None)
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
         limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
-        decoder = Decoder(self.spec, cohorts, purpose, when)
+        decoder = _Decoder(self.spec, cohorts, purpose, when)
         engine = Engine(self.make, self.tokens, limits, decoder, patience, a.at_once, a.workers, self.processes)
         try:
             return engine.run(jobs, stopped)
@@ -182,7 +233,6 @@ class Rounds:
         ]  # fmt: skip
 
     def _round(self, cohort: Cohort, done: Sequence[Sequence[Done]]) -> bool:
-        """Learn from the episodes of a cohort's members."""
         spec = self.spec
         tasks, group = self._shape(cohort)
         played = [
@@ -272,10 +322,8 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`; seeds stand for validation tasks.
-
-        A failed episode counts as the lowest return of all that were played: a member gains nothing by it.
-        """
+        """See `Regime.evaluate`; seeds stand for validation tasks. A failed episode counts as the lowest return of all
+        that were played: a member gains nothing by it."""
         note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))
         slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples
@@ -306,7 +354,6 @@ class Rounds:
         return Episodes(rewards.reshape(shape).mean(axis=2), lengths, len(done))
 
     def write(self, name: str, done: Sequence[Done]) -> None:
-        """Write episodes, see `records`."""
         if self.folder is not None:
             told = [records.record(one, self.spec.base, self.masked) for one in done]
             records.write(self.folder / f"{name}.jsonl", told)
@@ -320,7 +367,6 @@ class Rounds:
         return 0
 
     def close(self) -> None:
-        """End the processes of environments."""
         self.processes.close()
 
 

@@ -114,17 +114,13 @@ def batch_of(played: Sequence[Sequence[Played]], pad: int, device: torch.device)
 
 @dataclass(frozen=True)
 class How:
-    """How trajectories become advantages.
+    """How trajectories become advantages."""
 
-    Attributes:
-        level: what is compared: whole trajectories, the same for each of their steps (`step`: shared out among them),
-            or each turn with the same turn of the group's others.
-        gamma: of the returns of turns.
-        estimate: of each role: (text, group) → the text with advantages; `""` is any other role's.
-    """
-
+    # what is compared: whole trajectories, the same for each of their steps (`step`: shared out among them), or each
+    # turn with the same turn of the group's others
     level: Level
-    gamma: float
+    gamma: float  # of the returns of turns
+    # of each role: (text, group) → the text with advantages; `""` is any other role's
     estimate: Mapping[str, Callable[[Text, int], Text]]
 
     def of(self, role: str) -> Callable[[Text, int], Text]:
@@ -154,9 +150,7 @@ def _places(played: Sequence[Sequence[Played]], role: str, tasks: int) -> _Place
 
 def advantages(batch: Batch, tasks: int, how: How) -> tuple[Text, int]:
     """Return the text with an advantage at every token, and which rows have one; and how many groups say nothing.
-
-    Groups are the trajectories of one task and role: nothing else is compared.
-    """
+    Groups are the trajectories of one task and role: nothing else is compared."""
     text, played = batch.text, batch.played
     values = [[[0.0] * len(each.trajectory.steps) for each in member] for member in played]
     spread = [[[False] * len(each.trajectory.steps) for each in member] for member in played]
@@ -219,12 +213,9 @@ def _sums(batch: Batch) -> list[dict[int, tuple[float, float]]]:
 
 
 def _compare(
-    batch: Batch,
-    places: _Places,
-    estimate: Callable[[Text, int], Text],
-    value: Callable[[Played], float | None],
+    batch: Batch, places: _Places, estimate: Callable[[Text, int], Text], value: Callable[[Played], float | None],
     summed: Sequence[Mapping[int, tuple[float, float]]],
-) -> tuple[list[list[float]], list[list[bool]], int]:
+) -> tuple[list[list[float]], list[list[bool]], int]:  # fmt: skip
     """Compare trajectories by the algorithm's own estimate, one token each; return it by place, whether it says
     anything, and how many groups do not."""
     shape = (len(batch.played), places.size, 1)

@@ -31,13 +31,9 @@ class PettingZooEnvironment(BaseEnv):
     """
 
     def __init__(
-        self,
-        task: dict[str, Any] | None = None,
-        id: str = "",
-        actions: Sequence[str] | None = None,
-        show: Callable[[Any, str], str] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, task: dict[str, Any] | None = None, id: str = "", actions: Sequence[str] | None = None,
+        show: Callable[[Any, str], str] | None = None, kwargs: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PettingZoo's, of what an environment leaves to its base class
             self.env = team_function(id)(**dict(kwargs or {}))
@@ -131,15 +127,10 @@ class TeamWorkflow(Workflow):
     """
 
     def __init__(
-        self,
-        env_cls: type[Any] = PettingZooEnvironment,
-        agent_cls: type[Any] = ChatAgent,
-        env_args: Mapping[str, Any] | None = None,
-        agent_args: Mapping[str, Any] | None = None,
-        roles: Mapping[str, str] | None = None,
-        max_steps: int = 50,
-        **kwargs: Any,
-    ) -> None:
+        self, env_cls: type[Any] = PettingZooEnvironment, agent_cls: type[Any] = ChatAgent,
+        env_args: Mapping[str, Any] | None = None, agent_args: Mapping[str, Any] | None = None,
+        roles: Mapping[str, str] | None = None, max_steps: int = 50, **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.env_cls, self.agent_cls, self.max_steps = env_cls, agent_cls, max_steps
         self.env_args, self.agent_args, self.roles = dict(env_args or {}), dict(agent_args or {}), dict(roles or {})

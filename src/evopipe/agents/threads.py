@@ -59,25 +59,12 @@ class Threads:
         self._processes = processes
 
     async def call(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        blocking: Blocking,
-        seconds: float | None,
+        self, function: Callable[..., Any], *args: Any, blocking: Blocking, seconds: float | None,
         undo: Callable[[Any], Any] | None = None,
-    ) -> Any:
-        """Call a function or a coroutine function.
-
-        Args:
-            function: what to call.
-            *args: its arguments.
-            blocking: whether a plain function runs in a thread, or in a process, which is killed if it is given up.
-            seconds: longest that it may take; None: any time. A plain function that is not blocking is not timed.
-            undo: takes the result of a call that was given up, in a thread.
-
-        Raises:
-            TimeoutError: it took longer.
-        """
+    ) -> Any:  # fmt: skip
+        """Call a function or a coroutine function; TimeoutError if it takes longer than so many seconds. A plain one
+        runs in a thread, or in a process, which is killed if it is given up, where it is `blocking`; else it is not
+        timed. `undo` takes the result of a call that was given up, in a thread."""
         if inspect.iscoroutinefunction(function):
             async with asyncio.timeout(seconds):
                 return await function(*args)
@@ -105,7 +92,6 @@ class Threads:
             return future.result()
 
     async def _apart(self, data: bytes, seconds: float | None) -> Any:
-        """Have a process do a call."""
         process, answered = self._processes.take(), False
         try:
             if not process.begun:
@@ -122,7 +108,6 @@ class Threads:
         return found
 
     def close(self) -> None:
-        """End all threads that are idle."""
         while self._idle:
             worker = self._idle.pop()
             worker.calls.put(None)

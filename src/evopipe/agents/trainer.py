@@ -15,8 +15,15 @@ from typing import Any, Literal
 import evopipe
 from evopipe import layout, rng
 from evopipe.agents import records
-from evopipe.agents.checks import GIVEN_BY_US, check_arguments, check_classes, dataset_of, has_argument
-from evopipe.agents.config import Resolved, resolve
+from evopipe.agents.config import (
+    GIVEN_BY_US,
+    Resolved,
+    check_arguments,
+    check_classes,
+    dataset_of,
+    has_argument,
+    resolve,
+)
 from evopipe.agents.data import Dataset
 from evopipe.agents.elsewhere import on_ray
 from evopipe.agents.rounds import Rounds, worker
@@ -53,23 +60,15 @@ _INSTEAD = {"agent_class": "agent_cls", "agent_args": "agent_args", "env_class":
 
 @dataclass(frozen=True)
 class Trained:
-    """What `AgentTrainer.train` gave.
+    """What `AgentTrainer.train` gave."""
 
-    Attributes:
-        policy: the elite, to generate with; None where nothing was trained.
-        score: its mean return over the validation tasks.
-        evaluation: the elite's and the base's validation: mean, interval, pass@1, pass@k.
-        curve: one row a generation: generation, step, training and validation episodes, best, mean, elite.
-        measures: one mapping a generation and member, of training rounds.
-        validated: one mapping a generation and member, of validations.
-    """
-
-    policy: LanguagePolicy | None
-    score: float
-    evaluation: dict[str, Any]
+    policy: LanguagePolicy | None  # the elite, to generate with; None where nothing was trained
+    score: float  # its mean return over the validation tasks
+    evaluation: dict[str, Any]  # the elite's and the base's validation: mean, interval, pass@1, pass@k
+    # one row a generation: generation, step, training and validation episodes, best, mean, elite
     curve: list[list[Any]]
-    measures: list[dict[str, Any]]
-    validated: list[dict[str, Any]]
+    measures: list[dict[str, Any]]  # one mapping a generation and member, of training rounds
+    validated: list[dict[str, Any]]  # one mapping a generation and member, of validations
 
 
 class AgentTrainer:
@@ -111,22 +110,13 @@ class AgentTrainer:
     """
 
     def __init__(
-        self,
-        workflow_class: type[Any] | None = None,
-        workflow_args: dict[str, Any] | None = None,
-        agent_class: type[Any] | None = None,
-        env_class: type[Any] | None = None,
-        agent_args: dict[str, Any] | None = None,
-        env_args: dict[str, Any] | None = None,
-        config: Any = None,
-        train_dataset: Any = None,
-        val_dataset: Any = None,
-        *,
-        engine: Literal["auto", "local", "ray"] = "auto",
-        population: int | Mapping[str, Any] | None = None,
-        reward_fn: Callable[..., Any] | None = None,
+        self, workflow_class: type[Any] | None = None, workflow_args: dict[str, Any] | None = None,
+        agent_class: type[Any] | None = None, env_class: type[Any] | None = None,
+        agent_args: dict[str, Any] | None = None, env_args: dict[str, Any] | None = None, config: Any = None,
+        train_dataset: Any = None, val_dataset: Any = None, *, engine: Literal["auto", "local", "ray"] = "auto",
+        population: int | Mapping[str, Any] | None = None, reward_fn: Callable[..., Any] | None = None,
         flow: Callable[..., Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if workflow_class is not None:
             own = {"agent_class": agent_class, "agent_args": agent_args, "env_class": env_class, "env_args": env_args}
             for name, value in own.items():
@@ -226,13 +216,9 @@ class AgentTrainer:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def train(self, quiet: bool = True) -> Trained:
-        """Train; a run in a folder (`trainer.default_local_dir`) that was stopped goes on, bit for bit.
-
-        Raises:
-            EnvironmentFailed: more episodes of a round failed than `agents.max_error_fraction`.
-            BusyError: another process trains the same run.
-            DivergedError, Interrupted: see `run.drive.train`.
-        """
+        """Train; a run in a folder (`trainer.default_local_dir`) that was stopped goes on, bit for bit. Raises
+        EnvironmentFailed if more episodes of a round failed than `agents.max_error_fraction`; BusyError if another
+        process trains the same run; DivergedError or Interrupted (see `run.drive.train`)."""
         if self.resolved.folder is not None:
             return self._train(self.resolved.folder, quiet)
         with tempfile.TemporaryDirectory(prefix="evopipe-agents-") as folder:
@@ -362,7 +348,6 @@ def _source(thing: Any) -> str:
 
 
 def _shown(args: Mapping[str, Any]) -> dict[str, str]:
-    """Return arguments as texts without addresses."""
     return {
         key: _source(value) if callable(value) else json.dumps(value, default=lambda x: type(x).__qualname__)
         for key, value in args.items()

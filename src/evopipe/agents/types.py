@@ -8,10 +8,52 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar, cast
 
+_T = TypeVar("_T")
 Message = dict[str, Any]
 """Of a chat: `role` and `content`."""
+
+
+_DEEPEST = 64  # of nested values that are written
+
+
+def _json(made: Any, depth: int = 0) -> dict[str, Any]:
+    return {each.name: _plain(getattr(made, each.name), depth + 1) for each in fields(made)}
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a value as JSON data; what has no such form, as its `repr`, and a number that is not finite as None."""
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if depth < _DEEPEST:  # deeper ones may hold themselves
+        if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+            return _json(value, depth)
+        if isinstance(value, Mapping):
+            return {str(key): _plain(each, depth + 1) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [_plain(each, depth + 1) for each in value]
+    try:
+        return _plain(value.item()) if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else repr(value)
+    except Exception:  # of a user's class
+        return f"<{type(value).__name__}>"
+
+
+def _made(cls: type[_T], data: Mapping[str, Any]) -> _T:
+    """Make a dataclass of what `to_dict` returned; what it has no fields for is left out."""
+    known = {each.name: data[each.name] for each in fields(cast("Any", cls)) if each.name in data}
+    for name, read in (("steps", Step.from_dict), ("trajectories", Trajectory.from_dict)):
+        if name in known:
+            known[name] = [read(each) for each in known[name]]
+    if isinstance(known.get("model_output"), Mapping):
+        known["model_output"] = ModelOutput.from_dict(known["model_output"])
+    if known.get("termination_reason") is not None:
+        known["termination_reason"] = TerminationReason(known["termination_reason"])
+    return cls(**known)
 
 
 class TerminationReason(Enum):
@@ -55,12 +97,11 @@ class ModelOutput:
     def completion_length(self) -> int:
         return len(self.completion_ids)
 
-    def to_dict(self) -> dict[str, Any]:
-        return _json(self)
+    to_dict = _json
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**_known(cls, data))
+        return _made(cls, data)
 
 
 @dataclass
@@ -85,15 +126,11 @@ class Step:
     done: bool = False
     mc_return: float = 0.0  # Σ γᵏ r from here on
 
-    def to_dict(self) -> dict[str, Any]:
-        return _json(self)
+    to_dict = _json
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        known = _known(cls, data)
-        if isinstance(known.get("model_output"), Mapping):
-            known["model_output"] = ModelOutput.from_dict(known["model_output"])
-        return cls(**known)
+        return _made(cls, data)
 
     @classmethod
     def from_model_output(cls, output: ModelOutput, messages: Sequence[Message] = (), action: Any = None) -> Self:
@@ -118,14 +155,11 @@ class Trajectory:
         chats = [step.chat_completions for step in self.steps]
         return all(later[: len(chat)] == chat for chat, later in itertools.pairwise(chats))
 
-    def to_dict(self) -> dict[str, Any]:
-        return _json(self)
+    to_dict = _json
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        known = _known(cls, data)
-        known["steps"] = [Step.from_dict(step) for step in known.get("steps", [])]
-        return cls(**known)
+        return _made(cls, data)
 
 
 @dataclass
@@ -154,16 +188,11 @@ class Episode:
         rewards = [trajectory.reward for trajectory in self.trajectories]
         return sum(rewards) / len(rewards) if rewards else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        return _json(self)
+    to_dict = _json
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        known = _known(cls, data)
-        known["trajectories"] = [Trajectory.from_dict(each) for each in known.get("trajectories", [])]
-        if known.get("termination_reason") is not None:
-            known["termination_reason"] = TerminationReason(known["termination_reason"])
-        return cls(**known)
+        return _made(cls, data)
 
 
 @dataclass
@@ -179,36 +208,3 @@ class RewardFunction(Protocol):
     """Scores an action, or a whole answer, by what the task says."""
 
     def __call__(self, task_info: dict[str, Any], action: str) -> RewardOutput | float: ...
-
-
-_DEEPEST = 64  # of nested values that are written
-
-
-def _json(made: Any, depth: int = 0) -> dict[str, Any]:
-    return {each.name: _plain(getattr(made, each.name), depth + 1) for each in fields(made)}
-
-
-def _plain(value: Any, depth: int = 0) -> Any:
-    """Return a value as JSON data; what has no such form, as its `repr`, and a number that is not finite as None."""
-    if isinstance(value, Enum):
-        return value.value
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if depth < _DEEPEST:  # deeper ones may hold themselves
-        if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-            return _json(value, depth)
-        if isinstance(value, Mapping):
-            return {str(key): _plain(each, depth + 1) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [_plain(each, depth + 1) for each in value]
-    try:
-        return _plain(value.item()) if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else repr(value)
-    except Exception:  # of a user's class
-        return f"<{type(value).__name__}>"
-
-
-def _known(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those values of a mapping that a dataclass has fields for."""
-    return {each.name: data[each.name] for each in fields(cls) if each.name in data}

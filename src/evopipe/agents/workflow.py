@@ -24,13 +24,9 @@ class Runner:
     """What an episode may ask of the engine: threads, and how long a call of an environment may take."""
 
     def __init__(
-        self,
-        threads: Threads,
-        env_seconds: float | None,
-        close_seconds: float,
-        lock: asyncio.Lock,
+        self, threads: Threads, env_seconds: float | None, close_seconds: float, lock: asyncio.Lock,
         told: Callable[[], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.threads, self.env_seconds, self.close_seconds = threads, env_seconds, close_seconds
         self.running = 0  # calls that are not over
         self._lock, self._told = lock, told
@@ -61,14 +57,9 @@ class Workflow(ABC):
     """
 
     def __init__(
-        self,
-        rollout_engine: Model,
-        executor: Runner,
-        timeout: float = 1e6,
-        gamma: float = 0.0,
-        reward_bonus_coeff: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
+        self, rollout_engine: Model, executor: Runner, timeout: float = 1e6, gamma: float = 0.0,
+        reward_bonus_coeff: float = 0.0, **kwargs: Any,
+    ) -> None:  # fmt: skip
         self.rollout_engine, self.executor, self.timeout = rollout_engine, executor, timeout
         self.gamma, self.reward_bonus_coeff = gamma, reward_bonus_coeff
         self._committed: list[Trajectory] = []
@@ -110,17 +101,11 @@ class Workflow(ABC):
         return await self.executor.call(function, *args, safe=_safe(env), blocking=how, seconds=seconds)
 
     def commit(
-        self,
-        name: str | None = None,
-        agent: BaseAgent | None = None,
-        trajectory: Trajectory | None = None,
+        self, name: str | None = None, agent: BaseAgent | None = None, trajectory: Trajectory | None = None,
         reset: bool = False,
-    ) -> None:
-        """Keep a trajectory, an agent's or one's own, as it is now; without steps it is none.
-
-        Raises:
-            ValueError: not exactly one of `agent` and `trajectory` is given.
-        """
+    ) -> None:  # fmt: skip
+        """Keep a trajectory, an agent's or one's own, as it is now; without steps it is none. Raises ValueError if not
+        exactly one of `agent` and `trajectory` is given."""
         if (agent is None) == (trajectory is None):
             raise ValueError("commit: give either agent or trajectory")
         held = agent.trajectory if agent is not None else trajectory
@@ -226,14 +211,9 @@ class MultiTurnWorkflow(Workflow):
     cumulative = False
 
     def __init__(
-        self,
-        agent_cls: type[Any],
-        env_cls: type[Any],
-        agent_args: Mapping[str, Any] | None = None,
-        env_args: Mapping[str, Any] | None = None,
-        max_steps: int = 5,
-        **kwargs: Any,
-    ) -> None:
+        self, agent_cls: type[Any], env_cls: type[Any], agent_args: Mapping[str, Any] | None = None,
+        env_args: Mapping[str, Any] | None = None, max_steps: int = 5, **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.agent: Any = agent_cls(**dict(agent_args or {}))
         self.env: Any = None
@@ -291,10 +271,8 @@ class SingleTurnWorkflow(MultiTurnWorkflow):
 
 
 class FlowWorkflow(Workflow):
-    """A plain function, `async def flow(task, model)`: its calls of the model are the steps of one trajectory.
-
-    It returns the reward, a list of one reward a call, a `Trajectory` or an `Episode`.
-    """
+    """A plain function, `async def flow(task, model)`: its calls of the model are the steps of one trajectory. It
+    returns the reward, a list of one reward a call, a `Trajectory` or an `Episode`."""
 
     def __init__(self, flow: Callable[..., Any], reward_fn: Callable[..., Any] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -14,11 +14,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from types import ModuleType
+from typing import Any, NamedTuple, cast
 
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.types import Chosen, Learned, Spaces
@@ -88,53 +89,24 @@ ONE_AGENT = "train.warm_start: datasets are of one agent, the environment has a 
 
 
 class Answers(NamedTuple):
-    """What a policy can be asked beside its action; None where it knows nothing of the kind.
+    """What a policy can be asked beside its action; None where it knows nothing of the kind."""
 
-    Attributes:
-        value: (cfg, state, obs, legal, memory) → V(s) `[P, B]`.
-        q_values: (cfg, state, obs, action) → Q(s, a) `[P, B]`; of all actions `[P, B, A]` where action is None.
-        chances: (cfg, state, obs, legal, memory) → the `ops.distributions.Distribution` of actions.
-    """
-
-    value: Callable[..., Any] | None = None
+    value: Callable[..., Any] | None = None  # (cfg, state, obs, legal, memory) → V(s) `[P, B]`
+    # (cfg, state, obs, action) → Q(s, a) `[P, B]`; of all actions `[P, B, A]` where action is None
     q_values: Callable[..., Any] | None = None
+    # (cfg, state, obs, legal, memory) → the `ops.distributions.Distribution` of actions
     chances: Callable[..., Any] | None = None
 
 
-class Algorithm(Protocol):
-    """What a module of this package defines, see `REQUIRED`, `REGIMES` and `OPTIONAL`."""
+class Algorithm(ModuleType):
+    """A module of this package: it defines what `REQUIRED`, `REGIMES` and `OPTIONAL` name."""
 
-    PAPER: str
     REGIME: str
-    POLICY: str
     ACTIONS: tuple[str, ...]
-    Config: type[Any]
-    State: type[Any]
-    networks: Callable[[Any, Spaces], Mapping[str, Any]]
-    init: Callable[[Any, Mapping[str, Any]], Any]
-    greedy: Callable[..., Any]
-    loss: Callable[..., Any]
     update: Callable[..., Learned]
-    explore: Callable[[Any, int], float]
-    act: Callable[..., Any]
     step: Callable[..., Chosen]
-    value: Callable[..., Any]
-    schedule: Callable[[Any, int], Mapping[str, float]]
-    asks: Callable[[Any], frozenset[str]]
-    estimate: Callable[..., Any]
-    fitness: Callable[..., Any]
-    logits: Callable[..., Any]
-    figures: Callable[..., Any] | None
-    values: Callable[..., Any] | None
     answers: Callable[[Any], Answers] | None
     period: Callable[[Any], int]
-    learn: Callable[..., Learned | None] | None
-    OFFLINE_ONLY: bool
-    PAIRS: bool
-    RECURRENT: bool
-    TEAM: bool
-    ACTS_WITH: tuple[str, ...]
-    MASKED_LOSS: bool
 
 
 @cache
@@ -188,22 +160,13 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
             "with share_encoder the critics read the action behind the encoder, and need a hidden layer there; give at "
             "least one width"
         )
-    if algo.TEAM and spaces.team is not None:
-        try:
-            spaces.team.groups(cfg.groups)
-        except ValueError as error:
-            return "groups", str(error)
     return None
 
 
 @cache
 def get(name: str) -> Algorithm:
-    """Return an algorithm.
-
-    Raises:
-        ParamsError: there is none of that name.
-        ImportError: its file lacks a name that an algorithm must define.
-    """
+    """Return an algorithm. Raises ParamsError if there is none of that name; ImportError if its file lacks a name that
+    an algorithm must define."""
     if name not in (known := names() + names(of_text=True)):
         raise ParamsError(
             f"train.algo: no algorithm {name!r}{did_you_mean(name, known)} (there are: {', '.join(known)})"

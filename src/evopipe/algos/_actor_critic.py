@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from evopipe.algos import Answers
+from evopipe.core import optim
 from evopipe.core.native import actor_critic as native
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import Distribution, distribution
-from evopipe.ops.noise import gaussian, ornstein_uhlenbeck
-from evopipe.ops.policy import likeliest, or_random
+from evopipe.ops.policy import gaussian, likeliest, or_random, ornstein_uhlenbeck
 from evopipe.ops.value import pick, twin_loss
 from evopipe.rng import Stream
 from evopipe.types import Batch, Hyper, Learned, Tensor
@@ -144,6 +144,27 @@ def learners(state: Any, critic: str) -> native.Learners:
         state.actor, getattr(state, "actor_target", None), getattr(state, critic), getattr(state, f"{critic}_target"),
         state.actor_adam, getattr(state, f"{critic}_adam"), state.updates,
     )  # fmt: skip
+
+
+def learn(
+    state: Any, critic: str, hp: Hyper, healthy: Tensor, found: tuple[Tensor, Tensor],
+    climb: Callable[[], Tensor] | None,
+) -> Learned:  # fmt: skip
+    """Let critics by that name, and an encoder that networks share, go down `found`, losses and errors; where the actor
+    climbs, let it go down what `climb` returns, and all targets follow."""
+    losses, errors = found
+    online, encoder = getattr(state, critic), getattr(state, "encoder", None)
+    critics = (online, getattr(state, f"{critic}_adam"), hp["lr_critic"])
+    healthy = healthy & state.actor.finite  # its own loss may come later
+    shared = (encoder, getattr(state, "encoder_adam", None), hp["lr_critic"])
+    healthy = optim.descend(losses, healthy, hp["grad_clip"], critics, shared)
+    if climb is not None:
+        healthy = optim.descend(climb(), healthy, hp["grad_clip"], (state.actor, state.actor_adam, hp["lr_actor"]))
+        optim.polyak(getattr(state, "encoder_target", None), encoder, hp["tau"] * healthy)
+        optim.polyak(getattr(state, f"{critic}_target"), online, hp["tau"] * healthy)
+        optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
+    state.updates.add_(healthy)
+    return Learned(losses.detach(), healthy, errors)
 
 
 def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:

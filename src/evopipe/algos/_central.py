@@ -88,7 +88,7 @@ def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
     return of.run(critic, of.together(obs, actions)).squeeze(-1)
 
 
-class Steps(NamedTuple):
+class _Steps(NamedTuple):
     """A batch, and what of it is needed more than once or with agents first."""
 
     batch: Batch
@@ -97,13 +97,13 @@ class Steps(NamedTuple):
     taken: Tensor  # [P, B, K, A], actions as critics read them, and there 0s
 
     @classmethod
-    def of(cls, cfg: Any, batch: Batch) -> Steps:
+    def of(cls, cfg: Any, batch: Batch) -> _Steps:
         alive = torch.ones_like(batch.reward) if batch.alive is None else batch.alive
         weight = crew(cfg).first(batch.weight[..., None] * alive)
         return cls(batch, alive, weight, alive[..., None] * as_numbers(cfg, batch.action))
 
 
-def next_actions(cfg: Any, actor: Net, steps: Steps, draw: Stream) -> Tensor:
+def _next_actions(cfg: Any, actor: Net, steps: _Steps, draw: Stream) -> Tensor:
     """Return what actors do in `next_obs`, as numbers `[P, K, B, A]`: tanh of what they say, or one-hot draws of their
     softmax."""
     of = crew(cfg)
@@ -113,13 +113,11 @@ def next_actions(cfg: Any, actor: Net, steps: Steps, draw: Stream) -> Tensor:
     return as_numbers(cfg, _chances(cfg, out, None if legal is None else of.first(legal)).sample(draw))
 
 
-def critics_loss(cfg: Any, critic: Net, target: Net, steps: Steps, next_action: Tensor) -> tuple[Tensor, Tensor]:
+def _critics_loss(cfg: Any, critic: Net, target: Net, steps: _Steps, next_action: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of the weighted squared errors of each member's critics `[P]`, and each transition's mean error
-    `[P, B]`, without gradient, over the agents that act.
-
-    They regress on r + γ Q⁻ of the next actions `[P, K, B, A]`, of twins the lesser. In critics the action of an agent
-    that is gone counts as 0; one that comes later counts from the step after on.
-    """
+    `[P, B]`, without gradient, over the agents that act. They regress on r + γ Q⁻ of the next actions `[P, K, B, A]`,
+    of twins the lesser. In critics the action of an agent that is gone counts as 0; one that comes later counts from
+    the step after on."""
     of, batch = crew(cfg), steps.batch
     with torch.no_grad():
         stays = steps.alive * (batch.discount > 0)
@@ -134,7 +132,7 @@ def critics_loss(cfg: Any, critic: Net, target: Net, steps: Steps, next_action: 
     return (steps.weight * squares).sum(dim=(1, 2)), mean
 
 
-def actor_loss(cfg: Any, actor: Net, critic: Net, steps: Steps, draw: Stream) -> Tensor:
+def _actor_loss(cfg: Any, actor: Net, critic: Net, steps: _Steps, draw: Stream) -> Tensor:
     """Return −Q of each agent's own policy and the others' actions in the batch, weighted, of each member `[P]`; and
     `output_penalty` times the outputs' mean square."""
     of, batch = crew(cfg), steps.batch
@@ -150,7 +148,7 @@ def actor_loss(cfg: Any, actor: Net, critic: Net, steps: Steps, draw: Stream) ->
     return each.sum(dim=(1, 2))
 
 
-def whole_update(
+def _whole_update(
     cfg: Any, state: Any, critic: str, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, climbs: bool
 ) -> Learned | None:
     """Take the whole update by the CPU's own kernels, of critics by that name in the state; None where torch must."""
@@ -168,6 +166,38 @@ def whole_update(
         discrete=not cfg.spaces.continuous, noise=noise, own_noise=own, limit=limit, temperature=cfg.temperature,
         penalty=cfg.output_penalty,
     )  # fmt: skip
+
+
+def loss(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
+    return _loss(critic, cfg, state, _Steps.of(cfg, batch), draw)
+
+
+def _loss(critic: str, cfg: Any, state: Any, steps: _Steps, draw: Stream) -> tuple[Tensor, Tensor]:
+    """Return the losses and errors of critics by that name; twins see clipped noise on continuous actions."""
+    with torch.no_grad():
+        action_t = _next_actions(cfg, state.actor_target, steps, draw)
+        if critic == "critics" and cfg.spaces.continuous:
+            noise = cfg.target_noise * draw.normal(action_t[0].numel()).view(action_t.shape)
+            action_t = (action_t + noise.clamp(-cfg.target_clip, cfg.target_clip)).clamp(-1.0, 1.0)
+    return _critics_loss(cfg, getattr(state, critic), getattr(state, f"{critic}_target"), steps, action_t)
+
+
+def update(
+    critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int
+) -> Learned:
+    climbs = turn == cfg.policy_delay - 1
+    if (learned := _whole_update(cfg, state, critic, hp, batch, healthy, draw, climbs)) is not None:
+        return learned
+    steps = _Steps.of(cfg, batch)
+    if not cfg.spaces.continuous:
+        healthy = healthy & state.actor_target.finite  # an action does not tell what it was drawn from
+
+    def climb() -> Tensor:
+        first = state.critic.frozen if critic == "critic" else state.critics.firsts
+        return _actor_loss(cfg, state.actor, first, steps, draw.part(1))
+
+    found = _loss(critic, cfg, state, steps, draw)
+    return _actor_critic.learn(state, critic, hp, healthy, found, climb if climbs else None)
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from evopipe.ops import noise
+from evopipe.ops import policy
 from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import Evolve, hyper
 
@@ -64,7 +64,7 @@ EpsilonSteps = Annotated[int, hyper(doc="steps of the member until ε reaches it
     raising="explores longer", ge=1, le=10**12)]  # fmt: skip
 RandomSteps = Annotated[int, hyper(doc="first steps of the member, with uniform actions", unit="environment steps",
     raising="explores longer at first", ge=0, le=10**12)]  # fmt: skip
-Noise = Annotated[noise.Noise, hyper(doc="exploration noise: `gaussian`, or `ou` (Ornstein-Uhlenbeck)")]
+Noise = Annotated[policy.Noise, hyper(doc="exploration noise: `gaussian`, or `ou` (Ornstein-Uhlenbeck)")]
 NoiseDeviation = Annotated[float, hyper(
     doc="standard deviation of the noise on continuous actions while it learns online", raising="explores more", ge=0,
     le=10)]  # fmt: skip

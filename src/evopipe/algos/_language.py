@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,11 +10,12 @@ import torch
 
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets
+from evopipe.core.net import Net, Nets, score
 from evopipe.core.structure import Widths
 from evopipe.ops import language as ops
+from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
-from evopipe.types import Hyper, Scored, Tensor, Text, Words
+from evopipe.types import Hyper, Learned, Scored, Tensor, Text, Words
 
 Rows = Annotated[int, hyper(doc="completions of a member between two rounds of updates",
     raising="steadier, less often", ge=1, le=1 << 20)]  # fmt: skip
@@ -100,11 +101,8 @@ def asks(cfg: Any) -> frozenset[str]:
 
 
 def check_groups(cfg: Any, least: int) -> None:
-    """Refuse groups that do not fit into a round, or are too small to compare anything.
-
-    Raises:
-        ValueError: they are; the text is a sentence for the file's reader.
-    """
+    """Refuse groups that do not fit into a round, or are too small to compare anything. Raises ValueError if they are;
+    the text is a sentence for the file's reader."""
     sizes = {"group_size": (cfg.group_size, cfg.group_size)}
     if "group_size" in cfg.evolve:
         sizes["evolve.group_size"] = cfg.evolve["group_size"].min, cfg.evolve["group_size"].max
@@ -118,11 +116,6 @@ def check_groups(cfg: Any, least: int) -> None:
 def wants_reference(cfg: Any) -> bool:
     """Whether the base's log-probabilities are needed: β is above 0, or may come to be."""
     return bool(cfg.beta > 0 or "beta" in cfg.evolve)
-
-
-def wants_entropy(cfg: Any) -> bool:
-    """Whether entropies are needed: their weight is above 0, or may come to be."""
-    return bool(cfg.ent_coef > 0 or "ent_coef" in cfg.evolve)
 
 
 def counted(batch: Text) -> Tensor:
@@ -159,17 +152,15 @@ def surrogate(cfg: Any, hp: Hyper, now: Scored, batch: Text, mask: Tensor, cispo
     return each + hp["beta"][:, None, None] * ops.k3(now.log_prob, batch.reference, mask)
 
 
-def drift(now: Scored, batch: Text) -> Tensor:
+def _drift(now: Scored, batch: Text) -> Tensor:
     """Return how far at most the log-probability of a token that counts is from what it was when it was written,
     `[P, 1]`."""
     return ops.drift(now.log_prob, given(batch.log_prob), counted(batch))[:, None]
 
 
-def descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: State | StateWithHead) -> Tensor:
-    """Take one step down each member's loss `[P]`, see `optim.descend`, and count it; return who is healthy, `[P]`.
-
-    A member without a token that counts takes none: its moments would carry it on.
-    """
+def _descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: State | StateWithHead) -> Tensor:
+    """Take one step down each member's loss `[P]`, see `optim.descend`, and count it; return who is healthy, `[P]`. A
+    member without a token that counts takes none: its moments would carry it on."""
     learning = counted(batch).flatten(1).any(dim=1)
     learners = [(state.policy, state.adam, hp["lr"])]
     if isinstance(state, StateWithHead):
@@ -177,6 +168,25 @@ def descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: Stat
     stepped = optim.descend(losses, healthy & learning, hp["grad_clip"], *learners)
     state.updates.add_(stepped)
     return torch.where(learning, stepped, healthy)
+
+
+def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[..., Learned]:
+    """Return the `update` of an algorithm with such a loss; of completions it knows entropies, where they count, and
+    tells the drift."""
+
+    def update(cfg: Any, state: Any, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+        entropy = completions and bool(cfg.ent_coef > 0 or "ent_coef" in cfg.evolve)  # above 0, or it may come to be
+        now = score(state.policy, batch, getattr(state, "value", None), entropy=entropy)
+        losses = loss(cfg, hp, now, batch)
+        healthy = _descend(losses, healthy, hp, batch, state)
+        return Learned(losses.detach(), healthy, _drift(now, batch) if completions else None)
+
+    return update
+
+
+def always(*names: str) -> Callable[[Any], frozenset[str]]:
+    """Return the `asks` of an algorithm that asks for these whatever its configuration."""
+    return lambda cfg: frozenset(names)
 
 
 def given(x: Tensor | None) -> Tensor:

@@ -65,11 +65,9 @@ def objective(
     cfg: Any, hp: Hyper, chances: Distribution, action: Tensor, log_prob: Tensor, advantage: Tensor, value: Tensor,
     old_value: Tensor, target: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return what every step of a minibatch adds to the loss, and its distance ρ − 1 − log ρ from the old policy.
-
-    Both are `[P, …]`, as is all that is given: what policy and critic say now, what was done, its log-probability then,
-    advantages, values then and what they should be; actions may have one dimension more; hp values are `[P]`.
-    """
+    """Return what every step of a minibatch adds to the loss, and its distance ρ − 1 − log ρ from the old policy. Both
+    are `[P, …]`, as is all that is given: what policy and critic say now, what was done, its log-probability then,
+    advantages, values then and what they should be; actions may have one dimension more; hp values are `[P]`."""
     clip, vf_coef, ent_coef = (hp[name].view(-1, *[1] * (value.ndim - 1)) for name in ("clip", "vf_coef", "ent_coef"))
     log_ratio = chances.log_prob(action) - log_prob
     ratio = log_ratio.exp()
@@ -102,12 +100,10 @@ def descend(
     loss: tuple[Tensor, Tensor], log_std: Tensor, pairs: Sequence[tuple[Net | None, optim.Adam | None]], cfg: Any,
     state: Any, hp: Hyper, batch: Sequences, healthy: Tensor, turn: int,
 ) -> Learned:  # fmt: skip
-    """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`.
-
-    A loss is the members' losses, of `deviations`, and their distances from the old policy, `[P]`. Pairs are the
-    networks and their moments; of the state the deviations of continuous actions, `log_std` and `log_std_adam`, learn
-    too, where there are any.
-    """
+    """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`. A loss
+    is the members' losses, of `deviations`, and their distances from the old policy, `[P]`. Pairs are the networks and
+    their moments; of the state the deviations of continuous actions, `log_std` and `log_std_adam`, learn too, where
+    there are any."""
     learners = [(net, adam) for net, adam in pairs if net is not None and adam is not None]
     losses, distance = loss
     assert log_std.grad is not None

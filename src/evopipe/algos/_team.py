@@ -178,11 +178,9 @@ class Crew:
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def together(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
-        """Return what every agent's centralised critic reads, `[P, K, B, joint]`.
-
-        Observations are `[P, B, K, O]`, actions `[P, B, K, A]`, or as each agent's critic is to see all agents',
-        `[P, K, B, K, A]`. Images are each agent's own alone: one network has convolutions for those of one observation.
-        """
+        """Return what every agent's centralised critic reads, `[P, K, B, joint]`. Observations are `[P, B, K, O]`,
+        actions `[P, B, K, A]`, or as each agent's critic is to see all agents', `[P, K, B, K, A]`. Images are each
+        agent's own alone: one network has convolutions for those of one observation."""
         places = self.on(obs.device)
         numbers = _side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)
         if actions is not None and actions.ndim == 4:
@@ -223,11 +221,8 @@ def _side_by_side(x: Tensor, columns: Tensor | None) -> Tensor:
 
 
 def crew(cfg: Any, spaces: Spaces | None = None) -> Crew:
-    """Return the agents of a configuration's environment, and who shares; one agent alone is a team, too.
-
-    Raises:
-        ValueError: a group names no agent, or an agent stands in none, see `Team.groups`.
-    """
+    """Return the agents of a configuration's environment, and who shares; one agent alone is a team, too. Raises
+    ValueError if a group names no agent, or an agent stands in none, see `Team.groups`."""
     spaces = spaces or cfg.spaces
     return _crew(spaces, cfg.share, tuple((name, tuple(agents)) for name, agents in cfg.groups.items()))
 

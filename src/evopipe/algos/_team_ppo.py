@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from evopipe.algos import Answers, _ppo
+from evopipe.algos import Answers, _hyper, _ppo, _team
 from evopipe.algos._team import Crew, crew
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
@@ -22,10 +22,41 @@ from evopipe.core.net import Net, Nets, remember, unroll
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream
+from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces, Tensor
 
 Seen: TypeAlias = "Callable[[Crew, Tensor], Tensor]"
 _OF_PADS = -1.4189385332046727  # log-deviation at which a Gaussian's entropy is 0: −½ log 2πe
+
+
+class Config(AlgoConfig):
+    """Hyper-parameters of PPO for teams, whatever critics read."""
+
+    lr: _hyper.Rate = 1e-3
+    batch_size: _ppo.BatchSize = 256
+    learn_step: _ppo.LearnStep = 2048
+    epochs: _ppo.Epochs = 8
+    gamma: _hyper.Discount = 0.95
+    gae_lambda: _ppo.Lambda = 0.95
+    clip: _ppo.Clip = 0.2
+    clip_value: _ppo.ClipValue = False
+    vf_coef: _ppo.ValueWeight = 0.5
+    ent_coef: _ppo.EntropyWeight = 0.01
+    grad_clip: _ppo.GradientClip = 0.5
+    target_kl: _ppo.TargetDistance = 0.0
+    normalise_advantage: bool = hyper(True, doc="whether advantages are normalised over each group's minibatch")
+    decay_steps: _ppo.DecaySteps = 0
+    lr_end: _ppo.RateEnd = 0.0
+    clip_end: _ppo.ClipEnd = 1.0
+    std: _ppo.Deviation = 0.6
+    squash: _ppo.Squash = False
+    max_seq_len: _ppo.Longest = 16
+    sequences: _ppo.Cut = "chunked"
+    share: _team.Share = "group"
+    groups: _team.Groups = _team.BY_NAME
+    score: _team.Score = "sum"
+    network: _hyper.Network = _hyper.NETWORK
+    evolve: _hyper.Evolving = _ppo.RANGES
 
 
 @dataclass(frozen=True)
@@ -60,10 +91,8 @@ def _parts(
     cfg: Any, outputs: Tensor, log_std: Tensor, legal: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return what a distribution of actions is made of, each of a shape that expands to `[P, K, B, A]`: outputs, the
-    logarithm of deviations, legal actions. Given are outputs and legal `[P, K, B, A]`, log_std `[P, G · A]`.
-
-    What an agent does not have of continuous actions has entropy 0, and the same density whatever is done.
-    """
+    logarithm of deviations, legal actions. Given are outputs and legal `[P, K, B, A]`, log_std `[P, G · A]`. What an
+    agent does not have of continuous actions has entropy 0, and the same density whatever is done."""
     of = crew(cfg)
     if not cfg.spaces.continuous:
         return outputs, None, of.legal(legal, outputs)
@@ -182,8 +211,10 @@ def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: T
     return policy.learn(cfg, state, hp, lessons, healthy, crew(cfg).places)
 
 
-def update(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, turn: int) -> Learned:
-    """Learn from one minibatch, see `_ppo.descend`."""
+def update(
+    seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int
+) -> Learned:
+    """Learn from one minibatch, the rollout's first where `turn` is 0, see `_ppo.descend`."""
     log_std = _ppo.deviations(state)
     pairs = (state.actor, state.actor_adam), (state.critic, state.critic_adam)
     found = loss(seen, cfg, state, hp, batch, log_std)

@@ -10,12 +10,10 @@ read and not learned.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from evopipe.algos import _hyper, _language
 from evopipe.core import optim
-from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets, forward
+from evopipe.core.net import forward
 from evopipe.core.structure import Widths
 from evopipe.ops import language as ops
 from evopipe.rng import Stream
@@ -39,19 +37,12 @@ class Config(AlgoConfig):
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2))
 
 
-@dataclass(frozen=True)
-class State:
-    policy: Net = parameters("policy", trainable=True)
-    adam: optim.Adam = moments("policy")
-    updates: Tensor = row()  # [P] float32
+State = _language.State
+init = _language.init
 
 
 def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
     return {"policy": Widths(words.vocabulary, words.vocabulary)}
-
-
-def init(cfg: Config, nets: Nets) -> State:
-    return State(nets["policy"], *optim.start(nets["policy"]))
 
 
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:

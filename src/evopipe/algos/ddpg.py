@@ -10,6 +10,7 @@ once in `policy_delay` updates; 1 is the paper's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -87,7 +88,6 @@ answers = _actor_critic.of_own_action(greedy, _q_values)
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return each member's critic loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
         x_t = forward(state.encoder_target, batch.next_obs)
         y = batch.reward + batch.discount * action_value(
@@ -109,16 +109,5 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
     learned = _actor_critic.whole_update(cfg, state, "critic", hp, batch, healthy, draw, climbs)
     if learned is not None:
         return learned
-    critic = (state.critic, state.critic_adam, hp["lr_critic"])
-    encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
-    healthy = healthy & state.actor.finite  # its own loss may come later
-    losses, errors = loss(cfg, state, hp, batch)
-    healthy = optim.descend(losses, healthy, hp["grad_clip"], critic, encoder)
-    if climbs:
-        actor = (state.actor, state.actor_adam, hp["lr_actor"])
-        healthy = optim.descend(_actor_loss(state, batch), healthy, hp["grad_clip"], actor)
-        optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
-        optim.polyak(state.critic_target, state.critic, hp["tau"] * healthy)
-        optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
-    state.updates.add_(healthy)
-    return Learned(losses.detach(), healthy, errors)
+    climb = partial(_actor_loss, state, batch) if climbs else None
+    return _actor_critic.learn(state, "critic", hp, healthy, loss(cfg, state, hp, batch), climb)

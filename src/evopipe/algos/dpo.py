@@ -17,11 +17,9 @@ import torch
 
 from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
-from evopipe.core.net import score
 from evopipe.ops import language as ops
-from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Hyper, Learned, Scored, Tensor, Text
+from evopipe.types import Hyper, Scored, Tensor, Text
 
 PAPER = "https://arxiv.org/abs/2305.18290"
 REGIME = "text"
@@ -46,9 +44,7 @@ State = _language.State
 networks, init = _language.networks, _language.init
 
 
-def asks(cfg: Config) -> frozenset[str]:
-    """Return what else has to be known of completions: the base's log-probabilities."""
-    return frozenset({"reference"})
+asks = _language.always("reference")
 
 
 def preference(now: Scored, batch: Text, beta: Tensor, nll: Tensor) -> ops.Preference:
@@ -74,11 +70,7 @@ def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tenso
 
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
-    """Return each member's loss `[P]`; hp values are `[P]`."""
     return ops.total(_language.pair_weights(batch), preference(now, batch, hp["beta"], hp["nll_alpha"]).loss)
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    losses = loss(cfg, hp, score(state.policy, batch), batch)
-    healthy = _language.descend(losses, healthy, hp, batch, state)
-    return Learned(losses.detach(), healthy)
+update = _language.learner(loss)

@@ -22,11 +22,9 @@ from pydantic import model_validator
 
 from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
-from evopipe.core.net import score
 from evopipe.ops import language as ops
-from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Hyper, Learned, Scored, Tensor, Text
+from evopipe.types import Hyper, Scored, Tensor, Text
 
 PAPER = "https://arxiv.org/abs/2402.03300"
 REGIME = "dialogue"
@@ -77,14 +75,9 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
 
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
-    """Return each member's loss `[P]`; hp values are `[P]`."""
     mask = _language.counted(batch)
     each = _language.surrogate(cfg, hp, now, batch, mask, cfg.cispo)
     return ops.total(ops.token_weights(mask, cfg.mean), each)
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    now = score(state.policy, batch, entropy=_language.wants_entropy(cfg))
-    losses = loss(cfg, hp, now, batch)
-    healthy = _language.descend(losses, healthy, hp, batch, state)
-    return Learned(losses.detach(), healthy, _language.drift(now, batch))
+update = _language.learner(loss, completions=True)

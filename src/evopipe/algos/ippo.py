@@ -15,13 +15,12 @@ rest, `target_kl`, and of LSTM encoders goes for teams too.
 
 from __future__ import annotations
 
-from evopipe.algos import Answers, _hyper, _ppo, _team, _team_ppo
+from functools import partial
+
+from evopipe.algos import Answers, _ppo, _team, _team_ppo
 from evopipe.algos._team import Crew
 from evopipe.core.structure import Widths
-from evopipe.ops.distributions import Distribution
-from evopipe.rng import Stream
-from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces, Tensor
+from evopipe.types import Spaces, Tensor
 
 PAPER = "https://arxiv.org/abs/2011.09533"
 REGIME = "on_policy"
@@ -32,34 +31,8 @@ RECURRENT = True
 TEAM = True
 
 
-class Config(AlgoConfig):
+class Config(_team_ppo.Config):
     """Hyper-parameters of IPPO."""
-
-    lr: _hyper.Rate = 1e-3
-    batch_size: _ppo.BatchSize = 256
-    learn_step: _ppo.LearnStep = 2048
-    epochs: _ppo.Epochs = 8
-    gamma: _hyper.Discount = 0.95
-    gae_lambda: _ppo.Lambda = 0.95
-    clip: _ppo.Clip = 0.2
-    clip_value: _ppo.ClipValue = False
-    vf_coef: _ppo.ValueWeight = 0.5
-    ent_coef: _ppo.EntropyWeight = 0.01
-    grad_clip: _ppo.GradientClip = 0.5
-    target_kl: _ppo.TargetDistance = 0.0
-    normalise_advantage: bool = hyper(True, doc="whether advantages are normalised over each group's minibatch")
-    decay_steps: _ppo.DecaySteps = 0
-    lr_end: _ppo.RateEnd = 0.0
-    clip_end: _ppo.ClipEnd = 1.0
-    std: _ppo.Deviation = 0.6
-    squash: _ppo.Squash = False
-    max_seq_len: _ppo.Longest = 16
-    sequences: _ppo.Cut = "chunked"
-    share: _team.Share = "group"
-    groups: _team.Groups = _team.BY_NAME
-    score: _team.Score = "sum"
-    network: _hyper.Network = _hyper.NETWORK
-    evolve: _hyper.Evolving = _ppo.RANGES
 
 
 State = _team_ppo.State
@@ -75,29 +48,9 @@ def _seen(of: Crew, obs: Tensor) -> Tensor:
     return of.named(obs)
 
 
-def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None) -> Chosen:
-    """Draw actions, or take the likeliest where `draw` is None: obs `[P, E · K, O]`, memory `[P, E · K, M]` before."""
-    return _team_ppo.step(_seen, cfg, state, obs, legal, memory, draw)
-
-
-def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
-    """Return V(oₖ) `[P, B · K]`: obs `[P, B · K, O]`, memory `[P, B · K, M]` before it."""
-    return _team_ppo.value(_seen, cfg, state, obs, memory)
+_own = (_team_ppo.step, _team_ppo.value, _team_ppo.evaluate, _team_ppo.loss, _team_ppo.update)
+step, value, _evaluate, loss, update = (partial(each, _seen) for each in _own)
 
 
 def answers(cfg: Config) -> Answers:
     return _team_ppo.answers(_seen)
-
-
-def _evaluate(cfg: Config, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
-    return _team_ppo.evaluate(_seen, cfg, state, batch, log_std)
-
-
-def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each member's loss, and how far its policies have gone from the old ones, `[P]`; hp values are `[P]`."""
-    return _team_ppo.loss(_seen, cfg, state, hp, batch, log_std)
-
-
-def update(cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`."""
-    return _team_ppo.update(_seen, cfg, state, hp, batch, healthy, turn)

@@ -24,8 +24,7 @@ from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import masked_log_softmax
-from evopipe.ops.noise import gaussian
-from evopipe.ops.policy import epsilon_greedy, or_random
+from evopipe.ops.policy import epsilon_greedy, gaussian, or_random
 from evopipe.ops.value import expectile_loss, pick
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper

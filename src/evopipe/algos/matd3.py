@@ -17,17 +17,14 @@ Gumbel-softmax, straight through. An agent that is gone leaves its loss; in crit
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from functools import partial
 
 from evopipe.algos import _actor_critic, _central, _hyper, _team
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
-from evopipe.core.structure import Widths
-from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
-from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
+from evopipe.types import Tensor
 
 PAPER = "https://arxiv.org/abs/1910.01465"
 REGIME = "off_policy"
@@ -74,46 +71,12 @@ class State:
     updates: Tensor = row()  # [P] float32
 
 
-def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    return _central.networks(cfg, spaces, critics=2)
-
-
 def init(cfg: Config, nets: Nets) -> State:
     actor, critics = nets["actor"], nets["critics"]
     return State(actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics))
 
 
+networks = partial(_central.networks, critics=2)
 explore, greedy, act = _actor_critic.explore, _central.greedy, _central.act
 answers = _central.answers("critics")
-
-
-def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
-    """Return the loss of each member's critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
-    return _loss(cfg, state, _central.Steps.of(cfg, batch), draw)
-
-
-def _loss(cfg: Config, state: State, steps: _central.Steps, draw: Stream) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
-        action_t = _central.next_actions(cfg, state.actor_target, steps, draw)
-        if cfg.spaces.continuous:
-            noise = cfg.target_noise * draw.normal(action_t[0].numel()).view(action_t.shape)
-            action_t = (action_t + noise.clamp(-cfg.target_clip, cfg.target_clip)).clamp(-1.0, 1.0)
-    return _central.critics_loss(cfg, state.critics, state.critics_target, steps, action_t)
-
-
-def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    climbs = turn == cfg.policy_delay - 1
-    if (learned := _central.whole_update(cfg, state, "critics", hp, batch, healthy, draw, climbs)) is not None:
-        return learned
-    steps, healthy = _central.Steps.of(cfg, batch), healthy & state.actor.finite  # its own loss may come later
-    if not cfg.spaces.continuous:
-        healthy = healthy & state.actor_target.finite  # an action does not tell what it was drawn from
-    losses, errors = _loss(cfg, state, steps, draw)
-    healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.critics, state.critics_adam, hp["lr_critic"]))
-    if climbs:
-        climbed = _central.actor_loss(cfg, state.actor, state.critics.firsts, steps, draw.part(1))
-        healthy = optim.descend(climbed, healthy, hp["grad_clip"], (state.actor, state.actor_adam, hp["lr_actor"]))
-        optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
-        optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
-    state.updates.add_(healthy)
-    return Learned(losses.detach(), healthy, errors)
+loss, update = partial(_central.loss, "critics"), partial(_central.update, "critics")

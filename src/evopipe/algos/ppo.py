@@ -179,7 +179,6 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`."""
     pairs = (state.encoder, state.encoder_adam), (state.actor, state.actor_adam), (state.critic, state.critic_adam)
     log_std = _ppo.deviations(state)
     found = loss(cfg, state, hp, batch, log_std)

@@ -18,11 +18,9 @@ from typing import Annotated
 
 from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
-from evopipe.core.net import score
 from evopipe.ops import language as ops
-from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
-from evopipe.types import Hyper, Learned, Scored, Tensor, Text
+from evopipe.types import Hyper, Scored, Tensor, Text
 
 PAPER = "https://arxiv.org/abs/2203.02155"
 REGIME = "text"
@@ -44,9 +42,7 @@ State = _language.StateWithHead
 networks, init = _language.networks_with_head, _language.init_with_head
 
 
-def asks(cfg: Config) -> frozenset[str]:
-    """Return what else has to be known of rows: values, and that behind the last token."""
-    return frozenset({"value", "end"})
+asks = _language.always("value", "end")
 
 
 def margins(now: Scored, batch: Text) -> Tensor:
@@ -66,11 +62,7 @@ def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tenso
 
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
-    """Return each member's loss `[P]`."""
     return ops.total(_language.pair_weights(batch), -ops.preferred(margins(now, batch)))
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    losses = loss(cfg, hp, score(state.policy, batch, state.value), batch)
-    healthy = _language.descend(losses, healthy, hp, batch, state)
-    return Learned(losses.detach(), healthy)
+update = _language.learner(loss)

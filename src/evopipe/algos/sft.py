@@ -9,11 +9,9 @@ learned.
 from __future__ import annotations
 
 from evopipe.algos import _hyper, _language
-from evopipe.core.net import score
 from evopipe.ops import language as ops
-from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
-from evopipe.types import Hyper, Learned, Scored, Tensor, Text
+from evopipe.types import Hyper, Scored, Tensor, Text
 
 PAPER = "https://arxiv.org/abs/2203.02155"
 REGIME = "text"
@@ -34,8 +32,7 @@ State = _language.State
 networks, init = _language.networks, _language.init
 
 
-def asks(cfg: Config) -> frozenset[str]:
-    return frozenset()
+asks = _language.always()
 
 
 def fitness(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
@@ -49,11 +46,7 @@ def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tenso
 
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
-    """Return each member's loss `[P]`."""
     return ops.total(ops.token_weights(_language.counted(batch), cfg.mean), -now.log_prob)
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    losses = loss(cfg, hp, score(state.policy, batch), batch)
-    healthy = _language.descend(losses, healthy, hp, batch, state)
-    return Learned(losses.detach(), healthy)
+update = _language.learner(loss)

@@ -10,6 +10,7 @@ environment stretches to its bounds, in targets as well.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -100,16 +101,5 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
     learned = _actor_critic.whole_update(cfg, state, "critics", hp, batch, healthy, draw, climbs)
     if learned is not None:
         return learned
-    critics = (state.critics, state.critics_adam, hp["lr_critic"])
-    encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
-    healthy = healthy & state.actor.finite  # its own loss may come later
-    losses, errors = loss(cfg, state, hp, batch, draw)
-    healthy = optim.descend(losses, healthy, hp["grad_clip"], critics, encoder)
-    if climbs:
-        actor = (state.actor, state.actor_adam, hp["lr_actor"])
-        healthy = optim.descend(_actor_loss(state, batch), healthy, hp["grad_clip"], actor)
-        optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
-        optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
-        optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
-    state.updates.add_(healthy)
-    return Learned(losses.detach(), healthy, errors)
+    climb = partial(_actor_loss, state, batch) if climbs else None
+    return _actor_critic.learn(state, "critics", hp, healthy, loss(cfg, state, hp, batch, draw), climb)

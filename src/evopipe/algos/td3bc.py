@@ -12,6 +12,7 @@ stretches to its bounds. (The paper normalises observations by the dataset's mea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -21,8 +22,7 @@ from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
-from evopipe.ops.noise import gaussian
-from evopipe.ops.policy import or_random
+from evopipe.ops.policy import gaussian, or_random
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -110,13 +110,5 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
     learned = _actor_critic.whole_update(cfg, state, "critics", hp, batch, healthy, draw, climbs, True)
     if learned is not None:
         return learned
-    healthy = healthy & state.actor.finite  # its own loss may come later
-    losses, errors = loss(cfg, state, hp, batch, draw)
-    healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.critics, state.critics_adam, hp["lr_critic"]))
-    if climbs:
-        actor = (state.actor, state.actor_adam, hp["lr_actor"])
-        healthy = optim.descend(_actor_loss(state, hp, batch), healthy, hp["grad_clip"], actor)
-        optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
-        optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
-    state.updates.add_(healthy)
-    return Learned(losses.detach(), healthy, errors)
+    climb = partial(_actor_loss, state, hp, batch) if climbs else None
+    return _actor_critic.learn(state, "critics", hp, healthy, loss(cfg, state, hp, batch, draw), climb)

@@ -27,17 +27,12 @@ Behaviour = Callable[[EnvPool, np.random.Generator], Any]
 def collect(
     cfg: CollectConfig, pool: EnvPool, env_id: str, seed: int, exported: Any = None
 ) -> tuple[list[Episode], dict[str, Any]]:
-    """Play episodes, each by one of the behaviour policies that have a weight; return what the report says of them too.
+    """Play episodes in a pool of one row, each by one of the behaviour policies that have a weight; return what the
+    report says of them too.
 
-    Args:
-        pool: of one row.
-        env_id: its id, which the rules are found by.
-        seed: of the run; an episode's draws are a function of it and of the episode's number.
-        exported: the `evopipe.policy.Policy` on rows that `policy` stands for; needed if that has a weight.
-
-    Raises:
-        ParamsError: no policy with a weight is there for this environment, or the exported one is another's.
-        EnvironmentFailed: the environment raised, or no episode gave a step.
+    Rules are found by the environment's id. An episode's draws are a function of the run's seed and its own number.
+    `exported` is the policy on rows that `policy` stands for. `ParamsError` if no policy with a weight is there for
+    this environment, or the exported one is another's; `EnvironmentFailed` if it raised, or no episode gave a step.
     """
     behaviours, notes = _behaviours(cfg, pool, env_id, exported)
     names = sorted(behaviours)

@@ -11,8 +11,7 @@ import h5py
 import numpy as np
 
 from evopipe.data.episodes import Dataset, Episode
-from evopipe.data.foreign import read_foreign
-from evopipe.data.hdf5 import Array, Unusable, actions, flags, rewards, same_length
+from evopipe.data.hdf5 import Array, Part, Unusable, read_foreign, same_length
 from evopipe.data.observations import read_rows
 
 
@@ -26,12 +25,8 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
     Episodes end at terminals and timeouts, and are never bridged (AgileRL's files have no timeouts, so that where an
     episode was cut there is not known: `notes` says so). Where the file has no next observations, the last
     step of an episode that was cut has no true one and is left out (`dropped` counts them); the last step of an episode
-    that terminated is kept, with its own observation repeated, from which nothing bootstraps.
-
-    Raises:
-        MissingInputError: the file is not there.
-        DataError: its content cannot be used; the message names dataset and index.
-        ResourceError: reading it takes more memory than its size explains.
+    that terminated is kept, with its own observation repeated, from which nothing bootstraps. For errors see
+    `read_foreign`; what cannot be used is named by dataset and index.
     """
     arrays = read_foreign(Path(path), lambda file: _arrays(file, shows, discrete))
     timed, following = "timeouts" in arrays, "next_observations" in arrays
@@ -50,15 +45,15 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
 def _arrays(file: h5py.File, shows: gymnasium.Space[Any] | None, discrete: bool) -> dict[str, Array]:
     """Read the columns that are there."""
     arrays = {
-        "actions": actions(file, "actions", discrete),
-        "observations": read_rows(file, "observations", None, shows),
-        "rewards": rewards(file, "rewards"),
-        "terminals": flags(file, "terminals"),
+        "actions": Part(file, "actions").actions(discrete),
+        "observations": read_rows(Part(file, "observations"), None, shows),
+        "rewards": Part(file, "rewards").rewards(),
+        "terminals": Part(file, "terminals").flags(),
     }
     if "timeouts" in file:
-        arrays["timeouts"] = flags(file, "timeouts")
+        arrays["timeouts"] = Part(file, "timeouts").flags()
     if "next_observations" in file:
-        arrays["next_observations"] = read_rows(file, "next_observations", None, shows)
+        arrays["next_observations"] = read_rows(Part(file, "next_observations"), None, shows)
     same_length({name: len(array) for name, array in arrays.items()})
     if arrays.get("next_observations", arrays["observations"]).shape != arrays["observations"].shape:
         raise Unusable("datasets 'observations' and 'next_observations' differ in shape")

@@ -1,62 +1,41 @@
 """HDF5 files: how they are opened, and how numbers are read from them.
 
 The format does not notice damage: one changed bit can make a column zeros. So a file of evopipe's own is opened after
-its SHA-256 was compared: in a folder with a manifest (`storage/folders.py`), or alone and sealed.
+its SHA-256 was compared: in a folder with a manifest (`storage/folders.py`), or alone and sealed (`transitions.py`).
 
 A dataset may come from anywhere, so nothing in it is trusted: links and storage outside of the file, objects, declared
 sizes that the file does not hold, ragged lengths and values that are not finite are refused with dataset and index.
-What anybody may have written is opened by `read_foreign` in `data/foreign.py`.
+What anybody may have written is read in a process of its own, whose memory is limited: ten thousand bytes can unpack to
+as many as one likes, and a damaged file can crash the library that reads it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
-from collections.abc import Iterator, Mapping
+import os
+import pickle
+import resource
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-from evopipe.errors import DataError, MissingInputError
-from evopipe.storage.files import RESTORE
+from evopipe.errors import DataError, MissingInputError, ResourceError
+from evopipe.parallel import Died, Helper, can_help
 
 Array = npt.NDArray[Any]
+_T = TypeVar("_T")
 
-SEAL = 512  # bytes at a file's beginning that HDF5 leaves to others (its user block), the fewest there can be
 _MAX_RATIO = 1100  # deflate's limit is 1032: a dataset that declares more than this holds nothing but its declaration
+_TIMES, _SPARE = 64, 2**30  # what anybody wrote may take 64 times its size and 1 GiB
 
 
 class Unusable(Exception):
     """A file's content cannot be used; whoever opened the file puts its name before the text."""
-
-
-def sealed(content: memoryview) -> memoryview:
-    """Write the SHA-256 of a file made with `userblock_size=SEAL` into its first bytes; return its content."""
-    content[:SEAL] = _seal(hashlib.sha256(content[SEAL:]).hexdigest())
-    return content
-
-
-def _seal(digest: str) -> bytes:
-    return f"evopipe sha256 {digest}\n".encode().ljust(SEAL, b"\0")
-
-
-@contextlib.contextmanager
-def open_sealed(path: Path) -> Iterator[h5py.File]:
-    """Open a file whose content was `sealed`, see `opened`; any changed bit of it is a DataError."""
-    check_regular(path)
-    try:
-        with open(path, "rb") as file:
-            intact = file.read(SEAL) == _seal(hashlib.file_digest(file, "sha256").hexdigest())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}): {RESTORE}") from error
-    if not intact:
-        raise DataError(f"{path}: is damaged or not written by evopipe, its checksum does not match: {RESTORE}")
-    with opened(path, str(path)) as content:
-        yield content
 
 
 def check_regular(path: Path) -> None:
@@ -69,10 +48,8 @@ def check_regular(path: Path) -> None:
 
 @contextlib.contextmanager
 def opened(source: Path | bytes, where: str) -> Iterator[h5py.File]:
-    """Open a file or the content of one: evopipe's own after its checksum, anybody's in a process of its own.
-
-    What is not HDF5, or the block found `Unusable`, is a `DataError`, which begins with `where`.
-    """
+    """Open a file or the content of one: evopipe's own after its checksum, anybody's in a process of its own. What is
+    not HDF5, or the block found `Unusable`, is a `DataError`, which begins with `where`."""
     try:
         with h5py.File(io.BytesIO(source) if isinstance(source, bytes) else source, "r") as file:
             link = file.id.links.visit(_leads_away, info=True)  # h5py's own `visititems_links` would follow each
@@ -91,101 +68,154 @@ def _leads_away(name: bytes, info: Any) -> bytes | None:
     return None if info.type == h5py.h5l.TYPE_HARD else name
 
 
-def label(group: h5py.Group, name: str) -> str:
-    """Return what to call a member of a group: its path in the file."""
-    return f"{group.name}/{name}".strip("/")
+def read_foreign(path: Path, read: Callable[[h5py.File], _T]) -> _T:
+    """Return what `read` makes of a file: data that can be pickled.
 
+    A system without helper processes (not Linux) reads it in this process, without a limit of memory.
 
-def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
-    """Return what lies in a group under a name."""
-    if name not in group:
-        raise Unusable(f"has no dataset '{label(group, name)}'")
-    return group[name]
-
-
-def dataset(group: h5py.Group, name: str) -> h5py.Dataset:
-    """Return a dataset that keeps its values in its own file, as many as it declares."""
-    found = member(group, name)
-    if not isinstance(found, h5py.Dataset):
-        raise Unusable(f"'{label(group, name)}' is a group, expected a dataset")
-    if found.is_virtual or found.external:
-        raise Unusable(f"dataset '{label(group, name)}' keeps its values in other files; that is not read")
-    held = found.id.get_storage_size()
-    if found.nbytes > _MAX_RATIO * held + 2**20:
-        raise Unusable(f"dataset '{label(group, name)}' declares {found.nbytes} bytes and holds {held}")
-    return found
-
-
-def numbers(
-    group: h5py.Group, name: str, kinds: str = "biuf", *, rank: int | None = None, limit: int | None = None
-) -> Array:
-    """Read a dataset's first `limit` rows, of `rank` dimensions, if its type is one of `kinds` (NumPy's letters)."""
-    found = dataset(group, name)
-    if found.dtype.kind not in kinds:
-        names = {"b": "bool", "i": "integer", "f": "float"}
-        expected = " or ".join(names[kind] for kind in kinds if kind in names)
-        raise Unusable(f"dataset '{label(group, name)}' has dtype {found.dtype}, expected {expected}")
-    if not found.shape or rank not in (None, len(found.shape)):
-        raise Unusable(f"dataset '{label(group, name)}' has shape {found.shape}, expected {rank or 1} dimension(s)")
-    return np.asarray(found[:limit])
-
-
-def _column(group: h5py.Group, name: str, kinds: str = "biuf") -> Array:
-    """Read one number a step, `[N]`; some files keep them as `[N, 1]`."""
-    array = numbers(group, name, kinds)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1:
-        raise Unusable(f"dataset '{label(group, name)}' has shape {array.shape}, expected 1 dimension(s)")
-    return array
-
-
-def rewards(group: h5py.Group, name: str) -> Array:
-    """Read rewards, `[N]` float32."""
-    return finite(float32(_column(group, name, "fiu")), label(group, name))
-
-
-def flags(group: h5py.Group, name: str) -> Array:
-    """Read flags, `[N]` bool, stored as any numbers that are 0 or 1."""
-    array = _column(group, name)
-    wrong = np.flatnonzero((array != 0) & (array != 1))
-    if wrong.size:
-        raise Unusable(f"dataset '{label(group, name)}' holds {array[wrong[0]]} at index {wrong[0]}, expected 0 or 1")
-    return array.astype(np.bool_)
-
-
-def actions(group: h5py.Group, name: str, discrete: bool = False) -> Array:
-    """Read actions: integers are indices, `[N]` int64; floats are vectors, `[N, A]` float32.
-
-    Floats `[N]` or `[N, 1]` that are all whole numbers are indices too where actions are known to be `discrete`.
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is damaged, `read` found it `Unusable`, or reading it crashed.
+        ResourceError: reading it takes more memory than its size explains.
     """
-    array = numbers(group, name, "fiu")
-    single = array.size == len(array)
-    if array.dtype.kind == "f":
-        if not (discrete and single and np.isfinite(array).all() and (array == np.rint(array)).all()):
-            return finite(float32(array.reshape(len(array), int(np.prod(array.shape[1:])))), label(group, name))
-    elif array.ndim > 1 and array.shape != (len(array), 1):
-        raise Unusable(
-            f"dataset '{label(group, name)}' has shape {array.shape}; whole numbers are one index a step, vectors are "
-            "floats"
-        )
-    return array.reshape(-1).astype(np.int64)
+    check_regular(path)
+    if not can_help():
+        with opened(path, str(path)) as file:
+            return read(file)
+    allowed = _TIMES * path.stat().st_size + _SPARE
+    too_much = (
+        f"{path}: takes more than {allowed / 2**30:.1f} GiB of memory, the limit for its size ({_TIMES} times that and "
+        "1 GiB); if you trust it, unpack it first with `h5repack -f NONE`, else fetch another dataset"
+    )
+    with open(os.memfd_create("evopipe"), "w+b") as result:
+
+        def work() -> None:
+            _limit(allowed)
+            try:
+                with opened(path, str(path)) as file:
+                    content = read(file)
+                pickle.dump(content, result, pickle.HIGHEST_PROTOCOL)
+                result.flush()
+            except MemoryError:
+                raise ResourceError(too_much) from None
+
+        helper = Helper(work)
+        try:
+            helper.tell()
+            error = helper.wait()
+        except Died as died:
+            if died.killed:
+                remedy = "use a machine with more, or fetch another dataset"
+                raise ResourceError(f"{path}: reading it took all memory there is ({died}); {remedy}") from died
+            raise DataError(f"{path}: is damaged so that reading it crashed ({died}); fetch another dataset") from died
+        finally:
+            helper.dismiss()
+        if error is not None:
+            raise error
+        result.seek(0)
+        found: _T = pickle.load(result)
+        return found
 
 
-def float32(array: Array) -> Array:
-    """Return numbers as float32; what overflows becomes infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.ascontiguousarray(array, np.float32)
+def _limit(more: int) -> None:
+    """Let this process have so many bytes of addresses more than now, and leave no core file where it crashes. Where
+    the machine has less than that, the kernel is to end this process, not one that did nothing."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if soft == resource.RLIM_INFINITY else min(soft, wanted), hard))
+    with contextlib.suppress(OSError):  # /proc may be read-only
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def finite(array: Array, name: str) -> Array:
-    """Return an array as it is if all of it is finite."""
-    wrong = np.argwhere(~np.isfinite(array))
-    if wrong.size:
-        raise Unusable(
-            f"dataset '{name}' holds {array[tuple(wrong[0])]} at index {wrong[0].tolist()}, not a finite float32"
-        )
-    return array
+class Part:
+    """What lies in a group of a file under a name; `Unusable` if it is not what a method is to read."""
+
+    def __init__(self, group: h5py.Group, name: str) -> None:
+        self._group, self._name = group, name
+        self.label = f"{group.name}/{name}".strip("/")  # its path in the file
+
+    def found(self) -> h5py.Group | h5py.Dataset:
+        """Return it, whatever it is."""
+        if self._name not in self._group:
+            raise Unusable(f"has no dataset '{self.label}'")
+        return self._group[self._name]
+
+    def group(self, otherwise: str) -> h5py.Group:
+        """Return a group; of anything else say so, and go on with `otherwise`."""
+        if not isinstance(found := self.found(), h5py.Group):
+            raise Unusable(f"'{self.label}' is no group{otherwise}")
+        return found
+
+    def dataset(self) -> h5py.Dataset:
+        """Return a dataset that keeps its values in its own file, as many as it declares."""
+        found = self.found()
+        if not isinstance(found, h5py.Dataset):
+            raise Unusable(f"'{self.label}' is a group, expected a dataset")
+        if found.is_virtual or found.external:
+            raise self.wrong("keeps its values in other files; that is not read")
+        held = found.id.get_storage_size()
+        if found.nbytes > _MAX_RATIO * held + 2**20:
+            raise self.wrong(f"declares {found.nbytes} bytes and holds {held}")
+        return found
+
+    def numbers(self, kinds: str = "biuf", *, rank: int | None = None, limit: int | None = None) -> Array:
+        """Read the first `limit` rows, of `rank` dimensions, if their type is one of `kinds` (NumPy's letters)."""
+        found = self.dataset()
+        if found.dtype.kind not in kinds:
+            names = {"b": "bool", "i": "integer", "f": "float"}
+            expected = " or ".join(names[kind] for kind in kinds if kind in names)
+            raise self.wrong(f"has dtype {found.dtype}, expected {expected}")
+        if not found.shape or rank not in (None, len(found.shape)):
+            raise self.wrong(f"has shape {found.shape}, expected {rank or 1} dimension(s)")
+        return np.asarray(found[:limit])
+
+    def _column(self, kinds: str = "biuf") -> Array:
+        """Read one number a step, `[N]`; some files keep them as `[N, 1]`."""
+        array = self.numbers(kinds)
+        if array.ndim == 2 and array.shape[1] == 1:
+            array = array[:, 0]
+        if array.ndim != 1:
+            raise self.wrong(f"has shape {array.shape}, expected 1 dimension(s)")
+        return array
+
+    def rewards(self) -> Array:
+        """Read rewards, `[N]` float32."""
+        return self.finite(self._column("fiu"))
+
+    def flags(self) -> Array:
+        """Read flags, `[N]` bool, stored as any numbers that are 0 or 1."""
+        array = self._column()
+        wrong = np.flatnonzero((array != 0) & (array != 1))
+        if wrong.size:
+            raise self.wrong(f"holds {array[wrong[0]]} at index {wrong[0]}, expected 0 or 1")
+        return array.astype(np.bool_)
+
+    def actions(self, discrete: bool = False) -> Array:
+        """Read actions: integers are indices, `[N]` int64; floats are vectors, `[N, A]` float32. Floats `[N]` or
+        `[N, 1]` that are all whole numbers are indices too if actions are known to be `discrete`."""
+        array = self.numbers("fiu")
+        single = array.size == len(array)
+        if array.dtype.kind == "f":
+            if not (discrete and single and np.isfinite(array).all() and (array == np.rint(array)).all()):
+                return self.finite(array.reshape(len(array), int(np.prod(array.shape[1:]))))
+        elif array.ndim > 1 and array.shape != (len(array), 1):
+            raise self.wrong(f"has shape {array.shape}; whole numbers are one index a step, vectors are floats")
+        return array.reshape(-1).astype(np.int64)
+
+    def finite(self, array: Array) -> Array:
+        """Return what was read as float32, if all of it is finite then."""
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows becomes infinite
+            array = np.ascontiguousarray(array, np.float32)
+        wrong = np.argwhere(~np.isfinite(array))
+        if wrong.size:
+            raise self.wrong(f"holds {array[tuple(wrong[0])]} at index {wrong[0].tolist()}, not a finite float32")
+        return array
+
+    def wrong(self, what: str) -> Unusable:
+        """Return the error of a dataset: what it holds, or is."""
+        return Unusable(f"dataset '{self.label}' {what}")
 
 
 def same_length(lengths: Mapping[str, int]) -> int:

@@ -22,8 +22,7 @@ import h5py
 import numpy as np
 
 from evopipe.data.episodes import Dataset, Episode
-from evopipe.data.foreign import read_foreign
-from evopipe.data.hdf5 import Unusable, actions, flags, label, member, opened, rewards, same_length
+from evopipe.data.hdf5 import Part, Unusable, opened, read_foreign, same_length
 from evopipe.data.observations import compare, read_rows
 from evopipe.errors import DataError, MissingInputError
 from evopipe.storage.files import TEMPORARY, dump_json, make_folder, parse_json, read_bytes, translating
@@ -60,18 +59,19 @@ def write_minari(
     description: str,
 ) -> None:
     """Write the Minari dataset `evopipe/<name>-v0` (`MinariDataset(folder / "data")` opens it) and a manifest of
-    checksums beside it; `DiskError` if that fails.
-
-    Equal content gives equal bytes. A folder in its place is replaced as a whole.
-    """
+    checksums beside it; `DiskError` if that fails. Equal content gives equal bytes. A folder in its place is replaced
+    as a whole."""
     from minari import __version__ as minari_version
     from minari.data_collector.episode_buffer import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
 
+    plain = None  # without a spec that JSON cannot hold (an entry point that is a class) the dataset is whole, too
+    with contextlib.suppress(Exception):
+        plain = env_spec if env_spec is not None and env_spec.to_json() else None
     make_folder(folder.parent)
     with translating(folder), tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder.parent.resolve()) as scratch:
         storage = MinariStorage.new(
-            scratch, observation_space, action_space, _plain_spec(env_spec), data_format="hdf5", jpeg_encoding=False
+            scratch, observation_space, action_space, plain, data_format="hdf5", jpeg_encoding=False
         )
         storage.update_metadata(
             {
@@ -98,15 +98,6 @@ def write_minari(
     write_folder(folder, {**files, f"data/{_METADATA}": dump_json(metadata, str(folder), indent=2)})
 
 
-def _plain_spec(env_spec: EnvSpec | None) -> EnvSpec | None:
-    """Leave out a spec that JSON cannot hold (an entry point that is a class): the dataset is whole without it."""
-    with contextlib.suppress(Exception):
-        if env_spec is not None:
-            env_spec.to_json()
-            return env_spec
-    return None
-
-
 def read_own(folder: Path) -> Dataset:
     """Read what `write_minari` wrote; `MissingInputError` if it or its manifest is not there, `DataError` if it is
     damaged."""
@@ -117,18 +108,12 @@ def read_own(folder: Path) -> Dataset:
 
 
 def read_minari(dataset: str | Path, shows: Space | None = None) -> Dataset:
-    """Read a Minari dataset of Discrete or Box actions.
+    """Read a Minari dataset of Discrete or Box actions, from a folder (its own, or its `data`), or by the id of a
+    remote one (`namespace/name-v0`), which is downloaded into Minari's own cache unless it is there.
 
-    Args:
-        dataset: a folder (the dataset's own, or its `data`), or the id of a remote one (`namespace/name-v0`), which is
-            downloaded into Minari's own cache unless it is there.
-        shows: the environment's observation space, which makes rows of its observations; None where they must be rows
-            already, as in what `write_minari` writes.
-
-    Raises:
-        MissingInputError: there is no such folder, or the remote cannot be reached or does not have it.
-        DataError: the content cannot be used; the message names file, dataset and index.
-        ResourceError: reading it takes more memory than its size explains.
+    The environment's observation space `shows` makes rows of its observations; without it they must be rows already, as
+    `write_minari` writes them. `MissingInputError` also if the remote cannot be reached or does not have it; for other
+    errors see `read_foreign`.
     """
     root = Path(dataset) if Path(dataset).exists() else _local_folder(str(dataset))
     data = next((folder for folder in (root / "data", root) if (folder / _METADATA).is_file()), None)
@@ -181,16 +166,15 @@ def _episodes(file: h5py.File, metadata: Mapping[str, Any], shows: Space | None)
 
 
 def _episode(file: h5py.File, name: str, recorded: Space | None, shows: Space | None) -> Episode:
-    group = member(file, name)
-    if not isinstance(group, h5py.Group):
-        raise Unusable(f"'{name}' is no group: not a Minari dataset")
-    taken, reward = actions(group, "actions"), rewards(group, "rewards")
-    terminated, truncated = flags(group, "terminations"), flags(group, "truncations")
-    parts = {"actions": taken, "rewards": reward, "terminations": terminated, "truncations": truncated}
-    steps = same_length({label(group, part): len(array) for part, array in parts.items()})
-    obs = read_rows(group, "observations", recorded, shows)
+    group = Part(file, name).group(": not a Minari dataset")
+    parts = [Part(group, part) for part in ("actions", "rewards", "terminations", "truncations")]
+    taken, reward, terminated, truncated = arrays = (
+        parts[0].actions(), parts[1].rewards(), parts[2].flags(), parts[3].flags(),
+    )  # fmt: skip
+    steps = same_length({part.label: len(array) for part, array in zip(parts, arrays, strict=True)})
+    obs = read_rows(shown := Part(group, "observations"), recorded, shows)
     if len(obs) != steps + 1:
-        raise Unusable(f"'{label(group, 'observations')}' has {len(obs)} rows for {steps} steps, expected {steps + 1}")
+        raise Unusable(f"'{shown.label}' has {len(obs)} rows for {steps} steps, expected {steps + 1}")
     early = np.flatnonzero((terminated | truncated)[:-1])
     if early.size:
         raise Unusable(f"'{name}' ends at step {early[0]} and goes on: its flags cannot be right")

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from PIL import Image
 
 from evopipe.data.episodes import REMEDY
-from evopipe.data.hdf5 import Array, Unusable, dataset, finite, float32, label, member, numbers
+from evopipe.data.hdf5 import Array, Part, Unusable
 from evopipe.envs.spaces import Leaf, ObservationSpace, brief
 from evopipe.errors import ParamsError
 
@@ -34,7 +34,7 @@ def compare(recorded: Space, shows: Space) -> None:
         raise Unusable(f"its {name} is {has}, env's {wanted}: {REMEDY}")
 
 
-def read_rows(group: h5py.Group, name: str, recorded: Space | None, shows: Space | None) -> Array:
+def read_rows(part: Part, recorded: Space | None, shows: Space | None) -> Array:
     """Read observations, a dataset or, for a Dict or Tuple, a group, as rows `[n, O]` float32.
 
     Args:
@@ -42,14 +42,12 @@ def read_rows(group: h5py.Group, name: str, recorded: Space | None, shows: Space
         shows: the environment's observation space; None if the file holds rows already.
     """
     if shows is None:
-        rows = float32(numbers(group, name, "fiu", rank=2))
-    else:
-        nested = _nested(group, name, recorded or shows)
-        try:
-            rows = _rows(ObservationSpace.of(shows), nested)
-        except ValueError as error:
-            raise Unusable(f"'{label(group, name)}' holds {error}") from error
-    return finite(rows, label(group, name))
+        return part.finite(part.numbers("fiu", rank=2))
+    nested = _nested(part, recorded or shows)
+    try:
+        return part.finite(_rows(ObservationSpace.of(shows), nested))
+    except ValueError as error:
+        raise Unusable(f"'{part.label}' holds {error}") from error
 
 
 def _rows(space: ObservationSpace, nested: Any) -> Array:
@@ -83,41 +81,38 @@ def _whole(leaf: Leaf, array: Array) -> Array:
     return array
 
 
-def _nested(group: h5py.Group, name: str, space: Space) -> Any:
+def _nested(part: Part, space: Space) -> Any:
     """Read arrays `[n, …]` that are nested as in a space, as Minari stores them: a group for a Dict or Tuple."""
     if isinstance(space, spaces.Dict):
-        return _members(group, name, space.spaces)
+        return _members(part, space.spaces)
     if isinstance(space, spaces.Tuple):
-        parts = {f"_index_{i}": part for i, part in enumerate(space.spaces)}
-        return tuple(_members(group, name, parts).values())
-    stored = getattr(member(group, name), "shape", None) or ()
+        return tuple(_members(part, {f"_index_{i}": inner for i, inner in enumerate(space.spaces)}).values())
+    stored = getattr(part.found(), "shape", None) or ()
     if isinstance(space, spaces.Box) and space.dtype == np.uint8 and 1 <= len(stored) <= 2 <= len(space.shape):
-        return _jpegs(group, name, space.shape)
-    return numbers(group, name)
+        return _jpegs(part, space.shape)
+    return part.numbers()
 
 
-def _members(group: h5py.Group, name: str, parts: Mapping[str, Space]) -> dict[str, Any]:
+def _members(part: Part, wanted: Mapping[str, Space]) -> dict[str, Any]:
     """Read the members of a group, each in its own space."""
-    inner = member(group, name)
-    if not isinstance(inner, h5py.Group):
-        raise Unusable(f"'{label(group, name)}' is no group, the observation space has parts {', '.join(parts)}")
-    unknown = sorted(set(inner) - parts.keys())
+    group = part.group(f", the observation space has parts {', '.join(wanted)}")
+    unknown = sorted(set(group) - wanted.keys())
     if unknown:
-        raise Unusable(f"'{label(group, name)}' holds {unknown[0]!r}, which the observation space does not")
-    return {key: _nested(inner, key, part) for key, part in parts.items()}
+        raise Unusable(f"'{part.label}' holds {unknown[0]!r}, which the observation space does not")
+    return {key: _nested(Part(group, key), space) for key, space in wanted.items()}
 
 
-def _jpegs(group: h5py.Group, name: str, shape: tuple[int, ...]) -> Array:
+def _jpegs(part: Part, shape: tuple[int, ...]) -> Array:
     """Read images that Minari stored as JPEG, a run of bytes each: `[n, *shape]` uint8."""
-    stored, what = dataset(group, name), f"dataset '{label(group, name)}'"
+    stored = part.dataset()
     if (h5py.check_vlen_dtype(stored.dtype) or stored.dtype) != np.uint8:
-        raise Unusable(f"{what} has dtype {stored.dtype}, expected images of shape {shape} or JPEGs")
+        raise part.wrong(f"has dtype {stored.dtype}, expected images of shape {shape} or JPEGs")
     images = np.empty((len(stored), *shape), np.uint8)
     for i in range(len(stored)):
         try:
             images[i] = _jpeg(np.asarray(stored[i]).tobytes(), shape)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise Unusable(f"{what} holds neither an image of shape {shape} nor a JPEG of one at index {i}") from error
+            raise part.wrong(f"holds neither an image of shape {shape} nor a JPEG of one at index {i}") from error
     return images
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,11 @@ import numpy as np
 
 from evopipe.core import pixels
 from evopipe.data.episodes import Episode
-from evopipe.data.hdf5 import SEAL, Array, Unusable, finite, member, numbers, open_sealed, same_length, sealed
-from evopipe.storage.files import dump_json, write_bytes
+from evopipe.data.hdf5 import Array, Part, Unusable, check_regular, opened, same_length
+from evopipe.errors import DataError
+from evopipe.storage.files import RESTORE, dump_json, write_bytes
 
+SEAL = 512  # bytes at a file's beginning that HDF5 leaves to others (its user block), the fewest there can be
 _FORMAT = 1
 _LISTED = 128  # most elements that are described one by one: images have thousands
 _DTYPES = {
@@ -46,10 +50,8 @@ class Transitions:
 
 
 def pack(episodes: Sequence[Episode], relative: Callable[[Array], Array]) -> Transitions:
-    """Flatten episodes, at least one, into transitions.
-
-    `relative` turns the environment's own actions `[N, …]` into indices from 0, or into vectors in [-1, 1].
-    """
+    """Flatten episodes, at least one, into transitions. `relative` turns the environment's own actions `[N, …]` into
+    indices from 0, or into vectors in [-1, 1]."""
     whole = {
         name: np.concatenate([getattr(episode, name) for episode in episodes])
         for name in ("reward", "terminated", "truncated")
@@ -80,13 +82,9 @@ def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, 
 
 
 def read_transitions(path: Path, limit: int | None = None) -> Transitions:
-    """Read the first `limit` transitions (all where None).
-
-    Raises:
-        MissingInputError: the file is not there.
-        DataError: it is truncated, damaged, ragged, of a wrong type, or holds a value that is not finite.
-    """
-    with open_sealed(Path(path)) as file:
+    """Read the first `limit` transitions (all where None). `MissingInputError` if the file is not there; `DataError` if
+    it is truncated, damaged, ragged, of a wrong type, or holds a value that is not finite."""
+    with _opened(Path(path)) as file:
         if file.attrs.get("format") != _FORMAT:
             raise Unusable(f"not a transitions file of format {_FORMAT}; run the stage `buffer` again")
         found = Transitions(**{name: _read(file, name, limit) for name in _DTYPES})
@@ -101,16 +99,41 @@ def read_transitions(path: Path, limit: int | None = None) -> Transitions:
     return found
 
 
+def sealed(content: memoryview) -> memoryview:
+    """Write the SHA-256 of a file made with `userblock_size=SEAL` into its first bytes; return its content."""
+    content[:SEAL] = _seal(hashlib.sha256(content[SEAL:]).hexdigest())
+    return content
+
+
+def _seal(digest: str) -> bytes:
+    return f"evopipe sha256 {digest}\n".encode().ljust(SEAL, b"\0")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
+    """Open a sealed file; any changed bit of it is a DataError."""
+    check_regular(path)
+    try:
+        with open(path, "rb") as file:
+            intact = file.read(SEAL) == _seal(hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}): {RESTORE}") from error
+    if not intact:
+        raise DataError(f"{path}: is damaged or not written by evopipe, its checksum does not match: {RESTORE}")
+    with opened(path, str(path)) as content:
+        yield content
+
+
 def _read(file: h5py.File, name: str, limit: int | None) -> Array:
-    stored = member(file, name)
-    vectors = name.endswith("obs") or (name == "action" and getattr(stored, "ndim", 1) == 2)
-    array = numbers(file, name, rank=2 if vectors else 1, limit=limit)
+    part = Part(file, name)
+    vectors = name.endswith("obs") or (name == "action" and getattr(part.found(), "ndim", 1) == 2)
+    array = part.numbers(rank=2 if vectors else 1, limit=limit)
     if name.endswith("obs") and array.dtype == np.uint8:
         array = pixels.numbers(array)
     expected = np.dtype(np.float32 if vectors else _DTYPES[name])
     if array.dtype != expected:
-        raise Unusable(f"dataset '{name}' has dtype {array.dtype}, expected {expected}")
-    return finite(array, name)
+        raise part.wrong(f"has dtype {array.dtype}, expected {expected}")
+    return part.finite(array) if expected == np.float32 else array
 
 
 def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -11,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from evopipe.envs import check_team
 from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.envs.team import TeamEnv
+from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import EnvironmentFailed, ParamsError, text_of
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.declare import explain
@@ -24,6 +26,7 @@ from evopipe.watchdog import Hung
 
 _STEPS = 500
 _EPISODES = 4
+_CYCLES = 50  # steps that PettingZoo's own test takes of an episode
 _SEED = 20_011
 _KEPT = 1 << 26  # numbers of observations at most that are kept, where 50 steps are not more
 _IRRELEVANT = (
@@ -37,12 +40,8 @@ _IRRELEVANT = (
 
 
 def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> list[str]:
-    """Try an environment. Each finding begins with `error:` (evopipe cannot train in it) or `warning:` (it can).
-
-    Raises:
-        ParamsError: the id or the arguments are unknown.
-        EnvironmentFailed: the constructor raised.
-    """
+    """Try an environment. Each finding begins with `error:` (evopipe cannot train in it) or `warning:` (it can). Raises
+    ParamsError if the id or the arguments are unknown; EnvironmentFailed if the constructor raised."""
     values = {"id": env_id, "kwargs": kwargs, "wrappers": wrappers}
     try:
         cfg = EnvConfig.model_validate(values)
@@ -51,7 +50,7 @@ def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> 
         raise ParamsError("\n".join(f"env.{'.'.join(map(str, keys))}: {said}" for keys, said in found)) from None
     env = make_env(cfg)
     try:
-        findings = [*(check_team.spaces(env) if isinstance(env, TeamEnv) else _spaces(env)), *_library(env, cfg)]
+        findings = [*_spaces(env), *_library(env, cfg)]
     finally:
         close(env)
     if not any("is not served" in finding for finding in findings):
@@ -60,9 +59,10 @@ def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> 
 
 
 def _spaces(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
-    for served, space in ((ObservationSpace.of, env.observation_space), (ActionSpace.of, env.action_space)):
+    seen, acted = partial(ObservationSpace.of, env.observation_space), partial(ActionSpace.of, env.action_space)
+    for served in (partial(TeamSpace.of, env),) if isinstance(env, TeamEnv) else (seen, acted):
         try:
-            served(space)
+            served()
         except ParamsError as error:
             yield "error: " + str(error).removeprefix("env.id: ")
 
@@ -78,7 +78,7 @@ def _library(env: gymnasium.Env[Any, Any], cfg: EnvConfig) -> Iterator[str]:
         try:
             with guard(cfg):
                 if isinstance(env, TeamEnv):
-                    check_team.pettingzoos(env, _SEED)
+                    _pettingzoos(env)
                 else:
                     check_env(env.unwrapped, skip_render_check=True)
         except (Exception, SystemExit) as error:
@@ -90,6 +90,20 @@ def _library(env: gymnasium.Env[Any, Any], cfg: EnvConfig) -> Iterator[str]:
             yield f"warning: {who} says: {text}"
     if failure:
         yield f"warning: {who} stopped: {failure}"
+
+
+def _pettingzoos(env: TeamEnv) -> None:
+    """Run PettingZoo's own test, which warns, and raises. It knows no masks but in observations, and no turns."""
+    from pettingzoo.test import parallel_api_test
+
+    _, infos = env.reset(seed=_SEED)
+    ruled = {"action_mask", "env_defined_actions"}
+    if env.turn is not None or any(ruled & {*(info or ())} for info in infos.values()):
+        return
+    for number, agent in enumerate(env.ids):
+        env.parallel.action_space(agent).seed(_SEED + number)
+    with contextlib.redirect_stdout(io.StringIO()):
+        parallel_api_test(env.parallel, num_cycles=_CYCLES)
 
 
 def _plain(message: object) -> str:
@@ -104,12 +118,8 @@ def _episodes(cfg: EnvConfig) -> Iterator[str]:
     pool = EnvPool(cfg, 2, what="checked")
     try:
         first, lengths = _roll(pool, 0)
-        if pool.team is not None:
-            yield from check_team.values(pool, pool.team, first)
-            yield from check_team.ends(first, lengths, _EPISODES)
-        else:
-            yield from _values(pool, first)
-            yield from _ends(pool, first, lengths)
+        yield from _values(pool, first)
+        yield from _ends(pool, first, lengths) if pool.team is None else _team_ends(first, lengths)
         yield from _determinism(pool, first)
     except EnvironmentFailed as error:
         yield f"error: {error}"
@@ -137,23 +147,38 @@ def _roll(pool: EnvPool, row: int) -> tuple[list[Step], list[int]]:
 
 
 def _values(pool: EnvPool, steps: list[Step]) -> Iterator[str]:
-    obs = np.concatenate([step.obs for step in steps])  # [T, O]
-    reward = np.concatenate([step.reward for step in steps])  # [T]
-    if not np.isfinite(obs).all():
-        yield f"error: step {_first(~np.isfinite(obs).all(axis=1))} gave an observation that is not finite"
-    if not np.isfinite(reward).all():
-        yield f"error: step {_first(~np.isfinite(reward))} gave the reward {reward[~np.isfinite(reward)][0]}"
-    if any((step.broken & ~pool.actions.possible(step.mask)).any() for step in steps):
-        yield "error: info['action_mask'] left no legal action in a running episode"
-    space = pool.observation_space
-    if pool.observations.plain and isinstance(space, gymnasium.spaces.Box):
-        outside = (obs < space.low.astype(np.float32)) | (obs > space.high.astype(np.float32))
-        if outside.any():
-            t, i = np.argwhere(outside)[0]
-            yield (
-                f"warning: element {i} of an observation was {obs[t, i]:g}, "
-                f"outside its declared bounds [{space.low[i]:g}, {space.high[i]:g}]"
-            )
+    """Look at what random episodes gave each agent, or the only one."""
+    team = pool.team
+    obs, reward, mask = (np.concatenate([getattr(x, name) for x in steps]) for name in ("obs", "reward", "mask"))
+    if team is None:
+        able = np.concatenate([~step.broken for step in steps]) | pool.actions.possible(mask)
+        obs, reward, able, alive = obs[:, None], reward[:, None], able[:, None], np.ones((len(obs), 1), bool)
+        spaces, observations, who, gave = [pool.observation_space], [pool.observations], [""], [" "]
+    else:
+        able = team.action.possible(mask.reshape(-1, mask.shape[2])).reshape(reward.shape)
+        alive = np.concatenate([step.alive for step in steps if step.alive is not None])  # [T, K]
+        alive |= np.concatenate([step.terminated | step.truncated for step in steps])
+        spaces = [pool.env(0).observation_space[agent] for agent in team.ids]  # type: ignore[index]
+        observations, who = [*team.observations], [f" of agent {agent!r}" for agent in team.ids]
+        gave = [f" agent {agent!r} " for agent in team.ids]
+    for t, k in _first(~np.isfinite(obs).all(axis=2)):
+        yield f"error: step {t + 1} gave{gave[k]}an observation that is not finite"
+    for t, k in _first(~np.isfinite(reward)):
+        yield f"error: step {t + 1} gave{gave[k]}the reward {reward[t, k]}"
+    for _, k in _first(~able):
+        mask_of = "info['action_mask']" if team is None else "action_mask"
+        yield f"error: {mask_of} left{gave[k]}no legal action in a running episode"
+    for k, (seen, space) in enumerate(zip(observations, spaces, strict=True)):
+        if not alive[:, k].any():
+            yield f"warning:{gave[k]}never acted within {len(steps)} random steps"
+        if seen.plain and isinstance(space, gymnasium.spaces.Box):
+            own = obs[:, k, : seen.size]
+            outside = ((own < space.low.astype(np.float32)) | (own > space.high.astype(np.float32))) & alive[:, [k]]
+            for t, i in _first(outside):
+                yield (
+                    f"warning: element {i} of an observation{who[k]} was {own[t, i]:g}, outside its declared bounds "
+                    f"[{space.low[i]:g}, {space.high[i]:g}]"
+                )
 
 
 def _ends(pool: EnvPool, steps: list[Step], lengths: list[int]) -> Iterator[str]:
@@ -174,6 +199,24 @@ def _ends(pool: EnvPool, steps: list[Step], lengths: list[int]) -> Iterator[str]
         )
 
 
+def _team_ends(steps: list[Step], lengths: list[int]) -> Iterator[str]:
+    """Look for episodes without an end, and for a time limit that calls itself a termination."""
+    if any((step.terminated & step.truncated).any() for step in steps):
+        yield "warning: an agent was terminated and truncated at once; it is learned from as terminated"
+    if not lengths:
+        yield (
+            f"warning: no episode ended within {len(steps)} random steps; let the environment truncate all agents "
+            "after some number of steps, which PettingZoo's call max_cycles"
+        )
+    last = [step for step in steps if step.over[0]]
+    limited = len(lengths) == _EPISODES and len({*lengths}) == 1 and lengths[0] > 1
+    if limited and all(step.terminated.any() and not step.truncated.any() for step in last):
+        yield (
+            f"warning: each of {_EPISODES} random episodes was terminated at step {lengths[0]}; "
+            "if this is a time limit, return truncations instead of terminations"
+        )
+
+
 def _determinism(pool: EnvPool, first: list[Step]) -> Iterator[str]:
     """A resumed run replays its running episodes: needs equal episodes from equal seeds, in a used environment too."""
     why = "a killed run will not continue bit for bit"
@@ -191,5 +234,8 @@ def _differs(first: list[Step], second: list[Step]) -> int | None:
     return None if len(first) == len(second) else min(len(first), len(second)) + 1
 
 
-def _first(flags: npt.NDArray[np.bool_]) -> int:
-    return int(np.argmax(flags)) + 1
+def _first(flags: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Where the first flag stands, if one does."""
+    if flags.any():
+        t, place = np.argwhere(flags)[0].tolist()
+        yield t, place

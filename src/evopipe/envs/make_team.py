@@ -16,14 +16,9 @@ from evopipe.errors import ParamsError
 
 
 def make_team(function: Callable[..., Any], env_id: str, arguments: dict[str, Any]) -> TeamEnv:
-    """Make a team.
-
-    An AECEnv becomes parallel by PettingZoo's converter: by that of games whose agents take turns, unless the
-    environment's `metadata["is_parallelizable"]` says that all act in one cycle.
-
-    Raises:
-        ParamsError: what `function` gave is no environment of PettingZoo, or does not say who its agents are.
-    """
+    """Make a team. An AECEnv becomes parallel by PettingZoo's converter: by that of games whose agents take turns,
+    unless the environment's `metadata["is_parallelizable"]` says that all act in one cycle. Raises ParamsError if what
+    `function` gave is no environment of PettingZoo, or does not say who its agents are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PettingZoo's, of what an environment leaves to its base class
         env, turns = function(**arguments), None

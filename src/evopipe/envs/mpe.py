@@ -1,12 +1,13 @@
 """Teams as tensors: four of the multi-agent particle environments, as `mpe2` has them, all rows in a few operators.
 
 Agents are discs that accelerate in a plane; landmarks stand still. What a row is made of stands in columns `[S, R]`
-float64, one contiguous row of memory a quantity, see `tensors`: positions of what moves (every x, then every y),
-its velocities, positions of landmarks, and where there is such a thing what the speaker said and which landmark is the
-goal. Every number is computed in mpe2's order and precision by element-wise operators, and sums are taken term by term:
-a row comes out the same, bit for bit, wherever it stands and whatever stands beside it. Of mpe2 it differs by no more
-than the libraries' `exp` and `log1p` do, which are within a unit in the last place of each other. Two discs in the very
-same point do not push each other here; in mpe2 both then vanish into NaN.
+float64, one contiguous row of memory a quantity, see `tensors`: positions of what moves (every x, then every y), its
+velocities, positions of landmarks, and where there is such a thing what the speaker said and which landmark is the
+goal. Actions are int64 `[R, K]`, or float32 `[R, K, A]` in [0, 1]; observations are `[R, K, O]` float32, 0 what an
+agent does not have. Every number is computed in mpe2's order and precision by element-wise operators, and sums are
+taken term by term: a row comes out the same, bit for bit, wherever it stands and whatever stands beside it. Of mpe2 it
+differs by no more than the libraries' `exp` and `log1p` do, which are within a unit in the last place of each other.
+Two discs in the very same point do not push each other here; in mpe2 both then vanish into NaN.
 
 The fields are the arguments of mpe2's functions, with their defaults. `dynamic_rescaling` changes pictures only and
 `benchmark_data` what an environment tells beside: both are without effect. A `curriculum` stays in its first stage, as
@@ -18,7 +19,7 @@ Sources: `mpe2` 1.1.1; Lowe et al., "Multi-agent actor-critic for mixed cooperat
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -36,35 +37,6 @@ _POINT = 1e-300  # shorter than any distance
 
 _Outcome: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """The next columns `[S, R]` float64, rewards `[R, K]` float32, and terminations `[R, K]`."""
-
-
-class Scenario(Protocol):
-    """One environment. Actions are int64 `[R, K]`, or float32 `[R, K, A]` in [0, 1]."""
-
-    @property
-    def max_cycles(self) -> int:
-        """Steps of an episode."""
-
-    @property
-    def continuous_actions(self) -> bool:
-        """Whether actions are vectors."""
-
-    @property
-    def draws(self) -> int:
-        """How many uniform numbers an initial state is made of."""
-
-    @property
-    def space(self) -> TeamSpace:
-        """Who acts, by mpe2's names, and what each sees and does."""
-
-    def start(self, u: Tensor) -> Tensor:
-        """Return initial columns `[S, R]` from draws `[draws, R]` in [0, 1)."""
-
-    def advance(self, columns: Tensor, action: Tensor) -> _Outcome:
-        """Take one step."""
-
-    def observe(self, columns: Tensor) -> Tensor:
-        """Return observations `[R, K, O]` float32; what an agent does not have is 0."""
 
 
 class _Arguments(Schema):
@@ -297,7 +269,7 @@ class _Adversary(_Partial):
         return _rows(torch.cat((_padded(both[:, :1], good.shape[2]), good), 1))
 
 
-OFFERED: dict[str, Callable[..., Scenario]] = {
+OFFERED: dict[str, Callable[..., Any]] = {
     spelling: scenario
     for name, scenario in (
         ("simple_adversary_v3", _Adversary),
@@ -347,13 +319,8 @@ def _push(action: Tensor) -> Tensor:
 
 
 def _pushed(force: Tensor, bodies: Tensor, touch: Tensor | float) -> Tensor:
-    """Add to the forces `[2, M, R]` on agents those by which other bodies `[2, C, R]` push them away.
-
-    Args:
-        force: of the agents, which are the first `M` bodies.
-        bodies: where they are.
-        touch: the distance at which two touch each other, `[M, C, 1]` or of all.
-    """
+    """Add to the forces `[2, M, R]` on agents, the first `M` bodies, those by which other bodies `[2, C, R]` push them
+    away, from the distance on at which two touch, `[M, C, 1]` or of all."""
     away = bodies[:, : force.shape[1], None] - bodies[:, None]  # [2, M, C, R], 0 of a body and itself
     distance = _length(away)
     overlap = (distance - touch) / -_SOFTNESS
@@ -390,13 +357,8 @@ def _others(x: Tensor) -> Tensor:
 
 
 def _nearest(relative: Tensor, count: int | None, values: Tensor | None = None) -> Tensor:
-    """Of bodies `[2, K, n, R]`, as agents see them, the nearest first: `[2, K, count, R]`, 0 where there are no more.
-
-    Args:
-        relative: where they are.
-        count: how many; None: all of them in their own order.
-        values: what to return of them, by default where they are.
-    """
+    """Of bodies `[2, K, n, R]`, as agents see them, the `count` nearest first, 0 where there are no more: `[2, K,
+    count, R]`; None: all of them in their own order. Values are what to return of them, by default where they are."""
     values = relative if values is None else values
     if count is None:
         return values

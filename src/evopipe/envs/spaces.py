@@ -234,7 +234,6 @@ class ActionSpace:
 
     @property
     def continuous(self) -> bool:
-        """Whether actions are vectors."""
         return self.bounds is not None
 
     @property
@@ -243,7 +242,6 @@ class ActionSpace:
         return self.starts[0] if self.kind == "discrete" else 0
 
     def spaces(self, observations: ObservationSpace) -> Spaces:
-        """Return what an algorithm needs to know."""
         images, one_hot = observations.images, observations.one_hot
         return Spaces(observations.size, self.size, self.continuous, images, self.kind, self.choices, one_hot)
 
@@ -255,9 +253,7 @@ class ActionSpace:
 
     def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the environment's own actions: from `[n]` or `[n, D]`, or from `[n, A]` in [-1, 1], which are clipped.
-
-        A number that is none counts as 0, the middle: it comes from a member that diverged.
-        """
+        A number that is none counts as 0, the middle: it comes from a member that diverged."""
         if self.bounds is None:
             indices: npt.NDArray[np.int64] = actions.reshape(len(actions), len(self.choices)) + np.array(self.starts)
             return indices.reshape(-1, *self.shape)
@@ -289,9 +285,7 @@ class ActionSpace:
 
     def flat_mask(self, mask: Any) -> Any:
         """Return a mask as an array `[…, A]`; of several choices Gymnasium gives it as a tuple, an array for each.
-
-        ValueError where such a tuple does not fit the choices; its text goes on from "returned".
-        """
+        ValueError where such a tuple does not fit the choices; its text goes on from "returned"."""
         if self.kind != "multidiscrete" or not isinstance(mask, tuple):
             return mask
         parts = [np.asarray(part) for part in _flat(mask)]
@@ -360,7 +354,6 @@ def _leaves(space: object, path: _Path, whole: object) -> Iterator[Leaf]:
 
 
 def _box(space: Any, path: _Path) -> Leaf:
-    """A Box: an image where it looks like one."""
     shape = tuple(int(n) for n in space.shape)
     if len(shape) != 3 or 0 in shape:
         return Leaf(path, shape)

@@ -28,19 +28,10 @@ _MASK = "action_mask"
 
 
 class TeamEnv(gymnasium.Env[Any, Any]):
-    """A PettingZoo environment where Gymnasium's is expected: observations, actions, rewards, both ends and infos are
-    dictionaries by agent.
-
-    Args:
-        parallel: a ParallelEnv.
-        turns: an AECEnv of which one agent acts at a time, where `parallel` is made of such a one.
-
-    Attributes:
-        ids: the environment's own names of its agents, `possible_agents`, at first.
-
-    Raises:
-        ParamsError: it does not say who its agents are and what they see and do.
-    """
+    """A PettingZoo ParallelEnv where Gymnasium's is expected: observations, actions, rewards, both ends and infos are
+    dictionaries by agent. `turns` is the AECEnv of which one agent acts at a time, where it is made of such a one;
+    `ids` are the environment's own names of its agents, `possible_agents`, at first. Raises ParamsError if it does not
+    say who its agents are and what they see and do."""
 
     def __init__(self, parallel: Any, turns: Any = None) -> None:
         self.parallel, self._turns = parallel, turns
@@ -67,7 +58,6 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
     @property
     def agents(self) -> Sequence[Any]:
-        """Who acts next."""
         agents: Sequence[Any] = self.parallel.agents
         return agents
 
@@ -86,19 +76,15 @@ class TeamEnv(gymnasium.Env[Any, Any]):
         return TeamEnv(made, self._turns)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Return observations and infos."""
         return self.parallel.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
-        """Return observations, rewards, terminations, truncations and infos of the agents in `action`."""
         return self.parallel.step(action)
 
     def render(self) -> Any:
-        """Draw it."""
         return self.parallel.render()
 
     def close(self) -> None:
-        """Close it."""
         self.parallel.close()
 
 
@@ -164,7 +150,6 @@ class TeamSpace:
 
     @cached_property
     def agents(self) -> tuple[str, ...]:
-        """The agents' names."""
         return tuple(map(str, self.ids))
 
     @cached_property
@@ -185,7 +170,6 @@ class TeamSpace:
 
     @cached_property
     def spaces(self) -> Spaces:
-        """Return what an algorithm needs to know."""
         one, action = self.observation, self.action
         sizes = [tuple(space.size for space in spaces) for spaces in (self.observations, self.actions)]
         team = Team(self.agents, *sizes)
@@ -223,10 +207,8 @@ class TeamSpace:
         return np.where(alive[:, :, None], self.free if given is None else given, self.first)
 
     def obs(self, observed: Mapping[Any, Any], alive: Sequence[bool] | npt.NDArray[np.bool_]) -> Any:
-        """Return the row of these observations: float32 `[K, O]`, zeros where an agent is not alive `[K]`.
-
-        ValueError where one is missing or does not fit, whose text goes on from "returned".
-        """
+        """Return the row of these observations: float32 `[K, O]`, zeros where an agent is not alive `[K]`. ValueError
+        where one is missing or does not fit, whose text goes on from "returned"."""
         row = np.zeros((len(self.ids), self.observation.size), np.float32)
         for place, (agent, space) in enumerate(zip(self.ids, self.observations, strict=True)):
             if alive[place]:
@@ -249,10 +231,7 @@ class TeamSpace:
     def situation(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None) -> Situation:
         """Read observations by agent, one of each or a batch, and masks by agent, `[A]` or `[n, A]`; masks may stand in
         the observations, too. An agent that is not in `obs` is gone, one that is not in `mask` may take all actions.
-
-        Raises:
-            UsageError: there is no such agent, or a shape does not fit.
-        """
+        Raises UsageError if there is no such agent, or a shape does not fit."""
         if not isinstance(obs, Mapping) or not obs:
             raise UsageError("obs is no dictionary of observations by agent: pass what the environment gives")
         given, masks = ({self.agent(key): value for key, value in x.items()} for x in (obs, mask or {}))
@@ -331,11 +310,8 @@ class TeamSpace:
 
 
 def read_spaces(env: gymnasium.Env[Any, Any]) -> tuple[Spaces, dict[str, Any]]:
-    """Return what an algorithm knows of an environment's spaces, and how a policy's description has them.
-
-    Raises:
-        ParamsError: they are not served.
-    """
+    """Return what an algorithm knows of an environment's spaces, and how a policy's description has them. Raises
+    ParamsError if they are not served."""
     if isinstance(env, TeamEnv):
         team = TeamSpace.of(env)
         return team.spaces, team.to_json()

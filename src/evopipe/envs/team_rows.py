@@ -26,15 +26,9 @@ FORCED = ("continuous", "multibinary")
 
 
 def team_step(
-    space: TeamSpace,
-    obs: Floats,
-    reward: Floats,
-    terminated: Bools,
-    truncated: Bools,
-    alive: Bools,
-    mask: Bools | None = None,
-    forced: Floats | None = None,
-) -> Step:
+    space: TeamSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, alive: Bools,
+    mask: Bools | None = None, forced: Floats | None = None,
+) -> Step:  # fmt: skip
     """Return a team's step and find what is broken in it; without masks an agent's every choice is legal."""
     broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
     legal = space.legal(alive, mask)
@@ -45,21 +39,15 @@ def team_step(
 
 
 class TeamRows:
-    """Teams of one kind, addressed by their rows in the pool; arguments and errors as `Rows` has them.
-
-    Who acts is who stands in the environment's `agents` and has not just ended. An agent that acted and stands there no
-    more, though neither of its ends is set, is taken as truncated. One whose observation is missing where it was
-    terminated has the observation 0: nothing is learned from that.
-    """
+    """Teams of one kind, addressed by their rows in the pool; arguments and errors as `Rows` has them. Who acts is who
+    stands in the environment's `agents` and has not just ended. An agent that acted and stands there no more, though
+    neither of its ends is set, is taken as truncated. One whose observation is missing where it was terminated has the
+    observation 0: nothing is learned from that."""
 
     def __init__(
-        self,
-        cfg: EnvConfig,
-        numbers: range,
-        made: Sequence[gymnasium.Env[Any, Any]],
-        masked: Bools | None = None,
+        self, cfg: EnvConfig, numbers: range, made: Sequence[gymnasium.Env[Any, Any]], masked: Bools | None = None,
         turn: Ints | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._turn: Ints = np.zeros(1, np.int64) if turn is None else turn
         self.envs: dict[int, Any] = dict(make_rows(cfg, numbers, made, self._turn))
         self._guard = guard(cfg, lambda: self._turn[0])
@@ -132,7 +120,6 @@ class TeamRows:
         """Begin a step: here the work is done when its result is asked for."""
 
     def receive(self, rows: Ints, actions: Actions) -> Step:
-        """End it, see `step`."""
         return self.step(rows, actions)
 
     def legal(self, alive: Bools) -> Bools:
@@ -140,12 +127,10 @@ class TeamRows:
         return self._space.legal(alive)
 
     def close(self) -> None:
-        """Close every environment."""
         for env in self.envs.values():
             close(env)
 
     def _begin(self, row: int, i: int, result: Any, seen: _Seen) -> None:
-        """Read what a reset returned."""
         env = self.envs[row]
         if not isinstance(result, tuple) or len(result) != 2:
             raise Fault(row, f"reset() returned {_count(result)}, expected observations and infos")
@@ -172,7 +157,6 @@ class TeamRows:
             self._hint(row, i, place, observed[agent], infos.get(agent), seen, "reset")
 
     def _take(self, row: int, i: int, result: Any, seen: _Seen) -> None:
-        """Read what a step returned."""
         if not isinstance(result, tuple) or len(result) != 5:
             raise Fault(row, f"step() returned {_count(result)}, expected {', '.join(_STEP)}")
         for what, part in zip(_STEP, result, strict=True):
@@ -244,7 +228,6 @@ class TeamRows:
         return value
 
     def _see(self, row: int, i: int, place: int, obs: Any, seen: _Seen) -> None:
-        """Keep one agent's observation."""
         space, plain = self._space.observations[place], self._plain[place]
         if plain is None or obs.__class__ is not np.ndarray or (obs.shape, obs.dtype) != plain:
             try:

@@ -156,10 +156,8 @@ class _Acrobot(Schema):
         return columns + (k1 + k2 * 2.0 + k3 * 2.0 + k4) * (self.seconds / 6.0)
 
     def _rates(self, columns: torch.Tensor, torque: torch.Tensor) -> torch.Tensor:
-        """Derivatives of the state by time `[4, R]`, in the version of Sutton & Barto's book.
-
-        Each link has its centre of mass in the middle and a moment of inertia of 1 kg m².
-        """
+        """Derivatives of the state by time `[4, R]`, in the version of Sutton & Barto's book. Each link has its centre
+        of mass in the middle and a moment of inertia of 1 kg m²."""
         angle1, angle2, spin1, spin2 = columns.unbind()
         cos, sin = angle2.cos(), angle2.sin()
         d1, d2 = cos + 3.5, cos * 0.5 + 1.25
@@ -244,23 +242,12 @@ class TensorStep(NamedTuple):
 
 
 class TensorPool:
-    """`R` environments on one device. A row that ended must be reset by the caller, with a seed.
-
-    An episode is a function of its seed and its actions, whatever its row played before and whatever others play.
-
-    Args:
-        cfg: which environment.
-        rows: `R`.
-        device: where they live.
-
-    Attributes:
-        physics: `[R, S]` float64, the physical state, always the same memory; zeros before the first reset.
-        length: `[R]` int64, steps of the running episodes, always the same memory.
-        actions, spaces, team, masked, max_steps, reward_threshold: see `EnvPool`.
-
-    Raises:
-        ParamsError: the environment is not offered as tensors, or `env.kwargs` holds what it does not take.
-    """
+    """`R` environments on one device. A row that ended must be reset by the caller, with a seed. An episode is a
+    function of its seed and its actions, whatever its row played before and whatever others play. Always the same
+    memory are `physics` `[R, S]` float64, the physical state, zeros before the first reset, and `length` `[R]` int64,
+    steps of the running episodes; `actions`, `spaces`, `team`, `masked`, `max_steps`, `reward_threshold`: see
+    `EnvPool`. Raises ParamsError if the environment is not offered as tensors, or `env.kwargs` holds what it does not
+    take."""
 
     def __init__(self, cfg: EnvConfig, rows: int, device: torch.device) -> None:
         self.rows, self.device = rows, device

@@ -246,6 +246,7 @@ class WorkerRows:
         self._own: _Share | None = None
         self._shares = 0
         self._asked: list[int] = []  # shares that have not answered yet
+        self._raised: BaseException | None = None  # by this process's own share
         self._death = ""
         # A worker looks at its own environments; the trainer at the workers, a little more patiently.
         self._guard = guard(cfg, lambda: self.shared["turn"].tobytes(), _PATIENCE)
@@ -320,7 +321,7 @@ class WorkerRows:
         del self.helpers[count:]
 
     def _ask(self, op: int, rows: Ints) -> None:
-        """Ask for something about `rows`."""
+        """Ask for something about `rows`; do this process's own share of it."""
         if self._death:
             raise EnvironmentFailed(self._death)
         while self._asked:  # an interrupt left it
@@ -329,16 +330,21 @@ class WorkerRows:
             raise UsageError("a row was named twice in one step or reset of an environment pool")
         self.shared["named"][: len(rows)] = rows
         self.shared["order"][:] = op, len(rows), self._shares
-        self._asked = sorted({*(rows % self._shares).tolist()})
+        shares, self._raised = {*(rows % self._shares).tolist()}, None
+        self._asked = sorted(shares - {len(self.helpers)})
         for share in self._asked:
-            if share < len(self.helpers):
-                self.helpers[share].tell()
+            self.helpers[share].tell()
+        if len(self.helpers) in shares and self._own is not None:
+            try:
+                self._own.serve()
+            except BaseException as error:  # others have been told, and must be waited for
+                self._raised = error
 
     def _end(self, rows: Ints) -> None:
         """Wait for all that was asked; of several faults, raise the one that one row after the other meets first."""
         if self._death:
             raise EnvironmentFailed(self._death)
-        errors = []
+        errors, self._raised = [self._raised], None
         while self._asked:
             errors.append(self._answer())
         if found := [error for error in errors if error is not None]:
@@ -346,15 +352,8 @@ class WorkerRows:
             raise min(found, key=lambda fault: order.index(fault.row) if isinstance(fault, Fault) else -1)
 
     def _answer(self) -> BaseException | None:
-        """Wait for the last of those asked, this process's own share where it has one; return what it raised."""
+        """Wait for the last of those asked; return what it raised."""
         share = self._asked[-1]
-        if self._own is not None and share == len(self.helpers):
-            self._asked.pop()
-            try:
-                self._own.serve()
-            except BaseException as error:  # others have been told, and must be waited for
-                return error
-            return None
         try:
             with self._guard:
                 raised = self.helpers[share].wait()

@@ -75,10 +75,8 @@ def read_births(data: Any, members: int) -> list[Mutation]:
 def mutate(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator, allow_none: bool = True
 ) -> tuple[Member, Mutation]:
-    """Mutate one child, which is not changed; return what changed too, `NONE` where nothing did.
-
-    The generator is that of this slot and generation. Without `allow_none` the kind `none` takes no part.
-    """
+    """Mutate one child, which is not changed; return what changed too, `NONE` where nothing did. The generator is that
+    of this slot and generation. Without `allow_none` the kind `none` takes no part."""
     operators = {
         "architecture": _mutate_architecture,
         "parameters": _mutate_parameters,
@@ -137,11 +135,8 @@ def _carry(traits: Traits, member: Member, arch: Architecture, rng: np.random.Ge
 def _mutate_parameters(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
-    """Disturb some weights of the policy, a shared encoder's too.
-
-    Of 1 to all weight matrices a tenth of the positions each: 95 % receive noise of standard deviation `sd · |w|`, 5 %
-    are drawn anew from N(0, 1).
-    """
+    """Disturb some weights of the policy, a shared encoder's too. Of 1 to all weight matrices a tenth of the positions
+    each: 95 % receive noise of standard deviation `sd · |w|`, 5 % are drawn anew from N(0, 1)."""
     if cfg.sd == 0:
         return None
     values, matrices = {}, []

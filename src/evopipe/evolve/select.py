@@ -36,10 +36,9 @@ def draws(cfg: TournamentConfig, members: int, rng: np.random.Generator) -> np.n
 
 
 def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator) -> Selection:
-    """Choose a parent for every slot by fitness `[P]`; what is not finite marks members that must not be parents.
-
-    A tournament of only such members falls to the fittest of all; if there is none, all stay. Ties go to the lower row.
-    """
+    """Choose a parent for every slot by fitness `[P]`; what is not finite marks members that must not be parents. A
+    tournament of only such members falls to the fittest of all; if there is none, all stay. Ties go to the lower
+    row."""
     import numpy as np
 
     score = np.where(np.isfinite(fitness), fitness, -np.inf)

@@ -34,11 +34,8 @@ def evolve(
     generation: int,
     next_id: int,
 ) -> Evolved:
-    """Return the next generation.
-
-    Members are in slot order; fitness `[P]` is −∞ where one must not be a parent. Seed and generation fix every draw.
-    Children take ids from `next_id` by slot.
-    """
+    """Return the next generation. Members are in slot order; fitness `[P]` is −∞ where one must not be a parent. Seed
+    and generation fix every draw. Children take ids from `next_id` by slot."""
     chooser = rng.host(rng.run_key(seed), Purpose.SELECT, generation)
     selected = tournament(selection, fitness, chooser)
     # Nothing is shared with a parent, and each child has its slot's own key.

@@ -26,11 +26,10 @@ from evopipe.face.functions import (
 from evopipe.face.gyms import PreferenceGym, ReasoningGym
 from evopipe.face.language import LanguageAgent
 from evopipe.face.language_algorithms import DPO, GRPO, LLMPPO, LLMREINFORCE
+from evopipe.face.learning import RolloutBuffer
 from evopipe.face.population import create_population, observation_space_channels_to_first
-from evopipe.face.progress import default_progress_bar
-from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent
+from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent, default_progress_bar
 from evopipe.face.settings import HyperparameterConfig, RLParameter
-from evopipe.face.steps import RolloutBuffer
 from evopipe.face.team_buffer import MultiAgentReplayBuffer
 from evopipe.face.vect import make_vect_envs
 

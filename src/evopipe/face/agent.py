@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,19 +15,20 @@ from evopipe import rng
 from evopipe.algos import on_policy
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
-from evopipe.errors import DataError, UsageError
+from evopipe.envs.spaces import ActionSpace
+from evopipe.envs.team import TeamSpace
+from evopipe.errors import DataError, EvopipeError, UsageError
 from evopipe.evolve.mutate import NONE, Mutation
-from evopipe.face.breed import Breed
+from evopipe.face.breed import Breed, build, by_agent, device_of, params_of
 from evopipe.face.given import config_of, evaluation_pool
-from evopipe.face.keep import read, write
-from evopipe.face.learning import batch_of, rollout_of, steps_of
-from evopipe.face.steps import RolloutBuffer
+from evopipe.face.learning import RolloutBuffer, batch_of, rollout_of, steps_of
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose, Stream
 from evopipe.run.act import choose, step
 from evopipe.run.evaluate import evaluate
 from evopipe.run.learn import discount_rate
 from evopipe.run.rollouts import learn_from_rollout
+from evopipe.storage import members
 
 _POOL = 16  # environments in which an agent is tested at once, at most
 
@@ -104,10 +105,7 @@ class Agent:
         return int(self._setting("learn_step"))
 
     def _setting(self, name: str) -> float:
-        found: float = self._member.hyper[name] if name in self._member.hyper else getattr(
-            self.breed.params.algo_config, name
-        )  # fmt: skip
-        return found
+        return float(self._member.hyper.get(name, getattr(self.breed.params.algo_config, name)))
 
     @property
     def mut(self) -> str:
@@ -129,9 +127,9 @@ class Agent:
         return self.live().memory > 0
 
     @property
-    def actor(self) -> Actor:
+    def actor(self) -> _Actor:
         """How its actions become the environment's."""
-        return Actor(self)
+        return _Actor(self)
 
     def set_training_mode(self, training: bool) -> None:
         """Explore, or not."""
@@ -178,11 +176,10 @@ class Agent:
             UsageError: a shape does not fit.
         """
         if self.breed.team is not None:
-            return self._act_as_team(obs, epsilon, action_mask, hidden_state)
+            return self._act_as_team(self.breed.team, obs, epsilon, action_mask, hidden_state)
         rows, single = self.breed.rows(obs)
         n, spec, cohort = len(rows), self.breed.spec, self.live()
         legal = np.ones((n, spec.actions), bool)
-        assert self.breed.actions is not None
         if action_mask is not None:
             legal[:] = np.asarray(self.breed.actions.flat_mask(action_mask)).astype(bool)
         tick = self.tick()
@@ -204,17 +201,14 @@ class Agent:
         inputs = (torch.from_numpy(rows), torch.from_numpy(legal), begins, memory)
         seen, may, begins, memory = (x[None].to(spec.device) for x in inputs)
         took = step(spec, cohort, seen, may, begins, memory, tick if self.training else None)
-        answers = spec.algo.answers(spec.algo_config) if spec.algo.answers is not None else None
-        assert answers is not None
-        assert answers.chances is not None
-        entropy = answers.chances(spec.algo_config, cohort.state, seen, may, memory).entropy()
+        chances = cast("Any", spec.algo).answers(spec.algo_config).chances
+        entropy = chances(spec.algo_config, cohort.state, seen, may, memory).entropy()
         numbers = (x[0].cpu().numpy() for x in (took.log_prob, entropy, took.value))
         return took.action[0].cpu(), took.memory[0].cpu(), *numbers
 
-    def _act_as_team(self, obs: Mapping[Any, Any], epsilon: float, masks: Any, hidden: Any) -> Any:
+    def _act_as_team(self, team: TeamSpace, obs: Mapping[Any, Any], epsilon: float, masks: Any, hidden: Any) -> Any:
         """Choose every agent's action, by agent: one observation of each, or a batch."""
-        team, spec, tick = self.breed.team, self.breed.spec, self.tick()
-        assert team is not None
+        spec, tick = self.breed.spec, self.tick()
         given = team.situation(obs, masks)
         shape = given.alive.shape
         rows, legal = (x.reshape(-1, x.shape[-1]) for x in (given.obs, given.legal))
@@ -318,20 +312,14 @@ class Agent:
         return child
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write it to a folder, safetensors and JSON with checksums; one in its place is replaced as a whole.
-
-        Raises:
-            DiskError: it cannot be written.
-        """
+        """Write it to a folder, safetensors and JSON with checksums; one in its place is replaced as a whole. Raises
+        DiskError if it cannot be written."""
         counters = {"acted": self._acted, "learned": self._learned, "steps": [*map(int, self.steps)]}
-        write(Path(path), self.member, self.breed, {**counters, "scores": [*map(float, self.scores)]})
+        _write(Path(path), self.member, self.breed, {**counters, "scores": [*map(float, self.scores)]})
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Become what `save_checkpoint` wrote.
-
-        Raises:
-            MissingInputError, DataError: it is not there, is damaged, or is of another algorithm or of other spaces.
-        """
+        """Become what `save_checkpoint` wrote. Raises MissingInputError or DataError if it is not there, is damaged, or
+        is of another algorithm or of other spaces."""
         found = Agent.load(path)
         if found.algo != self.algo or found.breed.spec.spaces != self.breed.spec.spaces:
             raise DataError(f"{path}: is an agent of {found.algo} for other spaces, or another algorithm's")
@@ -346,14 +334,14 @@ class Agent:
         Raises:
             MissingInputError, DataError: it is not there, or is damaged.
         """
-        member, breed, counters = read(Path(path), device)
+        member, breed, counters = _read(Path(path), device)
         found = cls(breed, member)
         found._acted, found._learned = int(counters["acted"]), int(counters["learned"])
         found.steps, found.scores = [*counters["steps"]], [*counters["scores"]]
         return found
 
 
-class Actor:
+class _Actor:
     """How an agent's actions become the environment's, in a loop that steps it by itself."""
 
     def __init__(self, agent: Agent) -> None:
@@ -366,7 +354,50 @@ class Actor:
 
     def scale_action(self, action: Any) -> np.ndarray:
         """Return squashed actions `[n, A]` between the environment's bounds."""
-        space = self._agent.breed.actions
-        assert space is not None
-        flat = np.asarray(action, np.float32)
-        return space.own(flat.reshape(-1, space.size))
+        space: ActionSpace = self._agent.breed.actions
+        return space.own(np.asarray(action, np.float32).reshape(-1, space.size))
+
+
+_FORMAT, _REMEDY = "agent 1", "save the agent again"
+
+
+def _write(folder: Path, member: Any, breed: Breed, counters: dict[str, Any]) -> None:
+    """Write a member, what it was made for, and how far it is."""
+    spaces = [_text(each) for each in (breed.observation_space, breed.action_space)]
+    params = breed.params.model_dump(mode="json")
+    about = {"format": _FORMAT, "index": member.slot, "params": params, "spaces": spaces, "counters": counters}
+    members.write(folder, [replace(member, slot=0)], about)
+
+
+def _read(folder: Path, device: Any = None) -> tuple[Any, Breed, dict[str, Any]]:
+    """Read what `_write` wrote; `device` as in `create_population`, None for where it was. Raises MissingInputError if
+    the folder is not there; DataError if it is damaged, or something else."""
+    (member, *_), about = members.read(folder, {"format": _FORMAT}, _REMEDY)
+    try:
+        params = params_of(about["params"])
+        if device is not None:
+            runtime = params.runtime.model_copy(update={"device": device_of(device)})
+            params = params.model_copy(update={"runtime": runtime})
+        breed = build(params, *(_space(each) for each in about["spaces"]))
+        counters, index = dict(about["counters"]), int(about["index"])
+    except (EvopipeError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{folder}: is no agent of this version ({error}); {_REMEDY}") from error
+    if (wrong := breed.spec.check([member])) is not None:
+        raise DataError(f"{folder}: {wrong}; {_REMEDY}")
+    return replace(member, slot=index), breed, counters
+
+
+def _text(space: Any) -> Any:
+    from minari.serialization import serialize_space
+
+    if by_agent(space):
+        return [[agent, serialize_space(each)] for agent, each in space.items()]
+    return serialize_space(space)
+
+
+def _space(text: Any) -> Any:
+    from minari.serialization import deserialize_space
+
+    if isinstance(text, list):
+        return {agent: deserialize_space(each) for agent, each in text}
+    return deserialize_space(text)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -25,12 +26,12 @@ NOWHERE = "no environment yet"  # an id that none has
 
 @dataclass(frozen=True, eq=False)
 class Breed:
-    """An algorithm, its configuration and the spaces that it was made for."""
+    """An algorithm, its configuration and the spaces that it was made for: of one agent, or of a team."""
 
     spec: Spec
     params: Params
-    observations: ObservationSpace | None  # None of a team
-    actions: ActionSpace | None
+    observations: Any  # an `ObservationSpace`; None of a team
+    actions: Any  # an `ActionSpace`; None of a team
     team: TeamSpace | None
     observation_space: Any  # Gymnasium's; of a team one each, by agent
     action_space: Any
@@ -42,25 +43,18 @@ class Breed:
     @property
     def about(self) -> dict[str, Any]:
         """What a policy's description says, see `policy.load`."""
-        if self.team is not None:
-            spaces = self.team.to_json()
-        else:
-            assert self.actions is not None
-            assert self.observations is not None
-            spaces = self.actions.to_json() | self.observations.to_json()
+        own = self.team.to_json() if self.team is not None else self.actions.to_json() | self.observations.to_json()
         return {
             "algo": self.algo,
             "config": self.params.algo_config.model_dump(mode="json"),
             "env": self.params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"}),
-            **spaces,
+            **own,
         }
 
     def rows(self, obs: Any) -> tuple[np.ndarray, bool]:
         """Return observations as rows `[n, O]` float32, and whether it was one observation."""
-        space = self.observations
-        assert space is not None
         try:
-            rows, single = space.read(obs)
+            rows, single = self.observations.read(obs)
         except ValueError as error:
             raise UsageError(f"obs holds {error}; pass what the environment gives, or a batch of it") from error
         return np.ascontiguousarray(np.asarray(rows, np.float32)), single
@@ -69,7 +63,6 @@ class Breed:
         """Return drawn actions in the environment's units, but unclipped; squashed ones in [-1, 1]. Those of a team's
         agent, whose space is given, may have pads."""
         space = space or self.actions
-        assert space is not None
         if space.bounds is None:
             return space.own(drawn.numpy())
         drawn = drawn[:, : space.size]
@@ -82,7 +75,6 @@ class Breed:
     def drawn(self, own: Any, count: int, space: ActionSpace | None = None) -> torch.Tensor:
         """Return the inverse of `undrawn`, `[n, …]`, without pads."""
         space = space or self.actions
-        assert space is not None
         array = np.asarray(own).reshape(count, *space.shape)
         if space.bounds is None:
             return torch.from_numpy(space.relative(array))
@@ -99,35 +91,21 @@ class Breed:
         return replace(_of_spaces(*spaces, self.team is not None), spec=spec, params=params)
 
 
-class _TeamOf:
-    """Spaces where a team is expected."""
-
-    def __init__(self, observations: Mapping[Any, Any], actions: Mapping[Any, Any]) -> None:
-        self.possible_agents = self.agents = [*observations]
-        self._observations, self._actions = observations, actions
-
-    def observation_space(self, agent: Any) -> Any:
-        return self._observations[agent]
-
-    def action_space(self, agent: Any) -> Any:
-        return self._actions[agent]
-
-
 def _of_spaces(observations: Any, actions: Any, team: bool) -> Breed:
     nothing: Any = None
     if team:
-        found = TeamSpace.of(TeamEnv(_TeamOf(observations, actions)))
+        of = SimpleNamespace(
+            possible_agents=[*observations], observation_space=observations.get, action_space=actions.get
+        )
+        found = TeamSpace.of(TeamEnv(of))
         return Breed(nothing, nothing, None, None, found, observations, actions)
     seen, done = ObservationSpace.of(observations), ActionSpace.of(actions)
     return Breed(nothing, nothing, seen, done, None, observations, actions)
 
 
 def params_of(data: Mapping[str, Any]) -> Params:
-    """Return the parameters of a run in environments, see `parse_params`.
-
-    Raises:
-        ParamsError: they cannot be used, or are a language model's.
-    """
+    """Return the parameters of a run in environments, see `parse_params`. Raises ParamsError if they cannot be used, or
+    are a language model's."""
     params = parse_params(data)
     if not isinstance(params, Params):
         raise ParamsError("language: these are parameters of a language model, which has functions of its own")
@@ -136,10 +114,7 @@ def params_of(data: Mapping[str, Any]) -> Params:
 
 def build(params: Params, observations: Any, actions: Any) -> Breed:
     """Return the breed of a run's parameters in spaces of Gymnasium's, by agent where they are dictionaries of such.
-
-    Raises:
-        ParamsError: the algorithm does not serve them.
-    """
+    Raises ParamsError if the algorithm does not serve them."""
     found = _of_spaces(observations, actions, by_agent(observations))
     algo, spaces = params.train.algo, spaces_of(found)
     if sentence := unserved(algo, spaces, "what is asked for", actions):
@@ -154,46 +129,17 @@ def build(params: Params, observations: Any, actions: Any) -> Breed:
 
 
 def by_agent(spaces: Any) -> bool:
-    """Whether spaces are a team's."""
     return isinstance(spaces, Mapping) and not isinstance(spaces, gymnasium.Space)
 
 
 def spaces_of(breed: Breed) -> Spaces:
-    """Return what the algorithm knows of its spaces."""
-    if breed.team is not None:
-        return breed.team.spaces
-    assert breed.actions is not None
-    assert breed.observations is not None
-    return breed.actions.spaces(breed.observations)
-
-
-def space_from(dims: Any, one_hot: bool) -> gymnasium.Space[Any]:
-    """Return the space that a script describes by `state_dim` and `one_hot`: how many values, or a shape. One of three
-    dimensions, channels first, is an image of bytes."""
-    if isinstance(dims, tuple) and one_hot and len(dims) == 1:
-        (dims,) = dims
-    if one_hot:
-        return gymnasium.spaces.Discrete(int(dims))
-    shape = tuple(int(n) for n in (dims if isinstance(dims, Sequence) else (dims,)))
-    if len(shape) == 3 and shape[0] in (1, 3, 4):
-        return gymnasium.spaces.Box(0, 255, shape, np.uint8)
-    return gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
-
-
-def actions_from(dim: Any, discrete: bool, low: Any, high: Any) -> gymnasium.Space[Any]:
-    """Return the space that a script describes by `action_dim`: so many choices, or a vector between bounds."""
-    if discrete:
-        return gymnasium.spaces.Discrete(int(dim))
-    least, most = (np.broadcast_to(np.asarray(x, np.float32), (int(dim),)) for x in (low, high))
-    return gymnasium.spaces.Box(least, most, dtype=np.float32)
+    found: Spaces = breed.actions.spaces(breed.observations) if breed.team is None else breed.team.spaces
+    return found
 
 
 def device_of(device: Any) -> str:
-    """Return `runtime.device` for what a script passes: a torch device, its name, or None for what is there.
-
-    Raises:
-        UsageError: evopipe does not compute there.
-    """
+    """Return `runtime.device` for what a script passes: a torch device, its name, or None for what is there. Raises
+    UsageError if evopipe does not compute there."""
     if device is None:
         return "auto"
     kind = torch.device(device).type if not isinstance(device, str) or device != "auto" else "auto"

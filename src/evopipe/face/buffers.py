@@ -6,7 +6,9 @@ the caller. They keep observations and actions as the environment has them, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,6 @@ import torch
 from torch.utils.data import IterableDataset
 
 from evopipe.errors import UsageError
-from evopipe.face.forms import Form, form_of
 from evopipe.face.vect import marks_of
 from evopipe.memory.nstep import NStep
 from evopipe.memory.priorities import Priorities
@@ -31,6 +32,87 @@ def in_order(field_names: Sequence[str], what: str) -> list[int]:
     if sorted(named) != sorted(FIELDS):
         raise UsageError(f"{what}: field_names must be {', '.join(FIELDS)}, got {[*field_names]}")
     return [named.index(name) for name in FIELDS]
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The arrays of an observation, and of an action."""
+
+    kind: Any  # a leaf, or a dictionary or tuple of such
+    action: _Leaf
+
+    @property
+    def leaves(self) -> list[_Leaf]:
+        return _leaves(self.kind, self.kind)
+
+    @property
+    def size(self) -> int:
+        return sum(math.prod(leaf.shape) for leaf in self.leaves)
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.action.shape)
+
+    @property
+    def vectors(self) -> bool:
+        return bool(self.action.shape) or np.dtype(self.action.dtype).kind == "f"
+
+    def rows(self, obs: Any, several: bool) -> np.ndarray:
+        """Flatten observations: `[n, size]` float32."""
+        parts = []
+        for leaf, part in zip(self.leaves, _leaves(self.kind, obs), strict=True):
+            array = np.asarray(part)
+            shape = array.shape[1:] if several else array.shape
+            if shape != leaf.shape:
+                raise UsageError(f"memory: an observation of shape {shape} was saved, the first one had {leaf.shape}")
+            parts.append(array.reshape(len(array) if several else 1, -1))
+        return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
+
+    def actions(self, action: Any, count: int) -> np.ndarray:
+        """Flatten actions: `[n]` of indices, else `[n, width]`."""
+        flat = np.asarray(action).reshape(count, -1)
+        return flat if self.vectors else flat[:, 0]
+
+    def back(self, rows: np.ndarray) -> Any:
+        """Return observations `[n, …]` again."""
+        ends = np.cumsum([math.prod(leaf.shape) for leaf in self.leaves])[:-1]
+        parts = iter(np.split(rows, ends, axis=1))
+        return _mapped(self.kind, lambda leaf: next(parts).reshape(-1, *leaf.shape).astype(leaf.dtype, copy=False))
+
+    def own(self, actions: np.ndarray) -> np.ndarray:
+        """Return actions `[n, …]` again."""
+        return actions.reshape(-1, *self.action.shape).astype(self.action.dtype, copy=False)
+
+
+def _form_of(state: Any, action: Any, several: bool) -> _Form:
+    """Return the form of what is saved first."""
+
+    def leaf(part: Any) -> _Leaf:
+        array = np.asarray(part)
+        return _Leaf(array.shape[1 if several else 0 :], array.dtype)
+
+    return _Form(_mapped(state, leaf), leaf(action))
+
+
+def _leaves(kind: Any, obs: Any) -> list[Any]:
+    """Return an observation's arrays in the order of a kind's."""
+    if not isinstance(kind, dict | tuple):
+        return [obs]
+    keys = kind if isinstance(kind, dict) else range(len(kind))
+    return [leaf for key in keys for leaf in _leaves(kind[key], obs[key])]
+
+
+def _mapped(obs: Any, function: Callable[[Any], Any]) -> Any:
+    """Return the same with a function's value for every array."""
+    if isinstance(obs, dict):
+        return {key: _mapped(part, function) for key, part in obs.items()}
+    return tuple(_mapped(part, function) for part in obs) if isinstance(obs, tuple) else function(obs)
 
 
 class Experiences(tuple[Any, ...]):
@@ -90,8 +172,8 @@ class ReplayBuffer:
         self._order = in_order(field_names, type(self).__name__)
         self.memory_size, self.num_envs = int(memory_size or max_size or 0), num_envs
         self.counter = 0  # transitions saved so far
-        self.form: Form | None = None
-        self._replay: Replay | None = None
+        self.form: Any = None  # a `_Form`, from the first transition on
+        self._replay: Any = None
         self._nstep: NStep | None = None
         self._random = np.random.default_rng(seed)
 
@@ -104,7 +186,8 @@ class ReplayBuffer:
         """The memory itself."""
         if self._replay is None:
             raise UsageError(f"{type(self).__name__}: nothing was saved yet")
-        return self._replay
+        replay: Replay = self._replay
+        return replay
 
     def save_to_memory(self, *parts: Any, is_vectorised: bool = False) -> None:
         """Save one transition, or with `is_vectorised` one of each environment."""
@@ -132,8 +215,6 @@ class ReplayBuffer:
         state, action, reward, following, done = (parts[i] for i in self._order)
         if self.form is None:
             self._begin(state, action, several)
-        assert self.form is not None
-        assert self._replay is not None
         obs = self.form.rows(state, several)
         n = len(obs)
         done = np.broadcast_to(np.asarray(done, bool).reshape(-1), (n,))
@@ -150,7 +231,7 @@ class ReplayBuffer:
         self._replay.add(rows.reshape(1, -1, rows.shape[-1]), keep.reshape(1, -1))
 
     def _begin(self, state: Any, action: Any, several: bool) -> None:
-        self.form = form = form_of(state, action, several)
+        self.form = form = _form_of(state, action, several)
         layout = RowLayout(form.size, form.width, masked=False, continuous=form.vectors, steps=self.steps)
         trees = None if self.alpha is None else Priorities(1, self.memory_size, self.alpha, CPU)
         self._replay = Replay(layout, 1, self.memory_size, CPU, trees)
@@ -170,7 +251,6 @@ class ReplayBuffer:
         if not len(self):
             raise UsageError(f"{type(self).__name__}: nothing can be sampled, it is empty")
         replay, form = self.replay, self.form
-        assert form is not None
         u = torch.from_numpy(self._random.random((1, batch_size)))
         first, size = replay.first([0]), torch.from_numpy(replay.filled([0]))
         index = weight = None

@@ -27,12 +27,9 @@ _MORE = ("timeouts", "next_observations")
 def transitions_from(
     config: EnvConfig, dataset: Any, minari_dataset_id: str | None, remote: bool, limit: int
 ) -> Transitions:
-    """Read a dataset for an environment; its last transitions where there are more than `limit`.
-
-    Raises:
-        UsageError: none is given, or two.
-        MissingInputError, DataError: it is not there, is damaged, or does not fit the environment.
-    """
+    """Read a dataset for an environment; its last transitions where there are more than `limit`. Raises UsageError if
+    none is given, or two; MissingInputError or DataError if it is not there, is damaged, or does not fit the
+    environment."""
     if (dataset is None) == (minari_dataset_id is None):
         raise UsageError("dataset: give one, or minari_dataset_id, one of both")
     if remote and minari_dataset_id is None:

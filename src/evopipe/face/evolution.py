@@ -64,11 +64,8 @@ class TournamentSelection:
             )
 
     def select(self, population: Sequence[Agent]) -> tuple[Agent, list[Agent]]:
-        """Return the fittest agent and the next generation, copies that share nothing with their parents.
-
-        Raises:
-            UsageError: no agent was tested.
-        """
+        """Return the fittest agent and the next generation, copies that share nothing with their parents. Raises
+        UsageError if no agent was tested."""
         self.check(len(population))
         if not any(agent.fitness for agent in population):
             raise UsageError("select: no agent has a fitness: call agent.test(env) for each first")
@@ -147,11 +144,8 @@ class Mutations:
         self.config: MutationConfig = _checked("mutation", block)
 
     def ranges(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, Evolve]:
-        """Return which hyper-parameters of an algorithm may mutate, of those that are known to.
-
-        Raises:
-            UsageError: one that was selected has no range, or an end belongs to none.
-        """
+        """Return which hyper-parameters of an algorithm may mutate, of those that are known to. Raises UsageError if
+        one that was selected has no range, or an end belongs to none."""
         found = dict(known)
         if self.selection is not None:
             chosen = {name: own_names(algo, name) for name in self.selection}
@@ -202,7 +196,6 @@ class Mutations:
 
 
 def _checked(block: str, values: dict[str, Any]) -> Any:
-    """Return a block of `evolution`, checked."""
     try:
         return getattr(parse_params({"evolution": {block: values}}).evolution, block)
     except ParamsError as error:

@@ -6,9 +6,9 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import evopipe
@@ -17,8 +17,8 @@ from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.gyms import PreferenceGym, ReasoningGym
 from evopipe.face.language import Gym, LanguageAgent, LanguageBreed, regime_of
 from evopipe.face.language_settings import language_block
-from evopipe.face.outcome import conduct, entering, views
 from evopipe.face.population import one_process
+from evopipe.face.train import conduct, entering, views
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose
 from evopipe.run.language import LanguageSpec
@@ -90,7 +90,7 @@ def finetune_llm_reasoning(
         >>> agent.steps, len(agent.fitness)
         ([8], 2)
     """
-    return Finetuning(ReasoningGym, **locals()).run()
+    return _Finetuning(gym=ReasoningGym, **locals()).run()
 
 
 def finetune_llm_preference(
@@ -126,43 +126,18 @@ def finetune_llm_preference(
         >>> agent.steps, len(agent.fitness)
         ([12], 1)
     """
-    return Finetuning(PreferenceGym, **locals()).run()
+    return _Finetuning(gym=PreferenceGym, max_reward=None, **locals()).run()
 
 
-@dataclass(frozen=True)
-class Finetuning:
-    """What both training functions are given, by its names there, and the class of their environments."""
-
-    gym: type[Gym]
-    pop: Sequence[LanguageAgent]
-    env: Gym | None
-    env_fn: Callable[[], Gym] | None
-    init_hp: Mapping[str, Any] | None
-    save_elite: bool | None
-    elite_path: str | None
-    wb: bool
-    evo_steps: int | None
-    checkpoint_steps: int | None
-    tournament: TournamentSelection | None
-    mutation: Mutations | None
-    wandb_api_key: str | None
-    wandb_project: str
-    wandb_entity: str | None
-    wandb_run_name: str | None
-    evaluation_interval: int
-    verbose: bool
-    accelerator: Any
-    max_steps: int | None
-    num_epochs: int | None
-    log_csv: bool
-    max_reward: float | None = None
+class _Finetuning(SimpleNamespace):
+    """What both training functions are given, by its names there, and the class of their environments, `gym`."""
 
     @property
     def breed(self) -> LanguageBreed:
-        return self.pop[0].breed
+        breed: LanguageBreed = self.pop[0].breed
+        return breed
 
     def check(self) -> None:
-        """Refuse what would be without effect."""
         if not self.pop or not all(isinstance(agent, LanguageAgent) for agent in self.pop):
             raise UsageError("pop: give agents of a language model, as create_population or GRPO.population make them")
         if len({id(agent.breed) for agent in self.pop}) > 1:
@@ -204,7 +179,6 @@ class Finetuning:
                 )
 
     def params(self, env: Gym) -> LanguageParams:
-        """Return the run as `params.yaml` would have it."""
         batch, held_out = env.data_batch_size, min(64, len(env.test))
         wanted = self.num_epochs * len(env) if self.num_epochs is not None else self.max_steps or len(env)
         evolution: dict[str, Any] = {"tournament": {"size": 0, "elitism": False}}
@@ -240,7 +214,6 @@ class Finetuning:
         return found.model_copy(update={"algos": {self.breed.algo: block}})
 
     def run(self) -> list[LanguageAgent]:
-        """Train, from the agents on."""
         self.check()
         env = self.env if self.env is not None else self.env_fn() if self.env_fn is not None else None
         if not isinstance(env, self.gym):
@@ -261,7 +234,6 @@ class Finetuning:
         return agents()
 
     def _save(self, spec: LanguageSpec, params: LanguageParams, champion: Champion) -> None:
-        """Write the elite as `evopipe.load` reads it."""
         path = self.elite_path or f"{self.breed.algo}-elite"
         near = 1.96 * champion.error
         told = {"mean": champion.score, "interval": [champion.score - near, champion.score + near]}
@@ -278,7 +250,7 @@ class Finetuning:
 class _Between:
     """What is due between two steps: evaluations, checkpoints, rows of the CSV file."""
 
-    def __init__(self, call: Finetuning, run: Run[LanguageSpec], agents: Callable[[], list[LanguageAgent]]) -> None:
+    def __init__(self, call: _Finetuning, run: Run[LanguageSpec], agents: Callable[[], list[LanguageAgent]]) -> None:
         self.call, self.made, self.agents = call, run, agents
         self.saved = self.told = self.generation = 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from evopipe.face.buffers import MultiStepReplayBuffer, ReplayBuffer
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.given import config_of
 from evopipe.face.team_buffer import MultiAgentReplayBuffer
-from evopipe.face.train import Call, Trained, epsilon_of, own_function
+from evopipe.face.train import Call, Trained
 from evopipe.memory.replay import Replay
 from evopipe.types import Batch
 
@@ -92,8 +94,8 @@ def train_off_policy(
     if not isinstance(memory, ReplayBuffer):
         raise UsageError("memory: give a ReplayBuffer, MultiStepReplayBuffer or PrioritizedReplayBuffer")
     config = call.pop[0].breed.params.algo_config
-    call.train |= {"learning_delay": learning_delay, "replay": replay_of(memory, n_step, per, n_step_memory)}
-    call.block |= epsilon_of(call.name, config, config_of(env).num_envs, eps_start, eps_end, eps_decay)
+    call.train |= {"learning_delay": learning_delay, "replay": _replay_of(memory, n_step, per, n_step_memory)}
+    call.block |= _epsilon_of(call.name, config, config_of(env).num_envs, eps_start, eps_end, eps_decay)
     warm = None
     if len(memory):
         if memory.steps > 1:
@@ -108,14 +110,11 @@ def train_off_policy(
     return call.run(warm, adopt=adopt)
 
 
-def replay_of(
+def _replay_of(
     memory: ReplayBuffer, n_step: bool, per: bool, n_step_memory: MultiStepReplayBuffer | None
 ) -> dict[str, Any]:
-    """Return the block `train.replay` of a script's memories.
-
-    Raises:
-        UsageError: the flags say otherwise than the memories.
-    """
+    """Return the block `train.replay` of a script's memories. Raises UsageError if the flags say otherwise than the
+    memories."""
     steps = memory.steps
     if n_step_memory is not None:
         if not n_step:
@@ -141,8 +140,6 @@ def _all_of(replay: Replay) -> Batch:
 def _fill(memory: ReplayBuffer, replay: Replay, agent: Agent) -> None:
     """Put what a run's memory holds into a caller's, where it can be said in the environment's own terms."""
     seen, actions = agent.breed.observations, agent.breed.actions
-    assert seen is not None
-    assert actions is not None
     if not int(replay.size[0]) or not seen.plain or replay.layout.steps > 1 or replay.layout.masked:
         return
     batch = _all_of(replay)
@@ -154,8 +151,6 @@ def _fill(memory: ReplayBuffer, replay: Replay, agent: Agent) -> None:
 def _held(memory: ReplayBuffer, agent: Agent) -> Transitions:
     """Return what a caller's memory holds as transitions to begin with."""
     breed, form, batch = agent.breed, memory.form, _all_of(memory.replay)
-    assert form is not None
-    assert breed.actions is not None
     seen, after = (breed.rows(form.back(part[0].numpy()))[0] for part in (batch.obs, batch.next_obs))
     own, done = breed.actions.relative(form.own(batch.action[0].numpy())), batch.discount[0].numpy() == 0.0
     n = len(seen)
@@ -191,7 +186,7 @@ def train_on_policy(
         (2, [128])
     """
     call = Call.of("train_on_policy", locals())
-    return call.run(collect=own_function(collect_rollouts_fn))
+    return call.run(collect=_own_function(collect_rollouts_fn))
 
 
 def train_offline(
@@ -236,7 +231,7 @@ def train_offline(
         raise UsageError("memory: give a ReplayBuffer")
     if len(memory):
         raise UsageError("memory: it holds transitions, and the dataset is what is learned from: give an empty one")
-    call.train |= {"mode": "offline", "replay": replay_of(memory, False, False, None)}
+    call.train |= {"mode": "offline", "replay": _replay_of(memory, False, False, None)}
     limit = memory.memory_size
     return call.run(transitions_from(config_of(env), dataset, minari_dataset_id, remote, limit))
 
@@ -314,3 +309,39 @@ def train_multi_agent_on_policy(
     call = Call.of("train_multi_agent_on_policy", locals())
     call.block["score"] = "sum" if sum_scores else "mean"
     return call.run()
+
+
+def _epsilon_of(algo: str, config: Any, envs: int, start: float, end: float, decay: float) -> dict[str, Any]:
+    """Return ε as an algorithm's block has it: multiplied by `decay` at every step of the vector, down to `end`. Raises
+    UsageError if it is out of bounds, or the algorithm explores otherwise, and it is not the default."""
+    if not 0.0 <= end <= start <= 1.0 or not 0.0 < decay <= 1.0:
+        raise UsageError(
+            f"eps_start, eps_end, eps_decay: 0 ≤ end ≤ start ≤ 1 and 0 < decay ≤ 1, got {start}, {end}, {decay}"
+        )
+    if not hasattr(config, "eps_schedule"):
+        if (start, end, decay) != (1.0, 0.1, 0.995):
+            raise UsageError(f"eps_start, eps_end, eps_decay: {algo} explores by noise of its own, and has no ε")
+        return {}
+    if decay == 1.0 or start <= end:
+        return {"eps_start": start, "eps_end": start, "eps_schedule": "exponential", "eps_steps": 1}
+    steps = max(1, round(envs * math.log(max(end, 1e-8) / max(start, 1e-8)) / math.log(decay)))
+    return {"eps_start": float(start), "eps_end": float(end), "eps_schedule": "exponential", "eps_steps": steps}
+
+
+def _own_function(collect_rollouts_fn: Any) -> Any:
+    """Return a caller's way to collect rollouts; None where it is the one that there is. Raises UsageError if it takes
+    an agent and an environment, and all members are stepped together."""
+    from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent
+
+    if collect_rollouts_fn in (None, collect_rollouts, collect_rollouts_recurrent):
+        return None
+    needed = [
+        each for each in inspect.signature(collect_rollouts_fn).parameters.values()
+        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]  # fmt: skip
+    if len(needed) != 2:
+        raise UsageError(
+            "collect_rollouts_fn: all members are stepped together here: give a function of (regime, ticks) that calls "
+            "regime.choose(), regime.pool.step(...) and regime.record(step) so many times, see docs/python.md"
+        )
+    return collect_rollouts_fn

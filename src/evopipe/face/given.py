@@ -47,14 +47,8 @@ class _Anew(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def config_of(env: Any) -> EnvConfig:
-    """Return how more environments like this one are made; a vector's number of environments is a member's.
-
-    Args:
-        env: what `make_vect_envs` gave, a vector of Gymnasium, one environment of Gymnasium, or one of PettingZoo.
-
-    Raises:
-        UsageError: more of it cannot be made.
-    """
+    """Return how more environments are made like this one, which `make_vect_envs` or the caller made; a vector's number
+    of environments is a member's. Raises UsageError if more of it cannot be made."""
     try:
         if env not in _known:
             _known[env] = _find(env)
@@ -64,11 +58,8 @@ def config_of(env: Any) -> EnvConfig:
 
 
 def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
-    """Return how so many environments for each member are made by a function, of Gymnasium or of PettingZoo.
-
-    Raises:
-        UsageError: it gives something else.
-    """
+    """Return how so many environments for each member are made by a function, of Gymnasium or of PettingZoo. Raises
+    UsageError if it gives something else."""
     example = function()
     if isinstance(example, gymnasium.Env):
         close(example)
@@ -79,7 +70,6 @@ def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
 
 
 def remember(env: Any, config: EnvConfig) -> None:
-    """Note how an environment was made."""
     _known[env] = config
 
 

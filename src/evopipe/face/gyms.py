@@ -10,7 +10,7 @@ import numpy as np
 from evopipe.errors import DataError, EnvironmentFailed, UsageError
 from evopipe.face.population import one_process
 from evopipe.language.data import check_rows
-from evopipe.language.tasks.guard import rewards
+from evopipe.language.tasks import rewards
 from evopipe.schema.language import Form
 
 _SECONDS = 60.0  # longest that a completion's reward may take
@@ -78,11 +78,8 @@ class ReasoningGym:
         return {**row, "prompt": prompt}
 
     def judge(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
-        """Return the rewards of completions `[n]`, and how many of them could not be had and are 0.
-
-        Raises:
-            EnvironmentFailed: of the first ones none could.
-        """
+        """Return the rewards of completions `[n]`, and how many of them could not be had and are 0. Raises
+        EnvironmentFailed if of the first ones none could."""
 
         def score(row: Mapping[str, Any], completion: str) -> float:
             return self.reward_fn(completion, row["answer"], row["question"])

@@ -44,25 +44,15 @@ _HELD_OUT = 64  # rows that score an agent, at most
 
 @dataclass(frozen=True, eq=False)
 class LanguageBreed:
-    """What all agents of a population of language models have in common.
+    """What all agents of a population of language models have in common."""
 
-    Attributes:
-        algo: the algorithm's name.
-        model: of `transformers`; its weights stay as they are.
-        tokenizer: its own; None until an environment brings it.
-        pad: the token of pads; None for the tokenizer's.
-        settings: hyper-parameters as they were given.
-        ranges: which of them may mutate; None for the algorithm's own ranges.
-        language: the block `language` of `params.yaml`, but for what an environment says.
-    """
-
-    algo: str
-    model: Any
-    tokenizer: Any
-    pad: int | None
-    settings: Mapping[str, Any]
-    ranges: Mapping[str, RLParameter] | None
-    language: Mapping[str, Any]
+    algo: str  # the algorithm's name
+    model: Any  # of `transformers`; its weights stay as they are
+    tokenizer: Any  # its own; None until an environment brings it
+    pad: int | None  # the token of pads; None for the tokenizer's
+    settings: Mapping[str, Any]  # hyper-parameters as they were given
+    ranges: Mapping[str, RLParameter] | None  # which of them may mutate; None for the algorithm's own ranges
+    language: Mapping[str, Any]  # the block `language` of `params.yaml`, but for what an environment says
     seed: int
     device: str
 
@@ -75,11 +65,7 @@ class LanguageBreed:
         return configure(TextRuntime.model_validate({"device": self.device}))
 
     def params(self, changes: Mapping[str, Any], env: Gym | None = None) -> LanguageParams:
-        """Return the parameters of a run, with these blocks.
-
-        Raises:
-            ParamsError: a value is out of its bounds.
-        """
+        """Return the parameters of a run, with these blocks. Raises ParamsError if a value is out of its bounds."""
         language, prompts = dict(self.language), None
         if env is not None:
             prompts = env.data_batch_size
@@ -100,11 +86,8 @@ class LanguageBreed:
         return self.spec_at(self.params({}), None)
 
     def spec_at(self, params: LanguageParams, env: Gym | None) -> LanguageSpec:
-        """Return what a run with these parameters is about.
-
-        Raises:
-            DataError: model and tokenizer do not belong together.
-        """
+        """Return what a run with these parameters is about. Raises DataError if model and tokenizer do not belong
+        together."""
         self._configured()
         tokenizer = self.tokenizer if env is None else env.tokenizer
         base = self.base if tokenizer is None else self.base.told(tokenizer)
@@ -196,21 +179,15 @@ class LanguageAgent:
         return child
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write adapter, optimiser and counters to a folder, safetensors and JSON with checksums; not the model.
-
-        Raises:
-            DiskError: it cannot be written.
-        """
+        """Write adapter, optimiser and counters to a folder, safetensors and JSON with checksums; not the model. Raises
+        DiskError if it cannot be written."""
         told = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         more = {"index": self.index, "steps": [*map(int, self.steps)], "scores": [*map(float, self.scores)]}
         stored.write(Path(path), [replace(self.member, slot=0)], {**told, **more})
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Become what `save_checkpoint` wrote of an agent over the same model.
-
-        Raises:
-            MissingInputError, DataError: it is not there, is damaged, or is of another algorithm or model.
-        """
+        """Become what `save_checkpoint` wrote of an agent over the same model. Raises MissingInputError or DataError if
+        it is not there, is damaged, or is of another algorithm or model."""
         told = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         (member, *_), about = stored.read(Path(path), told, _REMEDY, self.breed.spec.check)
         try:
@@ -224,12 +201,8 @@ class LanguageAgent:
 def regime_of(
     breed: LanguageBreed, params: LanguageParams, env: Gym, members: int, most: float | None = None
 ) -> tuple[LanguageSpec, Dialogue | TextRows]:
-    """Return what agents live on in an environment; `most` is the reward of what is all right.
-
-    Raises:
-        UsageError: the environment is for other algorithms.
-        DataError: nothing of a dataset is short enough.
-    """
+    """Return what agents live on in an environment; `most` is the reward of what is all right. Raises UsageError if the
+    environment is for other algorithms; DataError if nothing of a dataset is short enough."""
     if (wanted := form_of(params)) != env.form:
         gym = "ReasoningGym" if wanted == "reasoning" else "PreferenceGym"
         raise UsageError(f"env: {breed.algo} learns in a {gym}, got a {type(env).__name__}")
@@ -249,12 +222,8 @@ def language_agents(
     full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[LanguageAgent]:  # fmt: skip
-    """Return agents over one model, see `GRPO` for the arguments.
-
-    Raises:
-        UsageError: an argument cannot be used, or would be without effect.
-        ParamsError: a value is out of its bounds.
-    """
+    """Return agents over one model, see `GRPO` for the arguments. Raises UsageError if an argument cannot be used, or
+    would be without effect; ParamsError if a value is out of its bounds."""
     one_process(accelerator)
     if isinstance(actor_network, (str, Path)):
         found = load_base(LanguageConfig(model=str(actor_network)), 1)

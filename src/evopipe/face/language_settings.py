@@ -56,30 +56,14 @@ _KEPT = frozenset(
     "num_epochs pad_token pad_token_id reduce_memory_peak calc_position_embeddings micro_batch_size_per_gpu "
     "gradient_checkpointing use_memory_efficient_params wandb".split()
 )
-_SPELLED = {"llmppo": "ppo_language", "llmreinforce": "reinforce"}
-
-
-def language_algorithm(algo: str) -> str | None:
-    """Return the name of an algorithm for language models here, `LLMPPO` is `ppo_language`; None of others."""
-    plain = algo.lower().replace("_", "").replace(" ", "")
-    name = _SPELLED.get(plain, plain)
-    return name if name in algos.names(of_text=True) else None
 
 
 def language_block(
     algo: str, given: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None, prompts: int | None
 ) -> dict[str, Any]:
-    """Return an algorithm's block.
-
-    Args:
-        algo: its name here.
-        given: `LanguageSettings`, or the same in capitals.
-        ranges: which of them may mutate; None for the algorithm's own ranges, group sizes excepted.
-        prompts: prompts that an agent is asked in a step; None where nobody knows yet.
-
-    Raises:
-        UsageError: a key is another algorithm's, or nobody's.
-    """
+    """Return the block of an algorithm, by its name here, of `LanguageSettings`, or the same in capitals. `ranges` say
+    which of them may mutate, None for the algorithm's own ranges, group sizes excepted; `prompts` how many an agent is
+    asked in a step, None where nobody knows yet. Raises UsageError if a key is another algorithm's, or nobody's."""
     config = algos.get(algo).Config
     fields, block = config.model_fields, {}
     settings = {key.lower(): value for key, value in given.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,20 +14,112 @@ from evopipe.envs.team import Situation, TeamSpace
 from evopipe.errors import UsageError
 from evopipe.face.breed import Breed
 from evopipe.face.buffers import Experiences
-from evopipe.face.steps import Taken, ends_of
 from evopipe.face.team_buffer import TeamExperiences
+from evopipe.face.vect import Marks, marks_of
 from evopipe.memory.replay import RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.run.spec import Spec
 from evopipe.types import Batch, Chosen, Tensor
 
 
+@dataclass(frozen=True)
+class Taken:
+    """One step of `E` environments, as networks and memory have it. Where a team plays, `E` is `E · K`, see
+    `Rollout`."""
+
+    obs: np.ndarray  # `[E, O]` float32, the true next observation
+    action: torch.Tensor  # `[E, …]`, see `Batch.action`
+    log_prob: np.ndarray  # `[E]`
+    value: np.ndarray
+    reward: np.ndarray
+    next_obs: np.ndarray
+    begins: np.ndarray  # `[E]`, an episode begins here
+    terminated: np.ndarray  # `[E]`
+    truncated: np.ndarray
+    idle: np.ndarray  # `[E]`, no step: a reset that follows no action
+    memory: torch.Tensor | None = None  # `[E, M]` before the step, where the agent keeps one
+    legal: np.ndarray | None = None  # `[E, A]`, None where all is
+
+
+class RolloutBuffer:
+    """What one agent did since it last learned; `agent.learn()` learns from it and empties it.
+
+    Every on-policy agent has one, `agent.rollout_buffer`, which `collect_rollouts` fills.
+
+    Args:
+        capacity: steps of every environment that it takes at most; None for any number.
+        num_envs, observation_space, action_space, device: not needed: they follow from what is added.
+
+    Examples:
+        >>> from evopipe import collect_rollouts, create_population, make_vect_envs
+        >>> env = make_vect_envs("CartPole-v1", num_envs=2)
+        >>> (agent,) = create_population("PPO", env.single_observation_space, env.single_action_space, num_envs=2)
+        >>> _ = collect_rollouts(agent, env, n_steps=4)
+        >>> isinstance(agent.rollout_buffer, RolloutBuffer), len(agent.rollout_buffer.taken)
+        (True, 4)
+    """
+
+    def __init__(
+        self, capacity: int | None = None, num_envs: int | None = None, observation_space: Any = None,
+        action_space: Any = None, device: Any = None,
+    ) -> None:  # fmt: skip
+        self.capacity, self.taken = capacity, []  # type: ignore[var-annotated]
+
+    def __len__(self) -> int:
+        """Steps of every environment that are there."""
+        return len(self.taken)
+
+    def add(self, step: Taken) -> None:
+        """Add a step. Raises UsageError if it is full."""
+        if len(self.taken) == self.capacity:
+            raise UsageError(f"RolloutBuffer: it is full ({self.capacity} steps): call agent.learn() or reset() first")
+        self.taken.append(step)
+
+    def reset(self) -> None:
+        """Empty it."""
+        self.taken = []
+
+
+def _flags(value: Any, count: int, name: str) -> np.ndarray:
+    """Return flags `[E]`; UsageError where they are none."""
+    try:
+        found = np.asarray(value)
+        if found.dtype.kind in "biuf":
+            return np.broadcast_to(found.reshape(-1).astype(bool), (count,))
+    except (TypeError, ValueError, RecursionError):
+        pass
+    raise UsageError(
+        f"learn: {name} holds what is no array of {count} flags; append what the environment said of each step (and "
+        "not the list to itself)"
+    )
+
+
+def _ends_of(
+    observations: Sequence[Any], dones: Sequence[Any], next_done: Any, counts: Sequence[int]
+) -> list[tuple[np.ndarray, Marks]]:
+    """Return of each of `T` steps where an episode begins, and what led to the observation after it, by `T + 1`
+    observations and `T` flags for each of `counts` environments: after each step; with `next_done`, which is after the
+    last one, before each. Observations of `make_vect_envs` know all this themselves: of them `dones` is not read."""
+    steps, count = len(observations) - 1, counts[0]
+    known = [marks_of(obs, count) for obs in observations]
+    nothing = np.zeros(count, bool)
+    if any(marks is None for marks in known[1:]):
+        after = [*dones[1:], next_done] if next_done is not None else [*dones]
+        ended = [_flags(done, count, "dones") for done in after]
+        marks = [Marks(nothing, done, nothing) for done in ended]
+        return [(~nothing if t == 0 else ended[t - 1], marks[t]) for t in range(steps)]
+    first = ~nothing if known[0] is None else known[0].began
+    found = []
+    for t in range(steps):
+        after_step, before = known[t + 1], known[t]
+        assert after_step is not None
+        found.append((first if t == 0 or before is None else before.began, after_step))
+    return found
+
+
 def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
     """Return a batch `[1, B, …]` of what a memory gave, or of (state, action, reward, next_state, done), `[B, …]` each.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    Raises UsageError if it is something else."""
     if breed.team is not None:
         return _batch_of_team(breed, breed.team, experiences, gamma)
     device = breed.spec.device
@@ -37,9 +129,6 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
         if experiences.weight is not None:
             weight = weight * experiences.weight.to(device)
         batch = memory.replay.layout.unpack(rows, weight, gamma)
-        assert memory.form is not None
-        assert breed.observations is not None
-        assert breed.actions is not None
         if not breed.observations.plain:
             seen = [breed.rows(memory.form.back(part[0].cpu().numpy()))[0] for part in (batch.obs, batch.next_obs)]
             obs, after = (torch.from_numpy(part)[None].to(device) for part in seen)
@@ -53,7 +142,6 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
     except (TypeError, ValueError):
         raise UsageError("learn: a batch is (state, action, reward, next_state, done)") from None
     obs, after = (torch.from_numpy(breed.rows(part)[0])[None].to(device) for part in (state, following))
-    assert breed.actions is not None
     own = np.asarray(action).reshape(obs.shape[1], *breed.actions.shape)
     acts = torch.from_numpy(breed.actions.relative(own))[None].to(device)
     given, over = (
@@ -92,11 +180,7 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
 
 
 def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
-    """Return the steps of a loop of one's own, see `Agent.learn`.
-
-    Raises:
-        UsageError: they are something else.
-    """
+    """Return the steps of a loop of one's own, see `Agent.learn`. Raises UsageError if they are something else."""
     if not isinstance(experiences, tuple | list) or len(experiences) not in (7, 8):
         raise UsageError(
             "learn: a rollout is (observations, actions, log_probs, rewards, dones, values, next_obs[, next_done])"
@@ -108,7 +192,7 @@ def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
     rows = [breed.rows(obs)[0] for obs in seen]
     n = len(rows[0])
     found = []
-    for t, (begins, marks) in enumerate(ends_of(seen, dones, rest[0] if rest else None, [n])):
+    for t, (begins, marks) in enumerate(_ends_of(seen, dones, rest[0] if rest else None, [n])):
         log_prob, value, reward = (np.asarray(x[t], np.float32).reshape(n) for x in (log_probs, values, rewards))
         found.append(
             Taken(rows[t], breed.drawn(actions[t], n), log_prob, value, reward, rows[t + 1], begins,
@@ -172,11 +256,7 @@ def _by_step(part: Any) -> list[Any]:
 
 
 def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
-    """Return the rollout of a cohort of one.
-
-    Raises:
-        UsageError: there is no step.
-    """
+    """Return the rollout of a cohort of one. Raises UsageError if there is no step."""
     if not taken:
         raise UsageError("learn: there is no step to learn from: collect_rollouts(agent, env) first")
     n, device = len(taken[0].obs), spec.device

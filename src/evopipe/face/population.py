@@ -11,8 +11,7 @@ import numpy as np
 from evopipe import algos
 from evopipe.errors import UsageError
 from evopipe.face.agent import Agent
-from evopipe.face.breed import NOWHERE, actions_from, build, device_of, params_of, space_from
-from evopipe.face.language_settings import language_algorithm
+from evopipe.face.breed import NOWHERE, build, device_of, params_of
 from evopipe.face.settings import HyperparameterConfig, algorithm_of, block_of
 from evopipe.run.spec import first_members
 
@@ -65,7 +64,7 @@ def create_population(
         >>> [agent.index for agent in pop], pop[0].batch_size, pop[0].hp["lr"]
         ([0, 1], 64, 0.001)
     """
-    if (language := language_algorithm(algo)) is not None:
+    if (language := _language_algorithm(algo)) is not None:
         from evopipe.face.language import language_agents
 
         spaces = {"observation_space": observation_space, "action_space": action_space, "net_config": net_config,
@@ -88,7 +87,7 @@ def create_population(
     ids = [*(agent_ids or hp.get("AGENT_IDS") or ())]
     if state_dim is not None:
         dims = state_dim if team else [state_dim]
-        found = [space_from(each, one_hot) for each in dims]
+        found = [_space_from(each, one_hot) for each in dims]
         observation_space = found if team else found[0]
     if action_dim is not None:
         action_space = _actions(name, action_dim, hp, team)
@@ -114,10 +113,10 @@ def _actions(algo: str, dims: Any, hp: Mapping[str, Any], team: bool) -> Any:
     discrete = bool(hp.get("DISCRETE_ACTIONS", default))
     if not team:
         low, high = hp.get("MIN_ACTION", -1.0), hp.get("MAX_ACTION", 1.0)
-        return actions_from(dims, discrete, -1.0 if low is None else low, 1.0 if high is None else high)
+        return _actions_from(dims, discrete, -1.0 if low is None else low, 1.0 if high is None else high)
     lows, highs = (hp.get(key) or [bound] * len(dims) for key, bound in (("MIN_ACTION", -1.0), ("MAX_ACTION", 1.0)))
     each = zip(dims, lows, highs, strict=True)
-    return [actions_from(dim, discrete, np.asarray(low), np.asarray(high)) for dim, low, high in each]
+    return [_actions_from(dim, discrete, np.asarray(low), np.asarray(high)) for dim, low, high in each]
 
 
 def _by_agent(spaces: Any, ids: Sequence[Any]) -> Any:
@@ -162,3 +161,31 @@ def observation_space_channels_to_first(space: Any) -> Any:
         low, high = (np.moveaxis(bound, -1, 0) for bound in (space.low, space.high))
         return spaces.Box(low, high, dtype=space.dtype.type)
     return space
+
+
+def _space_from(dims: Any, one_hot: bool) -> gymnasium.Space[Any]:
+    """Return the space that a script describes by `state_dim` and `one_hot`: how many values, or a shape. One of three
+    dimensions, channels first, is an image of bytes."""
+    if isinstance(dims, tuple) and one_hot and len(dims) == 1:
+        (dims,) = dims
+    if one_hot:
+        return gymnasium.spaces.Discrete(int(dims))
+    shape = tuple(int(n) for n in (dims if isinstance(dims, Sequence) else (dims,)))
+    if len(shape) == 3 and shape[0] in (1, 3, 4):
+        return gymnasium.spaces.Box(0, 255, shape, np.uint8)
+    return gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
+
+
+def _actions_from(dim: Any, discrete: bool, low: Any, high: Any) -> gymnasium.Space[Any]:
+    """Return the space that a script describes by `action_dim`: so many choices, or a vector between bounds."""
+    if discrete:
+        return gymnasium.spaces.Discrete(int(dim))
+    least, most = (np.broadcast_to(np.asarray(x, np.float32), (int(dim),)) for x in (low, high))
+    return gymnasium.spaces.Box(least, most, dtype=np.float32)
+
+
+def _language_algorithm(algo: str) -> str | None:
+    """Return the name of an algorithm for language models here, `LLMPPO` is `ppo_language`; None of others."""
+    plain = algo.lower().replace("_", "").replace(" ", "")
+    name = {"llmppo": "ppo_language", "llmreinforce": "reinforce"}.get(plain, plain)
+    return name if name in algos.names(of_text=True) else None

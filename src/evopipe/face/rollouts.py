@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
 
 from evopipe.algos import on_policy
 from evopipe.errors import UsageError
 from evopipe.face.agent import Agent
-from evopipe.face.steps import Taken
+from evopipe.face.learning import Taken
 from evopipe.face.vect import marks_of
 from evopipe.run.act import step
 
@@ -119,3 +122,34 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
         obs, begins = following, (idle if next_step else ended)
     agent.scores += finished
     return finished, obs, ended, scores, info
+
+
+class _ProgressBar:
+    """Steps done of `total`; `write` prints above it. On no terminal only what is written shows."""
+
+    def __init__(self, total: int) -> None:
+        console = Console(file=sys.stderr)
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("steps", total=total)
+        self._bar.start()
+
+    def update(self, steps: int = 1) -> None:
+        self._bar.advance(self._task, steps)
+
+    def write(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def default_progress_bar(max_steps: int, accelerator: Any = None) -> _ProgressBar:
+    """Return a bar of so many steps; an accelerator of one process changes nothing.
+
+    Examples:
+        >>> bar = default_progress_bar(100)
+        >>> bar.update(50)
+        >>> bar.close()
+    """
+    return _ProgressBar(max_steps)

@@ -72,11 +72,8 @@ class HyperparameterConfig(dict[str, RLParameter]):
 
 
 def algorithm_of(algo: str) -> str:
-    """Return the name of an algorithm here: `DQN` is `dqn`, `Rainbow DQN` is `rainbow`.
-
-    Raises:
-        ParamsError: there is none of that name.
-    """
+    """Return the name of an algorithm here: `DQN` is `dqn`, `Rainbow DQN` is `rainbow`. Raises ParamsError if there is
+    none of that name."""
     plain = "".join(letter for letter in algo.lower() if letter.isalnum())
     name = _SPELLED.get(plain, plain)
     if name not in algos.names():
@@ -87,14 +84,9 @@ def algorithm_of(algo: str) -> str:
 def block_of(
     algo: str, hp: Mapping[str, Any], net: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None
 ) -> dict[str, Any]:
-    """Return an algorithm's block of `params.yaml`.
-
-    Keys of INIT_HP that are another algorithm's, or that the script keeps for itself, are without effect: such a
-    dictionary often serves several.
-
-    Raises:
-        UsageError: a key is known to no algorithm and no object, so that it would do nothing.
-    """
+    """Return an algorithm's block of `params.yaml`. Keys of INIT_HP that are another algorithm's, or that the script
+    keeps for itself, are without effect: such a dictionary often serves several. Raises UsageError if a key is known to
+    no algorithm and no object, so that it would do nothing."""
     fields = algos.get(algo).Config.model_fields
     block: dict[str, Any] = {}
     for key, value in sorted(hp.items(), key=lambda item: item[0] != "LR"):  # a rate of its own comes after
@@ -119,11 +111,8 @@ def block_of(
 
 
 def network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, Any]:
-    """Return the block `network` of what a script calls its network's configuration.
-
-    Raises:
-        UsageError: a key is not known.
-    """
+    """Return the block `network` of what a script calls its network's configuration. Raises UsageError if a key is not
+    known."""
     known = {"arch", "h_size", "hidden_size", "activation", "encoder_config", "head_config", "latent_dim", "layer_norm",
              "channels", "channel_size", "kernels", "kernel_size", "strides", "stride_size", "c_size", "k_size",
              "s_size", "simba"}  # fmt: skip
@@ -188,11 +177,8 @@ def _convolutions(net: Mapping[str, Any]) -> list[dict[str, int]]:
 
 
 def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[str, float]]:
-    """Return the block `evolve` of ranges by name; `lr` stands for every rate of an algorithm that has several.
-
-    Raises:
-        UsageError: a name is no hyper-parameter of the algorithm that can evolve, or a `dtype` is not its own.
-    """
+    """Return the block `evolve` of ranges by name; `lr` stands for every rate of an algorithm that has several. Raises
+    UsageError if a name is no hyper-parameter of the algorithm that can evolve, or a `dtype` is not its own."""
     config = algos.get(algo).Config
     able, found = evolvable(config), {}
     for name, each in ranges.items():

@@ -14,11 +14,8 @@ _Parts = dict[Any, np.ndarray]
 
 
 class TeamExperiences(tuple[Any, ...]):
-    """A batch: (state, action, reward, next_state, done), each by agent, NumPy arrays `[B, …]`.
-
-    Attributes:
-        alive: by agent, `[B]`, who acted.
-    """
+    """A batch: (state, action, reward, next_state, done), each by agent, NumPy arrays `[B, …]`; `alive` says who acted,
+    `[B]` by agent."""
 
     alive: _Parts
 
@@ -90,11 +87,7 @@ class MultiAgentReplayBuffer:
         self.save_to_memory(*parts, is_vectorised=True)
 
     def sample(self, batch_size: int, *_: Any) -> TeamExperiences:
-        """Draw so many transitions uniformly, with replacement.
-
-        Raises:
-            UsageError: nothing is there to draw.
-        """
+        """Draw so many transitions uniformly, with replacement. Raises UsageError if nothing is there to draw."""
         if not len(self):
             raise UsageError("MultiAgentReplayBuffer: nothing can be sampled, it is empty")
         at = self._random.integers(len(self), size=batch_size)

@@ -2,74 +2,139 @@
 
 from __future__ import annotations
 
-import inspect
+import hashlib
+import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from evopipe import policy, rng
 from evopipe.algos import get, on_policy
+from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
 from evopipe.envs.workers import Workers
-from evopipe.errors import UsageError, suggestion, translate_failures
+from evopipe.errors import UsageError, need_package, suggestion, translate_failures
 from evopipe.face.agent import Agent
-from evopipe.face.breed import params_of
-from evopipe.face.evolution import Mutations, TournamentSelection
+from evopipe.face.breed import Breed, params_of
 from evopipe.face.given import config_of
-from evopipe.face.outcome import checkpoints, conduct, entering, save_policy, views
 from evopipe.face.population import one_process
 from evopipe.face.settings import algorithm_of, block_of
+from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
-from evopipe.run.drive import begin
+from evopipe.run.drive import begin, train
 from evopipe.run.learners import learner_count
-from evopipe.schema.params import Params
+from evopipe.run.outs import write_results, write_timing
+from evopipe.run.run import Champion, Run
+from evopipe.schema.params import AnyParams, Params
+from evopipe.signals import StopSignal
+from evopipe.stages import tracking
 from evopipe.stages.setup import about_spec, make_spec
+from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.track.console import console_sink
+from evopipe.track.events import JsonlSink, Tracker
 
 Trained = tuple[list[Agent], list[list[float]]]
 
 
-@dataclass
-class Call:
-    """What every training function is given."""
+def _checkpoints(
+    run: Run[Any], agents: Callable[[], Sequence[Any]], every: int | None, path: str, overwrite: bool
+) -> Callable[[], None]:
+    """Return what writes every agent, as `agents` returns them, after the generation in which each `every` environment
+    steps of a member were taken, None for never: to the folder `path_INDEX_STEPS`, or `path_INDEX` with `overwrite`."""
+    saved = generation = 0
 
-    env: Any
-    env_name: str | None
-    algo: str | None
-    pop: Sequence[Agent]
-    INIT_HP: Mapping[str, Any] | None
-    MUT_P: Mapping[str, Any] | None
-    max_steps: int
-    evo_steps: int
-    eval_steps: int | None
-    eval_loop: int
-    target: float | None
-    tournament: TournamentSelection | None
-    mutation: Mutations | None
-    checkpoint: int | None
-    checkpoint_path: str | None
-    overwrite_checkpoints: bool
-    save_elite: bool
-    elite_path: str | None
-    wb: bool
-    verbose: bool
-    accelerator: Any
-    wandb_api_key: str | None = None
-    wandb_kwargs: Mapping[str, Any] | None = None
-    train: dict[str, Any] = field(default_factory=dict)  # more of the block `train`
-    block: dict[str, Any] = field(default_factory=dict)  # more of the algorithm's block
+    def save() -> None:
+        nonlocal saved, generation
+        clock = run.clock
+        if every is not None and clock.generation > generation:
+            generation = clock.generation
+            if clock.step // every > saved:
+                saved = clock.step // every
+                for agent in agents():
+                    agent.save_checkpoint(f"{path}_{agent.index}{'' if overwrite else f'_{clock.step}'}")
+
+    return save
+
+
+def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
+    """Write the elite as `evopipe.load` reads it, critic included. Raises DiskError if it cannot be written."""
+    told = {"score": champion.score, "standard_error": champion.error, "confirmed": champion.confirmed,
+            "generation": champion.generation}  # fmt: skip
+    about = json.loads(json.dumps({**breed.about, "hyper": dict(champion.member.hyper), "training": told}))
+    card = (
+        f"# {breed.algo} in {breed.params.env.id}\n\nThe elite of a training by evopipe, best of generation "
+        f"{champion.generation}: mean return {champion.score:.4g} ± {champion.error:.2g}.\n\n"
+        f"```python\nimport evopipe\n\npolicy = evopipe.load({str(folder)!r})\n```\n"
+    )
+    policy.save(folder, breed.algo, champion.member, about, program=False, card=card, critic=True)
+
+
+def entering(agents: Sequence[Any], seed: int) -> list[Member]:
+    """Return agents' members as a run with this seed begins with them: in the order given, with its own draws."""
+    keys, members = rng.member_keys(seed, range(len(agents))), [agent.member for agent in agents]
+    ids = [member.id for member in members]
+    if len({*ids}) < len(ids):
+        ids = [*range(len(ids))]
+    return [replace(member, slot=slot, id=ids[slot], key=int(keys[slot])) for slot, member in enumerate(members)]
+
+
+def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[Any], each: int = 1) -> list[Any]:
+    """Return agents, by a class of theirs, of a run's members as they are; `each` is what they count for a step."""
+    found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
+    for agent in found:
+        agent.steps = [before[agent.index].steps[-1] + run.clock.step * each]
+    return found
+
+
+def conduct(
+    run: Run[Any], params: AnyParams, about: Mapping[str, Any], folder: Path, between: Callable[[Tracker], None],
+    quiet: bool, key: str | None, name: str | None = None,
+) -> Champion:  # fmt: skip
+    """Train to the end, bring it to the trackers that are asked for, and return the champion; `between` is called
+    between two steps, and at the end. Checkpoints go to the folder, and the log if no tracker is asked for; `about`
+    says what members were made for, `key` is of Weights & Biases, `name` what people read there. Raises
+    MissingInputError if that is asked for and not installed, and what `run.drive.train` raises."""
+    state, tracked = folder, bool(params.tracking.backends)
+    if tracked:
+        need_package("wandb", "wandb", "wb=True")
+        if key is not None:
+            os.environ["WANDB_API_KEY"] = key
+        begun = hashlib.sha256()
+        for member in run.members:
+            for part in sorted(member.tensors):
+                begun.update(member.tensors[part].numpy().tobytes())
+        state = state_folder("train", content_key({**params.tracked(), "members": begun.hexdigest()}), Path())
+    with StopSignal() as stop, tracking.outbox(params, state, Path(), name) as outbox:
+        with Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker:
+
+            def step() -> list[str]:
+                between(tracker)
+                return outbox.problems()
+
+            champion = train(run, CheckpointStore(folder / "checkpoints"), math.inf, stop, tracker, step)
+            between(tracker)
+        if tracked:
+            write_results(run, champion, about, folder)
+            write_timing(state / "events.jsonl", run.curve, folder)
+            tracking.finish(params, state, folder)
+    return champion
+
+
+class Call(SimpleNamespace):
+    """What a training function is given, by its names there; `train` and `block` say more of those blocks."""
 
     @classmethod
     def of(cls, function: str, given: Mapping[str, Any]) -> Call:
-        """Return the call of a training function with these arguments, of which those of it alone are left out.
-
-        Raises:
-            UsageError: one would be without effect, or the algorithm is for another function.
-        """
-        call = cls(**{name: given[name] for name in cls.__dataclass_fields__ if name in given})
+        """Return the call of a training function with these arguments. Raises UsageError if one would be without
+        effect, or the algorithm is for another function."""
+        call = cls(**{"wandb_kwargs": None, **given}, train={}, block={})
         call.check()
         algo = get(call.name)
         fits = f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
@@ -79,10 +144,9 @@ class Call:
 
     @property
     def name(self) -> str:
-        return self.pop[0].algo
+        return str(self.pop[0].algo)
 
     def check(self) -> None:
-        """Refuse what would be without effect."""
         if not self.pop or not all(isinstance(agent, Agent) for agent in self.pop):
             raise UsageError("pop: give agents, as create_population makes them")
         if len({agent.breed.algo for agent in self.pop}) > 1:
@@ -109,7 +173,6 @@ class Call:
         self._check_dictionaries()
 
     def _check_dictionaries(self) -> None:
-        """Refuse dictionaries that say otherwise than the objects that were made of them."""
         config = self.pop[0].breed.params.algo_config
         hp = {key: value for key, value in (self.INIT_HP or {}).items() if key not in ("RECURRENT", "SHARE_ENCODERS")}
         for key in hp:
@@ -204,7 +267,7 @@ class Call:
         breed = self.pop[0].breed.told(params, spec, spaces)
         members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
         about = {**about_spec(spec), "policy": breed.about}
-        learners = learner_count(params.runtime.learners, params.runtime.threads)
+        learners = learner_count(params.runtime.learners, params.runtime.threads, spec.overlapped)
         with (
             tempfile.TemporaryDirectory(prefix="evopipe-") as scratch,
             translate_failures(),
@@ -213,7 +276,7 @@ class Call:
             made = begin(spec, members, warm, births, workers, learners, collect)
             agents = partial(views, made, Agent, breed, self.pop)
             path = self.checkpoint_path or f"{self.file}-checkpoint"
-            save = checkpoints(made, agents, self.checkpoint, path, self.overwrite_checkpoints)
+            save = _checkpoints(made, agents, self.checkpoint, path, self.overwrite_checkpoints)
             try:
                 champion = conduct(made, params, about, Path(scratch), lambda _: save(), not self.verbose,
                                    self.wandb_api_key)  # fmt: skip
@@ -221,7 +284,7 @@ class Call:
                     adopt(made.regime)
                 trained = agents()
                 if self.save_elite:
-                    save_policy(Path(self.elite_path or f"{self.file}-elite"), breed, champion)
+                    _save_policy(Path(self.elite_path or f"{self.file}-elite"), breed, champion)
                 fitnesses = [[scored.fitness for scored in record.members] for record in made.lineage[1:]]
             finally:
                 made.close()
@@ -231,45 +294,3 @@ class Call:
     def file(self) -> str:
         """How files of this training begin where nothing else is said."""
         return f"{self.env_name or 'env'}-{self.name}".replace("/", "_").replace(":", "_")
-
-
-def epsilon_of(algo: str, config: Any, envs: int, start: float, end: float, decay: float) -> dict[str, Any]:
-    """Return ε as an algorithm's block has it: multiplied by `decay` at every step of the vector, down to `end`.
-
-    Raises:
-        UsageError: it is out of bounds, or the algorithm explores otherwise, and it is not the default.
-    """
-    if not 0.0 <= end <= start <= 1.0 or not 0.0 < decay <= 1.0:
-        raise UsageError(
-            f"eps_start, eps_end, eps_decay: 0 ≤ end ≤ start ≤ 1 and 0 < decay ≤ 1, got {start}, {end}, {decay}"
-        )
-    if not hasattr(config, "eps_schedule"):
-        if (start, end, decay) != (1.0, 0.1, 0.995):
-            raise UsageError(f"eps_start, eps_end, eps_decay: {algo} explores by noise of its own, and has no ε")
-        return {}
-    if decay == 1.0 or start <= end:
-        return {"eps_start": start, "eps_end": start, "eps_schedule": "exponential", "eps_steps": 1}
-    steps = max(1, round(envs * math.log(max(end, 1e-8) / max(start, 1e-8)) / math.log(decay)))
-    return {"eps_start": float(start), "eps_end": float(end), "eps_schedule": "exponential", "eps_steps": steps}
-
-
-def own_function(collect_rollouts_fn: Any) -> Any:
-    """Return a caller's way to collect rollouts; None where it is the one that there is.
-
-    Raises:
-        UsageError: it takes an agent and an environment, and all members are stepped together.
-    """
-    from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent
-
-    if collect_rollouts_fn in (None, collect_rollouts, collect_rollouts_recurrent):
-        return None
-    needed = [
-        each for each in inspect.signature(collect_rollouts_fn).parameters.values()
-        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]  # fmt: skip
-    if len(needed) != 2:
-        raise UsageError(
-            "collect_rollouts_fn: all members are stepped together here: give a function of (regime, ticks) that calls "
-            "regime.choose(), regime.pool.step(...) and regime.record(step) so many times, see docs/python.md"
-        )
-    return collect_rollouts_fn

@@ -28,7 +28,7 @@ class Marks(NamedTuple):
     truncated: _Bools
 
 
-class Observed(np.ndarray[Any, Any]):
+class _Observed(np.ndarray[Any, Any]):
     """Observations `[n, …]` that know what led to them; NumPy's functions hand the knowledge on."""
 
     marks: Marks | None
@@ -51,17 +51,15 @@ def marked(obs: Any, marks: Marks) -> Any:
         return {name: marked(part, marks) for name, part in obs.items()}
     if isinstance(obs, tuple):
         return tuple(marked(part, marks) for part in obs)
-    found = np.asarray(obs).view(Observed)
+    found = np.asarray(obs).view(_Observed)
     found.marks = marks
     return found
 
 
-class VectEnvs(SyncVectorEnv):
+class _VectEnvs(SyncVectorEnv):
     """Environments that step together, in this process. One that ended is reset by the next step, whatever its action:
-    such a step is no transition, and the buffers, `agent.learn` and the rollouts leave it out.
-
-    `env.reset()` seeds the first time with `seed`, and goes on from there.
-    """
+    such a step is no transition, and the buffers, `agent.learn` and the rollouts leave it out. `env.reset()` seeds the
+    first time with `seed`, and goes on from there."""
 
     def __init__(self, config: EnvConfig, seed: int = 1) -> None:
         functions = [partial(make.make_env, config)] * config.num_envs
@@ -85,34 +83,17 @@ class VectEnvs(SyncVectorEnv):
         return marked(obs, Marks(began, terminated, truncated)), reward, terminated, truncated, info
 
 
-class TeamEnvs:
-    """So many environments of a team for each member, for the training functions; they make and step them themselves.
-
-    Attributes:
-        num_envs: how many.
-        possible_agents, agents: the ids of those who act.
-    """
+class _TeamEnvs:
+    """Environments of a team, so many for each member, for the training functions, which make and step them."""
 
     def __init__(self, config: EnvConfig) -> None:
         self.num_envs, example = config.num_envs, make.make_env(config)
         assert isinstance(example, TeamEnv)
         self.possible_agents = self.agents = [*example.ids]
-        self._observations, self._actions = dict(example.observation_space), dict(example.action_space)  # type: ignore[call-overload]
+        self.num_agents, spaces = len(self.agents), (example.observation_space, example.action_space)
+        self.observation_space, self.action_space = (dict(each).__getitem__ for each in spaces)  # type: ignore[call-overload]
         make.close(example)
         remember(self, config)
-
-    @property
-    def num_agents(self) -> int:
-        """How many act."""
-        return len(self.agents)
-
-    def observation_space(self, agent: Any) -> Any:
-        """What an agent sees."""
-        return self._observations[agent]
-
-    def action_space(self, agent: Any) -> Any:
-        """What an agent does."""
-        return self._actions[agent]
 
     def close(self) -> None:
         """Nothing is held."""
@@ -133,7 +114,7 @@ def make_vect_envs(
         env_kwargs: keyword arguments of `gymnasium.make`.
 
     Returns:
-        A vector of Gymnasium for an environment of one agent, `TeamEnvs` for a team.
+        A vector of Gymnasium for an environment of one agent, environments for the training functions alone for a team.
 
     Raises:
         ParamsError: the name is unknown, or an argument does not fit.
@@ -153,4 +134,4 @@ def make_vect_envs(
     else:
         block = {"id": env_name, "num_envs": num_envs, "kwargs": env_kwargs, "wrappers": list(wrappers)}
         config = params_of({"env": block, "train": {"evo_steps": max(5_000, num_envs)}}).env
-    return TeamEnvs(config) if make.is_team(config) else VectEnvs(config, seed)
+    return _TeamEnvs(config) if make.is_team(config) else _VectEnvs(config, seed)

@@ -1,12 +1,12 @@
 """Members as changes to one frozen base: low-rank adapters, or changes of every weight, stacked in rows `[P, N]`.
 
 Hu et al., "LoRA: low-rank adaptation of large language models", 2021: a linear layer W x becomes W x + s · B A x. The
-base runs once for a batch `[P · B, L]`, see `hooks`.
+base runs once for a batch `[P · B, L]`, see `hooks`. Of a plain head, as of values, a row is a linear layer: weights,
+then biases.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import torch
 
 from evopipe.core.structure import LINE, Option, ViewOf, Widths
-from evopipe.language import hooks
+from evopipe.language import hooks, layers
 from evopipe.language.base import Base
-from evopipe.language.layers import Layer
+from evopipe.language.layers import Shapes, numbers, place, split, views_of
 from evopipe.schema.blocks import ArchitectureBounds
 from evopipe.types import Scored, Tensor, Text
 
@@ -35,12 +35,13 @@ class Adapted(Widths):
         return made
 
 
+def _of_head(widths: Widths) -> Shapes:
+    return {"weight": (widths.inputs, widths.outputs), "bias": (widths.outputs,)}
+
+
 @dataclass(frozen=True)
 class LoRA:
-    """Adapters of a rank on every linear layer: of each A `[in, rank]`, then B `[rank, out]`.
-
-    Of a plain head, as of values, a row is a linear layer: weights, then biases.
-    """
+    """Adapters of a rank on every linear layer: of each A `[in, rank]`, then B `[rank, out]`."""
 
     rank: int
     scale: float = 2.0
@@ -60,22 +61,20 @@ class LoRA:
     def to_json(self) -> dict[str, Any]:
         return {"kind": "lora", "rank": self.rank, "scale": self.scale}
 
-    def size(self, widths: Widths) -> int:
+    def shapes(self, widths: Widths) -> Shapes:
         if not isinstance(widths, Adapted):
-            return _head_size(widths)
-        return sum(self.rank * sum(layer.shape) for layer in widths.base.linear)
+            return _of_head(widths)
+        found: dict[str, tuple[int, ...]] = {}
+        for layer in widths.base.linear:
+            found |= {f"{layer.name}.a": (layer.shape[0], self.rank), f"{layer.name}.b": (self.rank, layer.shape[1])}
+        return found
+
+    def size(self, widths: Widths) -> int:
+        return numbers(self.shapes(widths))
 
     def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
         """Split a row: `<layer>.a` `[in, rank]` and `<layer>.b` `[rank, out]`."""
-        if not isinstance(widths, Adapted):
-            return _head(widths, row)
-        found, start = {}, 0
-        for layer in widths.base.linear:
-            for part, shape in (("a", (layer.shape[0], self.rank)), ("b", (self.rank, layer.shape[1]))):
-                end = start + math.prod(shape)
-                found[f"{layer.name}.{part}"] = row[start:end].view(shape)
-                start = end
-        return found
+        return split(row, self.shapes(widths))
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """Draw A from U(−1/√in, 1/√in), as PEFT does; B is 0, so that the member begins as the base."""
@@ -92,9 +91,7 @@ class LoRA:
 
     @staticmethod
     def stack(archs: Sequence[LoRA], widths: Widths, device: torch.device) -> Any:
-        if not isinstance(widths, Adapted):
-            return Head(len(archs), widths, device)
-        return Adapters(tuple(archs), widths, max(arch.rank for arch in archs), device)
+        return _Members(tuple(archs), widths, replace(archs[0], rank=LoRA.work(archs)), device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
         """A rank may grow, to `bounds.max_nodes`: A has new columns, B new rows of 0, so that the member stays what it
@@ -106,14 +103,17 @@ class LoRA:
     def carry(self, new: LoRA, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
         if not isinstance(widths, Adapted):
             return row.clone()
-        carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
-        held, kept = self.named(widths, row), min(self.rank, new.rank)
+        carried, held = torch.zeros(new.size(widths)), self.named(widths, row)
+        if kind == "parameters":
+            carried = new.initialise(widths, rng)
         for name, part in new.named(widths, carried).items():
-            if name.endswith(".a"):
-                part[:, :kept] = held[name][:, :kept]
-            else:
-                part[:kept] = held[name][:kept]
+            place(held[name], part)
         return carried
+
+    def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
+        """Return what a structure's views add beside the base's modules, see `hooks.adapting`."""
+        pairs = zip(base.linear, views[::2], views[1::2], strict=True)
+        return {layer.name: hooks.LowRank(a, b, self.scale) for layer, a, b in pairs}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LoRA:
@@ -140,17 +140,16 @@ class Full:
     def to_json(self) -> dict[str, Any]:
         return {"kind": "full"}
 
-    def size(self, widths: Widths) -> int:
+    def shapes(self, widths: Widths) -> Shapes:
         if not isinstance(widths, Adapted):
-            return _head_size(widths)
-        return sum(math.prod(layer.shape) for layer in widths.base.weights)
+            return _of_head(widths)
+        return {layer.name: layer.shape for layer in widths.base.weights}
+
+    def size(self, widths: Widths) -> int:
+        return numbers(self.shapes(widths))
 
     def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
-        if not isinstance(widths, Adapted):
-            return _head(widths, row)
-        layers = widths.base.weights
-        parts = row.split([math.prod(layer.shape) for layer in layers])
-        return {layer.name: part.view(layer.shape) for layer, part in zip(layers, parts, strict=True)}
+        return split(row, self.shapes(widths))
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
         return torch.zeros(self.size(widths))
@@ -161,15 +160,21 @@ class Full:
 
     @staticmethod
     def stack(archs: Sequence[Full], widths: Widths, device: torch.device) -> Any:
-        if not isinstance(widths, Adapted):
-            return Head(len(archs), widths, device)
-        return Changes(len(archs), widths, device)
+        return _Members(tuple(archs), widths, archs[0], device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
         return iter(())
 
     def carry(self, new: Full, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
         return row.clone()
+
+    def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
+        """Return what a structure's views add beside the base's modules, see `hooks.adapting`."""
+        found: dict[str, hooks.Change] = {}
+        for layer, view in zip(base.weights, views, strict=True):
+            for module, kind in layer.modules:
+                found.setdefault(module, hooks.Change({})).parts[kind] = view
+        return found
 
 
 Adapter: TypeAlias = LoRA | Full
@@ -180,196 +185,48 @@ def read_adapter(data: dict[str, Any]) -> Adapter:
     return Full() if data.get("kind") == "full" else LoRA.from_json(data)
 
 
-# --- rows of several members ------------------------------------------------------------------------------------------
-
-
-def _whole_lines(numbers: int) -> int:
-    return -(-numbers // LINE) * LINE
-
-
 @dataclass(frozen=True)
-class Head:
-    """Linear layers of plain widths, one a member, `y = x W + b`, 0 at first."""
+class _Members:
+    """A network of several members, a row each; its methods are those of a `Structure`. Adapters of a lower rank have
+    columns of A and rows of B that are 0."""
 
-    members: int
+    archs: tuple[Any, ...]
     widths: Widths
-    device: torch.device
-    memory: int = 0
-    memory_widths: tuple[int, ...] = ()
-    copies: int = 1
-
-    @property
-    def size(self) -> int:
-        return _whole_lines(_head_size(self.widths))
-
-    def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        return _packed(rows, self.size, self.device)
-
-    def unpack(self, packed: Tensor) -> list[Tensor]:
-        return list(packed[:, : _head_size(self.widths)].clone().unbind(0))
-
-    def part(self, first: int, end: int | None, every: int = 1) -> Head:
-        return replace(self, members=len(range(self.members)[first:end:every]))
-
-    def repeat(self, times: int) -> Head:
-        return replace(self, members=self.members * times)
-
-    def views(self, of: ViewOf) -> tuple[Tensor, Tensor]:
-        inputs, outputs = self.widths.inputs, self.widths.outputs
-        return of(0, inputs, outputs), of(inputs * outputs, 1, outputs)
-
-    def forward(self, views: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
-        weight, bias = views
-        return torch.baddbmm(bias, x.to(weight.dtype), weight)
-
-
-def _head_size(widths: Widths) -> int:
-    return (widths.inputs + 1) * widths.outputs
-
-
-def _head(widths: Widths, row: Tensor) -> dict[str, Tensor]:
-    weight, bias = row.split([widths.inputs * widths.outputs, widths.outputs])
-    return {"weight": weight.view(widths.inputs, widths.outputs), "bias": bias}
-
-
-def _packed(rows: Sequence[Tensor], size: int, device: torch.device) -> Tensor:
-    packed = torch.zeros(len(rows), size)
-    for own, place in zip(rows, packed, strict=True):
-        place[: len(own)] = own
-    return packed.to(device)
-
-
-@dataclass(frozen=True)
-class Adapters:
-    """Adapters of unlike ranks in rows: those of a lower one have columns of A and rows of B that are 0."""
-
-    archs: tuple[LoRA, ...]
-    widths: Adapted
-    rank: int
+    shared: Adapter
     device: torch.device
     memory: int = 0
     memory_widths: tuple[int, ...] = ()
     copies: int = 1
 
     @cached_property
-    def layers(self) -> tuple[Layer, ...]:
-        return self.widths.base.linear
+    def shapes(self) -> Shapes:
+        return self.shared.shapes(self.widths)
 
     @cached_property
     def size(self) -> int:
-        return _whole_lines(sum(self.rank * sum(layer.shape) for layer in self.layers))
+        return -(-numbers(self.shapes) // LINE) * LINE
 
-    def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        packed, padded = torch.zeros(len(rows), self.size), replace(self.archs[0], rank=self.rank)
-        whole = padded.size(self.widths)
-        for arch, own, place in zip(self.archs, rows, packed, strict=True):
-            into = padded.named(self.widths, place[:whole])
-            for name, part in arch.named(self.widths, own).items():
-                into[name][: part.shape[0], : part.shape[1]] = part
-        return packed.to(self.device)
-
-    def unpack(self, packed: Tensor) -> list[Tensor]:
-        padded, found = replace(self.archs[0], rank=self.rank), []
-        whole = padded.size(self.widths)
-        for arch, row in zip(self.archs, packed, strict=True):
-            own = torch.empty(arch.size(self.widths), device=packed.device)
-            held = padded.named(self.widths, row[:whole])
-            for name, part in arch.named(self.widths, own).items():
-                part.copy_(held[name][: part.shape[0], : part.shape[1]])
-            found.append(own)
-        return found
-
-    def part(self, first: int, end: int | None, every: int = 1) -> Adapters:
-        return replace(self, archs=self.archs[first:end:every])
-
-    def repeat(self, times: int) -> Adapters:
-        return replace(self, archs=tuple(arch for arch in self.archs for _ in range(times)))
-
-    def views(self, of: ViewOf) -> list[tuple[Tensor, Tensor]]:
-        found, start = [], 0
-        for layer in self.layers:
-            inner, out = layer.shape
-            found.append((of(start, inner, self.rank), of(start + inner * self.rank, self.rank, out)))
-            start += (inner + out) * self.rank
-        return found
-
-    def active(self, views: Any) -> AbstractContextManager[Any]:
-        """See `hooks.adapting`."""
-        pairs, scale = zip(self.layers, views, strict=True), self.archs[0].scale
-        return hooks.adapting(self.widths.base, {layer.name: hooks.LowRank(a, b, scale) for layer, (a, b) in pairs})
-
-    def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[Tensor | None, Scored]:
-        """See `hooks.score`."""
-        leaves = [leaf for pair in views for leaf in pair]
-        return hooks.score(self.widths.base, text, entropy, hidden, lambda: self.active(views), leaves)
-
-    def forward(self, views: Any, x: Tensor) -> Tensor:
-        """Return the logits `[P, B, L, V]` of rows of tokens `[P, B, L]` without pads."""
-        with self.active(views) as model:
-            return _logits(model, x)
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Changes of every weight of the base, a row a member."""
-
-    members: int
-    widths: Adapted
-    device: torch.device
-    memory: int = 0
-    memory_widths: tuple[int, ...] = ()
-    copies: int = 1
-
-    @cached_property
-    def layers(self) -> tuple[Layer, ...]:
-        return self.widths.base.weights
-
-    @cached_property
-    def own(self) -> int:
-        return sum(math.prod(layer.shape) for layer in self.layers)
-
-    @property
-    def size(self) -> int:
-        return _whole_lines(self.own)
-
-    def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        return _packed(rows, self.size, self.device)
-
-    def unpack(self, packed: Tensor) -> list[Tensor]:
-        return list(packed[:, : self.own].clone().unbind(0))
-
-    def part(self, first: int, end: int | None, every: int = 1) -> Changes:
-        return replace(self, members=len(range(self.members)[first:end:every]))
-
-    def repeat(self, times: int) -> Changes:
-        return replace(self, members=self.members * times)
+    pack, unpack, part, repeat = layers.pack, layers.unpack, layers.part, layers.repeat
 
     def views(self, of: ViewOf) -> list[Tensor]:
-        found, start = [], 0
-        for layer in self.layers:
-            rows, columns = layer.shape if len(layer.shape) == 2 else (1, layer.shape[0])
-            found.append(of(start, rows, columns))
-            start += rows * columns
-        return found
+        return views_of(of, self.shapes)
 
-    def active(self, views: Any) -> AbstractContextManager[Any]:
+    def active(self, views: Sequence[Tensor]) -> AbstractContextManager[Any]:
         """See `hooks.adapting`."""
-        found: dict[str, hooks.Change] = {}
-        for layer, view in zip(self.layers, views, strict=True):
-            for module, kind in layer.modules:
-                found.setdefault(module, hooks.Change({})).parts[kind] = view
-        return hooks.adapting(self.widths.base, found)
+        assert isinstance(self.widths, Adapted)
+        return hooks.adapting(self.widths.base, self.shared.beside(self.widths.base, views))
 
     def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[Tensor | None, Scored]:
         """See `hooks.score`."""
+        assert isinstance(self.widths, Adapted)
         return hooks.score(self.widths.base, text, entropy, hidden, lambda: self.active(views), views)
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
-        """Return the logits `[P, B, L, V]` of rows of tokens `[P, B, L]` without pads."""
+        """Return the logits `[P, B, L, V]` of rows of tokens `[P, B, L]` without pads; a head's outputs of its inputs,
+        `[P, B, …]`."""
+        if not isinstance(self.widths, Adapted):
+            weight, bias = views
+            return torch.baddbmm(bias, x.to(weight.dtype), weight)
         with self.active(views) as model:
-            return _logits(model, x)
-
-
-def _logits(model: Any, x: Tensor) -> Tensor:
-    logits: Tensor = model(input_ids=x.flatten(0, 1), use_cache=False).logits.unflatten(0, x.shape[:2])
-    return logits
+            logits: Tensor = model(input_ids=x.flatten(0, 1), use_cache=False).logits.unflatten(0, x.shape[:2])
+            return logits

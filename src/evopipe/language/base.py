@@ -41,35 +41,21 @@ _NARROW = 0.02  # standard deviation of a tiny model's first weights
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """A frozen causal language model and its tokenizer.
+    """A frozen causal language model and its tokenizer."""
 
-    Attributes:
-        name: as the parameters name it.
-        model: of `transformers`; none of its parameters learns.
-        tokenizer: of `transformers`.
-        digest: of its files: an adapter is of no use to another base.
-        words: its vocabulary and width.
-        ends: tokens that end a completion.
-        pad: the token that stands in pads; no mask lets it count.
-        rows_at_once: rows of each member that pass through it at a time; None: all.
-        exact: whether no bit of a member may depend on its neighbours: pads are computed then, too.
-        length: most tokens of a row, where members are whole models over these tokens and there is no base, see
-            `tokens_alone`.
-        together: the processes that its rows are divided among.
-    """
-
-    name: str
-    model: Any
-    tokenizer: Any
-    digest: str
-    words: Words
-    ends: tuple[int, ...]
-    pad: int
+    name: str  # as the parameters name it
+    model: Any  # of `transformers`; none of its parameters learns
+    tokenizer: Any  # of `transformers`
+    digest: str  # of its files: an adapter is of no use to another base
+    words: Words  # its vocabulary and width
+    ends: tuple[int, ...]  # tokens that end a completion
+    pad: int  # the token that stands in pads; no mask lets it count
     device: torch.device
-    rows_at_once: int | None = None
-    exact: bool = False
+    rows_at_once: int | None = None  # rows of each member that pass through it at a time; None: all
+    exact: bool = False  # whether no bit of a member may depend on its neighbours: pads are computed then, too
+    # most tokens of a row, where members are whole models over these tokens and there is no base, see `tokens_alone`
     length: int = 0
-    together: Together = field(default_factory=Together)
+    together: Together = field(default_factory=Together)  # the processes that its rows are divided among
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
 
@@ -84,11 +70,8 @@ class Base:
         return all_weights(self.model, self.name)
 
     def told(self, tokenizer: Any) -> Base:
-        """Return the base with a tokenizer; both run the same model, and share what members add to it.
-
-        Raises:
-            DataError: they do not belong together, or no token ends a text.
-        """
+        """Return the base with a tokenizer; both run the same model, and share what members add to it. Raises DataError
+        if they do not belong together, or no token ends a text."""
         if len(tokenizer) > self.words.vocabulary:
             raise DataError(
                 f"language.model: {self.name} has a tokenizer of {len(tokenizer)} tokens and a model of "
@@ -116,13 +99,9 @@ class Base:
     def prompt(
         self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None, go_on: bool = False
     ) -> list[int]:
-        """Return the tokens of a prompt, at least one: a text as it is, or messages through the chat template.
-
-        With `go_on` the last message is one that the model goes on with; else it begins its own.
-
-        Raises:
-            DataError: there is no chat template, or it refuses the messages.
-        """
+        """Return the tokens of a prompt, at least one: a text as it is, or messages through the chat template. With
+        `go_on` the last message is one that the model goes on with; else it begins its own. Raises DataError if there
+        is no chat template, or it refuses the messages."""
         if isinstance(prompt, str) and not chat:
             found = self.encode((system or "") + prompt, special=True)
             return found or [self.ends[0]]
@@ -140,12 +119,8 @@ class Base:
 
 
 def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
-    """Load or make a base.
-
-    Raises:
-        MissingInputError: the extra `language` is not installed, a folder or hub id is not there, or lacks a file.
-        DataError: a file is damaged, or would need pickle or code of its own.
-    """
+    """Load or make a base. Raises MissingInputError if the extra `language` is not installed, a folder or hub id is not
+    there, or lacks a file; DataError if a file is damaged, or would need pickle or code of its own."""
     for package in ("transformers", "tokenizers"):
         need_package(package, "language", "language.model")
     device = device or torch.device("cpu")
@@ -161,12 +136,8 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
 
 def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.device) -> Base:
     """Return a base of a model and a tokenizer of `transformers`; from here on none of the model's weights learns.
-
-    Without a tokenizer it reads no text, until it is `told` one.
-
-    Raises:
-        DataError: they do not belong together, or no token ends a text.
-    """
+    Without a tokenizer it reads no text, until it is `told` one. Raises DataError if they do not belong together, or no
+    token ends a text."""
     model.to(device).eval().requires_grad_(False)
     vocabulary = int(model.get_output_embeddings().weight.shape[0])
     words = Words(vocabulary, int(model.get_output_embeddings().weight.shape[1]))

@@ -44,11 +44,8 @@ Row = dict[str, Any]
 
 
 def check_row(row: Any, form: str, where: str) -> None:
-    """Check a row by its form.
-
-    Raises:
-        DataError: it is no object, or lacks a field, or a field has a wrong type; the message begins with `where`.
-    """
+    """Check a row by its form. Raises DataError if it is no object, or lacks a field, or a field has a wrong type; the
+    message begins with `where`."""
     if not isinstance(row, dict):
         fields = f" with the fields {', '.join(FIELDS[form])}" if form in FIELDS else ""
         raise DataError(f"{where}: is {_kind(row)}, a row is an object{fields}")
@@ -104,14 +101,8 @@ def _check_text(text: str, where: str) -> None:
 
 
 def _kind(value: Any) -> str:
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-        str: "a text",
-    }
+    number = dict.fromkeys((int, float), "a number")
+    names = {bool: "true or false", **number, list: "a list", dict: "an object", str: "a text"}
     return "null" if value is None else names.get(type(value), f"a value of type {type(value).__name__}")
 
 
@@ -119,12 +110,8 @@ def _kind(value: Any) -> str:
 
 
 def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
-    """Return `n` rows that a task makes by the run's seed.
-
-    Raises:
-        EnvironmentFailed: the task raised.
-        DataError: its rows are not of the form.
-    """
+    """Return `n` rows that a task makes by the run's seed. Raises EnvironmentFailed if the task raised; DataError if
+    its rows are not of the form."""
     try:
         rows = list(task.rows(rng.host(rng.run_key(seed), Purpose.BEHAVIOUR), n))
     except EvopipeError:
@@ -136,14 +123,9 @@ def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
 
 
 def read_jsonl(path: Path, form: str, check: Callable[[Row, str], None] | None = None) -> list[Row]:
-    """Return the rows of a file with one JSON object a line; lines that are empty are passed over.
-
-    `check` is called with each row and where it stands.
-
-    Raises:
-        MissingInputError: it is not there.
-        DataError: it cannot be used; the line is named.
-    """
+    """Return the rows of a file with one JSON object a line; lines that are empty are passed over. `check` is called
+    with each row and where it stands. Raises MissingInputError if it is not there; DataError if it cannot be used; the
+    line is named."""
     if not path.is_file():
         if path.exists():
             raise DataError(f"{path}: is not a regular file")
@@ -190,46 +172,41 @@ def _finite(text: str) -> float:
 
 
 def read_datasets(name: str, split: str, columns: Mapping[str, str], form: str, subset: str | None = None) -> list[Row]:
-    """Return the rows of a Hugging Face dataset: a local folder, or an id on the hub. No code of it is ever run.
-
-    Args:
-        name: the folder or the id.
-        split: which of its splits.
-        columns: its columns by the names that fields have here, where they are others.
-        form: of the rows.
-        subset: which of its configurations, where it has several.
-
-    Raises:
-        MissingInputError: `datasets` is not installed, or there is no such dataset, or the hub cannot be reached.
-        DataError: it cannot be read, lacks a column, or its rows are not of the form.
-    """
+    """Return the rows of a split, or of one configuration's, of a Hugging Face dataset: a local folder, or an id on the
+    hub. No code of it is ever run. `columns` are its columns by the names that fields have here, where they are others.
+    Raises MissingInputError if `datasets` is not installed, or there is no such dataset, or the hub cannot be reached;
+    DataError if it cannot be read, lacks a column, or its rows are not of the form."""
     need_package("datasets", "language", "fetch.source: datasets")
     where = f"fetch.datasets: {name}"
     with tempfile.TemporaryDirectory() as cache:
-        table = _local(Path(name), split, subset, cache) if Path(name).exists() else _of_hub(name, split, subset)
-        rows = _rows(table, columns, where)
+        rows = _rows(_table(name, split, subset, cache), columns, where)
     check_rows(rows, form, where)
     return rows
 
 
-def _local(folder: Path, split: str, subset: str | None, cache: str) -> Any:
-    """Read a folder of JSON, CSV or Parquet files, or one that `save_to_disk` wrote."""
+def _table(name: str, split: str, subset: str | None, cache: str) -> Any:
+    """Read a folder of JSON, CSV or Parquet files, one that `save_to_disk` wrote, or a dataset of the hub."""
     import datasets
 
+    folder = Path(name)
+    if not folder.exists():
+        _find_on_hub(name)
     with _quiet():
         try:
-            if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+            if not folder.exists():
+                return datasets.load_dataset(name, subset, split=split)
+            if any((folder / file).is_file() for file in ("dataset_dict.json", "state.json")):
                 found = datasets.load_from_disk(str(folder))
                 return found[split] if isinstance(found, dict) else found
             return datasets.load_dataset(str(folder), subset, split=split, cache_dir=cache)
         except Exception as error:
             raise DataError(
-                f"fetch.datasets: {folder}: its split {split!r} cannot be read ({first_line(error)}): correct split or "
-                "subset, or write it anew"
+                f"fetch.datasets: {name}: its split {split!r} cannot be read ({first_line(error)}): correct split or "
+                f"subset, or {'write it anew' if folder.exists() else 'take another dataset'}"
             ) from None
 
 
-def _of_hub(name: str, split: str, subset: str | None) -> Any:
+def _find_on_hub(name: str) -> None:
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise MissingInputError(f"fetch.datasets.name: {name} is no folder here, and no id of the hub; correct it")
     import datasets
@@ -242,19 +219,10 @@ def _of_hub(name: str, split: str, subset: str | None) -> Any:
             f"fetch.datasets.name: {name} is no folder here, and the hub does not give it ({failed}): correct the "
             "name, or name a folder"
         )
-    with _quiet():
-        try:
-            return datasets.load_dataset(name, subset, split=split)
-        except Exception as error:
-            raise DataError(
-                f"fetch.datasets: {name}: its split {split!r} cannot be read ({first_line(error)}): correct split or "
-                "subset, or take another dataset"
-            ) from None
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the bars of `datasets` from the terminal."""
     import datasets
 
     shown = datasets.utils.logging.is_progress_bar_enabled()
@@ -288,22 +256,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSONL, atomically; equal rows give equal bytes.
-
-    Raises:
-        DataError: a row has no JSON form.
-        DiskError: the file cannot be written.
-    """
+    """Write rows as JSONL, atomically; equal rows give equal bytes. Raises DataError if a row has no JSON form;
+    DiskError if the file cannot be written."""
     write_bytes(path, [dump_json(row, f"{path}:{number}") for number, row in enumerate(rows, start=1)])
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read what `write_rows` wrote.
-
-    Raises:
-        MissingInputError: it is not there.
-        DataError: it is damaged.
-    """
+    """Read what `write_rows` wrote. Raises MissingInputError if it is not there; DataError if it is damaged."""
     lines = read_bytes(path).splitlines(keepends=False)
     rows = [parse_json(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
     for number, row in enumerate(rows, start=1):

@@ -64,31 +64,16 @@ class Written:
 
 @torch.no_grad()
 def generate(
-    base: Base,
-    active: Callable[[], Any],
-    ids: Tensor,
-    real: Tensor,
-    group: int,
-    limit: int,
-    sampling: Sampling,
-    keys: Tensor,
-    when: int,
-    leave: bool = True,
-    stop: Stops = (),
-) -> Written:
-    """Complete prompts, as many at a time as the base has `rows_at_once` for their completions, by the processes that
-    the base is divided among.
+    base: Base, active: Callable[[], Any], ids: Tensor, real: Tensor, group: int, limit: int, sampling: Sampling,
+    keys: Tensor, when: int, leave: bool = True, stop: Stops = (),
+) -> Written:  # fmt: skip
+    """Complete prompts `[P, B, L]`, padded on the left (`real` is False there), by `group` completions each, of at most
+    `limit` tokens, as many at a time as the base has `rows_at_once`, by the processes that it is divided among.
 
     Args:
-        base: the base.
-        active: returns the context in which its model is the members', see `hooks.adapting`.
-        ids: prompts `[P, B, L]`, padded on the left.
-        real: where they are no pads, bool.
-        group: completions of each prompt.
-        limit: most tokens of one.
-        sampling: how tokens are drawn.
-        keys: of the members, `[P]`, or of each completion, `[P, R]`, whose draws then are the same in any batch.
-        when: with the keys it fixes the draws.
+        active: returns the context in which the base's model is the members', see `hooks.adapting`.
+        keys: of the members, `[P]`, or of each completion, `[P, R]`, whose draws then are the same in any batch; with
+            `when` they fix the draws.
         leave: whether finished completions leave the batch. If not, no bit of a member's depends on its neighbours'.
         stop: texts that end the completions of each of the P · B prompts, or nothing.
     """
@@ -206,10 +191,8 @@ def before(text: str, stop: Sequence[str]) -> str:
 
 
 def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
-    """Choose a token by log-probabilities `[P, n, V]`, `how` `[P, n]` and a draw from [0, 1), u `[P, n]` float64.
-
-    What is not finite gives some token.
-    """
+    """Choose a token by log-probabilities `[P, n, V]`, `how` `[P, n]` and a draw from [0, 1), u `[P, n]` float64. What
+    is not finite gives some token."""
     best = log_probs.argmax(dim=-1)
     if not bool((how.temperature > 0).any()):
         return best

@@ -11,7 +11,6 @@ So all pads are zeros that stay zeros: what a lacking head, node or layer would 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +20,8 @@ import torch
 from torch.nn.functional import embedding, gelu, layer_norm, scaled_dot_product_attention
 
 from evopipe.core.structure import LINE, Option, ViewOf, Widths
+from evopipe.language import layers
+from evopipe.language.layers import Shapes, numbers, place, split, views_of
 from evopipe.schema.blocks import ArchitectureBounds
 from evopipe.schema.language import LanguageConfig
 from evopipe.types import Tensor
@@ -38,18 +39,12 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class GPT:
-    """One member's architecture; the methods without a text are said in `Architecture`.
-
-    Attributes:
-        hidden: `H`, width of the stream; a multiple of 16, as are `head` and all nodes.
-        head: width of a head.
-        length: most tokens of a row.
-    """
+    """One member's architecture; the methods without a text are said in `Architecture`."""
 
     layers: tuple[Block, ...]
-    hidden: int
-    head: int
-    length: int
+    hidden: int  # `H`, width of the stream; a multiple of 16, as are `head` and all nodes
+    head: int  # width of a head
+    length: int  # most tokens of a row
     activation: str = ""
 
     @classmethod
@@ -94,7 +89,7 @@ class GPT:
         hidden, head = (whole(name, data.get(name), 1 << 14, LINE) for name in ("hidden", "head"))
         return cls(tuple(blocks), hidden, head, whole("length", data.get("length"), 1 << 16))
 
-    def shapes(self, widths: Widths) -> dict[str, tuple[int, int]]:
+    def shapes(self, widths: Widths) -> Shapes:
         """Return the shape of every matrix by name, in their order in a row; the columns of `attend` are, head by head,
         its query, key and value."""
         found = {"tokens": (widths.inputs, self.hidden), "places": (self.length, self.hidden)}
@@ -108,12 +103,10 @@ class GPT:
         return {**found, "output": (self.hidden, widths.outputs)}
 
     def size(self, widths: Widths) -> int:
-        return sum(math.prod(shape) for shape in self.shapes(widths).values())
+        return numbers(self.shapes(widths))
 
     def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
-        shapes = self.shapes(widths)
-        parts = row.split([math.prod(shape) for shape in shapes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        return split(row, self.shapes(widths))
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """Draw from normal distributions: embeddings from a wide one, outputs from a narrow one, else of deviation
@@ -133,7 +126,7 @@ class GPT:
 
     @staticmethod
     def stack(archs: Sequence[GPT], widths: Widths, device: torch.device) -> Any:
-        return GPTs(tuple(archs), widths, _widest(archs), device)
+        return _GPTs(tuple(archs), widths, _widest(archs), device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
         """Layers and feed-forward nodes keep to their bounds, heads to those of channels."""
@@ -167,14 +160,8 @@ class GPT:
             if name.endswith((".collect", ".down")):
                 part[len(held.get(name, ())) :] = 0.0
             if name in held:
-                _place(held[name], part)
+                place(held[name], part)
         return carried
-
-
-def _place(source: Tensor, target: Tensor) -> None:
-    """Copy the corner that both matrices have."""
-    rows, columns = (min(a, b) for a, b in zip(source.shape, target.shape, strict=True))
-    target[:rows, :columns] = source[:rows, :columns]
 
 
 def _widest(archs: Sequence[GPT]) -> GPT:
@@ -201,7 +188,7 @@ class Cache:
         return key, value
 
 
-class Matrices(NamedTuple):
+class _Matrices(NamedTuple):
     """A layer's, of every member."""
 
     attend: Tensor
@@ -210,15 +197,15 @@ class Matrices(NamedTuple):
     down: Tensor
 
 
-class Views(NamedTuple):
+class _Views(NamedTuple):
     tokens: Tensor
     places: Tensor
-    layers: tuple[Matrices, ...]
+    layers: tuple[_Matrices, ...]
     output: Tensor
 
 
 @dataclass(frozen=True)
-class GPTs:
+class _GPTs:
     """One network of several members, padded with zeros to the widest; its methods are those of a `Structure`."""
 
     archs: tuple[GPT, ...]
@@ -238,42 +225,19 @@ class GPTs:
     def size(self) -> int:
         return self.shared.size(self.padded)
 
-    def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        packed = torch.zeros(len(rows), self.size)
-        for arch, own, place in zip(self.archs, rows, packed, strict=True):
-            into = self.shared.named(self.padded, place)
-            for name, part in arch.named(self.widths, own).items():
-                _place(part, into[name])
-        return packed.to(self.device)
+    @cached_property
+    def shapes(self) -> Shapes:
+        return self.shared.shapes(self.padded)
 
-    def unpack(self, packed: Tensor) -> list[Tensor]:
-        found = []
-        for arch, row in zip(self.archs, packed, strict=True):
-            own, held = torch.empty(arch.size(self.widths), device=packed.device), self.shared.named(self.padded, row)
-            for name, part in arch.named(self.widths, own).items():
-                _place(held[name], part)
-            found.append(own)
-        return found
+    pack, unpack, part, repeat = layers.pack, layers.unpack, layers.part, layers.repeat
 
-    def part(self, first: int, end: int | None, every: int = 1) -> GPTs:
-        return replace(self, archs=self.archs[first:end:every])
+    def views(self, of: ViewOf) -> _Views:
+        tokens, places, *inner, output = views_of(of, self.shapes)
+        return _Views(tokens, places, tuple(_Matrices(*inner[i : i + 4]) for i in range(0, len(inner), 4)), output)
 
-    def repeat(self, times: int) -> GPTs:
-        return replace(self, archs=tuple(arch for arch in self.archs for _ in range(times)))
-
-    def views(self, of: ViewOf) -> Views:
-        found, start = [], 0
-        for rows, columns in self.shared.shapes(self.padded).values():
-            found.append(of(start, rows, columns))
-            start += rows * columns
-        tokens, places, *inner, output = found
-        return Views(tokens, places, tuple(Matrices(*inner[i : i + 4]) for i in range(0, len(inner), 4)), output)
-
-    def forward(self, views: Views, x: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, views: _Views, x: Tensor, cache: Cache | None = None) -> Tensor:
         """Return the outputs `[P, B, L, outputs]` of every token of rows `[P, B, L]` int64: of it and those before.
-
-        With a `cache` the tokens follow those that it has read, and are read.
-        """
+        With a `cache` the tokens follow those that it has read, and are read."""
         members, rows, length = x.shape
         first = 0 if cache is None else cache.read
         places = views.places[:, None, first : first + length]

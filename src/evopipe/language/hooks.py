@@ -71,9 +71,7 @@ class _Hook(NamedTuple):
 @contextmanager
 def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
     """Return the base's model with changes in it, by module's name, for batches whose rows are members', `[P · B, …]`.
-
-    The hooks are made at first use.
-    """
+    The hooks are made at first use."""
     if not base.hooked:
         for name, module in base.model.named_modules():
             if next(module.parameters(recurse=False), None) is not None:
@@ -86,21 +84,15 @@ def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def score(
-    base: Base,
-    text: Text,
-    entropy: bool = False,
-    hidden: bool = False,
-    active: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    leaves: Sequence[Tensor] = (),
-) -> tuple[Tensor | None, Scored]:
-    """Score rows of text by the base with what `active` makes active in it, which is made of `leaves`.
-
-    Rows of like lengths pass together, each as far as its last token that counts: what stands behind it has the
-    log-probability 0. With `hidden` all passes, and the states `[P, B, T, H]` that the last `T` tokens were told from
-    are returned, too. For `entropy` see `core.net.score`. Where the base has `rows_at_once`, memory holds the
-    activations of so many rows alone: to learn, they are computed a second time. Each such part is computed by one of
-    the processes that the base is divided among.
-    """
+    base: Base, text: Text, entropy: bool = False, hidden: bool = False,
+    active: Callable[[], AbstractContextManager[Any]] = nullcontext, leaves: Sequence[Tensor] = (),
+) -> tuple[Tensor | None, Scored]:  # fmt: skip
+    """Score rows of text by the base with what `active` makes active in it, which is made of `leaves`. Rows of like
+    lengths pass together, each as far as its last token that counts: what stands behind it has the log-probability 0.
+    With `hidden` all passes, and the states `[P, B, T, H]` that the last `T` tokens were told from are returned, too.
+    For `entropy` see `core.net.score`. Where the base has `rows_at_once`, memory holds the activations of so many rows
+    alone: to learn, they are computed a second time. Each such part is computed by one of the processes that the base
+    is divided among."""
     (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
     each = base.rows_at_once or rows
     parts, lengths, order = _parts(base, text, each, whole=hidden)
@@ -135,11 +127,9 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def _parts(base: Base, text: Text, each: int, whole: bool) -> tuple[list[slice], list[int], Tensor | None]:
-    """Divide rows into parts of at most so many that pass one after the other.
-
-    Returns the parts, how many of the last `T` columns a row has for any member, and the order `[P, B]` in which the
-    rows stand for that, each member's shortest first; None: as they are, and whole.
-    """
+    """Divide rows into parts of at most so many that pass one after the other. Returns the parts, how many of the last
+    `T` columns a row has for any member, and the order `[P, B]` in which the rows stand for that, each member's
+    shortest first; None: as they are, and whole."""
     (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
     if whole or base.exact:
         return [slice(i, min(i + each, rows)) for i in range(0, rows, each)], [width] * rows, None

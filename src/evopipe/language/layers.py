@@ -1,20 +1,27 @@
-"""The weights of a base that members can change, and which modules read them."""
+"""The weights of a base that members can change, and which modules read them; matrices by name as flat rows."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import nn
 
+from evopipe.core.structure import ViewOf
 from evopipe.errors import DataError
+from evopipe.types import Tensor
+
+Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
+"""Of matrices and vectors by name, in their order in a row."""
 
 
 class Layer(NamedTuple):
-    """A weight of the base, or for an adapter the module that it stands beside.
-
-    Kinds: `linear` [out, in], `conv` [in, out] (a linear layer the other way round), `embedding` [V, H], `scale` [H] of
-    a normalisation, `bias` [H]. An adapter's shape is always (in, out).
-    """
+    """A weight of the base, or for an adapter the module that it stands beside. Kinds: `linear` [out, in], `conv` [in,
+    out] (a linear layer the other way round), `embedding` [V, H], `scale` [H] of a normalisation, `bias` [H]. An
+    adapter's shape is always (in, out)."""
 
     name: str
     kind: str
@@ -65,3 +72,58 @@ def _kind_of(module: nn.Module, name: str, part: str, called: str) -> str:
             "by themselves: set it to false"
         )
     return "bias" if part == "bias" else kind
+
+
+def numbers(shapes: Shapes) -> int:
+    """Return how many numbers a row of such matrices has."""
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def split(row: Tensor, shapes: Shapes) -> dict[str, Tensor]:
+    """Return views of a flat row by name; it may be longer."""
+    parts = row[: numbers(shapes)].split([math.prod(shape) for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def place(source: Tensor, target: Tensor) -> None:
+    """Copy the corner that both have."""
+    corner = tuple(slice(min(a, b)) for a, b in zip(source.shape, target.shape, strict=True))
+    target[corner] = source[corner]
+
+
+def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
+    """See `Structure.pack`; members' rows, of `archs`, are padded with zeros to common `shapes`, as in the others."""
+    found = torch.zeros(len(rows), self.size)
+    for arch, row, whole in zip(self.archs, rows, found, strict=True):
+        into = split(whole, self.shapes)
+        for name, part in arch.named(self.widths, row).items():
+            place(part, into[name])
+    return found.to(self.device)
+
+
+def unpack(self: Any, packed: Tensor) -> list[Tensor]:
+    found = []
+    for arch, whole in zip(self.archs, packed, strict=True):
+        held, row = split(whole, self.shapes), torch.empty(arch.size(self.widths), device=packed.device)
+        for name, part in arch.named(self.widths, row).items():
+            place(held[name], part)
+        found.append(row)
+    return found
+
+
+def part(self: Any, first: int, end: int | None, every: int = 1) -> Any:
+    return replace(self, archs=self.archs[first:end:every])
+
+
+def repeat(self: Any, times: int) -> Any:
+    return replace(self, archs=tuple(arch for arch in self.archs for _ in range(times)))
+
+
+def views_of(of: ViewOf, shapes: Shapes) -> list[Tensor]:
+    """Return the matrices of every row, `[P, rows, columns]`; a vector is one row."""
+    found, start = [], 0
+    for shape in shapes.values():
+        rows, columns = shape if len(shape) == 2 else (1, *shape)
+        found.append(of(start, rows, columns))
+        start += rows * columns
+    return found

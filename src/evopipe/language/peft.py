@@ -45,12 +45,8 @@ def adapter_files(base: Base, arch: LoRA, row: Tensor) -> dict[str, bytes]:
 
 
 def read_adapter(folder: Path, base: Base) -> tuple[LoRA, Tensor]:
-    """Read an adapter that PEFT wrote for this base: its rank and scale, and its row.
-
-    Raises:
-        MissingInputError: one of its files is not there.
-        DataError: it is damaged, of another kind, or of another base.
-    """
+    """Read an adapter that PEFT wrote for this base: its rank and scale, and its row. Raises MissingInputError if one
+    of its files is not there; DataError if it is damaged, of another kind, or of another base."""
     where = str(folder / CONFIG)
     config = parse_json(read_bytes(folder / CONFIG), where)
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
@@ -97,7 +93,7 @@ def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
     return replace(fresh, arch=arch, tensors={**tensors, network: row})
 
 
-def merged_weights(base: Base, arch: LoRA | Full, row: Tensor) -> dict[str, Tensor]:
+def _merged_weights(base: Base, arch: LoRA | Full, row: Tensor) -> dict[str, Tensor]:
     """Return the base's weights with a member's change in them, by name."""
     found = {name: tensor.detach().cpu().clone() for name, tensor in base.model.state_dict().items()}
     named = arch.named(Adapted.of(base), row)
@@ -118,11 +114,9 @@ def merged_weights(base: Base, arch: LoRA | Full, row: Tensor) -> dict[str, Tens
 
 
 def merged_files(base: Base, arch: LoRA | Full, row: Tensor) -> dict[str, bytes]:
-    """Return a model folder's files: the base with a member's change in it, and the tokenizer.
-
-    `transformers` writes them from the base itself, whose weights are put back.
-    """
-    weights: Mapping[str, Tensor] = merged_weights(base, arch, row)
+    """Return a model folder's files: the base with a member's change in it, and the tokenizer. `transformers` writes
+    them from the base itself, whose weights are put back."""
+    weights: Mapping[str, Tensor] = _merged_weights(base, arch, row)
     plain = {name: tensor.detach().clone() for name, tensor in base.model.state_dict().items()}
     with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary, quiet():
         try:

@@ -31,12 +31,7 @@ POLICY, WEIGHTS = "policy.json", "weights.safetensors"
 
 
 class GamePolicy:
-    """A trained player of games.
-
-    Attributes:
-        about: what `policy.json` says: scores, lineage, provenance.
-        task: what it plays.
-    """
+    """A trained player of games: of a `task`; `about` is what `policy.json` says: scores, lineage, provenance."""
 
     def __init__(
         self, about: Mapping[str, Any], task: Any, algo: Any, cfg: Any, hyper: Hyper, nets: Mapping[str, Net]
@@ -54,12 +49,9 @@ class GamePolicy:
         return self.task.play(seeds, self.act(seeds))
 
     def generate(
-        self,
-        prompts: str | Sequence[str],
-        max_tokens: int | None = None,
-        temperature: float | None = None,
+        self, prompts: str | Sequence[str], max_tokens: int | None = None, temperature: float | None = None,
         seed: int = 0,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Write on where games stop.
 
         Args:
@@ -137,15 +129,9 @@ def files(algo: Any, cfg: Any, words: Words, member: Member) -> dict[str, bytes]
 def read(
     folder: Path, about: Mapping[str, Any], algo: Any
 ) -> tuple[LanguageConfig, Any, Any, GPT, dict[str, torch.Tensor]]:
-    """Read an exported player, of which `policy.json` says `about`.
-
-    Returns:
-        The block `language`, the task, the algorithm's configuration, the architecture, and a flat row of every part of
-        the state that writes.
-
-    Raises:
-        DataError: it is damaged, or its task has other tokens now.
-    """
+    """Read an exported player, of which `policy.json` says `about`: the block `language`, the task, the algorithm's
+    configuration, the architecture, and a flat row of every part of the state that writes. Raises DataError if it is
+    damaged, or its task has other tokens now."""
     try:
         config = LanguageConfig.model_validate(about["language"])
         with in_a_sentence(algo.Config, about["config"]):

@@ -31,13 +31,8 @@ _AT_ONCE = 64  # prompts that are completed at a time
 
 
 class LanguagePolicy:
-    """A trained language model.
-
-    Attributes:
-        about: what `policy.json` says: scores, lineage, provenance.
-        base: the model and its tokenizer.
-        head: of a reward model, weights `[H]` and a bias.
-    """
+    """A trained language model over a `base`, the model and its tokenizer; `about` is what `policy.json` says: scores,
+    lineage, provenance; of a reward model `head` is weights `[H]` and a bias."""
 
     def __init__(
         self, base: Base, config: LanguageConfig, about: Mapping[str, Any], net: Net | None,
@@ -47,12 +42,9 @@ class LanguagePolicy:
 
     @torch.no_grad()
     def reward(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
-        """Return what a reward model gives each completion of the prompt in its place, texts or chats.
-
-        Raises:
-            UsageError: it is no reward model, or there are not as many completions as prompts.
-            DataError: the chat template refuses a chat.
-        """
+        """Return what a reward model gives each completion of the prompt in its place, texts or chats. Raises
+        UsageError if it is no reward model, or there are not as many completions as prompts; DataError if the chat
+        template refuses a chat."""
         if self.head is None:
             raise UsageError("reward: this is no reward model; train one: train.algo: reward_model")
         if len(prompts) != len(completions):
@@ -73,16 +65,9 @@ class LanguagePolicy:
         return found
 
     def generate(
-        self,
-        prompts: str | Sequence[Any],
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        samples: int = 1,
-        seed: int = 0,
-        stop: str | Sequence[str] | None = None,
-    ) -> Any:
+        self, prompts: str | Sequence[Any], max_tokens: int | None = None, temperature: float = 0.0, top_k: int = 0,
+        top_p: float = 1.0, samples: int = 1, seed: int = 0, stop: str | Sequence[str] | None = None,
+    ) -> Any:  # fmt: skip
         """Complete prompts: the likeliest tokens unless `temperature` is above 0.
 
         Args:
@@ -135,11 +120,8 @@ class LanguagePolicy:
 
 
 def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = None) -> LanguagePolicy:
-    """Load an exported language model, of which `policy.json` says `about`.
-
-    Raises:
-        MissingInputError: the folder, or its base, lacks a file.
-        DataError: it is damaged, or belongs to another base.
+    """Load an exported language model, see `evopipe.loading.load`, of which `policy.json` says `about`. Raises
+    MissingInputError if the folder, or its base, lacks a file; DataError if it is damaged, or belongs to another base.
     """
     try:
         config = LanguageConfig.model_validate(about["language"])
@@ -173,12 +155,8 @@ def _head(folder: Path, about: Mapping[str, Any], base: Base) -> tuple[Tensor, T
 
 
 def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePolicy:
-    """Load an exported reward model.
-
-    Raises:
-        MissingInputError: it, or a file of it, is not there.
-        DataError: it is damaged, or no reward model.
-    """
+    """Load an exported reward model. Raises MissingInputError if it, or a file of it, is not there; DataError if it is
+    damaged, or no reward model."""
     if not (folder / POLICY).exists():
         raise MissingInputError(f"language.reward: {folder} is no exported reward model; run what writes it")
     about = described(folder)

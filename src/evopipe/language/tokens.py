@@ -30,14 +30,14 @@ _ROWS, _TENSORS, _ABOUT = "rows.jsonl", "tokens.safetensors", "about.json"
 
 
 @dataclass(frozen=True)
-class Ragged:
+class _Ragged:
     """Lists of numbers, one behind the other."""
 
     values: Tensor  # int64
     ends: Tensor  # [n] int64
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+    def of(cls, rows: Sequence[Sequence[int]]) -> _Ragged:
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         return cls(torch.tensor([x for row in rows for x in row], dtype=torch.int64), lengths.cumsum(0))
 
@@ -52,27 +52,16 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Rows as data and as tokens.
+    """Rows as data and as tokens."""
 
-    Attributes:
-        form: of the rows.
-        rows: as they were read.
-        prompts: of every row.
-        answers: what is to be learned: none, the completion, or the chosen and the rejected one.
-        learned: of every token of the first answer, 1 where it is to be learned, 0 where it is another's.
-        splits: which rows train, score members while they train, and are held out.
-        left_out: rows that were too long.
-        digest: of the base's tokens.
-    """
-
-    form: Form
-    rows: Sequence[Mapping[str, Any]]
-    prompts: Ragged
-    answers: tuple[Ragged, ...]
-    learned: Ragged
-    splits: Mapping[str, np.ndarray]
-    left_out: int
-    digest: str
+    form: Form  # of the rows
+    rows: Sequence[Mapping[str, Any]]  # as they were read
+    prompts: _Ragged  # of every row
+    answers: tuple[_Ragged, ...]  # what is to be learned: none, the completion, or the chosen and the rejected one
+    learned: _Ragged  # of every token of the first answer, 1 where it is to be learned, 0 where it is another's
+    splits: Mapping[str, np.ndarray]  # which rows train, score members while they train, and are held out
+    left_out: int  # rows that were too long
+    digest: str  # of the base's tokens
 
     def prompt_batch(self, index: Rows, pad: int) -> tuple[Tensor, Tensor]:
         """Return the prompts of rows `[n, L]`, padded on the left, and where they are real."""
@@ -103,35 +92,18 @@ def with_end(text: Text) -> Text:
 
 
 def tokenise(
-    rows: Sequence[Mapping[str, Any]],
-    form: Form,
-    base: Base,
-    cfg: LanguageConfig,
-    fetch: TextFetch,
-    seed: int,
+    rows: Sequence[Mapping[str, Any]], form: Form, base: Base, cfg: LanguageConfig, fetch: TextFetch, seed: int,
     held_out: int | None = None,
-) -> Corpus:
-    """Turn rows into tokens and split them; what is too long is left out.
-
-    Rows from `held_out` on are those of validation and of test, where it is given; else they are drawn by their shares.
-
-    Raises:
-        DataError: nothing is left of a split, or the chat template is missing or refuses a prompt.
-    """
-    kept: list[Mapping[str, Any]] = []
-    prompts: list[list[int]] = []
-    answers: list[list[list[int]]] = []
-    marks: list[list[int]] = []
-    places: list[int] = []
-    for place, row in enumerate(rows):
-        prompt, own, learned = _row(row, form, base, cfg)
-        if len(prompt) > cfg.max_prompt or any(len(answer) > cfg.max_completion for answer in own):
-            continue
-        kept.append(row)
-        places.append(place)
-        prompts.append(prompt)
-        answers.append(own)
-        marks.append(learned)
+) -> Corpus:  # fmt: skip
+    """Turn rows into tokens and split them; what is too long is left out. Rows from `held_out` on are those of
+    validation and of test, where it is given; else they are drawn by their shares. Raises DataError if nothing is left
+    of a split, or the chat template is missing or refuses a prompt."""
+    made = [(place, row, *_row(row, form, base, cfg)) for place, row in enumerate(rows)]
+    fits = [
+        each for each in made
+        if len(each[2]) <= cfg.max_prompt and all(len(answer) <= cfg.max_completion for answer in each[3])
+    ]  # fmt: skip
+    places, kept, prompts, answers, marks = zip(*fits, strict=True) if fits else ((),) * 5
     splits = _split(kept, form, fetch, seed) if held_out is None else _halves(np.array(places), held_out)
     if any(not len(index) for index in splits.values()):
         raise DataError(
@@ -139,24 +111,21 @@ def tokenise(
             f"language.max_completion ({cfg.max_completion}) allow, and {len(kept)} are too few to split: raise them, "
             "or bring more rows"
         )
-    columns = tuple(Ragged.of(list(column)) for column in zip(*answers, strict=True))
+    columns = tuple(_Ragged.of(list(column)) for column in zip(*answers, strict=True))
     left_out = len(rows) - len(kept)
-    return Corpus(form, kept, Ragged.of(prompts), columns, Ragged.of(marks), splits, left_out, base.digest)
+    return Corpus(form, kept, _Ragged.of(prompts), columns, _Ragged.of(marks), splits, left_out, base.digest)
 
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
-    """Split games that a task encoded, `told`.
-
-    Raises:
-        DataError: there are too few.
-    """
+    """Split games that a task encoded, `told`. Raises DataError if there are too few."""
     splits = _split(rows, "games", fetch, seed)
     if any(not len(index) for index in splits.values()):
         raise DataError(f"{len(rows)} games are too few to split: bring more")
     ids, acts = (
-        Ragged.of([x[real].tolist() for x, real in zip(each, told.real, strict=True)]) for each in (told.ids, told.acts)
+        _Ragged.of([x[real].tolist() for x, real in zip(each, told.real, strict=True)])
+        for each in (told.ids, told.acts)
     )
-    return Corpus("games", rows, Ragged.of([[]] * len(rows)), (ids,), acts, splits, 0, base.digest)
+    return Corpus("games", rows, _Ragged.of([[]] * len(rows)), (ids,), acts, splits, 0, base.digest)
 
 
 def _row(
@@ -225,7 +194,6 @@ def _halves(places: np.ndarray, held_out: int) -> dict[str, np.ndarray]:
 
 
 def write_corpus(path: Path, corpus: Corpus) -> None:
-    """Write a corpus as a folder."""
     columns = {"prompt": corpus.prompts, "learned": corpus.learned}
     columns |= {f"answer.{i}": answer for i, answer in enumerate(corpus.answers)}
     tensors = {f"{name}.{part}": getattr(each, part) for name, each in columns.items() for part in ("values", "ends")}
@@ -249,8 +217,8 @@ def read_corpus(path: Path) -> Corpus:
             raise ValueError(f"form {about['form']!r:.40}")
         rows = [json.loads(line) for line in files[_ROWS].splitlines()]
 
-        def column(name: str) -> Ragged:
-            found = Ragged(tensors[f"{name}.values"], tensors[f"{name}.ends"])
+        def column(name: str) -> _Ragged:
+            found = _Ragged(tensors[f"{name}.values"], tensors[f"{name}.ends"])
             if len(found.values) != (int(found.ends[-1]) if len(found) else 0):
                 raise ValueError(f"{name} is cut short")
             return found

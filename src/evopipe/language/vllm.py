@@ -26,12 +26,9 @@ MOST = 2.0  # weight of a token at most
 
 
 class Engine:
-    """A vLLM engine over a base, for so many members and adapters of at most so high a rank.
-
-    Raises:
-        MissingInputError: the extra `vllm` is not installed.
-        ParamsError: there is no CUDA device, or the base was made here and lies in no folder.
-    """
+    """A vLLM engine over a base, for so many members and adapters of at most so high a rank. Raises MissingInputError
+    if the extra `vllm` is not installed; ParamsError if there is no CUDA device, or the base was made here and lies in
+    no folder."""
 
     def __init__(self, base: Base, members: int, rank: int) -> None:
         need_package("vllm", "vllm", "language.engine: vllm")
@@ -93,9 +90,7 @@ class Engine:
 
 
 def weights(own: Tensor, drawn: Tensor, mask: Tensor) -> Tensor:
-    """Return how much tokens count that one model drew and another learns from, all `[P, B, T]`.
-
-    It is the learner's chance over the other's, at most `MOST`: Yao et al., "Your efficient RL framework secretly
-    brings you off-policy RL training", 2025.
-    """
+    """Return how much tokens count that one model drew and another learns from, all `[P, B, T]`. It is the learner's
+    chance over the other's, at most `MOST`: Yao et al., "Your efficient RL framework secretly brings you off-policy RL
+    training", 2025."""
     return (own - drawn).exp().clamp(max=MOST).masked_fill(~mask, 0.0)

@@ -20,22 +20,13 @@ Logits = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class Writer:
-    """Writes the next token of every game, `n` games of each of `P` members one behind the other.
-
-    Tokens that were read are not read again: keys and values of all before are kept. A game's draws depend on its own
-    seed and the place of a token, so that members are compared on the same ones, and neighbours change nothing.
-    """
+    """Writes the next token of every game, `n` games of each of `P` members one behind the other. Tokens that were read
+    are not read again: keys and values of all before are kept. A game's draws depend on its own seed and the place of a
+    token, so that members are compared on the same ones, and neighbours change nothing."""
 
     def __init__(self, nets: Mapping[str, Net], logits: Logits, cfg: Any, hyper: Hyper, seeds: np.ndarray) -> None:
-        """Begin games.
-
-        Args:
-            nets: the networks that write.
-            logits: see `Logits`.
-            cfg: the algorithm's configuration: `decode`, `beams`.
-            hyper: the members' hyper-parameters: `temperature` `[P]`.
-            seeds: of one member's games, `[n]`.
-        """
+        """Begin games, one of a member for each seed `[n]`: `nets` write, `cfg` has `decode` and `beams`, `hyper` the
+        members' `temperature` `[P]`."""
         self.nets, self.logits, self.cfg = nets, logits, cfg
         self.members, self.games = len(next(iter(nets.values())).values), len(seeds)
         self.device = next(iter(nets.values())).values.device
@@ -50,10 +41,8 @@ class Writer:
     @torch.no_grad()
     def __call__(self, ids: np.ndarray, used: np.ndarray, turn: int = 1) -> np.ndarray:
         """Return the next token of every game `[P · n]`: of its tokens `[P · n, L]` so many are there, `[P · n]`.
-
         `turn` is how many tokens the player writes before the game answers. Beams are of whole turns, and those of all
-        games begin together.
-        """
+        games begin together."""
         shape = (self.members, self.games)
         x = torch.from_numpy(ids).to(self.device).unflatten(0, shape)
         at = torch.from_numpy(used).to(self.device).view(shape)

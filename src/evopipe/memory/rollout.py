@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evopipe.core.native import policy
-from evopipe.ops.returns import gae
+from evopipe.ops.value import gae
 from evopipe.types import Chosen, Sequences, Spaces
 
 AFTER = 4  # numbers beside the next observation that are known of a step once it was taken

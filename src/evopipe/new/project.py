@@ -23,16 +23,9 @@ _REQUIREMENTS = "requirements.txt"
 
 def make(folder: Path, env_id: str | None = None) -> str:
     """Write a project, dvc.yaml, params.yaml, an environment, README, and a git and DVC repository; say what was made.
-
-    Without the id of an installed environment it has an example of one's own, `my_env.py`.
-
-    Raises:
-        UsageError: the folder is not empty, or is a file.
-        MissingInputError: DVC is not installed.
-        ParamsError: the environment is unknown, or its spaces are not served.
-        DiskError: it cannot be written.
-        EvopipeError: git or DVC failed; what was written is removed again.
-    """
+    Without the id of an installed environment it has an example of one's own, `my_env.py`. Errors are UsageError (the
+    folder is not empty), MissingInputError (no DVC), ParamsError (the environment is unknown, or not served),
+    DiskError, and an EvopipeError if git or DVC failed; what was written is removed again."""
     need_package("dvc", "pipeline", "new")
     existed = folder.exists()
     if existed and (folder.is_file() or any(folder.iterdir())):

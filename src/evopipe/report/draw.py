@@ -56,10 +56,8 @@ def style() -> Iterator[None]:
 
 
 class Plot:
-    """One figure with its axes, in pixels; `margins` of the axes are left, right, top and bottom.
-
-    Its name keeps the ids of different figures apart; `head` says what the vertical axis shows, above it.
-    """
+    """One figure with its axes, in pixels; `margins` of the axes are left, right, top and bottom. Its name keeps the
+    ids of different figures apart; `head` says what the vertical axis shows, above it."""
 
     def __init__(
         self, name: str, width: float, height: float, margins: tuple[float, float, float, float], head: str = ""
@@ -153,8 +151,5 @@ def _make_ours(element: ElementTree.Element, used: set[str]) -> None:
             coloured = re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: f"var(--{_NAMES[found[0].lower()]})", value)
             element.set("style", re.sub(r"font-family: [^;]*;? ?", "", coloured).replace("; ", ";").rstrip(";"))
         elif key in ("d", "x", "y", "width", "height", "transform"):
-            element.set(key, re.sub(r"-?\d+\.\d+", _short, value).replace("\n", ""))
-
-
-def _short(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.1f}".removesuffix(".0")
+            short = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), value)
+            element.set(key, short.replace("\n", ""))

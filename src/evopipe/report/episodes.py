@@ -9,7 +9,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from evopipe.errors import DataError
@@ -35,29 +34,28 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
 
 
 def episodes_page(title: str, parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return episodes as one HTML file's text, which fetches nothing and has no script.
-
-    Args:
-        title: what they are of.
-        parts: episodes by what they were played for, each as `agents.records` writes it.
-    """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        finalize=lambda value: words.clean(value) if type(value) is str else value,
-        lstrip_blocks=True,
-        trim_blocks=True,
-        undefined=StrictUndefined,
-    )
+    """Return episodes, by what they were played for, as one HTML file's text, which fetches nothing and has no script;
+    each is as `agents.records` writes it, and `title` says what they are of."""
     every = [episode for part in parts.values() for episode in part]
     rewards = [reward_of(episode) for episode in every]
-    scale = _Scale(rewards)
-    environment.globals |= {"words": words, "lines": _lines, "brief": _brief, "alike": _alike}
-    environment.globals |= {"reward_of": reward_of, "scale": scale}
-    return environment.get_template("episodes.html.j2").render(
+    low, high = min(rewards, default=0.0), max(rewards, default=0.0)
+
+    def scale(reward: float | None) -> int:
+        """Where a reward stands between the lowest and the highest, in percent."""
+        if reward is None or high <= low:
+            return 50
+        return round(100 * min(1.0, max(0.0, (reward - low) / (high - low))))
+
+    def task(episode: Mapping[str, Any]) -> str:
+        return str(episode["id"].rpartition(":")[0])
+
+    known = {"lines": _lines, "brief": _brief, "alike": _alike, "reward_of": reward_of, "scale": scale}
+    return words.template("episodes.html.j2", words=words, **known).render(
         title=title,
-        parts={name: _groups(part[:_MOST]) for name, part in parts.items()},
+        parts={name: [(t, [*group]) for t, group in groupby(part[:_MOST], key=task)] for name, part in parts.items()},
         left={name: len(part) - _MOST for name, part in parts.items()},
+        low=low,
+        high=high,
         count=len(every),
         mean=sum(rewards) / max(1, len(rewards)),
         right=sum(bool(episode.get("is_correct")) for episode in every),
@@ -70,23 +68,6 @@ def reward_of(episode: Mapping[str, Any]) -> float:
     """Return the mean reward of an episode's trajectories; 0 without any."""
     rewards = [float(each.get("reward") or 0.0) for each in episode["trajectories"]]
     return sum(rewards) / len(rewards) if rewards else 0.0
-
-
-class _Scale:
-    """Where a reward stands between the lowest and the highest, in percent."""
-
-    def __init__(self, rewards: Sequence[float]) -> None:
-        self.low, self.high = min(rewards, default=0.0), max(rewards, default=0.0)
-
-    def __call__(self, reward: float | None) -> int:
-        if reward is None or self.high <= self.low:
-            return 50
-        return round(100 * min(1.0, max(0.0, (reward - self.low) / (self.high - self.low))))
-
-
-def _groups(episodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Return episodes by their task, in order."""
-    return [(task, list(group)) for task, group in groupby(episodes, key=lambda e: e["id"].rpartition(":")[0])]
 
 
 def _alike(episodes: Sequence[Mapping[str, Any]]) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from evopipe.errors import DataError
@@ -17,18 +16,16 @@ from evopipe.report import draw, figures, words
 from evopipe.report.movie import Movie
 from evopipe.report.read import Run, read
 
+_TEXT, _GAMES = (
+    "What the elite writes stands below, beside what the base does.",
+    "Games that the elite played stand below.",
+)
+
 
 def page(folder: str | Path, params: Mapping[str, Any]) -> str:
-    """Return the report of a finished run as one HTML file's text: the same for the same files and parameters.
-
-    Args:
-        folder: the folder that the pipeline ran in: it has `reports/` and `models/elite/`.
-        params: the parameters to show, in the layout of `params.yaml`.
-
-    Raises:
-        MissingInputError, DataError: a file of the run is not there, or is damaged.
-        DataError: the run is another one than the parameters describe.
-    """
+    """Return the report of the run in a folder as one HTML file's text: the same for the same files and parameters. The
+    parameters to show are in the layout of `params.yaml`. `MissingInputError` or `DataError` if a file is not there, is
+    damaged, or of another run than the parameters describe."""
     run, elite = read(Path(folder)), Path(folder) / ELITE
     wanted = {"algo": params.get("train", {}).get("algo"), "env": params.get("env", {}).get("id")}
     found = {"algo": run.policy["algo"], "env": run.policy["env"]["id"]}
@@ -38,28 +35,20 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
                 f"{elite}: written for {name} {found[name]!r}, params.yaml says {value!r}; run `evopipe export` or "
                 "`dvc repro export` again"
             )
+    if run.told is not None:
+        return compose(run, params, _GAMES if run.told.games else _TEXT)
     return compose(run, params, Movie.filmed(elite, run, params.get("evaluate", {}).get("steps")))
 
 
 def compose(run: Run, params: Mapping[str, Any], movie: Movie | str) -> str:
     """Return the page of a run that was read, with the film of its elite or the sentence in its place."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        extensions=["jinja2.ext.do"],
-        finalize=lambda value: words.clean(value) if type(value) is str else value,
-        keep_trailing_newline=True,
-        lstrip_blocks=True,
-        trim_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.globals |= {"figures": figures, "words": words, "flat": _flat, "breakable": _breakable}
-    environment.globals["inline"] = lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}"
+    html = words.template("page.html.j2", figures=figures, words=words, flat=_flat, breakable=_breakable,
+                          inline=lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}")  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
     machine = provenance.pop("fingerprint", {})
     provenance.setdefault("git_revision", None)
     with draw.style():
-        return environment.get_template("page.html.j2").render(
+        return html.render(
             run=run,
             movie=movie,
             origins={"provenance": provenance, "machine and versions": machine},

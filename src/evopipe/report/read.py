@@ -111,35 +111,18 @@ class _Score:
 
 
 @dataclass(frozen=True)
-class _Evaluation:
-    elite: _Score
-
-
-@dataclass(frozen=True)
 class _Judged:
     mean: float
     task: float | None = None
 
 
 @dataclass(frozen=True)
-class Player:
+class _Player:
     """How someone plays games: mean return, share of them that is won, mean number of guesses."""
 
     mean: float
     won: float
     tries: float
-
-
-@dataclass(frozen=True)
-class _Players:
-    elite: Player
-    behaviours: Mapping[str, Player]
-
-
-@dataclass(frozen=True)
-class _WithBase:
-    base: _Judged
-    elite: _Judged
 
 
 @dataclass(frozen=True)
@@ -187,7 +170,7 @@ class Payoff:
 
 
 @dataclass(frozen=True)
-class Said:
+class _Said:
     """What a completion was, and its reward, None where none could be given."""
 
     text: str
@@ -195,12 +178,12 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Completion:
+class _Completion:
     """A held-out prompt, and what the elite and the base make of it."""
 
     prompt: str
-    elite: Said
-    base: Said
+    elite: _Said
+    base: _Said
 
 
 @dataclass(frozen=True)
@@ -210,7 +193,7 @@ class _Turns:
 
 
 @dataclass(frozen=True)
-class Game:
+class _Game:
     """A game of words."""
 
     game: _Turns
@@ -225,15 +208,15 @@ class Game:
 
 
 @dataclass(frozen=True)
-class Told:
+class _Told:
     """What language models did: means of each generation by name, and completions, or games."""
 
     measures: Mapping[str, Mapping[Key, float | str]]
-    completions: tuple[Completion, ...] = ()
+    completions: tuple[_Completion, ...] = ()
     base: float = math.nan  # the base's mean score
     task: tuple[float, float] | None = None  # the base's and the elite's by the task itself, if a reward model scores
-    games: tuple[Game, ...] = ()
-    players: Mapping[str, Player] = field(default_factory=dict)  # of the games: the elite, and who made the data
+    games: tuple[_Game, ...] = ()
+    players: Mapping[str, _Player] = field(default_factory=dict)  # of the games: the elite, and who made the data
 
 
 @dataclass(frozen=True)
@@ -247,7 +230,7 @@ class Run:
     elite: _Held
     members: tuple[_Held, ...]
     timing: tuple[_Timing, ...]
-    told: Told | None = None  # of language models
+    told: _Told | None = None  # of language models
 
     @cached_property
     def slots(self) -> int:
@@ -300,7 +283,7 @@ def read(folder: Path) -> Run:
     is not there, `DataError` if one does not hold what its stage writes."""
     for out in (*layout.OUTS["train"][1:], *layout.OUTS["evaluate"], layout.ELITE):  # all but the trained members
         layout.need(folder, out)
-    best = _json(folder, layout.EVALUATION, _Evaluation).elite
+    best = _json(folder, layout.EVALUATION, _Score, "elite")
     scores = {"elite": best, **_json(folder, layout.MEMBERS, dict[str, _Score])}
     episodes = _rows(folder, layout.EPISODES, _Episode)
     held = {name: tuple(episode for episode in episodes if episode.member == name) for name in scores}
@@ -330,7 +313,7 @@ def read(folder: Path) -> Run:
     )
 
 
-def _told(folder: Path) -> Told:
+def _told(folder: Path) -> _Told:
     """Read what language models did; MissingInputError or DataError as `read`."""
     for out in (layout.MEASURES, layout.COMPLETIONS):
         layout.need(folder, out)
@@ -341,15 +324,17 @@ def _told(folder: Path) -> Told:
             if isinstance(value, float):
                 measures.setdefault(name, {})[key] = value
     measures = {name: column for name, column in measures.items() if len(set(column.values())) > 1}
-    shown = _json(folder, layout.COMPLETIONS, tuple[Completion | Game, ...])
-    games = tuple(each for each in shown if isinstance(each, Game))
+    shown = _json(folder, layout.COMPLETIONS, tuple[_Completion | _Game, ...])
+    games = tuple(each for each in shown if isinstance(each, _Game))
     if games:
-        found = _json(folder, layout.EVALUATION, _Players)
-        return Told(measures, games=games, players={"elite": found.elite, **found.behaviours})
-    said = tuple(each for each in shown if isinstance(each, Completion))
-    scored = _json(folder, layout.EVALUATION, _WithBase)
-    before, after = scored.base.task, scored.elite.task
-    return Told(measures, said, scored.base.mean, None if before is None or after is None else (before, after))
+        players = {"elite": _json(folder, layout.EVALUATION, _Player, "elite")}
+        players |= _json(folder, layout.EVALUATION, dict[str, _Player], "behaviours")
+        return _Told(measures, games=games, players=players)
+    said = tuple(each for each in shown if isinstance(each, _Completion))
+    base, elite = (_json(folder, layout.EVALUATION, _Judged, name) for name in ("base", "elite"))
+    return _Told(
+        measures, said, base.mean, None if base.task is None or elite.task is None else (base.task, elite.task)
+    )
 
 
 def _nodes(lineage: Sequence[Record]) -> dict[Key, Node]:
@@ -401,8 +386,12 @@ def _traits(arch: Mapping[str, Any]) -> Iterator[tuple[str, float | str]]:
             yield f"{name} units" if name == "latent" else name, float(value)
 
 
-def _json(folder: Path, path: Path, kind: type[_T]) -> _T:
-    return _checked(folder, path, kind, read_json(folder / path))
+def _json(folder: Path, path: Path, kind: type[_T], part: str = "") -> _T:
+    """Read a file, or what it holds under one key."""
+    content = read_json(folder / path)
+    if part and not (isinstance(content, dict) and part in content):
+        raise _unlike(folder, path, f"{part}: missing")
+    return _checked(folder, path, kind, content[part] if part else content)
 
 
 def _rows(folder: Path, path: Path, kind: type[_T]) -> tuple[_T, ...]:

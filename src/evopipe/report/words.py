@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from evopipe.track.formats import clean as clean
 from evopipe.track.formats import duration as duration
@@ -17,6 +20,22 @@ KINDS = {
     "rl_hp": "hyper-parameter",
 }
 """What mutation kinds are called, in the order in which they are shown."""
+
+
+def template(name: str, **known: Any) -> Template:
+    """Return a template of this folder, in which texts are cleaned and escaped, and what is `known` has its name."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        extensions=["jinja2.ext.do"],
+        finalize=lambda value: clean(value) if type(value) is str else value,
+        keep_trailing_newline=True,
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.globals |= known
+    return environment.get_template(name)
 
 
 def figure(value: float, signed: bool = False) -> str:

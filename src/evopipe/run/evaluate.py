@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,12 +25,12 @@ class Stopped(Exception):
 @dataclass(frozen=True, slots=True)
 class Episodes:
     """What members reached: undiscounted `returns`, not finite where the environment broke, `lengths`, and `steps` in
-    all; of teams each agent's own return too."""
+    all; and `more`, by name: of teams each `agents`' own return `[P, n, K]`."""
 
     returns: np.ndarray  # [P, n]
     lengths: np.ndarray  # [P, n]
     steps: int
-    agents: np.ndarray | None = None  # [P, n, K]
+    more: Mapping[str, np.ndarray] = field(default_factory=dict)  # [P, …] each
 
 
 def evaluate(
@@ -99,30 +99,30 @@ def evaluate(
         running = running[episode[running] < n]
     if spec.spaces.team is None:
         return Episodes(returns[..., 0], lengths, steps)
-    return Episodes(spec.score(returns), lengths, steps, returns)
+    return Episodes(spec.score(returns), lengths, steps, {"agents": returns})
 
 
+@dataclass(frozen=True)
 class HeldOut:
-    """Environments in which `P` members are scored at the end, so many rows each; the regime of shards that only do
-    this."""
+    """What scores members at the end, see `Regime.evaluate`; the regime of shards that only do this."""
 
-    warm, whole = 0, True
+    evaluate: Callable[[Sequence[Cohort], np.ndarray, Callable[[], bool]], Episodes]
+    close: Callable[[], None] = lambda: None
+    warm: int = 0
+    whole: bool = True
     threshold: float | None = None
     remarks: Sequence[str] = ()
-
-    def __init__(
-        self, spec: Spec, env: EnvConfig, members: int, rows: int, cap: int | None, workers: Workers | None = None
-    ) -> None:
-        self._spec, self._cap = spec, cap
-        self._pool = EnvPool(env, members * rows, what="evaluation", workers=workers)
-        self.close = self._pool.close
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Members come with each evaluation."""
 
-    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `evaluate`."""
-        return evaluate(self._spec, cohorts, self._pool, seeds, self._cap, stopped)
+
+def in_environments(
+    spec: Spec, env: EnvConfig, members: int, rows: int, cap: int | None, workers: Workers | None = None
+) -> HeldOut:
+    """Return environments in which `P` members are scored, so many rows each; for cap see `evaluate`."""
+    pool = EnvPool(env, members * rows, what="evaluation", workers=workers)
+    return HeldOut(lambda cohorts, seeds, stopped: evaluate(spec, cohorts, pool, seeds, cap, stopped), pool.close)
 
 
 class Evaluator:

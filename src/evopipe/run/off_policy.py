@@ -43,7 +43,8 @@ class OffPolicy:
     def __init__(self, setup: Setup) -> None:
         spec, self.clock, self.keys, warm = setup.spec, setup.clock, setup.keys, setup.warm
         self.spec, self.whole = spec, True
-        pool = EnvPool(spec.env, len(self.keys) * self.clock.envs, workers=setup.workers, overlapped=True)
+        envs = len(self.keys) * self.clock.envs
+        pool = EnvPool(spec.env, envs, workers=setup.workers, overlapped=spec.overlapped)
         self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
         self.world = World(spec, self.keys, self.clock, pool)
         self.threshold = pool.reward_threshold

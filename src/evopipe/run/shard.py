@@ -15,6 +15,7 @@ from torch import Tensor
 
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.errors import DataError, EvopipeError, said
+from evopipe.run.changes import changes
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Stopped
 from evopipe.run.regime import Regime
@@ -41,10 +42,15 @@ def pack(
     return b"".join([size.to_bytes(8, "little"), *first, *tensor_pieces(state or {})])
 
 
+def halves(message: bytes) -> tuple[bytes, bytes]:
+    """Return a message without the state, and the state."""
+    end = 8 + int.from_bytes(message[:8], "little")
+    return message[:end], message[end:]
+
+
 def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return what `pack` was given but the state; DataError if it is no message."""
-    first = message[8 : 8 + int.from_bytes(message[:8], "little")]
-    tensors = load_tensors(first, "message")
+    tensors = load_tensors(halves(message)[0][8:], "message")
     if _ABOUT not in tensors:
         raise DataError("message: does not say what it is about; let all processes run the same version of evopipe")
     return parse_json(tensors.pop(_ABOUT).numpy().tobytes(), "message"), tensors
@@ -52,7 +58,7 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def state_of(message: bytes) -> dict[str, Tensor]:
     """Return the state that `pack` was given."""
-    return load_tensors(message[8 + int.from_bytes(message[:8], "little") :], "message")
+    return load_tensors(halves(message)[1], "message")
 
 
 class Shard:
@@ -65,11 +71,13 @@ class Shard:
     def __init__(self, make: Make) -> None:
         self._make = make
         self._cohorts: list[Cohort] = []
+        self._told: tuple[int, Mapping[str, Tensor]] = 0, {}  # how often the state was told, and what it was then
+        self._worked = 0.0  # seconds of this message that the members lived: the others are what being apart costs
 
     def answer(self, message: bytes, stopped: Callable[[], bool] = lambda: False) -> bytes:
         """Do what a message says. What goes wrong is an answer too; Stopped alone is raised."""
-        began = time.perf_counter()
         about, tensors = unpack(message)
+        self._worked = 0.0
         try:
             match about["do"]:
                 case "begin":
@@ -77,12 +85,10 @@ class Shard:
                 case "first":
                     member = stored.unpack(tensors, about["members"], "members")[0]
                     told = _members([self.regime.first(member)])
-                case "adopt":
-                    told = self._adopt(about, tensors)
                 case "go on":
-                    told = self._go_on(about)
+                    told = self._go_on(about, tensors)
                 case "evaluate":
-                    told = self._evaluate(about, tensors["seeds"], stopped)
+                    told = self._evaluate(about, tensors, stopped)
                 case "restore":
                     told = self._restore(about, tensors, state_of(message))
                 case unknown:
@@ -94,8 +100,8 @@ class Shard:
         except Exception as error:
             told = {"error": "RuntimeError", "text": said(error) + "\n" + traceback.format_exc()}, {}
         where = {"clock": vars(self.clock), "whole": self.regime.whole} if hasattr(self, "regime") else {}
-        state = self.regime.state() if told[0].get("do") == "restore" else {}
-        return pack({**told[0], **where, "seconds": time.perf_counter() - began}, told[1], state)
+        state = self._changed(told[0]["after"]) if told[0].get("do") == "restore" else {}
+        return pack({**told[0], **where, "number": self._told[0], "seconds": self._worked}, told[1], state)
 
     def close(self) -> None:
         """Let processes and environments go."""
@@ -112,33 +118,38 @@ class Shard:
             "measured": None if measures is None else list(measures.names),
         }, {}
 
-    def _adopt(
-        self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        vars(self.clock).update(generation=about["generation"], here=0, broken_here=0)
-        if about["parents"] is not None:
-            self.regime.hand_down(about["parents"] or None)
-        self._form(about, tensors)
-        return {}, {}
-
     def _form(self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self._cohorts = self.spec.form(stored.unpack(tensors, about["members"], "members"))
         self.regime.adopt(self._cohorts)
 
-    def _go_on(self, about: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Take ticks up to a number of them; tell the whole state where it is asked for."""
+    def _go_on(
+        self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Take ticks up to a number of them, with the members that were sent along; tell all where it is asked for."""
+        if "members" in about:
+            vars(self.clock).update(generation=about["generation"], here=0, broken_here=0)
+            if about["parents"] is not None:
+                self.regime.hand_down(about["parents"] or None)
+            self._form(about, tensors)
         if about["whole"]:
             self.clock.broken_here = 0
+        began = time.perf_counter()
         while self.clock.tick < about["tick"]:
             self.regime.advance()
-        return self._state() if about["state"] else ({}, {})
-
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return all that this shard is, but for the regime's own state, as a message that restores it."""
+        self._worked = time.perf_counter() - began
+        if about["after"] is None:
+            return {}, {}
         told, members = _members(dissolve(self._cohorts))
         slots = torch.tensor([slot for cohort in self._cohorts for slot in cohort.slots])
         losses = torch.cat([cohort.losses.cpu() for cohort in self._cohorts])[slots.argsort()]
-        return {"do": "restore", **told}, {**members, "losses": losses}
+        after = about["after"] if about["after"] == self._told[0] else 0  # else another was told of it
+        return {"do": "restore", "after": after, **told}, {**members, "losses": losses}
+
+    def _changed(self, after: int) -> dict[str, Tensor]:
+        """Return what of the regime's state is new since it was last told, all of it after 0 tellings."""
+        number, before = self._told
+        self._told = number + 1, self.regime.state()
+        return changes(before if after else {}, self._told[1])
 
     def _restore(
         self, about: Mapping[str, Any], tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]
@@ -147,18 +158,22 @@ class Shard:
         self._form(about, tensors)
         for cohort in self._cohorts:
             cohort.losses.copy_(tensors["losses"][cohort.slots])
+        self._told = about["number"], state
         return {"lost": self.regime.restore(state)}, {}
 
     def _evaluate(
-        self, about: Mapping[str, Any], seeds: Tensor, stopped: Callable[[], bool]
+        self, about: Mapping[str, Any], tensors: Mapping[str, Tensor], stopped: Callable[[], bool]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        slots, cohorts = about["slots"], self._cohorts
-        if len(slots) < self.clock.members:
-            [member] = [member for member in dissolve(cohorts) if member.slot in slots]
-            cohorts = self.spec.form_alone(member)
-        played = self.regime.evaluate(cohorts, seeds.numpy(), stopped)
-        each = {name: getattr(played, name) for name in ("returns", "lengths", "agents")}
-        return {"steps": played.steps}, {name: torch.from_numpy(x) for name, x in each.items() if x is not None}
+        cohorts, slots = self._cohorts, about["slots"]
+        if "members" in about:  # one that may be another shard's
+            cohorts = self.spec.form_alone(stored.unpack(tensors, about["members"], "members")[0])
+        elif len(slots) < self.clock.members:
+            cohorts = self.spec.form([member for member in dissolve(cohorts) if member.slot in slots])
+        began = time.perf_counter()
+        played = self.regime.evaluate(cohorts, tensors["seeds"].numpy(), stopped)
+        self._worked = time.perf_counter() - began
+        each = {"returns": played.returns, "lengths": played.lengths, **played.more}
+        return {"steps": played.steps}, {name: torch.from_numpy(x) for name, x in each.items()}
 
 
 def _members(members: list[Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:

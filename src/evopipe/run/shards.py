@@ -7,9 +7,10 @@ Nothing else crosses. A member's draws depend on its own key alone, so no bit de
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,18 +22,21 @@ import evopipe.errors
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.errors import ResourceError
+from evopipe.run.changes import fold
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.measures import Measures
-from evopipe.run.shard import Make, Shard, pack, state_of, unpack
-from evopipe.run.spec import Job
+from evopipe.run.shard import Make, Shard, halves, pack, state_of, unpack
+from evopipe.run.spec import Job, Spec
 from evopipe.storage import members as stored
+from evopipe.storage.tensors import dump_tensors, load_tensors
 
 _LAP = 1.0  # seconds that shards go on before the driver looks at signals and shows how far they are
 _LOOK = 0.1  # seconds that it listens to one shard at a time
 _LATE = 3.0  # times as long as the median for a generation: a shard that is so late is told of, once
 _LONG = 5.0  # seconds of a generation below which nobody minds
 _DEATHS = 3  # of one shard in a generation: then it dies of what it does
+_FOLDS = 16  # states of a shard that the driver holds as what changed from one to the next
 
 
 class Lost(Exception):
@@ -101,11 +105,14 @@ class Shards:
     ) -> None:
         self.spec, self.clock, self.slots, self.engine, self.whole = spec, clock, list(slots), engine, True
         self.said: list[str] = []  # what happened to shards, to be shown once
-        self._bytes, self._busy, self._idle = 0, 0.0, 0.0  # to and fro; seconds of the slowest, and of waiting for it
+        self._bytes = 0  # to and fro
+        self._busy, self._idle, self._asking = 0.0, 0.0, 0.0  # seconds of the slowest, of waiting for it, and of both
         self._began, self._generation = 0.0, 0  # when the first members went out, and in which generation
         self.cohorts: Sequence[Cohort] = []
         self._begin = [pack({"do": "begin", **about}) for about in begin]
-        self._kept: list[bytes] = [b"" for _ in self.slots]  # each one's state as it was last told, as a message
+        self._kept = [b"" for _ in self.slots]  # what each one was when it last told, as a message without its state
+        self._states: list[list[bytes]] = [[] for _ in self.slots]  # that state, as changes that follow each other
+        self._told = [0] * len(self.slots)  # how often each one has told it
         self._since: list[list[bytes]] = [[] for _ in self.slots]  # what it was told after that
         self._parents: list[int] | None = None  # of members that have not gone out yet; empty: all were replaced
         self._waiting = False  # whether there are such members
@@ -124,7 +131,7 @@ class Shards:
     def measures(self) -> Measures:
         """What members did in each generation, of regimes that take note of it."""
         found = Measures(self.clock.members, self._measured)
-        tensors = [state_of(kept)["measures"] for kept in self._kept]
+        tensors = [state_of(self._restoring(shard))["measures"] for shard in range(len(self.slots))]
         rows = max(len(tensor) for tensor in tensors)
         padded = [torch.cat((t, t.new_zeros(rows - len(t), *t.shape[1:]))) for t in tensors]
         found.restore({"measures": torch.cat(padded, dim=1)})
@@ -132,7 +139,7 @@ class Shards:
 
     def first(self, member: Member) -> Member:
         shard = self._shard_of(member.slot)
-        about, tensors = self._ask({shard: self._with(shard, [member], {"do": "first"})})[shard]
+        about, tensors = self._ask({shard: self._message(shard, {"do": "first"}, [member])})[shard]
         return self._back(shard, about, tensors)[0]
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
@@ -143,18 +150,28 @@ class Shards:
 
     def advance(self) -> None:
         """Let every shard take some ticks, at most up to the generation's end, about a second's; see `Regime`."""
-        self._send_members()
         clock, began = self.clock, time.perf_counter()
         left = clock.generation_ticks - clock.here
         ticks = min(left, self._ticks)
-        self._go_on(clock.tick + ticks, state=ticks == left)
+        with self._counted():
+            self._go_on(clock.tick + ticks, state=ticks == left)
         seconds = (time.perf_counter() - began) / ticks
         self._ticks = max(1, min(2 * ticks, int(_LAP / max(seconds, 1e-9))))
 
     def _go_on(self, tick: int, state: bool) -> None:
-        # Where too much was broken, and was mended, shards count from 0 again.
-        message = pack({"do": "go on", "tick": tick, "state": state, "whole": self.clock.broken_here == 0})
-        told = self._ask(dict.fromkeys(range(len(self.slots)), message), record=True, refuse=False)
+        """Let shards take ticks up to a number of them, with the members that evolution made, and tell their state."""
+        messages, members = {}, self._going_out()
+        for shard, own in enumerate(self.slots):
+            # Where too much was broken, and was mended, shards count from 0 again.
+            about = {"do": "go on", "tick": tick, "whole": self.clock.broken_here == 0}
+            about["after"] = self._told[shard] if state else None
+            if members:
+                about |= {"generation": self.clock.generation, "parents": None}
+                if self._parents is not None:  # a parent elsewhere is nobody here
+                    about["parents"] = [p - own.start if p in own else -1 for p in self._parents[own.start : own.stop]]
+            messages[shard] = self._message(shard, about, members[own.start : own.stop])
+        told = self._ask(messages, record=True, refuse=False)
+        self._waiting, self._parents = False, None
         clocks = [Clock(**about["clock"]) for about, _ in told.values()]
         clock = self.clock
         # Where a shard's environment failed it stands before the others, and catches up when it goes on.
@@ -189,40 +206,53 @@ class Shards:
             held.losses.copy_(losses[held.slots])
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`; the members are where they are: all, or one."""
-        self._send_members()
-        slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
-        asked = {}
-        for shard, own in enumerate(self.slots):
-            if mine := [slot - own.start for slot in slots if slot in own]:
-                about = {"do": "evaluate", "slots": mine}
-                asked[shard] = pack(about, {"seeds": torch.from_numpy(np.ascontiguousarray(seeds))})
-        told = sorted(self._ask(asked, stopped=stopped).items())
-        found = {name: np.concatenate([tensors[name].numpy() for _, (_, tensors) in told]) for name in told[0][1][1]}
-        return Episodes(found["returns"], found["lengths"], sum(a["steps"] for _, (a, _) in told), found.get("agents"))
+        """See `Regime.evaluate`: members play where they are; one that is alone plays its episodes everywhere."""
+        with self._counted():
+            if self._waiting:
+                self._go_on(self.clock.tick, state=False)
+            slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
+            alone = len(slots) == 1 and isinstance(self.spec, Spec)  # else what seeds stand for depends on all of them
+            parts = np.array_split(seeds, len(self.slots)) if alone else [seeds] * len(self.slots)
+            one, asked = dissolve(cohorts) if alone else [], {}
+            for shard, (own, part) in enumerate(zip(self.slots, parts, strict=True)):
+                mine = [slot - own.start for slot in slots if slot in own]
+                if len(part) and (alone or mine):
+                    about = {"do": "evaluate", "slots": mine}
+                    asked[shard] = self._message(shard, about, one, {"seeds": torch.from_numpy(part.copy())})
+            told = sorted(self._ask(asked, stopped=stopped).items())
+        every = {name: [tensors[name].numpy() for _, (_, tensors) in told] for name in told[0][1][1]}
+        found = {name: np.concatenate(each, axis=1 if alone else 0) for name, each in every.items()}
+        return Episodes(found.pop("returns"), found.pop("lengths"), sum(a["steps"] for _, (a, _) in told), found)
 
     def state(self) -> dict[str, Tensor]:
-        self._send_members()
-        if any(self._since):
-            self._go_on(self.clock.tick, state=True)
-        return {f"shard.{i}": torch.frombuffer(bytearray(kept), dtype=torch.uint8) for i, kept in enumerate(self._kept)}
+        with self._counted():
+            if self._waiting or any(self._since):
+                self._go_on(self.clock.tick, state=True)
+            messages = [self._restoring(shard) for shard in range(len(self.slots))]
+        return {f"shard.{i}": torch.frombuffer(bytearray(each), dtype=torch.uint8) for i, each in enumerate(messages)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
         self._waiting, self._parents = False, None
-        self._kept = [tensors[f"shard.{i}"].numpy().tobytes() for i in range(len(self.slots))]
-        self._since = [[] for _ in self.slots]
-        told = self._ask(dict(enumerate(self._kept)))
-        return sum(about["lost"] for about, _ in told.values())
+        messages = {shard: tensors[f"shard.{shard}"].numpy().tobytes() for shard in range(len(self.slots))}
+        for shard, message in messages.items():
+            self._kept[shard], state = halves(message)
+            self._states[shard], self._since[shard] = [state], []
+            self._told[shard] = unpack(message)[0]["number"]
+        return sum(about["lost"] for about, _ in self._ask(messages).values())
 
     @property
     def account(self) -> str:
-        """What being apart has cost so far, in a sentence."""
+        """What being apart has cost so far, in a sentence.
+
+        Exchange is all that one process would not do: to pack, bring, unpack and form members and states, on either
+        side. Evolution, its records and checkpoints are what a run in one process does as well.
+        """
         seconds = max(time.perf_counter() - self._began, 1e-9)
         generations = max(1, self.clock.generation - self._generation)
         return (
             f"{len(self.slots)} shards: {self._bytes / generations / 1e6:,.1f} MB to and fro a generation; exchange "
-            f"and evolution took {1 - self._busy / seconds:.1%} of the time, shards waited {self._idle / seconds:.1%} "
-            "of it for the slowest"
+            f"took {(self._asking - self._busy) / seconds:.1%} of the time, evolution and checkpoints "
+            f"{1 - self._asking / seconds:.1%}, and shards waited {self._idle / seconds:.1%} of it for the slowest"
         )
 
     def close(self) -> None:
@@ -231,31 +261,48 @@ class Shards:
     def _shard_of(self, slot: int) -> int:
         return next(shard for shard, own in enumerate(self.slots) if slot in own)
 
-    def _with(self, shard: int, members: Sequence[Member], about: Mapping[str, Any]) -> bytes:
-        """Return a message to a shard that brings members of it."""
+    def _message(
+        self,
+        shard: int,
+        about: Mapping[str, Any],
+        members: Sequence[Member] = (),
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> bytes:
+        """Return a message to a shard, with members, if any."""
+        if not members:
+            return pack(about, tensors)
         first = self.slots[shard].start
-        tensors, described = stored.pack([replace(m, slot=m.slot - first) for m in members], "members")
-        return pack({**about, "members": described}, tensors)
+        packed, described = stored.pack([replace(m, slot=max(0, m.slot - first)) for m in members], "members")
+        return pack({**about, "members": described}, {**packed, **(tensors or {})})
 
     def _back(self, shard: int, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Member]:
         found = stored.unpack(tensors, about["members"], "members")
         return [replace(member, slot=member.slot + self.slots[shard].start) for member in found]
 
-    def _send_members(self) -> None:
-        """Let members go out that evolution made."""
+    def _going_out(self) -> list[Member]:
+        """Return the members that evolution made, if they are still to go out."""
         if not self._waiting:
-            return
+            return []
         if not self._began:
             self._bytes, self._busy, self._idle = 0, 0.0, 0.0
             self._began, self._generation = time.perf_counter(), self.clock.generation
-        members, messages = dissolve(self.cohorts), {}
-        for shard, own in enumerate(self.slots):
-            about: dict[str, Any] = {"do": "adopt", "generation": self.clock.generation, "parents": None}
-            if self._parents is not None:  # a parent elsewhere is nobody here
-                about["parents"] = [p - own.start if p in own else -1 for p in self._parents[own.start : own.stop]]
-            messages[shard] = self._with(shard, members[own.start : own.stop], about)
-        self._ask(messages, record=True)
-        self._waiting, self._parents = False, None
+        members = [member for cohort in self.cohorts for member in cohort.members]  # nothing has changed them yet
+        return sorted(members, key=lambda member: member.slot)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._asking += time.perf_counter() - began
+
+    def _restoring(self, shard: int) -> bytes:
+        """Return the message that makes a shard what it was when it last told, nothing where it never did."""
+        states = self._states[shard]
+        if len(states) > 1:
+            states[:] = [dump_tensors(fold(load_tensors(each, "message") for each in states))]
+        return b"".join([self._kept[shard], *states])
 
     def _ask(
         self,
@@ -296,7 +343,13 @@ class Shards:
     def _note(self, shard: int, message: bytes, answer: bytes, about: Mapping[str, Any], record: bool) -> None:
         self._bytes += len(message) + len(answer)
         if about.get("do") == "restore":
-            self._kept[shard], self._since[shard], self._deaths[shard] = answer, [], 0
+            self._kept[shard], state = halves(answer)
+            self._told[shard], self._since[shard], self._deaths[shard] = about["number"], [], 0
+            if not about["after"]:  # it is no change of what was told before, but all
+                self._states[shard].clear()
+            self._states[shard].append(state)
+            if len(self._states[shard]) > _FOLDS:
+                self._restoring(shard)
         elif record:
             self._since[shard].append(message)
 
@@ -312,7 +365,7 @@ class Shards:
             self.said.append(f"shard {shard} is made anew from generation {self.clock.generation}: {lost}")
             try:
                 self.engine.start(shard)
-                for message in (self._begin[shard], self._kept[shard], *self._since[shard]):
+                for message in (self._begin[shard], self._restoring(shard), *self._since[shard]):
                     if message:
                         self.engine.tell(shard, message)
                         while self.engine.heard(shard, _LOOK, lambda: False) is None:

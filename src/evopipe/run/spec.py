@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evopipe import rng
-from evopipe.algos import Algorithm, misfit
+from evopipe.algos import Algorithm, misfit, on_policy
 from evopipe.core import normalise
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort, Pace, create, form
@@ -31,6 +31,8 @@ from evopipe.types import Spaces
 
 if TYPE_CHECKING:
     from evopipe.schema.blocks import TrainConfig
+
+_LONG = 2e6  # parameters of a member, times rows of a batch, over steps from one update to the next
 
 
 class Job(Protocol):
@@ -115,6 +117,16 @@ class Spec:
             f"environment {self.name!r} returned non-finite observations or rewards in every evaluation episode: mend "
             f"it; `evopipe env check {self.name}` may show where"
         )
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether environments step while members learn: not where these learn from their last steps, nor where an
+        update takes so long that every process should learn."""
+        if self.train.mode == "offline" or on_policy(self.algo):
+            return False
+        arch, cfg = self.architecture(), self.algo_config
+        size = sum(arch.size(widths) for widths in self.widths.values())
+        return bool(size * cfg.batch_size < _LONG * cfg.learn_step)
 
     @property
     def racing(self) -> bool:

@@ -196,11 +196,12 @@ def evaluate_rows(
 @torch.no_grad()
 def figures(
     spec: LanguageSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
-) -> dict[int, dict[str, float]]:
-    """Return what the algorithm tells of members' held-out rows, besides their score: means by slot and name."""
-    told: dict[int, dict[str, float]] = {}
+) -> dict[str, np.ndarray]:
+    """Return what the algorithm tells of members' held-out rows, besides their score: means `[P]` by name."""
+    told: dict[str, np.ndarray] = {}
     if spec.algo.figures is None:
         return told
+    slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     for cohort in cohorts:
         found: dict[str, list[Tensor]] = {}
         for start in range(0, len(index), AT_ONCE):
@@ -208,9 +209,9 @@ def figures(
             now = said(spec, cohort, batch)
             for name, each in spec.algo.figures(spec.algo_config, cohort.hyper, now, batch).items():
                 found.setdefault(name, []).append(each)
-        means = {name: torch.cat(parts, dim=1).mean(dim=1).tolist() for name, parts in found.items()}
-        for i, slot in enumerate(cohort.slots):
-            told[slot] = {name: values[i] for name, values in means.items()}
+        for name, parts in found.items():
+            means = torch.cat(parts, dim=1).mean(dim=1).double().cpu().numpy()
+            told.setdefault(name, np.zeros(len(slots)))[[slots.index(slot) for slot in cohort.slots]] = means
     return told
 
 

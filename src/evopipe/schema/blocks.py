@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from evopipe.errors import suggestion
-from evopipe.schema.declare import Problem, Schema, located
+from evopipe.schema.declare import Problem, Schema, located, ordered
 from evopipe.schema.shards import ShardsConfig
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
@@ -49,20 +49,38 @@ def _gymnasium_wrappers() -> list[str]:
     spec = find_spec("gymnasium")
     assert spec is not None
     assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).with_name("wrappers").joinpath("__init__.py").read_text(encoding="utf-8"))
-    listed = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and any(isinstance(x, ast.Name) and x.id == "__all__" for x in node.targets)
-    ]
-    return [name for name in ast.literal_eval(listed[0]) if name[0].isupper()]
+    text = Path(spec.origin).with_name("wrappers").joinpath("__init__.py").read_text(encoding="utf-8")
+    listed = text.partition("__all__ = ")[2].partition("]")[0] + "]"
+    return [name for name in ast.literal_eval(listed) if name[0].isupper()]
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """All keys of nested mappings and lists."""
+    if isinstance(value, dict):
+        yield from value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _keys(inner)
+
+
+def _tracked(instead: str) -> AfterValidator:
+    """Refuse keyword arguments that DVC would not track, and say what to do `instead`."""
+
+    def check(kwargs: dict[str, Any]) -> dict[str, Any]:
+        if overlooked := [name for name in _keys(kwargs) if name in ("size", "nfiles")]:
+            what = f"DVC's run cache overlooks keys named {overlooked[0]!r} inside a mapping"
+            raise ValueError(f"{what}, so that a change could go unnoticed; {instead}")
+        return kwargs
+
+    return AfterValidator(check)
 
 
 class WrapperConfig(Schema):
     """One wrapper around each environment; a name alone stands for one without arguments."""
 
     name: str = Field(min_length=1, description="a class of `gymnasium.wrappers`, or `module:Wrapper` for one's own")
-    kwargs: dict[str, Any] = Field(
+    kwargs: Annotated[
+        dict[str, Any], _tracked("fix it in a wrapper of one's own, a subclass, and use 'module:Wrapper'")
+    ] = Field(
         default_factory=dict, validate_default=True, description="its keyword arguments; lists reach it as tuples"
     )
 
@@ -78,23 +96,20 @@ class WrapperConfig(Schema):
             )
         return name
 
-    @field_validator("kwargs")
-    @classmethod
-    def _all_tracked(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return _tracked(kwargs, "fix it in a wrapper of one's own, a subclass, and use 'module:Wrapper'")
 
-
-def _named(wrapper: Any) -> Any:
-    return {"name": wrapper} if isinstance(wrapper, str) else wrapper
+_Wrapper = Annotated[WrapperConfig, BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)]
 
 
 class EnvConfig(Schema):
     """The environment that the population learns in."""
 
     id: str = Field("LunarLander-v3", min_length=1, description="Gymnasium id, or `module:EnvId` for one's own")
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of `gymnasium.make`")
-    wrappers: Annotated[tuple[Annotated[WrapperConfig, BeforeValidator(_named)], ...], Field(strict=False)] = Field(
+    kwargs: Annotated[
+        dict[str, Any], _tracked("register the environment under an id of its own with it, and use 'module:EnvId'")
+    ] = Field(default_factory=dict, description="keyword arguments of `gymnasium.make`")
+    wrappers: tuple[_Wrapper, ...] = Field(
         (),
+        strict=False,
         max_length=32,
         description="what is put around each environment after `gymnasium.make`, the first one innermost: a name, or "
         "`{name: ..., kwargs: {...}}`",
@@ -119,35 +134,12 @@ class EnvConfig(Schema):
         """The same environment as Gymnasium builds it, whatever training steps."""
         return self.model_copy(update={"backend": "sync"})
 
-    @field_validator("kwargs")
-    @classmethod
-    def _all_tracked(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return _tracked(kwargs, "register the environment under an id of its own with it, and use 'module:EnvId'")
-
     @model_validator(mode="after")
     def _wrappable(self) -> Self:
         if self.wrappers and self.backend != "sync":
             sentence = f"env.backend {self.backend} steps no Gymnasium environment that a wrapper could be put around"
             raise located([(("wrappers",), f"{sentence}: set it to sync, or this to []")])
         return self
-
-
-def _tracked(kwargs: dict[str, Any], instead: str) -> dict[str, Any]:
-    for name in _keys(kwargs):
-        if name in ("size", "nfiles"):
-            raise ValueError(
-                f"DVC's run cache overlooks keys named {name!r} inside a mapping, so that a change could go unnoticed; "
-                f"{instead}"
-            )
-    return kwargs
-
-
-def _keys(value: Any) -> Iterator[str]:
-    """All keys of nested mappings and lists."""
-    if isinstance(value, dict):
-        yield from value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _keys(inner)
 
 
 class CollectConfig(Schema):
@@ -337,13 +329,7 @@ class ArchitectureBounds(Schema):
     min_kernel: int = Field(2, ge=1, le=31, description="smallest kernel; kernels change by 2")
     max_kernel: int = Field(7, ge=1, le=31, description="largest kernel")
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        for what in ("layers", "nodes", "latent", "channels", "kernel"):
-            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
-            if low > high:
-                raise ValueError(f"min_{what} ({low}) is above max_{what} ({high})")
-        return self
+    _ordered = ordered("layers", "nodes", "latent", "channels", "kernel")
 
 
 class MutationConfig(Schema):

@@ -80,17 +80,24 @@ class Evolve(Schema):
         return self
 
 
+def ordered(*names: str) -> Any:
+    """Return the validator of a block whose `min_x` are at most its `max_x`."""
+
+    def check(block: Any) -> Any:
+        for name in names:
+            low, high = getattr(block, f"min_{name}"), getattr(block, f"max_{name}")
+            if low > high:
+                raise ValueError(f"min_{name} ({low}) is above max_{name} ({high})")
+        return block
+
+    return model_validator(mode="after")(check)
+
+
 def hyper(
     default: Any = ..., *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any
 ) -> Any:
-    """Declare one hyper-parameter of an algorithm.
-
-    Args:
-        default: value if a caller gives none (`params.yaml` gives all); without it for a type, `Annotated`.
-        doc: what it does, `unit` its unit, `raising` what raising it does.
-        evolvable: whether the RL hyper-parameter mutation may change it. Such a value becomes a tensor `[P]`.
-        **bounds: pydantic's `gt`, `ge`, `lt`, `le`.
-    """
+    """Declare one hyper-parameter of an algorithm: what it does, its unit, what raising it does, pydantic's bounds, and
+    whether mutation may change it, by which it becomes a tensor `[P]`; without a default for a type, `Annotated`."""
     extra: dict[str, Any] = {"unit": unit, "raising": raising, "evolvable": evolvable}
     return Field(default, description=doc, json_schema_extra=extra, **bounds)
 
@@ -120,20 +127,6 @@ class AlgoConfig(Schema):
         config = self.model_copy()
         config._spaces = spaces
         return config
-
-
-def out_of_bounds(config: Any, name: str) -> Iterator[Problem]:
-    """Tell ends of a hyper-parameter's range that it could not be set to by hand."""
-    whole = type(config).model_fields[name].annotation is int
-    for end in ("min", "max"):
-        value = getattr(config.evolve[name], end)
-        if whole and not value.is_integer():
-            yield ("evolve", name, end), f"{name} is a whole number, got {value}"
-            continue
-        try:
-            type(config).model_validate({**dict(config), name: int(value) if whole else value})
-        except ValidationError as error:
-            yield ("evolve", name, end), f"{name} cannot be {value:g}: {error.errors()[0]['msg']}"
 
 
 # --- what is wrong with a block ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from evopipe.schema.declare import Schema, located
+from evopipe.schema.declare import Schema, located, ordered
 from evopipe.schema.shards import ShardsConfig
 
 _Weight = Annotated[float, Field(ge=0.0)]
@@ -211,13 +211,7 @@ class TextMutation(Schema):
         min_nodes: int = Field(16, ge=16, le=4096, multiple_of=16, description="fewest feed-forward nodes of a layer")
         max_nodes: int = Field(256, ge=16, le=4096, multiple_of=16, description="most feed-forward nodes of a layer")
 
-        @model_validator(mode="after")
-        def _ordered(self) -> Self:
-            for what in ("layers", "heads", "nodes"):
-                low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
-                if low > high:
-                    raise ValueError(f"min_{what} ({low}) is above max_{what} ({high})")
-            return self
+        _ordered = ordered("layers", "heads", "nodes")
 
     probabilities: Probabilities = Field(default_factory=Probabilities)
     max_rank: int = Field(32, ge=1, le=512, description="largest rank that mutation may reach")

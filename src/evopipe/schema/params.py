@@ -125,9 +125,12 @@ class Params(Schema):
     @field_validator("algos")
     @classmethod
     def _algos_parsed(cls, blocks: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        return parse_blocks(
-            blocks, info, False, lambda name, config, chosen: _block_problems(name, config, chosen, info)
-        )  # fmt: skip
+        def problems(name: str, config: Any, chosen: bool) -> Iterator[Problem]:
+            yield from _algo_problems(name, config)
+            if chosen:
+                yield from _run_problems(name, config, info.data["train"])
+
+        return parse_blocks(blocks, info, False, problems)
 
 
 AnyParams: TypeAlias = Params | LanguageParams
@@ -233,12 +236,6 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
     elif train.normalise.rewards and not registry.on_policy(algo):
         why = f"{train.algo} learns from a memory, and the scale of its values would move under its targets"
         yield ("normalise", "rewards"), f"{why}: set it to false, or take an on-policy algorithm"
-
-
-def _block_problems(name: str, config: Any, chosen: bool, info: ValidationInfo) -> Iterator[Problem]:
-    yield from _algo_problems(name, config)
-    if chosen:
-        yield from _run_problems(name, config, info.data["train"])
 
 
 def _algo_problems(name: str, config: Any) -> Iterator[Problem]:

@@ -55,14 +55,10 @@ def _entries(node: Node) -> list[tuple[Any, Node]]:
 
 
 def read_yaml(path: str | os.PathLike[str]) -> _Document:
-    """Read one YAML mapping.
-
-    Raises:
-        MissingInputError: the file is not there or may not be read.
-        ParamsError: it cannot be used: not a file, over 1 MB, not UTF-8, not a mapping, bad syntax, a key given twice
-            or not a text, an anchor, alias, tag or merge key, several documents, a number that is not finite, or a
-            nesting deeper than 20, or more than 10 000 values.
-    """
+    """Read one YAML mapping. `MissingInputError` if the file is not there or may not be read; `ParamsError` if it
+    cannot be used: not a file, over 1 MB, not UTF-8, not a mapping, bad syntax, a key given twice or not a text, an
+    anchor, alias, tag or merge key, several documents, a number that is not finite, or a nesting deeper than 20, or
+    more than 10 000 values."""
     name = os.fspath(path)
     try:
         info = os.stat(path)

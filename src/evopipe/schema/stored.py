@@ -73,12 +73,6 @@ class StoredMember(_Stored):
     fitness: list[Number | None]
 
 
-class StoredMembers(_Stored):
-    """The content of `members.json`."""
-
-    members: list[Any] = Field(min_length=1)
-
-
 class _StoredLeaf(_Stored):
     """One array of an observation, see `envs.spaces.Leaf`."""
 
@@ -115,14 +109,14 @@ class StoredPolicy(_Stored):
     critic: Annotated[tuple[str, ...], Field(max_length=16, strict=False)] = ()
 
 
-class StoredAgent(StoredSpaces):
+class _StoredAgent(StoredSpaces):
     """One agent of a team."""
 
     id: str | int
     masked: bool
 
 
-def _no_crowd(team: tuple[StoredAgent, ...]) -> tuple[StoredAgent, ...]:
+def _no_crowd(team: tuple[_StoredAgent, ...]) -> tuple[_StoredAgent, ...]:
     columns = len(team) * max(agent.observations + agent.actions for agent in team)
     if columns > _CROWD:
         raise ValueError(f"has {columns} numbers of observations and actions, at most {_CROWD} are served")
@@ -132,7 +126,7 @@ def _no_crowd(team: tuple[StoredAgent, ...]) -> tuple[StoredAgent, ...]:
 class StoredTeam(_Stored):
     """The spaces of a team."""
 
-    team: Annotated[tuple[StoredAgent, ...], Field(min_length=1, max_length=1024, strict=False),
+    team: Annotated[tuple[_StoredAgent, ...], Field(min_length=1, max_length=1024, strict=False),
                     AfterValidator(_no_crowd)]  # fmt: skip
 
 

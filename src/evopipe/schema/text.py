@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from evopipe import algos as registry
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, PopulationConfig, TournamentConfig, TrackingConfig
-from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located, out_of_bounds
+from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located
 from evopipe.schema.language import (
     LanguageConfig,
     TextEvaluate,
@@ -134,13 +134,9 @@ def parse_blocks(
     blocks: Mapping[str, Any], info: ValidationInfo, of_text: bool,
     problems_of: Callable[[str, Any, bool], Iterable[Problem]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the blocks of `algos` as their `Config`s, that of the chosen algorithm among them.
-
-    What is wrong with one beyond its own schema `problems_of` says, of name, block, and whether it is the chosen one.
-
-    Raises:
-        ValidationError: a block cannot be used, or the chosen one is not there where the file must be complete.
-    """
+    """Return the blocks of `algos` as their `Config`s, that of the chosen algorithm among them. What is wrong with one
+    beyond its own schema `problems_of` says, of name, block, and whether it is the chosen one. `ValidationError` if a
+    block cannot be used, or the chosen one is not there where the file must be complete."""
     chosen = info.data["train"].algo if "train" in info.data else None
     parsed: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -171,9 +167,23 @@ def evolve_problems(config: Any) -> Iterator[Problem]:
     able = evolvable(type(config))
     for hyper in config.evolve:
         if hyper in able:
-            yield from out_of_bounds(config, hyper)
+            yield from _out_of_bounds(config, hyper)
         else:
             yield ("evolve", hyper), f"no hyper-parameter of that name can evolve{suggestion(hyper, able)}"
+
+
+def _out_of_bounds(config: Any, name: str) -> Iterator[Problem]:
+    """Tell ends of a hyper-parameter's range that it could not be set to by hand."""
+    whole = type(config).model_fields[name].annotation is int
+    for end in ("min", "max"):
+        value = getattr(config.evolve[name], end)
+        if whole and not value.is_integer():
+            yield ("evolve", name, end), f"{name} is a whole number, got {value}"
+            continue
+        try:
+            type(config).model_validate({**dict(config), name: int(value) if whole else value})
+        except ValidationError as error:
+            yield ("evolve", name, end), f"{name} cannot be {value:g}: {error.errors()[0]['msg']}"
 
 
 def _algo_problems(config: Any) -> Iterator[Problem]:

@@ -1,0 +1,8 @@
+"""The stages: a module each, of language models in `language`, whose `run(params, quiet, folder)` writes the stage's
+outs below a folder, from those of earlier stages.
+
+It raises what `evopipe.errors` has: MissingInputError or DataError where an out of an earlier stage, or what a
+parameter names, is not there, is damaged, or belongs to something else; ParamsError where a parameter cannot be used;
+EnvironmentFailed where an environment breaks its contract; ResourceError where memory runs out; DiskError where a file
+cannot be written; Interrupted where a signal came. Training also raises BusyError and DivergedError.
+"""

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from evopipe.data.episodes import check_fits
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import pack, statistics, write_transitions
 from evopipe.envs.pool import EnvPool
-from evopipe.errors import MissingInputError
-from evopipe.layout import BUFFERED, DATASET, TRANSITIONS
+from evopipe.layout import BUFFERED, DATASET, TRANSITIONS, need
 from evopipe.schema.params import Params
 from evopipe.stages.tell import tell
 from evopipe.storage.files import write_json
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `data/transitions.h5` and `reports/buffer.json` below `folder`.
-
-    Raises:
-        MissingInputError, DataError: `data/dataset` is not there, is empty, damaged, or does not fit the environment.
-        DiskError: a file cannot be written.
-    """
-    source = folder / DATASET
-    if not source.exists():
-        raise MissingInputError(f"{source}: not there; run `evopipe fetch` or `dvc repro fetch` first")
-    pool = EnvPool(params.env.on_gymnasium, 1, what="described")
-    try:
+    """Write `data/transitions.h5` and `reports/buffer.json`."""
+    source = need(folder, DATASET)
+    with closing(EnvPool(params.env.on_gymnasium, 1, what="described")) as pool:
         dataset = read_own(source)
         check_fits(dataset, pool.obs_size, pool.action_space)
         transitions = pack(dataset.episodes, pool.actions.relative)
         stats = statistics(transitions, pool.num_actions)
-    finally:
-        pool.close()
     write_transitions(folder / TRANSITIONS, transitions, stats)
     write_json(folder / BUFFERED, stats)
     tell(

@@ -7,7 +7,7 @@ from typing import Any
 from evopipe import algos
 from evopipe.errors import EnvironmentFailed, ParamsError, said
 from evopipe.schema.blocks import EnvConfig
-from evopipe.schema.params import Params
+from evopipe.schema.params import AnyParams, Params
 from evopipe.watchdog import Hung
 
 _CHOICE = ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", "LunarLander-v3")
@@ -18,14 +18,12 @@ made. That takes half a second, and `evopipe params check` is to answer in a qua
 _NO_SPACES = {"num_envs", "backend", "step_seconds"}  # keys of `env` that change no space
 
 
-def check(params: Params) -> None:
-    """Refuse what a later stage would refuse, before the first one does anything.
-
-    Raises:
-        ParamsError: the environment is unknown, the algorithm does not serve its spaces, or it masks actions where a
-            dataset is to be learned from, which has no masks.
-        EnvironmentFailed: it could not be made or reset.
-    """
+def check(params: AnyParams) -> None:
+    """Refuse what a later stage would refuse, before the first one does anything. `ParamsError` if the environment is
+    unknown, the algorithm does not serve its spaces, or it masks actions where a dataset is to be learned from, which
+    has no masks; `EnvironmentFailed` if it could not be made or reset."""
+    if not isinstance(params, Params):
+        return
     name, cfg = params.train.algo, params.env
     plain = not any(cfg.model_dump(exclude={"id", *_NO_SPACES}).values())
     if plain and not algos.get(name).TEAM and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:
@@ -43,11 +41,12 @@ def check(params: Params) -> None:
             raise ParamsError(algos.MASKED[params.train.mode])
 
 
-def needs_dataset(params: Params) -> bool:
-    """Whether training reads transitions: an on-policy algorithm never does."""
-    if algos.on_policy(algos.get(params.train.algo)):
-        return False
-    return params.train.mode == "offline" or params.train.warm_start > 0
+def needs_dataset(params: AnyParams) -> bool:
+    """Whether training reads what `fetch` and `buffer` write: an on-policy algorithm in an environment never does."""
+    if not isinstance(params, Params):
+        return True
+    train = params.train
+    return not algos.on_policy(algos.get(train.algo)) and (train.mode == "offline" or train.warm_start > 0)
 
 
 def _reset(env: Any, cfg: EnvConfig) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from evopipe.errors import EnvironmentFailed, Interrupted, translate_failures
 from evopipe.machine import configure
 from evopipe.ops.statistics import summary
 from evopipe.rng import Purpose
-from evopipe.run.evaluate import HeldOut, Stopped
+from evopipe.run.evaluate import Stopped, in_environments
 from evopipe.run.spec import Spec
-from evopipe.schema.params import Params
+from evopipe.schema.params import AnyParams, Params
 from evopipe.signals import StopSignal
 from evopipe.stages import shards
 from evopipe.stages.setup import make_spec, read_members
@@ -30,13 +31,7 @@ _ROWS = 128  # environments that evaluation steps at a time, if there are that m
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write the elite's scores, every member's, and every episode (`reports/`) from `models/trained`.
-
-    Raises:
-        MissingInputError, DataError: `models/trained` is not there, or is damaged.
-        EnvironmentFailed: the environment raised, or returned something that is not finite too often.
-        Interrupted: a signal came.
-    """
+    """Write the elite's scores, every member's, and every episode (`reports/`) from `models/trained`."""
     if shards.served(params.runtime.shards):
         return
     spec, n = make_spec(params, configure(params.runtime)), params.evaluate.episodes
@@ -51,31 +46,60 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         # The reported score is Gymnasium's, whatever build of the environment training stepped.
         closing(
             divided.held_out(spec, members, rows)
-            or HeldOut(spec, params.env.on_gymnasium, len(members), rows, params.evaluate.steps, workers)
+            or in_environments(spec, params.env.on_gymnasium, len(members), rows, params.evaluate.steps, workers)
         ) as scored,
-        StopSignal() as stop,
+        interruptible() as stopped,
     ):
-        try:
-            played = scored.evaluate(spec.form(members), seeds, lambda: stop.signum is not None)
-        except (Stopped, EnvironmentFailed):
-            if not stop.signum:
-                raise
-            raise Interrupted(stop.signum, "stopped, nothing was written; the same command begins it again") from None
+        played = scored.evaluate(spec.form(members), seeds, stopped)
     whole = _refuse_or_warn(np.isfinite(played.returns), params.env.id)
     scores, episodes = {}, []
     for m, (name, mine) in enumerate(zip(names, whole, strict=True)):
         returns, lengths = played.returns[m][mine], played.lengths[m][mine]
-        chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, m)
-        scores[name] = summary(returns, lengths, params.evaluate.bootstrap, chance)
-        if played.agents is not None:
-            scores[name] |= _of_agents(spec, played.agents[m][mine])
-        episodes += [[name, *row] for row in zip(seeds[mine].tolist(), returns.tolist(), lengths.tolist(), strict=True)]
-    elite, about = scores.pop("elite"), {"episodes": n, "steps": played.steps, "env": params.env.id}
-    write_json(folder / layout.EVALUATION, {"elite": elite, **about})
-    write_json(folder / layout.MEMBERS, scores)
-    write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], episodes)
+        scores[name] = score_of(params, m, returns, lengths)
+        if "agents" in played.more:
+            scores[name] |= _of_agents(spec, played.more["agents"][m][mine])
+        episodes.append((name, seeds[mine], returns, lengths))
+    elite = scores.pop("elite")
+    about = {"elite": elite, "episodes": n, "steps": played.steps, "env": params.env.id}
+    write(folder, about, scores, episodes)
+    tell_elite(elite, f"{n} held-out episodes", trained, quiet)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Give what says whether a signal asked to stop; what an evaluation raises because of it is `Interrupted`."""
+    with StopSignal() as stop:
+        try:
+            yield lambda: stop.signum is not None
+        except (Stopped, EnvironmentFailed):
+            if not stop.signum:
+                raise
+            raise Interrupted(stop.signum, "stopped, nothing was written; the same command begins it again") from None
+
+
+def score_of(params: AnyParams, place: int, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+    """Return the scores of episodes, `[n]` each; those of another `place` have other draws of the bootstrap."""
+    chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, place)
+    return summary(returns, lengths, params.evaluate.bootstrap, chance)
+
+
+def write(
+    folder: Path,
+    evaluation: Mapping[str, Any],
+    members: Mapping[str, Any],
+    episodes: Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray]],
+) -> None:
+    """Write the elite's scores, the members', and of each name the seeds, returns and lengths of its episodes."""
+    write_json(folder / layout.EVALUATION, evaluation)
+    write_json(folder / layout.MEMBERS, members)
+    rows = [[name, *row] for name, *each in episodes for row in zip(*(x.tolist() for x in each), strict=True)]
+    write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], rows)
+
+
+def tell_elite(elite: Mapping[str, Any], over: str, trained: Mapping[str, Any], quiet: bool) -> None:
+    """Tell the elite's score, and warn if training, which said that it has `trained` it, thought too well of it."""
     interval, fitness = "[{}, {}]".format(*map(score, elite["interval"])), trained["elite"]["score"]
-    tell(f"elite: mean {score(elite['mean'])} over {n} held-out episodes, 95 % interval {interval}", quiet)
+    tell(f"elite: mean {score(elite['mean'])} over {over}, 95 % interval {interval}", quiet)
     if elite["interval"][1] < fitness:
         warn(f"held-out interval {interval} lies below the elite's fitness {score(fitness)}: raise train.eval_episodes")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,19 @@ from evopipe.errors import DataError
 from evopipe.evolve.lineage import descent, read_lineage
 from evopipe.keys import content_key
 from evopipe.machine import configure, fingerprint, git_revision
-from evopipe.schema.params import Params
-from evopipe.stages.describe import describe
-from evopipe.stages.setup import make_spec, read_members
+from evopipe.schema.params import AnyParams, Params
+from evopipe.stages.setup import describe, make_spec, read_members
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track.formats import score
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/elite`: policy.safetensors, policy.json, policy.pt2 and a model card.
-
-    Raises:
-        MissingInputError, DataError: `models/trained` or `reports/evaluation.json` is not there, or is damaged.
-    """
+    """Write `models/elite`: policy.safetensors, policy.json, policy.pt2 and a model card."""
     configure(params.runtime)
     spec = make_spec(params)
     (*_, elite), trained = read_members(folder, layout.TRAINED, spec)
-    scores = _score(layout.need(folder, layout.EVALUATION))
+    scores = scored(folder, {"mean", "interval", "std", "median", "iqm"})["elite"]
     about = {
         **describe(params),
         "preprocessing": normalise.describe(elite.tensors),
@@ -38,13 +34,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         "training": trained.get("elite"),
         "evaluation": scores,
         "lineage": descent(read_lineage(read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)), elite.id),
-        "provenance": {
-            "evopipe": evopipe.__version__,
-            "git_revision": git_revision(folder.absolute()),
-            "code_hash": content_key({}, [Path(evopipe.__file__).parent]),
-            "params_hash": content_key(params.tracked()),
-            "fingerprint": fingerprint(),
-        },
+        "provenance": provenance(params, folder),
     }
     text = card(policy.kind_of(about)(spec.algo, params.algo_config, elite, about), params.evaluate.episodes)
     chosen = params.export
@@ -52,9 +42,21 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     tell(f"{layout.ELITE}: {elite.arch.describe()}, held-out mean {score(scores['mean'])}", quiet)
 
 
-def _score(path: Path) -> dict[str, Any]:
-    report = read_json(path)
+def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
+    """Return what an elite comes from: versions, code, parameters, machine."""
+    return {
+        "evopipe": evopipe.__version__,
+        "git_revision": git_revision(folder.absolute()),
+        "code_hash": content_key({}, [Path(evopipe.__file__).parent]),
+        "params_hash": content_key(params.tracked()),
+        "fingerprint": fingerprint(),
+    }
+
+
+def scored(folder: Path, needed: Set[str]) -> dict[str, Any]:
+    """Read the held-out evaluation; `DataError` if the elite lacks one of the scores that are `needed`."""
+    report = read_json(path := layout.need(folder, layout.EVALUATION))
     scores = report.get("elite") if isinstance(report, dict) else None
-    if not isinstance(scores, dict) or not scores.keys() >= {"mean", "interval", "std", "median", "iqm"}:
+    if not isinstance(scores, dict) or not scores.keys() >= needed:
         raise DataError(f"{path}: has no scores of the elite; run `evopipe evaluate` or `dvc repro evaluate` again")
-    return scores
+    return dict(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,9 @@ from evopipe.storage.files import write_json
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `data/dataset` and `reports/fetch.json` below `folder`. Paths in `params` are the working folder's.
-
-    Raises:
-        ParamsError: a setting under `fetch` or `env` cannot be used.
-        MissingInputError, DataError: the source cannot be reached, cannot be used, or does not fit the environment.
-        EnvironmentFailed: the environment raised or broke its contract.
-        ResourceError: the source takes more memory than its size explains.
-        DiskError: a file cannot be written.
-    """
+    """Write `data/dataset` and `reports/fetch.json`. Paths in `params` are the working folder's."""
     env, source = params.env.id, params.fetch.source
-    pool = EnvPool(params.env.on_gymnasium, 1, what="behaviour")
-    try:
+    with closing(EnvPool(params.env.on_gymnasium, 1, what="behaviour")) as pool:
         if pool.team is not None:
             raise ParamsError(
                 f"env.id: {env} is a team, whose steps no dataset holds; train in it without the stages `fetch` and "
@@ -53,8 +45,6 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
             algorithm=source,
             description=f"{len(episodes)} episodes of {env}, fetch.source {source}",
         )
-    finally:
-        pool.close()
     report = {"env": env, "source": source, **report, **totals(episodes)}
     write_json(folder / FETCHED, report)
     counts = f"{report['episodes']} episodes, {report['transitions']} transitions of {env} from {source}"

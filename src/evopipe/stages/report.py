@@ -9,17 +9,13 @@ from evopipe.errors import translate_failures
 from evopipe.layout import REPORT
 from evopipe.machine import configure
 from evopipe.report.page import page
-from evopipe.schema.params import Params
+from evopipe.schema.params import AnyParams, Params
 from evopipe.stages.tell import tell
 from evopipe.storage.files import write_text
 
 
-def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `reports/report.html` from the files in `reports/` and from `models/elite`.
-
-    Raises:
-        MissingInputError, DataError: one of them is not there, or is damaged.
-    """
+def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
+    """Write `reports/report.html` from the files in `reports/` and from `models/elite`."""
     configure(params.runtime)
     with translate_failures():
         text = page(folder, _shown(params))
@@ -27,11 +23,11 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     tell(f"{REPORT}: {len(text.encode()) / 1e6:.1f} MB, opens in any browser, without a network", quiet)
 
 
-def _shown(params: Params) -> dict[str, Any]:
+def _shown(params: AnyParams) -> dict[str, Any]:
     """Return the parameters that the page shows: those that a run depends on, which `dvc.yaml` tracks too."""
     shown, source = params.tracked(), params.fetch.source
     shown["algos"] = {params.train.algo: shown.pop("algo")}
     shown["fetch"] = {"source": source, source: shown["fetch"][source]}
-    if not params.train.warm_start:
+    if isinstance(params, Params) and not params.train.warm_start:
         del shown["fetch"]  # no dataset is used
     return shown

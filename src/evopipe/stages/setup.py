@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import Params
 from evopipe.storage import members
 from evopipe.types import Spaces
+
+if TYPE_CHECKING:
+    from evopipe.run.language import LanguageSpec
 
 
 def make_spec(params: Params, device: torch.device | None = None) -> Spec:
@@ -50,14 +53,29 @@ def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
     return spaces
 
 
-def about_spec(spec: Spec) -> dict[str, Any]:
-    """Return what members were made for: they are of no use to another algorithm or environment."""
-    about = {"algo": spec.train.algo, "env": spec.env.id, **spec.spaces.to_json()}
+def describe(params: Params) -> dict[str, Any]:
+    """Return as JSON data the algorithm, its configuration, the environment and its spaces, see `policy.load`."""
+    with opened(params.env) as env:
+        shown = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
+        _, spaces = read_spaces(env)
+    return {
+        "algo": params.train.algo,
+        "config": params.algo_config.model_dump(mode="json"),
+        "env": params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"}),
+        **shown,
+        **spaces,
+    }
+
+
+def about_spec(spec: Spec | LanguageSpec) -> dict[str, Any]:
+    """Return what members were made for: they are of no use to another algorithm, environment or base."""
+    made_for = spec.spaces.to_json() if isinstance(spec, Spec) else {"base": spec.base.digest}
+    about = {"algo": spec.train.algo, "env": spec.name, **made_for}
     return dict(json.loads(json.dumps(about)))  # as it reads when it comes back
 
 
-def read_members(folder: Path, out: Path, spec: Spec) -> tuple[list[Member], dict[str, Any]]:
+def read_members(folder: Path, out: Path, spec: Spec | LanguageSpec) -> tuple[list[Member], dict[str, Any]]:
     """Read the members that an earlier stage wrote, and what it said of them; `MissingInputError` if they are not
-    there, `DataError` if they are damaged or were written for another algorithm or environment."""
+    there, `DataError` if they are damaged or were written for another algorithm, environment or base."""
     stage, path = layout.WRITER[out], layout.need(folder, out)
     return members.read(path, about_spec(spec), f"run `evopipe {stage}` or `dvc repro {stage}` again", spec.check)

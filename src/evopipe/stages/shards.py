@@ -19,12 +19,12 @@ from evopipe.evolve.mutate import Mutation
 from evopipe.machine import configure
 from evopipe.run.clock import Clock
 from evopipe.run.drive import regime_of
-from evopipe.run.evaluate import HeldOut
+from evopipe.run.evaluate import in_environments
 from evopipe.run.learners import learner_count
 from evopipe.run.regime import Regime, Setup
 from evopipe.run.run import JobT, Run
 from evopipe.run.shards import Engine, Here, Shards
-from evopipe.run.spec import Job, Spec
+from evopipe.run.spec import Job
 from evopipe.run.warm import read_warm
 from evopipe.schema.params import AnyParams, Params, parse_params
 from evopipe.schema.shards import ShardsConfig
@@ -57,7 +57,7 @@ class Divided:
         made = self._make(spec, clock, members, {})
         return None if made is None else Run(spec, made, clock, members, births)
 
-    def held_out(self, spec: Spec, members: Sequence[Member], rows: int) -> Shards | None:
+    def held_out(self, spec: Job, members: Sequence[Member], rows: int = 1) -> Shards | None:
         """Return what scores members on held-out seeds, in so many environments each; None where one process does."""
         made = self._make(spec, Clock.of(spec, len(members)), members, {"held out": rows})
         if made is not None:
@@ -184,15 +184,18 @@ def make(about: Mapping[str, Any], together: Any = None) -> tuple[Job, Regime, C
         language = text.make_spec(params, device)
         if together is not None:
             language = replace(language, base=replace(language.base, together=together))
-        clock, corpus = Clock.of(language, len(keys)), text.corpus_of(folder, language, text.form_of(params))
-        return language, text.regime_of(language, clock, corpus), clock
+        clock = Clock.of(language, len(keys))
+        if "held out" in about:
+            return language, text.held_out_of(params, language, folder), clock  # type: ignore[return-value]
+        return language, text.regime_of(language, clock, text.corpus_of(folder, language, text.form_of(params))), clock
     runtime, spec = params.runtime, make_spec(params, device)
     clock = Clock.of(spec, len(keys))
     alone = runtime.shards.resources.get("cpu", 1.0) < 2  # and with its one CPU it does all by itself
-    learners = 1 if alone and runtime.learners == "auto" else learner_count(runtime.learners, runtime.threads)
+    asked = 1 if alone and runtime.learners == "auto" else runtime.learners
+    learners = learner_count(asked, runtime.threads, spec.overlapped)
     workers = Workers(0 if alone and runtime.env_workers == "auto" else runtime.env_workers, learners)
     if rows := about.get("held out"):
-        held_out: Any = HeldOut(spec, params.env.on_gymnasium, len(keys), rows, params.evaluate.steps, workers)
-        return spec, held_out, clock
+        scored: Any = in_environments(spec, params.env.on_gymnasium, len(keys), rows, params.evaluate.steps, workers)
+        return spec, scored, clock
     setup = Setup(spec, clock, keys, read_warm(spec, folder), workers, learners)
     return spec, regime_of(setup), clock

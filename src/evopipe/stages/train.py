@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import evopipe
 from evopipe import layout
@@ -15,65 +18,73 @@ from evopipe.machine import configure
 from evopipe.run.drive import begin, train
 from evopipe.run.learners import learner_count
 from evopipe.run.outs import write_results, write_timing
+from evopipe.run.run import Champion, Run
 from evopipe.run.warm import read_warm
-from evopipe.schema.params import Params
+from evopipe.schema.params import AnyParams, Params
 from evopipe.signals import StopSignal
 from evopipe.stages import shards, tracking
-from evopipe.stages.describe import describe
-from evopipe.stages.setup import about_spec, make_spec, read_members
+from evopipe.stages.setup import about_spec, describe, make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.lock import RunLock
 from evopipe.track.console import console_sink
 from evopipe.track.events import JsonlSink, Tracker
 
+LOG = "events.jsonl"
+
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Train from `models/population` (and `data/transitions.h5`, offline or warm-started) to `models/trained`.
-
-    A run that was stopped or killed goes on from its last checkpoint, bit for bit. Checkpoints are keyed by the content
-    of everything the run depends on, so that another run's state is never taken for it.
-
-    Raises:
-        MissingInputError, DataError: an upstream output is not there, or is damaged, or every checkpoint is.
-        BusyError: another process trains the same run.
-        DivergedError, EnvironmentFailed, Interrupted: see `run.drive.train`.
-    """
+    """Train from `models/population` (and `data/transitions.h5`, offline or warm-started) to `models/trained`. A run
+    that was stopped or killed goes on from its last checkpoint, bit for bit. Checkpoints are keyed by the content of
+    everything the run depends on, so that another run's state is never taken for it."""
     runtime = params.runtime
     if shards.served(runtime.shards):
         return
     spec, described = make_spec(params, configure(runtime)), describe(params)
-    learners = learner_count(runtime.learners, runtime.threads)
+    learners = learner_count(runtime.learners, runtime.threads, spec.overlapped)
     members, about = read_members(folder, layout.POPULATION, spec)
     births = read_births(about.get("mutations"), len(members))
     warm = read_warm(spec, folder)
     state = state_folder("train", _key(params, folder, warm is not None), folder)
-    outputs = state_folder("locks", content_key({"outputs": folder.absolute()}), folder)
     with (
-        RunLock(state.with_suffix(".lock")),  # one writer of this state,
-        RunLock(outputs.with_suffix(".lock")),  # and, whatever the parameters, one of these outputs
+        alone(state, folder),
         translate_failures(),
         shards.divided(params, len(members), folder) as divided,
         Workers(runtime.env_workers, learners) as workers,
     ):
-        store, log = CheckpointStore(state / divided.checkpoints), state / "events.jsonl"
+        store = CheckpointStore(state / divided.checkpoints)
         # Nothing is there to save before the loop is: until then a signal simply ends the process.
         made = divided.begin(spec, members, births) or begin(spec, members, warm, births, workers, learners)
         warm = None  # the memory holds it now, its images as bytes
         try:
             with (
                 StopSignal() as stop,
-                Tracker([console_sink(quiet), JsonlSink(log)]) as tracker,
+                Tracker([console_sink(quiet), JsonlSink(state / LOG)]) as tracker,
                 tracking.outbox(params, state, folder) as outbox,
             ):
                 champion = train(made, store, runtime.checkpoint_seconds, stop, tracker, divided.also(outbox.problems))
                 divided.tell(tracker)
-                write_results(made, champion, {**about_spec(spec), "policy": described}, folder)
-                write_timing(log, made.curve, folder)
-                tracking.finish(params, state, folder)
+                finish(made, champion, params, described, state, folder)
         finally:
             made.close()
-        for each in state.glob("checkpoints*"):  # those of another number of shards, too
-            CheckpointStore(each).clear()
+
+
+@contextmanager
+def alone(state: Path, folder: Path) -> Iterator[None]:
+    """Be the one writer of a run's state and, whatever its parameters, of the outs in `folder`; else `BusyError`."""
+    outputs = state_folder("locks", content_key({"outputs": folder.absolute()}), folder)
+    with RunLock(state.with_suffix(".lock")), RunLock(outputs.with_suffix(".lock")):
+        yield
+
+
+def finish(
+    made: Run[Any], champion: Champion, params: AnyParams, described: Mapping[str, Any], state: Path, folder: Path
+) -> None:
+    """Write the outs of a run that has ended, put them into its record, and remove its checkpoints."""
+    write_results(made, champion, {**about_spec(made.spec), "policy": described}, folder)
+    write_timing(state / LOG, made.curve, folder)
+    tracking.finish(params, state, folder)
+    for each in state.glob("checkpoints*"):  # those of another number of shards, too
+        CheckpointStore(each).clear()
 
 
 def _key(params: Params, folder: Path, warm: bool) -> str:

@@ -31,10 +31,7 @@ class _Loaded:
 
 
 class CheckpointStore:
-    """The checkpoints of one run in one folder, in which nothing else should lie.
-
-    One process at a time: hold a `RunLock` while you use it.
-    """
+    """The checkpoints of one run, alone in one folder. One process at a time: hold a `RunLock` while you use it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,15 +39,8 @@ class CheckpointStore:
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
         """Save durably, then remove all but the last two, those of a later step (they belong to a future that this run
-        left behind) and those that `load` found damaged.
-
-        The step grows from save to save; an equal one replaces. Tensors may be on any device; contiguous ones on the
-        CPU are written without a copy. Meta is plain JSON (no NaN or infinity: keep such numbers in a tensor).
-
-        Raises:
-            DataError: a tensor or a value cannot be saved.
-            DiskError: the disk is full or read-only; the checkpoints from before are unchanged.
-        """
+        left behind) and those that `load` found damaged. The step grows from save to save; an equal one replaces. Meta
+        is plain JSON; what cannot be saved is a `DataError`. After a `DiskError` the checkpoints are as before."""
         path = self.folder / f"step-{step:012d}"
         about = dump_json({"meta": dict(meta), "step": step}, str(path / _META))
         write_folder(path, {_META: about, _TENSORS: tensor_pieces(tensors)})
@@ -70,7 +60,12 @@ class CheckpointStore:
         faults: list[str] = []
         for step, path in reversed(self._saved()):
             try:
-                tensors, meta = _read(step, path)
+                files = read_folder(path, only=(_META, _TENSORS))
+                about = parse_json(files[_META], str(path / _META))
+                meta = about.get("meta") if isinstance(about, dict) and about.get("step") == step else None
+                if not isinstance(meta, dict):
+                    raise DataError(f"{path / _META}: does not describe step {step}")
+                tensors = load_tensors(files[_TENSORS], str(path / _TENSORS))
             except (DataError, MissingInputError) as error:
                 self._damaged.add(path)
                 faults.append(str(error).removesuffix(f": {RESTORE}"))
@@ -96,11 +91,3 @@ class CheckpointStore:
         entries = self.folder.iterdir() if self.folder.is_dir() else ()
         matches = ((_NAME.fullmatch(path.name), path) for path in entries)
         return sorted((int(match[1]), path) for match, path in matches if match)
-
-
-def _read(step: int, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    files = read_folder(path, only=(_META, _TENSORS))
-    document = parse_json(files[_META], str(path / _META))
-    if not isinstance(document, dict) or document.get("step") != step or not isinstance(document.get("meta"), dict):
-        raise DataError(f"{path / _META}: does not describe step {step}")
-    return load_tensors(files[_TENSORS], str(path / _TENSORS)), document["meta"]

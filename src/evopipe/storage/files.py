@@ -59,11 +59,9 @@ def translating(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; what the block makes there is renamed to `path` at its end.
-
-    If the block or the renaming fails, the temporary goes and `path` is as before. Missing parents are created. What
-    the system refuses is a `DiskError`.
-    """
+    """Yield a temporary name beside `path`; what the block makes there is renamed to `path` at its end. If the block or
+    the renaming fails, the temporary goes and `path` is as before. Missing parents are created. What the system refuses
+    is a `DiskError`."""
     make_folder(path.parent)
     with translating(path):
         temporary = temporary_beside(path)
@@ -128,10 +126,8 @@ def pieces(data: Content) -> Sequence[bytes | bytearray | memoryview]:
 
 
 def write_bytes(path: Path, data: Content) -> None:
-    """Write a file atomically and durably; `DiskError` if that fails: the old content, if any, is still there.
-
-    A link is replaced, not written through: a linked cache stays as it was.
-    """
+    """Write a file atomically and durably; `DiskError` if that fails: the old content, if any, is still there. A link
+    is replaced, not written through: a linked cache stays as it was."""
     with publishing(path) as temporary:
         create(temporary, data)
 
@@ -154,11 +150,9 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def dump_json(obj: Any, where: str, *, indent: int | None = None) -> bytes:
-    """Return deterministic JSON bytes (sorted keys, newline at the end) that `parse_json` gives back exactly.
-
-    Without `indent` they are one line, which is several times faster. Tuples are read back as lists. A value that has
-    no exact JSON form is a `DataError`, which begins with `where` and names the place.
-    """
+    """Return deterministic JSON bytes (sorted keys, newline at the end) that `parse_json` gives back exactly. Without
+    `indent` they are one line, which is several times faster. Tuples are read back as lists. A value that has no exact
+    JSON form is a `DataError`, which begins with `where` and names the place."""
     separators = (",", ":") if indent is None else None
     try:
         _check_plain(obj, where, "")

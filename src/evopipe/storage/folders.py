@@ -13,21 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from evopipe.errors import DataError, MissingInputError
-from evopipe.storage.files import (
-    RESTORE,
-    TEMPORARY,
-    Content,
-    create,
-    delete,
-    dump_json,
-    parse_json,
-    pieces,
-    publishing,
-    read_bytes,
-    sync_folder,
-    temporary_beside,
-    translating,
-)
+from evopipe.storage import files as whole
+from evopipe.storage.files import RESTORE, TEMPORARY, Content, delete, dump_json, read_bytes, sync_folder
 
 MANIFEST = "manifest.json"
 _RETIRED = ".old-"
@@ -35,23 +22,18 @@ _FORMAT = 1
 
 
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
-    """Publish files, by relative name with `/` between the parts, as a folder; equal files give equal bytes.
-
-    A folder in its place is replaced as a whole, whatever it holds. Between the two renames only its retired copy
-    exists, which `read_folder` reads and `clean_temporaries` puts back.
-
-    Raises:
-        DiskError: it cannot be written; what was there before still is.
-    """
-    with publishing(path, _swap_in) as temporary:
+    """Publish files, by relative name with `/` between the parts, as a folder; equal files give equal bytes. A folder
+    in its place is replaced as a whole, whatever it holds. Between the two renames only its retired copy exists, which
+    `read_folder` reads and `clean_temporaries` puts back. After a `DiskError` what was there still is."""
+    with whole.publishing(path, _swap_in) as temporary:
         temporary.mkdir()
         entries = {}
         for name in sorted(files):
             target = temporary / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            create(target, files[name])
+            whole.create(target, files[name])
             entries[name] = _entry(files[name])
-        create(temporary / MANIFEST, _manifest({"files": entries, "format": _FORMAT}))
+        whole.create(temporary / MANIFEST, _manifest({"files": entries, "format": _FORMAT}))
         for folder in (temporary, *(inner for inner in temporary.rglob("*") if inner.is_dir())):
             sync_folder(folder)
     remove_folder(path.with_name(_RETIRED + path.name))
@@ -74,12 +56,8 @@ def _swap_in(temporary: Path, path: Path) -> None:
 
 def read_folder(path: Path, only: Collection[str] | None = None) -> dict[str, bytes]:
     """Return the files of a folder, or `only` some, each checked against the manifest; what that does not list is
-    ignored.
-
-    Raises:
-        MissingInputError: there is no such folder, it has no manifest, or a wanted name is not in the manifest.
-        DataError: a file is damaged, cut short or gone, or the manifest is; the message names the file.
-    """
+    ignored. `MissingInputError` if there is no such folder, it has no manifest, or a wanted name is not in the
+    manifest; `DataError` if a file is damaged, cut short or gone, or the manifest is; the message names the file."""
     retired = path.parent / (_RETIRED + path.name)
     if not path.exists() and retired.is_dir():
         path = retired
@@ -101,13 +79,11 @@ def read_folder(path: Path, only: Collection[str] | None = None) -> dict[str, by
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with what is in it, if it is there; `DiskError` if that fails.
-
-    It is renamed first, so that a kill leaves a temporary for `clean_temporaries` instead of half a folder.
-    """
-    with translating(path):
+    """Remove a folder with what is in it, if it is there; `DiskError` if that fails. It is renamed first, so that a
+    kill leaves a temporary for `clean_temporaries` instead of half a folder."""
+    with whole.translating(path):
         if os.path.lexists(path):
-            temporary = temporary_beside(path)
+            temporary = whole.temporary_beside(path)
             os.rename(path, temporary)
             sync_folder(path.parent)
             delete(temporary)
@@ -116,7 +92,7 @@ def remove_folder(path: Path) -> None:
 def clean_temporaries(folder: Path) -> None:
     """Remove what killed writers left in a folder, and put back what a killed replacement had moved away; `DiskError`
     if that fails. No other process may write there: a living writer's temporaries would go too."""
-    with translating(folder):
+    with whole.translating(folder):
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             target = entry.with_name(entry.name.removeprefix(_RETIRED))
             if entry.name.startswith(TEMPORARY):
@@ -133,9 +109,9 @@ def clean_temporaries(folder: Path) -> None:
 
 def _entry(content: Content) -> dict[str, Any]:
     digest = hashlib.sha256()
-    for piece in pieces(content):
+    for piece in whole.pieces(content):
         digest.update(piece)
-    return {"sha256": digest.hexdigest(), "size": sum(memoryview(piece).nbytes for piece in pieces(content))}
+    return {"sha256": digest.hexdigest(), "size": sum(memoryview(piece).nbytes for piece in whole.pieces(content))}
 
 
 def _manifest(content: Mapping[str, Any]) -> bytes:
@@ -148,7 +124,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     """Return SHA-256 and size by name; any changed byte of the manifest, even between its values, is refused."""
     raw = read_bytes(path)
     try:
-        content = {key: value for key, value in parse_json(raw, str(path)).items() if key != "sha256"}
+        content = {key: value for key, value in whole.parse_json(raw, str(path)).items() if key != "sha256"}
         intact = _manifest(content) == raw
     except (DataError, AttributeError):
         intact = False

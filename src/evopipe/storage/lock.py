@@ -20,15 +20,10 @@ _NOTE_LIMIT = 4096
 
 
 class RunLock:
-    """Hold a file's lock while a `with` block runs; never wait for it.
-
-    The file says who holds the lock and is removed at release. A file left by a killed holder is not locked any more
-    and is taken over. Keep it outside a folder that its holder removes.
-
-    Raises:
-        BusyError: on entry, another process (or another lock in this one) holds it.
-        DiskError: on entry, the file cannot be created or locked.
-    """
+    """Hold a file's lock while a `with` block runs; never wait for it: `BusyError` if another process holds it, or
+    another lock in this one; `DiskError` if the file cannot be created or locked. The file says who holds the lock and
+    is removed at release. A file left by a killed holder is not locked any more and is taken over. Keep it outside a
+    folder that its holder removes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

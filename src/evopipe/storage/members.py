@@ -11,7 +11,7 @@ import torch
 
 from evopipe.core.member import Member, read_architecture
 from evopipe.errors import DataError
-from evopipe.schema.stored import StoredMember, StoredMembers, in_a_sentence
+from evopipe.schema.stored import StoredMember, in_a_sentence
 from evopipe.storage.files import dump_json, parse_json
 from evopipe.storage.folders import read_folder, write_folder
 from evopipe.storage.tensors import dump_tensors, load_tensors
@@ -80,26 +80,19 @@ def read(
     remedy: str,
     check: Callable[[list[Member]], str | None] = lambda members: None,
 ) -> tuple[list[Member], dict[str, Any]]:
-    """Read what `write` wrote: the members, and what was said of them.
-
-    Raises:
-        MissingInputError: the folder is not there.
-        DataError: it is damaged, says something else than `wanted`, or `check` says what of the members cannot be used;
-            the message ends with `remedy`.
-    """
+    """Read what `write` wrote: the members, and what was said of them. `MissingInputError` if the folder is not there;
+    `DataError` if it is damaged, says something else than `wanted`, or `check` says what of the members cannot be used;
+    the message ends with `remedy`."""
     files = read_folder(folder, only=(_MEMBERS, _TENSORS))
     about = parse_json(files[_MEMBERS], str(folder / _MEMBERS))
-    try:
-        with in_a_sentence(StoredMembers, about):
-            described = StoredMembers.model_validate(about).members
-    except ValueError as error:
-        raise DataError(f"{folder / _MEMBERS}: is not what members are described by ({error}); {remedy}") from error
+    described = about.get("members") if isinstance(about, dict) else None
+    if not isinstance(described, list) or not described:
+        raise DataError(f"{folder / _MEMBERS}: is not what members are described by (no `members`); {remedy}")
     for name, value in wanted.items():
         if about.get(name) != value:
             made = f"written for {name} {about.get(name)!r}, params.yaml says {value!r}"
             raise DataError(f"{folder}: {made}; {remedy}")
-    tensors = load_tensors(files[_TENSORS], str(folder / _TENSORS))
-    members = unpack(tensors, described, "members")
+    members = unpack(load_tensors(files[_TENSORS], str(folder / _TENSORS)), described, "members")
     slots = [member.slot for member in members[: len(members) - ("elite" in about)]]
     wrong = check(members) if slots == [*range(len(slots))] else f"its members have the slots {slots[:8]}"
     if wrong is not None:

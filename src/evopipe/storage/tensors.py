@@ -30,14 +30,9 @@ def dump_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def tensor_pieces(tensors: Mapping[str, torch.Tensor]) -> list[bytes | memoryview]:
-    """Return tensors of any shapes and devices in the safetensors format, in pieces that follow each other.
-
-    They view the memory of contiguous CPU tensors, so write them before the tensors change. The library's own writer
-    needs one more copy of all bytes, which costs more than hashing them.
-
-    Raises:
-        DataError: a tensor has a layout or type that the format cannot hold.
-    """
+    """Return tensors of any shapes and devices in the safetensors format, in pieces that follow each other. They view
+    the memory of contiguous CPU tensors, so write them before the tensors change; the library's own writer copies all
+    bytes once more. A layout or type that the format cannot hold is a `DataError`."""
     header: dict[str, Any] = {}
     pieces: list[bytes | memoryview] = []
     end = 0

@@ -25,9 +25,7 @@ from rich.text import Text
 from evopipe.track.events import End, Event, Generation, MemberRow, Message, Progress, Start
 from evopipe.track.formats import clean, duration, number, score
 
-# At most four frames a second, and at most this share of the wall-clock time spent on them, in the training thread.
-_FRAME_SECONDS = 0.25
-_FRAME_SHARE = 0.004
+_FRAME_SECONDS, _FRAME_SHARE = 0.25, 0.004  # between frames at least; of the training thread's time at most
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _GAP, _TREND, _HYPER = 2, 8, "hyper "
@@ -43,11 +41,9 @@ _WORDS = {"trend", "network", "act", "mutation", "what changed"}  # the other co
 
 
 def console_sink(quiet: bool = False, stream: TextIO | None = None) -> _PlainSink | _LiveSink:
-    """Return the sink that suits where the output goes, by default stderr; a `quiet` one writes warnings only.
-
-    A terminal gets the live view (`NO_COLOR` is respected); a pipe, a file, a CI job (`CI` is set) and a terminal that
-    is dumb or knows ASCII only get one line at the start, one a generation, the messages, and one at the end.
-    """
+    """Return the sink that suits where the output goes, by default stderr; a `quiet` one writes warnings only. A
+    terminal gets the live view (`NO_COLOR` is respected); a pipe, a file, a CI job (`CI` is set) and a terminal that is
+    dumb or knows ASCII only get one line at the start, one a generation, the messages, and one at the end."""
     out = stream or sys.stderr  # None in a process without a stderr
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     dumb = os.environ.get("TERM", "") in ("", "dumb")
@@ -57,7 +53,7 @@ def console_sink(quiet: bool = False, stream: TextIO | None = None) -> _PlainSin
 
 
 class _PlainSink:
-    """Writes one line for each event that matters in a log, or warnings only, if `quiet`; the stream stays open."""
+    """Writes one line for each event that matters in a log, or warnings only, if `quiet`."""
 
     def __init__(self, stream: TextIO | None, quiet: bool = False) -> None:
         self._stream, self._quiet = stream, quiet
@@ -75,7 +71,7 @@ class _PlainSink:
             self._write(f"{self._stage}: {self._sentence(event)}")
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """The stream stays open."""
 
     def _write(self, text: str) -> None:
         if self._stream is not None:
@@ -83,19 +79,15 @@ class _PlainSink:
             print(clean(text).encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
 
     def _sentence(self, event: Start | Generation | Message | End) -> str:
-        match event:
-            case Start():
-                text = f"{event.env}, {event.algo}, {_members(event.members)}, {event.max_steps:,} steps each"
-                return text if event.resumed_step is None else f"{text}, goes on at step {event.resumed_step:,}"
-            case Generation():
-                step = f"step {event.step:,}" + (f" of {self._latest.max_steps:,}" if self._latest else "")
-                scores = f"best {score(event.best)}, mean {score(event.mean)}, elite {score(event.elite)}"
-                text = f"generation {event.generation}, {step}, {scores} (id {event.elite_id})"
-                return ", ".join([text, *_pace(self._latest)])
-            case Message():
-                return event.text
-            case End():
-                return _ending(event)
+        if isinstance(event, Start):
+            text = f"{event.env}, {event.algo}, {_members(event.members)}, {event.max_steps:,} steps each"
+            return text if event.resumed_step is None else f"{text}, goes on at step {event.resumed_step:,}"
+        if isinstance(event, Generation):
+            step = f"step {event.step:,}" + (f" of {self._latest.max_steps:,}" if self._latest else "")
+            scores = f"best {score(event.best)}, mean {score(event.mean)}, elite {score(event.elite)}"
+            text = f"generation {event.generation}, {step}, {scores} (id {event.elite_id})"
+            return ", ".join([text, *_pace(self._latest)])
+        return event.text if isinstance(event, Message) else _ending(event)
 
 
 def _members(count: int) -> str:
@@ -120,10 +112,8 @@ def _ending(event: End) -> str:
 
 
 class _LiveSink:
-    """Keeps a `RunView` on a terminal, in the caller's thread, and only as often as it can afford.
-
-    The terminal is left with the last view and a visible cursor, also if nobody calls `close`.
-    """
+    """Keeps a `RunView` on a terminal, in the caller's thread, and only as often as it can afford. The terminal is left
+    with the last view and a visible cursor, also if nobody calls `close`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._view = RunView()
@@ -182,19 +172,16 @@ class RunView:
             case Generation():
                 self._generation, old = event, self._lineage
                 self._bests.append(event.best)
-                self._lineage = {
-                    row.id: (*old.get(row.id, old.get(row.parent, ())), row.fitness)[-_TREND:] for row in event.members
-                }
+                rows = event.members
+                self._lineage = {m.id: (*old.get(m.id, old.get(m.parent, ())), m.fitness)[-_TREND:] for m in rows}
             case Message():
                 self._messages.append(event)
             case End():
                 self._end = event
 
     def frame(self, width: int, height: int | None = None) -> RenderableType:
-        """Lay the view out in so many columns and lines (None: as many as it takes).
-
-        Members that do not fit are summed up in one line; below 40 columns only their slot and fitness are left.
-        """
+        """Lay the view out in so many columns and lines (None: as many as it takes). Members that do not fit are summed
+        up in one line; below 40 columns only their slot and fitness are left."""
         head, foot = self._head(), self._foot(width - 2)
         room = None if height is None else height - len(head) - len(foot)
         return Padding(Group(*head, *self._table(width - 2, room), *foot), (0, 1))

@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, TypeAdapter
 from pydantic_core import to_json
@@ -110,13 +110,9 @@ class Generation:
         steps: tuple[int, int],
         losses: Sequence[float] = (),
     ) -> Generation:
-        """Describe a generation of the lineage; `births` and `losses`, if these are known, go by slot.
-
-        Args:
-            evolve: the hyper-parameters to tell.
-            seconds: wall-clock time that it took.
-            steps: training and evaluation steps of the whole population so far.
-        """
+        """Describe a generation of the lineage, which took so many seconds; `births` and `losses`, if these are known,
+        go by slot; `evolve` names the hyper-parameters to tell; `steps` are the population's so far, of training and of
+        evaluation."""
         rows = []
         for m in record.members:
             born, loss = births[m.slot], losses[m.slot] if losses else math.nan
@@ -130,19 +126,18 @@ class Generation:
 
     def metrics(self) -> dict[str, float]:
         """Return the population's finite numbers by the names that trackers show."""
-        return _finite(
-            {
-                "fitness/best": self.best,
-                "fitness/mean": self.mean,
-                "fitness/elite": self.elite,
-                "population/generation": self.generation,
-                "population/healthy": sum(row.healthy for row in self.members),
-                "population/elite_id": self.elite_id,
-                "steps/each_member": self.step,
-                "steps/evaluation": self.eval_steps,
-                "time/generation_seconds": self.seconds or None,
-            }
-        )
+        named = {
+            "fitness/best": self.best,
+            "fitness/mean": self.mean,
+            "fitness/elite": self.elite,
+            "population/generation": self.generation,
+            "population/healthy": sum(row.healthy for row in self.members),
+            "population/elite_id": self.elite_id,
+            "steps/each_member": self.step,
+            "steps/evaluation": self.eval_steps,
+            "time/generation_seconds": self.seconds or None,
+        }
+        return _finite(named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +198,7 @@ class Tracker:
             except Exception as error:
                 _warn(sink, "could not be closed", error)
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -218,10 +213,8 @@ def _warn(sink: _Sink, what: str, error: Exception) -> None:
 
 class JsonlSink:
     """Appends events to a file, one JSON object a line: `event`, `time` (seconds since 1970), and the event's fields.
-
     Numbers that are not finite become null, and a `Progress` that follows another one within `progress_seconds` is left
-    out. A disk that is full costs the lines that do not fit, not the run; writing goes on when there is space again.
-    """
+    out. A disk that is full costs the lines that do not fit, not the run; writing goes on when there is space again."""
 
     def __init__(self, path: Path, progress_seconds: float = 1.0) -> None:
         self._path, self._every = path, progress_seconds
@@ -263,10 +256,8 @@ def read_events(path: Path) -> Iterator[tuple[float, Event]]:
 
 
 def read_event(line: bytes) -> tuple[float, Event] | None:
-    """Read one line of a log as (seconds since 1970, event); a number that was not finite is NaN again.
-
-    Returns None if a full disk or a kill cut the line off, or another version wrote it.
-    """
+    """Read one line of a log as (seconds since 1970, event); a number that was not finite is NaN again. Returns None if
+    a full disk or a kill cut the line off, or another version wrote it."""
     try:
         fields: Any = json.loads(line)
         return float(fields.pop("time")), _KINDS[fields.pop("event")].validate_python(fields)

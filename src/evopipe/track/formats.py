@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def score(value: float) -> str:
-    """Return a fitness in at most 7 characters, where it is below a million; a dash where it is not finite.
-
-    Below 1 it has digits that count: where the only reward is at the end, 0.96 is not 1.0, and 0.03 not 0.0.
-    """
+    """Return a fitness in at most 7 characters, where it is below a million; a dash where it is not finite. Below 1 it
+    has digits that count: where the only reward is at the end, 0.96 is not 1.0, and 0.03 not 0.0."""
     if not math.isfinite(value):
         return "-"
     if 0 < abs(value) < 1:
@@ -44,3 +43,9 @@ def duration(seconds: float) -> str:
 def clean(text: str) -> str:
     """Return a text on one line and without control characters, which could move a terminal's cursor."""
     return "".join(char if char.isprintable() else " " for char in text)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of texts as lines, one column below the other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(n) for text, n in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -35,10 +35,8 @@ _started: list[subprocess.Popen[bytes]] = []  # to be reaped at the next start, 
 
 
 class Outbox:
-    """Has the record in `folder`, if any, delivered: while a `with` block writes it, or as it stands.
-
-    `with` never raises, nor waits.
-    """
+    """Has the record in `folder`, if any, delivered: while a `with` block writes it, or as it stands. `with` never
+    raises, nor waits."""
 
     def __init__(self, folder: Path | None, root: Path, config: TrackingConfig) -> None:
         missing = {name: text for name in config.backends if (text := backends.missing_package(name)) is not None}
@@ -72,11 +70,9 @@ class Outbox:
         return [f"{text}; {ADVICE}" for text in fresh]
 
     def _start(self, follow: bool) -> subprocess.Popen[bytes] | None:
-        """Start the process that delivers; it follows until its stdin is closed, and says on stdout what is wrong.
-
-        It has its own session, so that Ctrl-C at the terminal leaves it to finish, and none of this process's streams,
-        so that nobody who waits for their end (DVC does) waits for it.
-        """
+        """Start the process that delivers; it follows until its stdin is closed, and says on stdout what is wrong. It
+        has its own session, so that Ctrl-C at the terminal leaves it to finish, and none of this process's streams, so
+        that nobody who waits for their end (DVC does) waits for it."""
         if self._folder is None or not self._config.backends:
             return None
         _started[:] = [process for process in _started if process.poll() is None]
@@ -154,15 +150,10 @@ class _Trackers:
 def sync(
     root: Path, config: TrackingConfig, tell: Callable[[str], None], warn: Callable[[str], None]
 ) -> dict[str, New]:
-    """Deliver all trainings: those recorded on this machine, then those that only DVC knows.
-
-    A tracker is given up at its first failure: the next run would wait as long. `tell` gets a sentence on what was
-    brought, `warn` one on what could not be. Returns what was new, by tracker.
-
-    Raises:
-        MissingInputError: the project has DVC, which is not installed.
-        TrackerError: a tracker could not take everything; what the others took is there.
-    """
+    """Deliver all trainings: those recorded on this machine, then those that only DVC knows. A tracker is given up at
+    its first failure: the next run would wait as long. `tell` gets a sentence on what was brought, `warn` one on what
+    could not be. Returns what was new, by tracker. `MissingInputError` if the project has DVC, which is not installed;
+    `TrackerError` if a tracker could not take everything; what the others took is there."""
     home, totals = root / ".evopipe" / "train", {name: New() for name in config.backends}
     known = Locked.all(root) if (root / ".dvc").is_dir() else []
     for locked in known:
@@ -234,10 +225,8 @@ def _main(folder: Path, root: Path, config: TrackingConfig, writer: int) -> None
 
 
 def _watch(over: threading.Event, seconds: float, writer: int) -> None:
-    """Wait until the writer closes its end, or dies; then until the time is up, however stuck the rest is.
-
-    Its death is looked for as well, for a process that it forked may hold the other end too.
-    """
+    """Wait until the writer closes its end, or dies; then until the time is up, however stuck the rest is. Its death is
+    looked for as well, for a process that it forked may hold the other end too."""
     with contextlib.suppress(OSError, ValueError):
         while os.getppid() == writer and not select.select([0], [], [], _POLL_SECONDS)[0]:
             pass

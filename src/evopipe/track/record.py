@@ -48,9 +48,7 @@ class Kept:
 @dataclass
 class Run:
     """One training as a tracker is told of it, whether it was read from its record or from DVC's files (`track.locks`).
-
-    A tracker that is given the same run twice must hold it once.
-    """
+    A tracker that is given the same run twice must hold it once."""
 
     key: str  # its name among all trainings: 32 hex digits, or `dvc-` and those of its outcome
     params: Mapping[str, Any]  # all of `params.yaml`
@@ -195,11 +193,9 @@ class TrainingRecord:
         return bool(new != about)
 
     def run(self, writing: bool = False) -> Run:
-        """Return the run as it stands; a later call reads what was added.
-
-        One that has not ended, and whose process is not `writing` any more, was killed. Its description may be missing
-        or damaged: `MissingInputError`, `DataError`.
-        """
+        """Return the run as it stands; a later call reads what was added. One that has not ended, and whose process is
+        not `writing` any more, was killed. Its description may be missing or damaged: `MissingInputError`,
+        `DataError`."""
         about = self._about()
         run = self._run = self._run or Run(**{name: about[name] for name in _TOLD})
         with contextlib.suppress(FileNotFoundError), (self.folder / "events.jsonl").open("rb") as stream:
@@ -231,11 +227,8 @@ class TrainingRecord:
 
 
 def _take(run: Run, clock: float, event: Event) -> None:
-    """Take an event in.
-
-    A run that was killed repeats what came after its last checkpoint, bit for bit: the first word on a generation
-    counts, for that is what a tracker has been told.
-    """
+    """Take an event in. A run that was killed repeats what came after its last checkpoint, bit for bit: the first word
+    on a generation counts, for that is what a tracker has been told."""
     if isinstance(event, Generation) and not run.after(event.generation - 1):
         run.generations.append((clock, event))
     elif isinstance(event, Start) and run.result is None:

@@ -21,7 +21,11 @@ from typing import Any
 import evopipe
 from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, Interrupted, MissingInputError, UsageError, need_package
+from evopipe.schema.blocks import RuntimeConfig
+from evopipe.schema.read import read_yaml
 from evopipe.signals import StopSignal
+from evopipe.track.formats import columns
+from evopipe.verify.bits import promise
 from evopipe.verify.compare import Row, compare
 
 _Tell = Callable[[str], None]
@@ -111,11 +115,9 @@ class _Clone:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of its commands: this Python, the clone's own code, nothing of this run's DVC.
-
-        An entry of PYTHONPATH inside the origin becomes the same folder in the clone; where the clone holds no evopipe,
-        the one that runs now is found last.
-        """
+        """The environment of its commands: this Python, the clone's own code, nothing of this run's DVC. An entry of
+        PYTHONPATH inside the origin becomes the same folder in the clone; where the clone holds no evopipe, the one
+        that runs now is found last."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "EVOPIPE_", "GIT_"))}
         path = [Path(entry).resolve() for entry in kept.get("PYTHONPATH", "").split(os.pathsep) if entry]
         path.append(Path(evopipe.__file__).resolve().parents[1])
@@ -130,10 +132,10 @@ class _Clone:
             "TMPDIR": str(self.beside("tmp")),
         }
 
-    def machine(self) -> dict[str, Any]:
-        """Return the machine that its elite was made on; nothing where there is no elite."""
+    def elite(self) -> dict[str, Any]:
+        """Return what its elite says of itself, such as the machine that made it; nothing where there is no elite."""
         file = self.project / layout.ELITE / "policy.json"
-        return dict(json.loads(file.read_bytes())["provenance"]["fingerprint"]) if file.is_file() else {}
+        return dict(json.loads(file.read_bytes())) if file.is_file() else {}
 
 
 def _git(folder: Path, *words: str) -> str:
@@ -186,6 +188,8 @@ def verify(
             _refuse_stale(one)
             two, one = one, _Clone(origin, home / "committed").make()
             one.pull("--allow-missing")  # as far as git and the cache have it
+            machines = _machines(one)
+            tell(machines[0])
             _reproduce([two], 1, tell)
         else:
             title, names, between = "two clean clones of", ("A", "B"), "the clones"
@@ -195,7 +199,7 @@ def verify(
         rows = compare(one.project, two.project, tolerance if lock else None)
         lines = [f"{title} {origin.revision[:12]}", "", *_table(rows, names)]
         if lock:
-            lines += ["", *_machines(one.machine(), two.machine())]
+            lines += ["", *machines]
     show("\n".join(lines))
     wrong = [row.path for row in rows if row.fails]
     if wrong:
@@ -273,7 +277,7 @@ def _end(running: Mapping[_Clone, subprocess.Popen[bytes]]) -> None:
 def _table(rows: Sequence[Row], names: tuple[str, str]) -> list[str]:
     """Return a line an out, below it its notes, and at the end how many had which verdict."""
     cells = [(row.path, row.stage, row.a[:12] or "-", row.b[:12] or "-", row.verdict) for row in rows]
-    head, *lines = _columns([("out", "stage", *names, ""), *cells])
+    head, *lines = columns([("out", "stage", *names, ""), *cells])
     shown = [head]
     for line, row in zip(lines, rows, strict=True):
         shown += [line, *(f"    {note}" for note in row.notes)]
@@ -283,22 +287,17 @@ def _table(rows: Sequence[Row], names: tuple[str, str]) -> list[str]:
     return [*shown, "", f"{len(rows)} outs: {told}"]
 
 
-def _machines(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Return the lock's machine and this one side by side."""
-    if not here:
-        from evopipe.machine import fingerprint  # with torch, which nothing else here needs
+def _machines(clone: _Clone) -> list[str]:
+    """Return the lock's machine and this one side by side, and whether this one can repeat what was learned."""
+    from evopipe.machine import configure, fingerprint  # with torch, which nothing else here needs
 
-        here = fingerprint()
-    if not there:
-        return ["the lock's machine is not known: `dvc pull` brings the elite that names it; this one:"] + [
-            f"  {name}: {value}" for name, value in here.items()
-        ]
-    pairs = {name: (str(there.get(name)), str(here.get(name))) for name in dict.fromkeys((*there, *here))}
+    train = read_yaml(clone.project / "dvc.lock").data["stages"].get("train", {})
+    told = train.get("params", {}).get("params.yaml", {})
+    runtime = {name: told[f"runtime.{name}"] for name in ("kernels", "device", "threads") if f"runtime.{name}" in told}
+    here = fingerprint(configure(RuntimeConfig.model_validate({"kernels": "torch", **runtime})))
+    elite = clone.elite()
+    there = elite["provenance"]["fingerprint"] if elite else {}
+    pairs = {name: (str(there.get(name, "-")), str(here.get(name, "-"))) for name in dict.fromkeys((*there, *here))}
     marked = [(name, a, b, "" if a == b else "*") for name, (a, b) in pairs.items()]
-    return _columns([("machine", "lock", "here", ""), *marked])
-
-
-def _columns(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines, one column below the other."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+    said = [promise(runtime.get("kernels", "torch"), elite, here), ""] if train else []
+    return [*said, *columns([("machine", "lock", "here", ""), *marked])]

@@ -53,18 +53,10 @@ class Row:
 
 
 def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
-    """Compare what two folders hold after one pipeline: a row an out, in the order of the stages.
-
-    Args:
-        one: the pipeline's folder in the first clone, or where the committed outs lie as far as they can be had.
-        two: its folder in the clone that ran.
-        tolerance: None: everything must be the same; else what was learned may differ, and this is by how much the
-            elite's score may, as a share of the first one.
-
-    Raises:
-        MissingInputError: the elite's committed or fresh score is not there.
-        DataError: a dvc.lock or a score cannot be understood.
-    """
+    """Compare what two folders hold after one pipeline: a row an out, in the order of the stages. With a tolerance
+    `one` has the committed outs, as far as they can be had; what was learned may differ then, and the elite's score by
+    this share of the committed one. `MissingInputError` if one of the scores is not there, `DataError` if a score or a
+    dvc.lock cannot be understood."""
     before, after = _read_lock(one), _read_lock(two)
     learned = set() if tolerance is None else _learned(before | after)
     rows = []
@@ -109,16 +101,12 @@ def _read_lock(project: Path) -> dict[str, _Out]:
 def _learned(outs: dict[str, _Out]) -> set[str]:
     """Return the outs that depend on the last bits of training, of another pipeline beside it too: its elite is the
     base of this one's members then."""
-    begun = {path for path, out in outs.items() if any(_of_another(dep) for dep in out.deps)}
+    elite = f"/{layout.ELITE.as_posix()}"
+    begun = {path for path, out in outs.items() if any(d.startswith("../") and elite in d for d in out.deps)}
     found = set(_LEARNED & outs.keys()) | begun
     while more := {path for path, out in outs.items() if found & out.deps} - found:
         found |= more
     return found
-
-
-def _of_another(dep: str) -> bool:
-    """Whether this is something that another pipeline learned."""
-    return dep.startswith("../") and f"/{layout.ELITE.as_posix()}" in dep
 
 
 def _judge_score(there: Path, here: Path, tolerance: float) -> tuple[_Verdict, list[str]]:
@@ -173,10 +161,8 @@ def _where(left: bytes, right: bytes) -> str:
 
 
 def _close(one: Path, two: Path) -> bool:
-    """Whether the numbers of two outs are within a thousandth of each other, and all else is the same.
-
-    Of a folder, files of tensors and of tables count: checksums, programs and model cards follow from them.
-    """
+    """Whether the numbers of two outs are within a thousandth of each other, and all else is the same. Of a folder,
+    files of tensors and of tables count: checksums, programs and model cards follow from them."""
     numbers = [(a, b) for n, a, b in _files(one, two) if not n or (n.endswith(_NUMBERS) and n != _MANIFEST)]
     try:
         return bool(numbers) and all(_alike(_content(a), _content(b)) for a, b in numbers)

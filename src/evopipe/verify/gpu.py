@@ -62,33 +62,32 @@ def check(
     names: Sequence[str], device: torch.device, members: int, repeats: int, tell: Callable[[str], None], envs: int
 ) -> None:
     """Check algorithms, all where none is named, with so many members and environments of each; time so often. Those of
-    language models are among all where the extra `language` is installed.
-
-    `tell` gets a line for each thing that was looked at.
-
-    Raises:
-        UsageError: there is no algorithm of a name.
-        DataError: a finding is bad; it names them all.
-    """
+    language models are among all where the extra `language` is installed. `tell` gets a line for each thing that was
+    looked at. `UsageError` if there is no algorithm of a name, or it is one of teams or games, which are not checked;
+    `DataError`, which names them, if findings are bad."""
     of_text = algos.names(of_text=True)
     for name in set(names) - set(known := [*algos.names(), *of_text]):
         raise UsageError(f"gpu check: --algo: no algorithm {name!r}{suggestion(name, known)}")
-    bad, usual = [], algos.names() if importlib.util.find_spec("transformers") is None else known
+    able = [name for name in known if not algos.get(name).TEAM and algos.regime_of(name) != "games"]
+    for name in set(names) - set(able):
+        raise UsageError(f"gpu check: --algo: {name} learns in teams or from games, which are not checked")
+    with_text = importlib.util.find_spec("transformers") is not None
+    bad, usual = [], [name for name in able if with_text or name not in of_text]
     for name in names or usual:
-        found = _check_text(name, device, members, repeats) if name in of_text else None
-        for finding in found or _check(_spec(name, device, envs), members, repeats):
+        if name in of_text:
+            from evopipe.verify import gpu_language  # with the extra `language`
+
+            told = gpu_language.findings(name, device, members, repeats, _distance)
+            found: Iterator[_Finding] = (_Finding(*each) for each in told)
+        else:
+            found = _check(_spec(name, device, envs), members, repeats)
+        for finding in found:
             verdict = {True: "ok", False: "BAD", None: ""}[finding.good]
             tell(f"{name:8} {finding.what:44} {verdict:4} {finding.result}".rstrip())
             if finding.good is False:
                 bad.append(f"{name}: {finding.what}: {finding.result}")
     if bad:
         raise DataError("\n".join([*bad, "train with runtime.compile: off, or runtime.device: cpu, until it agrees"]))
-
-
-def _check_text(name: str, device: torch.device, members: int, repeats: int) -> Iterator[_Finding]:
-    from evopipe.verify import gpu_language  # with the extra `language`
-
-    return (_Finding(*each) for each in gpu_language.findings(name, device, members, repeats, _distance))
 
 
 def _spec(name: str, device: torch.device, envs: int) -> Spec:

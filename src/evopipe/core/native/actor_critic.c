@@ -213,7 +213,7 @@ static void climb_member(int p, const climb_job *j) {
         const float alive = j->alive ? j->alive[(first + b) * agents + k] : 1.0f;
         const float e = of.out[b] - y[k * rows + b], share = weight[b] * alive;
         d[b] = 2.0f * share * e;
-        loss += share * (e * e);
+        loss = __builtin_fmaf(share, e * e, loss);  // for any vector width
         errors[b] += alive * fabsf(e);
       }
       backward(of.values, grads + i * (critic->size / critic->copies), rows, of.found, of.count, d, next, of_f, 0, packed);

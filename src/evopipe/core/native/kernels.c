@@ -9,6 +9,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 enum { LANES = 16, TILE = 8, PARTS = 2 };
@@ -34,15 +37,47 @@ INLINE void store(float *at, vec x) { *(loose *)at = x; }
 INLINE vec all(float x) { return x - (vec){0}; }
 INLINE vec choose(whole yes, vec a, vec b) { return (vec)(((whole)a & yes) | ((whole)b & ~yes)); }
 
+#if defined(__AVX512F__)
+#define SOME(left) ((__mmask16)((1u << (left)) - 1))
+INLINE vec first_of(const float *at, int left) { return (vec)_mm512_maskz_loadu_ps(SOME(left), at); }
+INLINE void put_first(float *at, int left, vec x) { _mm512_mask_storeu_ps(at, SOME(left), (__m512)x); }
+#else
+INLINE vec first_of(const float *at, int left) {
+#if defined(__AVX2__)
+  return (vec)_mm256_maskload_ps(at, (__m256i)((whole){0, 1, 2, 3, 4, 5, 6, 7} < left));
+#else
+  float piece[LANES] = {0};
+  for (int i = 0; i < left; i++) piece[i] = at[i];
+  return load(piece);
+#endif
+}
+INLINE void put_first(float *at, int left, vec x) {
+  for (int i = 0; i < left; i++) at[i] = x[i];
+}
+#endif
+
+// What is left of a row, zeros behind it.
+INLINE vec part(const float *at, int left) { return left >= LANES ? load(at) : first_of(at, left); }
+INLINE void put(float *at, int left, vec x) { left >= LANES ? store(at, x) : put_first(at, left, x); }
+
+// A product that is to be rounded before it is added to anything: compilers fuse both as they like.
+INLINE vec rounded(vec x) {
+#if defined(__SSE__)
+  __asm__("" : "+x"(x));
+#endif
+  return x;
+}
+
 // --- products --------------------------------------------------------------------------------------------------------
 
 // out[i, j] (+)= sum_l a[i * across + l * along] packed[l, j] of `rows` rows and `parts` vectors of columns.
 INLINE void tile(const int rows, const int parts, int depth, const float *a, ptrdiff_t across, ptrdiff_t along,
-                 const float *packed, float *out, ptrdiff_t stride, int columns, const float *bias, int add) {
-  vec sums[TILE][PARTS];
+                 const float *packed, ptrdiff_t apart, float *out, ptrdiff_t stride, int columns, const float *bias,
+                 int add) {
+  vec sums[2 * TILE][PARTS];
   for (int i = 0; i < rows; i++)
     for (int j = 0; j < parts; j++) sums[i][j] = bias ? load(bias + j * LANES) : (vec){0};
-  for (int l = 0; l < depth; l++, a += along, packed += PANEL) {
+  for (int l = 0; l < depth; l++, a += along, packed += apart) {
     vec b[PARTS];
     for (int j = 0; j < parts; j++) b[j] = load(packed + j * LANES);
     for (int i = 0; i < rows; i++)
@@ -52,26 +87,22 @@ INLINE void tile(const int rows, const int parts, int depth, const float *a, ptr
     for (int j = 0; j < parts; j++) {
       float *to = out + i * stride + j * LANES;
       const int own = columns - j * LANES;
-      if (own >= LANES) {
-        store(to, add ? load(to) + sums[i][j] : sums[i][j]);
-      } else {
-        for (int c = 0; c < own; c++) to[c] = add ? to[c] + sums[i][j][c] : sums[i][j][c];
-      }
+      put(to, own, add ? part(to, own) + sums[i][j] : sums[i][j]);
     }
 }
 
 static void tiles(int rows, int depth, const float *a, ptrdiff_t across, ptrdiff_t along, const float *packed,
-                  float *out, ptrdiff_t stride, int columns, const float *bias, int add) {
+                  ptrdiff_t apart, float *out, ptrdiff_t stride, int columns, const float *bias, int add) {
   int i = 0;
 #define TAKE(n, parts)                                                                                               \
   for (; i + n <= rows; i += n)                                                                                      \
-  tile(n, parts, depth, a + i * across, across, along, packed, out + i * stride, stride, columns, bias, add)
+  tile(n, parts, depth, a + i * across, across, along, packed, apart, out + i * stride, stride, columns, bias, add)
   if (columns > LANES) {
     TAKE(TILE, PARTS);
     TAKE(4, PARTS);
     TAKE(1, PARTS);
   } else {
-    TAKE(TILE, 1);
+    TAKE(2 * TILE, 1);
     TAKE(4, 1);
     TAKE(1, 1);
   }
@@ -110,24 +141,19 @@ static void product(int rows, int depth, int columns, const float *a, ptrdiff_t 
                     float *packed) {
   for (int first = 0; first < columns; first += PANEL) {
     const int own = columns - first < PANEL ? columns - first : PANEL;
+    const int direct = !transposed && own == PANEL && rows <= TILE;  // what is read once need not be packed
     float begin[PANEL];
     if (transposed) {
-      for (int j = 0; j < PANEL; j += LANES) turned(depth, own - j, b + (first + j) * width, width, packed + j);
-    } else {
-      for (int l = 0; l < depth; l++) {
-        const float *from = b + l * width + first;
-        float *to = packed + (ptrdiff_t)l * PANEL;
-        if (own == PANEL) {
-          for (int j = 0; j < PARTS; j++) store(to + j * LANES, load(from + j * LANES));
-        } else {
-          for (int j = 0; j < own; j++) to[j] = from[j];
-          for (int j = own; j < PANEL; j++) to[j] = 0.0f;
-        }
-      }
+      for (int j = 0; j < own; j += LANES) turned(depth, own - j, b + (first + j) * width, width, packed + j);
+    } else if (!direct) {
+      for (int l = 0; l < depth; l++)
+        for (int j = 0; j < own; j += LANES)
+          store(packed + (ptrdiff_t)l * PANEL + j, part(b + l * width + first + j, own - j));
     }
     if (bias)
-      for (int j = 0; j < PANEL; j++) begin[j] = j < own ? bias[first + j] : 0.0f;
-    tiles(rows, depth, a, across, along, packed, out + first, stride, own, bias ? begin : NULL, add);
+      for (int j = 0; j < own; j += LANES) store(begin + j, part(bias + first + j, own - j));
+    tiles(rows, depth, a, across, along, direct ? b + first : packed, direct ? width : PANEL, out + first, stride, own,
+          bias ? begin : NULL, add);
   }
 }
 
@@ -214,21 +240,6 @@ INLINE vec slope(const int kind, vec y, vec z) {  // of the activation, from its
     case SIGMOID: return y * (1.0f - y);
     case SOFTPLUS: return choose(y > all(20.0f), all(1.0f), 1.0f - exponential(-y));
     default: return all(1.0f);
-  }
-}
-
-INLINE vec part(const float *at, int left) {  // what is left of a row, zeros behind it
-  if (left >= LANES) return load(at);
-  float piece[LANES] = {0};
-  for (int i = 0; i < left; i++) piece[i] = at[i];
-  return load(piece);
-}
-
-INLINE void put(float *at, int left, vec x) {
-  if (left >= LANES) {
-    store(at, x);
-  } else {
-    for (int i = 0; i < left; i++) at[i] = x[i];
   }
 }
 

@@ -132,7 +132,7 @@ static void soft_member(int p, const soft_job *j) {
       const ptrdiff_t taken = (ptrdiff_t)b * values + (discrete ? ((const int64_t *)j->action)[at] : 0);
       const float e = of[0].out[taken] - y[b];
       d[taken] = weight[b] * e;
-      loss += 0.5f * weight[b] * (e * e);
+      loss = __builtin_fmaf(0.5f * weight[b], e * e, loss);  // for any vector width
       errors[b] += 0.5f * fabsf(e);
     }
     backward(of[0].values, grads + t * critic->size, rows, of[0].found, of[0].count, d, next, of_f, 0, packed);

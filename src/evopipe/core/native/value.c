@@ -81,7 +81,7 @@ static void with_noise(const value_job *j, int p, const layer *found, int count,
       const ptrdiff_t row = r < in ? at[WEIGHT] + (ptrdiff_t)r * at[STRIDE] : at[BIAS];
       const float by = r < in ? into[r] : 1.0f;
       for (int c = 0; c < n; c += LANES) {
-        const vec moved = part(of + row + c, n - c) * (by * part(out + c, n - c));
+        const vec moved = rounded(part(of + row + c, n - c) * (by * part(out + c, n - c)));
         put(to + row + c, n - c, base ? part(base + row + c, n - c) + moved : moved);
       }
     }

@@ -7,10 +7,12 @@ serve several kinds of algorithm at once, see `language.data.check_row`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeAlias
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import ValidationError
 
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, said, suggestion
@@ -56,13 +58,9 @@ TASKS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 def get(name: str, kwargs: Mapping[str, Any]) -> Task:
-    """Return a task.
-
-    Raises:
-        ParamsError: there is none of that name, or it does not take these arguments.
-        MissingInputError: it needs a package that is not installed.
-        EnvironmentFailed: a module of one's own, or its class, raised or did not return.
-    """
+    """Return a task. Raises ParamsError if there is none of that name, or it does not take these arguments;
+    MissingInputError if it needs a package that is not installed; EnvironmentFailed if a module of one's own, or its
+    class, raised or did not return."""
     if name not in TASKS and ":" not in name:
         raise ParamsError(f"language.task: no task {name!r} (`module:Class` is one's own){suggestion(name, TASKS)}")
     make, given = TASKS.get(name, (None, {}))
@@ -86,12 +84,8 @@ def get(name: str, kwargs: Mapping[str, Any]) -> Task:
 
 def score_of(task: Task, own: str | None) -> Score:
     """Return what rewards completions: the task's own score, or a function of one's own, `module:function`, which is
-    called with completion and row.
-
-    Raises:
-        ParamsError: there is no such function.
-        EnvironmentFailed: importing its module raised, or did not return.
-    """
+    called with completion and row. Raises ParamsError if there is no such function; EnvironmentFailed if importing its
+    module raised, or did not return."""
     if own is None:
         return task.score
     with _foreign(f"language.reward: importing {own!r}"):
@@ -116,3 +110,43 @@ def _foreign(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise EnvironmentFailed(f"{what} raised {said(error)}") from error
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class _Rewarded(NamedTuple):
+    """The rewards of completions, 0 where there was none."""
+
+    values: npt.NDArray[np.float64]  # [n]
+    failed: int  # completions without a reward of their own
+    why: str | None  # what went wrong with the first of these
+
+
+def rewards(score: Score, rows: Sequence[Mapping[str, Any]], completions: Sequence[str], seconds: float) -> _Rewarded:
+    """Score completions, each of the row in its place. A score that raises, does not return within so many seconds (in
+    the main thread, see `Watchdog`) or returns what is no finite number of float32 gives the reward 0 and is counted.
+    It sees a row's copy, and may change that."""
+    values = np.zeros(len(completions))
+    failed, first = 0, None
+    for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
+        try:
+            with Watchdog(seconds, "language.reward_seconds"):
+                returned = score(dict(row), completion)
+                values[i], why = _number(returned)
+        except Hung as hung:
+            why = str(hung)
+        except (Exception, SystemExit) as error:
+            why = f"raised {said(error)[:300]}"
+        if why is not None:
+            failed += 1
+            first = first or why
+    return _Rewarded(values, failed, first)
+
+
+def _number(returned: Any) -> tuple[float, str | None]:
+    """Return what a score returned as a number, or 0 and why it is none: a text that reads as a number is a mistake."""
+    found = returned.item() if hasattr(returned, "item") else returned
+    if isinstance(found, numbers.Real) and abs(float(found)) <= _LARGEST:
+        return float(found), None
+    return 0.0, f"returned {found!r:.60}, which is no finite number"

@@ -34,7 +34,6 @@ class Arithmetic(Schema):
 
     @property
     def characters(self) -> str:
-        """All characters of its rows."""
         return "".join(dict.fromkeys("0123456789-" + "".join(self.operations) + self._ask("")))
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:

@@ -56,11 +56,8 @@ class ReasoningGym(Schema):
         return rows
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
-        """Return the generator's own score, from 0 to 1.
-
-        Raises:
-            ValueError: the installed package makes another question of this row.
-        """
+        """Return the generator's own score, from 0 to 1. Raises ValueError if the installed package makes another
+        question of this row."""
         questions = self._questions(row["seed"], row["size"])
         made = questions[row["index"]]
         if made["question"] != row["prompt"]:

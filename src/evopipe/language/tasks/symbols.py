@@ -45,7 +45,6 @@ class Symbols(Schema):
 
     @property
     def characters(self) -> str:
-        """All characters of its rows."""
         return self.alphabet + "="
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:

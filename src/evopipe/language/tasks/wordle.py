@@ -25,7 +25,7 @@ Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Encoded:
+class _Encoded:
     """Games as tokens: `[n, L]` each."""
 
     ids: np.ndarray  # int64
@@ -46,11 +46,9 @@ class Played:
 
 
 class Wordle(Schema):
-    """Guess a word within some tries. A guess earns −1, the right one 0.
-
-    A game as tokens: a start, then for every turn the letters of a guess and as many colours; after the last guess the
-    game is over. A guess that is no word of the vocabulary gets no feedback, and counts.
-    """
+    """Guess a word within some tries. A guess earns −1, the right one 0. A game as tokens: a start, then for every turn
+    the letters of a guess and as many colours; after the last guess the game is over. A guess that is no word of the
+    vocabulary gets no feedback, and counts."""
 
     words: str | Annotated[tuple[str, ...], Field(strict=False)] = Field(
         "tiny", description="the vocabulary: `tiny`, `five`, a file with a word a line, or a list"
@@ -95,7 +93,6 @@ class Wordle(Schema):
     # --- games that are made ---
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make games, each played by one of the policies."""
         names = list(self.policies)
         shares = np.array([self.policies[name] for name in names])
         who = rng.choice(len(names), n, p=shares / shares.sum())
@@ -108,7 +105,6 @@ class Wordle(Schema):
         return rows
 
     def behave(self, policy: str, seeds: np.ndarray) -> Played:
-        """Let a policy play a game a seed."""
         games = Games(self.vocabulary, len(seeds))
         guesses = np.zeros((len(seeds), 0), np.int64)
         codes = np.zeros((len(seeds), 0), np.int64)
@@ -123,17 +119,14 @@ class Wordle(Schema):
         return self._played([[words[i] for i in row] for row in guesses.tolist()], codes)
 
     def behaviours(self, seeds: np.ndarray) -> dict[str, Played]:
-        """Let every behaviour policy play a game a seed."""
         return {name: self.behave(name, seeds) for name in POLICIES}
 
     # --- games that are played ---
 
     def play(self, seeds: np.ndarray, act: Act) -> Played:
-        """Play a game a seed, all at once; a row's words do not depend on the other rows.
-
-        `act` is asked for every letter of every row; what it says for a row that is over is not used, and such a row's
-        tokens stay what they are.
-        """
+        """Play a game a seed, all at once; a row's words do not depend on the other rows. `act` is asked for every
+        letter of every row; what it says for a row that is over is not used, and such a row's tokens stay what they
+        are."""
         vocabulary, n = self.vocabulary, len(seeds)
         games = Games(vocabulary, n)
         ids = np.zeros((n, self.length + vocabulary.length), np.int64)  # with room for the last colours
@@ -204,7 +197,7 @@ class Wordle(Schema):
         if len(guesses) < self.tries and "g" * size not in colours:
             raise DataError(f"{where}: is not over: {len(guesses)} of {self.tries} turns, and the word was not found")
 
-    def encode(self, rows: Sequence[Mapping[str, Any]], where: str = "games") -> Encoded:
+    def encode(self, rows: Sequence[Mapping[str, Any]], where: str = "games") -> _Encoded:
         """Return games as tokens; DataError where one cannot be, see `check`: `where`, and its number from 1."""
         for number, row in enumerate(rows, start=1):
             self.check(row, f"{where}:{number}")
@@ -226,7 +219,7 @@ class Wordle(Schema):
         done = real & (place == ends[:, None])
         reward = np.where(real & last & ~(done & won[:, None]), -1.0, 0.0)
         first = np.zeros((n, 1), bool)
-        return Encoded(
+        return _Encoded(
             ids,
             np.column_stack([~first, real]),
             np.column_stack([first, acts & real]),

@@ -24,11 +24,7 @@ COLOURS = "byg"
 
 
 class Vocabulary:
-    """Words of one length, and what each of them says of each guess.
-
-    Args:
-        words: of one length, without doubles, see `read_words`.
-    """
+    """Words of one length, without doubles (see `read_words`), and what each of them says of each guess."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
@@ -74,10 +70,8 @@ class Vocabulary:
 
 
 def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
-    """Return the colours of guesses `[…, n]`, letters as numbers, as a code each, uint16.
-
-    A letter in its place is green. Of the others one is yellow for each that the word has left, the first ones first.
-    """
+    """Return the colours of guesses `[…, n]`, letters as numbers, as a code each, uint16. A letter in its place is
+    green. Of the others one is yellow for each that the word has left, the first ones first."""
     green = guess == word
     other = (guess[..., :, None] == word[..., None, :]) & ~green[..., None, :]
     same = (guess[..., :, None] == guess[..., None, :]) & ~green[..., None, :]
@@ -98,10 +92,8 @@ class Games:
         self.over = np.zeros(rows, bool)
 
     def guess(self, guesses: np.ndarray, chance: np.ndarray) -> np.ndarray:
-        """Take a guess a row, `[R]` places of words, −1 for none; return the codes `[R]`, −1 for no feedback.
-
-        `chance` `[R]`, in [0, 1), draws the words. Rows that are over stay as they are.
-        """
+        """Take a guess a row, `[R]` places of words, −1 for none; return the codes `[R]`, −1 for no feedback. `chance`
+        `[R]`, in [0, 1), draws the words. Rows that are over stay as they are."""
         codes = np.full(len(guesses), -1)
         rows = np.flatnonzero(~self.over & (guesses >= 0))
         told = self.vocabulary.codes[guesses[rows]]
@@ -125,39 +117,28 @@ Policy = Callable[[Games, np.ndarray, np.ndarray, float], np.ndarray]
 """(games, guesses before `[R, turns]`, chance `[R, 2]`, share that is smart) → guesses `[R]`."""
 
 
-def _optimal(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
-    return np.array([0 if over else games.vocabulary.best(row) for row, over in zip(games.possible, games.over)])  # noqa: B905
-
-
-def _consistent(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
-    return draw(games.possible, chance[:, 0])
-
-
 def _repeating(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
     if before.shape[1] < 2:
-        return _consistent(games, before, chance, smart)
+        return draw(games.possible, chance[:, 0])
     return np.where(chance[:, 0] < 0.5, before[:, 0], before[:, 1])
 
 
-def _random(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
-    return draw(np.ones_like(games.possible), chance[:, 0])
-
-
-def _mixture(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
-    return draw(games.possible | (chance[:, 1] >= smart)[:, None], chance[:, 0])
-
-
-def _wrong(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
-    return draw(~games.possible, chance[:, 0])
-
-
 POLICIES: dict[str, Policy] = {
-    "optimal": _optimal,  # the guess with the most information
-    "consistent": _consistent,  # a word that agrees with all colours
+    # the guess with the most information
+    "optimal": lambda games, before, chance, smart: np.array(
+        [0 if over else games.vocabulary.best(row) for row, over in zip(games.possible, games.over, strict=True)]
+    ),
+    # a word that agrees with all colours
+    "consistent": lambda games, before, chance, smart: draw(games.possible, chance[:, 0]),
     "repeating": _repeating,  # its first two guesses, then one of them again and again
-    "random": _random,  # any word
-    "mixture": _mixture,  # `smart` of the guesses as `consistent`, the others as `random`
-    "wrong": _wrong,  # a word that cannot be it, where there is one
+    # any word
+    "random": lambda games, before, chance, smart: draw(np.ones_like(games.possible), chance[:, 0]),
+    # `smart` of the guesses as `consistent`, the others as `random`
+    "mixture": lambda games, before, chance, smart: draw(
+        games.possible | (chance[:, 1] >= smart)[:, None], chance[:, 0]
+    ),
+    # a word that cannot be it, where there is one
+    "wrong": lambda games, before, chance, smart: draw(~games.possible, chance[:, 0]),
 }
 
 
@@ -166,11 +147,8 @@ POLICIES: dict[str, Policy] = {
 
 def read_words(source: str | Sequence[str]) -> tuple[str, ...]:
     """Return the words of `tiny` (all pairs of four letters), of `five` (common words), of a file, or those given.
-
-    Raises:
-        MissingInputError: there is no such file.
-        DataError, ParamsError: it holds doubles, unlike lengths or what is no word; a file's line is named.
-    """
+    Raises MissingInputError if there is no such file; DataError or ParamsError if it holds doubles, unlike lengths or
+    what is no word; a file's line is named."""
     if source == "tiny":
         return tuple(map("".join, product("abcd", repeat=2)))
     if not isinstance(source, str):

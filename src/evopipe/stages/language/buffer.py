@@ -16,13 +16,7 @@ from evopipe.storage.files import write_json
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `data/tokens` and `reports/buffer.json` below `folder`.
-
-    Raises:
-        MissingInputError: `data/text.jsonl` or the base is not there.
-        DataError: one of them is damaged, or nothing is short enough.
-        DiskError: a file cannot be written.
-    """
+    """Write `data/tokens` and `reports/buffer.json`."""
     cfg, form = settled(params), form_of(params)
     path = layout.need(folder, layout.TEXT)
     rows, base = data.read_jsonl(path, form), base_of(cfg, params.seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,130 +11,75 @@ from typing import Any
 import numpy as np
 import torch
 
-from evopipe import layout, rng
+from evopipe import layout
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
-from evopipe.errors import Interrupted, translate_failures
+from evopipe.errors import translate_failures
 from evopipe.language.generate import Sampling
 from evopipe.machine import configure
-from evopipe.ops.statistics import summary
 from evopipe.rng import Purpose
 from evopipe.run.dialogue import AT_ONCE, Room, sampling
-from evopipe.run.evaluate import Episodes, Stopped
+from evopipe.run.evaluate import Stopped
 from evopipe.run.language import LESS, LanguageSpec
-from evopipe.run.order import held_out
-from evopipe.run.text import References, evaluate_rows, figures
 from evopipe.schema.text import LanguageParams
-from evopipe.signals import StopSignal
+from evopipe.stages import shards
+from evopipe.stages.evaluate import interruptible, score_of, tell_elite, write
 from evopipe.stages.language import games
-from evopipe.stages.language.setup import corpus_of, form_of, judge_of, make_spec, read_members, truth_of
-from evopipe.stages.tell import tell, warn
-from evopipe.storage.files import write_csv, write_json
+from evopipe.stages.language.setup import form_of, held_out_of, make_spec, room_of
+from evopipe.stages.setup import read_members
+from evopipe.storage.files import write_json
 from evopipe.track.formats import score
 
 _SHOWN = 12  # prompts of which the completions are written down
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write the elite's scores and the base's, every member's, every row's, and some completions (`reports/`).
-
-    Raises:
-        MissingInputError, DataError: `models/trained` or `data/tokens` is not there, or is damaged.
-        Interrupted: a signal came.
-    """
+    """Write the elite's scores and the base's, every member's, every row's, and some completions (`reports/`)."""
+    if shards.served(params.runtime.shards):
+        return
     spec, form = make_spec(params, configure(params.runtime)), form_of(params)
     stored, trained = read_members(folder, layout.TRAINED, spec)
-    if form == "games":
-        _games(params, spec, stored, trained["elite"]["score"], folder, quiet)
+    seeds = spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes)
+    names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite"]
+    of = None if form == "games" else room_of(params, spec, folder)
+    if of is not None:  # beside what members learned, what they began from: the elite without its change of the base
+        names.append("base")
+        elite, policy = stored[-1], spec.algo.POLICY
+        plain = {**elite.tensors, policy: torch.zeros_like(elite.tensors[policy])}
+        stored = [*stored, replace(elite, tensors=plain)]
+    everyone = [replace(member, slot=i) for i, member in enumerate(stored)]
+    drawn: dict[str, float] = {}
+    shown: list[dict[str, Any]] = []
+    with (
+        interruptible() as stopped,
+        translate_failures(LESS),
+        shards.divided(params, len(everyone), folder, learn=False) as divided,
+        closing(divided.held_out(spec, everyone) or held_out_of(params, spec, folder, of)) as scored,
+    ):
+        played = scored.evaluate(spec.form(everyone), seeds, stopped)
+        if of is not None:
+            room, index = of
+            if "end" not in spec.algo.asks(spec.algo_config):  # a reward model is not asked for text
+                shown = _completions(room, spec.form([replace(m, slot=i) for i, m in enumerate(everyone[-2:])]), index)
+            if form == "reasoning" and params.evaluate.samples:
+                drawn = _pass_at(room, spec, everyone[-2], index, params.evaluate.samples, stopped)
+    if of is None:
+        best = games.write_scores(params, spec, played, everyone[-1], folder)
+        tell_elite(best, f"{len(seeds)} games, {best['won']:.0%} of them won", trained, quiet)
         return
-    corpus = corpus_of(folder, spec, form)
-    plain = replace(stored[-1], tensors=_without(stored[-1], spec.algo.POLICY))
-    names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite", "base"]
-    everyone = [replace(member, slot=i) for i, member in enumerate([*stored, plain])]
-    cohorts = spec.form(everyone)
-    rows = corpus.splits["test"]
-    index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
-    room = Room(spec, corpus, judge_of(spec.language, spec.device), truth=truth_of(spec.language))
-    told: dict[int, dict[str, float]] = {}
-    with StopSignal() as stop, translate_failures(LESS):
-
-        def stopped() -> bool:
-            return stop.signum is not None
-
-        try:
-            if form == "reasoning":
-                played = room.evaluate(cohorts, index, stopped)
-                if room.truth is not None:
-                    means = replace(room, judge=room.truth).evaluate(cohorts, index, stopped).returns.mean(axis=1)
-                    told = {slot: {"task": float(mean)} for slot, mean in enumerate(means)}
-            else:
-                asks = "reference" in spec.algo.asks(spec.algo_config)
-                references = References(spec, corpus, index) if asks else None
-                played = evaluate_rows(spec, corpus, cohorts, index, references, stopped)
-                told = figures(spec, corpus, cohorts, index, references)
-            writes = "end" not in spec.algo.asks(spec.algo_config)  # a reward model is not asked for text
-            shown = (
-                _completions(room, spec.form([replace(m, slot=i) for i, m in enumerate(everyone[-2:])]), index)
-                if writes
-                else []
-            )
-            drawn = (
-                _pass_at(room, spec, everyone, index, params.evaluate.samples, stopped) if form == "reasoning" else {}
-            )
-        except Stopped:
-            raise Interrupted(
-                stop.signum or 0, "stopped, nothing was written; the same command begins it again"
-            ) from None
-    scores = _scores(params, names, played, index)
-    for slot, figure in told.items():
-        scores[names[slot]] |= figure
-    elite, base = scores.pop("elite"), scores.pop("base")
-    about = {"episodes": len(index), "steps": played.steps, "env": spec.name}
-    write_json(folder / layout.EVALUATION, {"elite": {**elite, **drawn}, "base": base, **about})
-    write_json(folder / layout.MEMBERS, scores)
-    episodes = [
-        [name, int(row), float(returns), int(length)]
+    scores = {
+        name: score_of(params, m, np.nan_to_num(played.returns[m], nan=0.0), played.lengths[m])
         for m, name in enumerate(names)
-        for row, returns, length in zip(index, played.returns[m], played.lengths[m], strict=True)
-    ]
-    write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], episodes)
+    }
+    for name, values in played.more.items():
+        for m, value in enumerate(values.tolist()):
+            scores[names[m]][name] = value
+    best, base = scores.pop("elite"), scores.pop("base")
+    about = {"episodes": len(index), "steps": played.steps, "env": spec.name}
+    episodes = ((n, index, played.returns[m], played.lengths[m].astype(int)) for m, n in enumerate(names))
+    write(folder, {"elite": {**best, **drawn}, "base": base, **about}, scores, episodes)
     write_json(folder / layout.COMPLETIONS, shown)
-    _tell(elite, f"{len(index)} held-out rows, the base's {score(base['mean'])}", trained["elite"]["score"], quiet)
-
-
-def _games(
-    params: LanguageParams, spec: LanguageSpec, stored: list[Member], fitness: float, folder: Path, quiet: bool
-) -> None:
-    with StopSignal() as stop, translate_failures():
-        try:
-            elite = games.evaluate(params, spec, stored, folder, lambda: stop.signum is not None)
-        except Stopped:
-            raise Interrupted(
-                stop.signum or 0, "stopped, nothing was written; the same command begins it again"
-            ) from None
-    won = f"{params.evaluate.episodes} games, {elite['won']:.0%} of them won"
-    _tell(elite, won, fitness, quiet)
-
-
-def _tell(elite: dict[str, Any], over: str, fitness: float, quiet: bool) -> None:
-    interval = "[{}, {}]".format(*map(score, elite["interval"]))
-    tell(f"elite: mean {score(elite['mean'])} over {over}, 95 % interval {interval}", quiet)
-    if elite["interval"][1] < fitness:
-        warn(f"held-out interval {interval} lies below the elite's fitness {score(fitness)}: raise train.eval_episodes")
-
-
-def _without(member: Member, network: str) -> dict[str, torch.Tensor]:
-    """Return a member's tensors with the change of the base taken out: it is the base then."""
-    return {**member.tensors, network: torch.zeros_like(member.tensors[network])}
-
-
-def _scores(params: LanguageParams, names: list[str], played: Episodes, index: np.ndarray) -> dict[str, Any]:
-    found = {}
-    for m, name in enumerate(names):
-        chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, m)
-        returns = np.nan_to_num(played.returns[m], nan=0.0)
-        found[name] = summary(returns, played.lengths[m], params.evaluate.bootstrap, chance)
-    return found
+    tell_elite(best, f"{len(index)} held-out rows, the base's {score(base['mean'])}", trained, quiet)
 
 
 def _completions(room: Room, cohorts: list[Cohort], index: np.ndarray) -> list[dict[str, Any]]:
@@ -148,24 +95,19 @@ def _completions(room: Room, cohorts: list[Cohort], index: np.ndarray) -> list[d
             told[slot] = [
                 {"text": text, **({} if reward is None else {"reward": reward[r][i]})} for i, text in enumerate(texts)
             ]
-    return [
-        {"prompt": _shown(room.corpus.rows[int(row)]["prompt"]), "elite": told[0][i], "base": told[1][i]}
-        for i, row in enumerate(few)
-        if "prompt" in room.corpus.rows[int(row)]
-    ]
-
-
-def _shown(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+    found = []
+    for row, elite, base in zip(few, told[0], told[1], strict=True):
+        if (prompt := room.corpus.rows[int(row)].get("prompt")) is not None:
+            shown = prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+            found.append({"prompt": shown, "elite": elite, "base": base})
+    return found
 
 
 def _pass_at(
-    room: Room, spec: LanguageSpec, everyone: list[Member], index: np.ndarray, samples: int, stopped: Any
-) -> dict[str, Any]:
+    room: Room, spec: LanguageSpec, elite: Member, index: np.ndarray, samples: int, stopped: Callable[[], bool]
+) -> dict[str, float]:
     """Return the chance that the best of `samples` completions of the elite, drawn, is right: the mean of the best."""
-    if not samples:
-        return {}
-    (cohort,) = spec.form_alone(replace(everyone[-2], slot=0))
+    (cohort,) = spec.form_alone(replace(elite, slot=0))
     best = []
     for start in range(0, len(index), AT_ONCE):
         if stopped():

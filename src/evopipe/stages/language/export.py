@@ -6,39 +6,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import evopipe
 from evopipe import layout
+from evopipe.card import render
 from evopipe.core.member import Member
-from evopipe.errors import DataError
 from evopipe.evolve.lineage import descent, read_lineage
-from evopipe.keys import content_key
-from evopipe.language import peft
+from evopipe.language import peft, player
 from evopipe.language.adapters import Adapted, LoRA
 from evopipe.language.policy import CHANGE, HEAD, MERGED, POLICY
-from evopipe.machine import configure, fingerprint, git_revision
+from evopipe.machine import configure
 from evopipe.run.language import LanguageSpec
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language import games
+from evopipe.stages.export import provenance, scored
 from evopipe.stages.language.describe import describe
-from evopipe.stages.language.setup import make_spec, read_members
+from evopipe.stages.language.setup import make_spec
+from evopipe.stages.setup import read_members
 from evopipe.stages.tell import tell
-from evopipe.storage.files import dump_json, read_bytes, read_json
+from evopipe.storage.files import dump_json, read_bytes
 from evopipe.storage.folders import write_folder
 from evopipe.storage.tensors import dump_tensors
 from evopipe.track.formats import score
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/elite`: the adapter as PEFT's files, the merged model, policy.json and a model card.
-
-    Raises:
-        MissingInputError: `models/trained` or `reports/evaluation.json` is not there.
-        DataError: one of them is damaged.
-    """
+    """Write `models/elite`: the adapter as PEFT's files, the merged model, policy.json and a model card."""
     configure(params.runtime)
     spec = make_spec(params)
     (*_, elite), trained = read_members(folder, layout.TRAINED, spec)
-    scores = _scores(layout.need(folder, layout.EVALUATION))
+    scores = scored(folder, {"mean", "interval"})
     about = {
         **describe(params, spec),
         "format": 1,
@@ -50,13 +44,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         "evaluation": scores["elite"],
         "before": scores.get("base"),
         "lineage": descent(read_lineage(read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)), elite.id),
-        "provenance": {
-            "evopipe": evopipe.__version__,
-            "git_revision": git_revision(folder.absolute()),
-            "code_hash": content_key({}, [Path(evopipe.__file__).parent]),
-            "params_hash": content_key(params.tracked()),
-            "fingerprint": fingerprint(),
-        },
+        "provenance": provenance(params, folder),
     }
     write(folder / layout.ELITE, spec, elite, about)
     tell(f"{layout.ELITE}: {elite.arch.describe()}, held-out mean {score(scores['elite']['mean'])}", quiet)
@@ -65,17 +53,14 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
 def write(
     folder: Path, spec: LanguageSpec, member: Member, about: Mapping[str, Any], called: str = str(layout.ELITE)
 ) -> None:
-    """Write a member as a policy's folder, with a model card that calls it so; what it is says `about`.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
+    """Write a member as a policy's folder, with a model card that calls it so; what it is says `about`. `DiskError` if
+    it cannot be written."""
     arch: Any = member.arch
     row = member.tensors[spec.algo.POLICY]
-    card = _card(about, spec.base.name, called)
-    files = {POLICY: dump_json(dict(about), POLICY, indent=2), "README.md": card.encode()}
+    text = render("card_language.md.j2", about=about, base=spec.base.name, called=called)
+    files = {POLICY: dump_json(dict(about), POLICY, indent=2), "README.md": text.encode()}
     if spec.base.length:
-        files |= games.files(spec, member)
+        files |= player.files(spec.algo, spec.algo_config, spec.base.words, member)
     elif isinstance(arch, LoRA):
         files |= peft.adapter_files(spec.base, arch, row)
     else:
@@ -86,39 +71,3 @@ def write(
         merged = peft.merged_files(spec.base, arch, row)
         files |= {f"{MERGED}/{name}": data for name, data in merged.items()}
     write_folder(folder, files)
-
-
-def _scores(path: Path) -> dict[str, Any]:
-    report = read_json(path)
-    scores = report.get("elite") if isinstance(report, dict) else None
-    if not isinstance(scores, dict) or not scores.keys() >= {"mean", "interval"}:
-        raise DataError(f"{path}: has no scores of the elite; run `evopipe evaluate` or `dvc repro evaluate` again")
-    return dict(report)
-
-
-def _card(about: Mapping[str, Any], base: str, called: str) -> str:
-    """Return the model card, Markdown."""
-    found, before = about["evaluation"], about["before"]
-    asked = 'reward(["…"], ["…"])' if about.get("head") else 'generate(["…"])'
-    was = f" The base's mean is {score(before['mean'])}." if before else ""
-    merged = (
-        "\nThe folder `merged` is a whole model, for `transformers` or as `language.model` of another pipeline:\n\n"
-        "```python\nfrom transformers import AutoModelForCausalLM\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{called}/merged")\n```\n'
-        if about["merged"]
-        else ""
-    )
-    adapter = (
-        "\n`adapter_model.safetensors` and `adapter_config.json` are an adapter that PEFT loads onto the base.\n"
-        if about["arch"]["kind"] == "lora"
-        else ""
-    )
-    what, says = f"over the base `{base}`", f"print(policy.{asked})"
-    if about.get("kind") == "games":
-        what, says = "from games, a whole model of its own,", "print(policy.play(games=1).rows)"
-    return (
-        f"# {about['env']['id']}\n\nThe elite of a population trained by {about['algo']} {what} "
-        f"with evopipe.\n\nMean score {score(found['mean'])} on held-out rows, 95 % interval "
-        f"[{score(found['interval'][0])}, {score(found['interval'][1])}].{was}\n{adapter}{merged}\n"
-        f'```python\nimport evopipe\n\npolicy = evopipe.load("{called}")\n{says}\n```\n'
-    )

@@ -13,14 +13,7 @@ from evopipe.storage.files import write_json
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `data/text.jsonl` and `reports/fetch.json` below `folder`. Paths in `params` are the working folder's.
-
-    Raises:
-        ParamsError: a setting under `fetch` or `language` cannot be used.
-        MissingInputError: the source is not there or cannot be reached.
-        DataError: a row lacks what the algorithm reads, or cannot be read at all.
-        DiskError: a file cannot be written.
-    """
+    """Write `data/text.jsonl` and `reports/fetch.json`. Paths in `params` are the working folder's."""
     cfg, source, form = params.language, params.fetch.source, form_of(params)
     if source == "generate":
         rows = data.generate(task_of(cfg), cfg.task, params.seed, params.fetch.generate.rows, form)

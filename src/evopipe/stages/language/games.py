@@ -2,82 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evopipe import layout, rng
+from evopipe import layout
 from evopipe.algos import get
 from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.language import player
-from evopipe.ops.statistics import summary
 from evopipe.rng import Purpose
+from evopipe.run.evaluate import Episodes
 from evopipe.run.games import play
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members
 from evopipe.schema.text import LanguageParams
+from evopipe.stages.evaluate import score_of, write
 from evopipe.stages.language.setup import task_of
-from evopipe.storage.files import parse_json, write_csv, write_json
+from evopipe.storage.files import parse_json, write_json
 from evopipe.storage.folders import read_folder
 from evopipe.types import Tensor
 
 _SHOWN = 12  # games of the elite that are written down
 
 
-def evaluate(
-    params: LanguageParams, spec: LanguageSpec, stored: list[Member], folder: Path, stopped: Callable[[], bool]
+def write_scores(
+    params: LanguageParams, spec: LanguageSpec, told: Episodes, elite: Member, folder: Path
 ) -> dict[str, Any]:
-    """Let every member, the elite last, play games on held-out seeds; write their scores and some games, and return the
-    elite's scores. Stopped if `stopped` says so."""
+    """Write what every member, the elite last, reached in games on held-out seeds, and some games; return the elite's
+    scores."""
     task, seeds = task_of(spec.language), spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes)
-    names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite"]
-    told = play(spec, task, spec.form([replace(member, slot=i) for i, member in enumerate(stored)]), seeds, stopped)
+    names = [*(f"member_{i}" for i in range(len(told.returns) - 1)), "elite"]
 
     def scores(place: int, returns: np.ndarray, tries: np.ndarray, won: np.ndarray) -> dict[str, Any]:
-        chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, place)
-        found = summary(returns, tries, params.evaluate.bootstrap, chance)
+        found = score_of(params, place, returns, tries)
         return {**found, "won": float(won.mean()), "tries": float(tries.mean())}
 
-    played = [told.episodes.returns, told.episodes.lengths, told.won]
+    played = [told.returns, told.lengths, told.more["won"]]
     found = {name: scores(m, *(x[m] for x in played)) for m, name in enumerate(names)}
     behaved = task.behaviours(seeds) if hasattr(task, "behaviours") else {}
     behaviours = {
         name: scores(len(names) + i, each.returns, each.tries, each.won)
         for i, (name, each) in enumerate(behaved.items())
     }
-    elite = found.pop("elite")
-    about = {"episodes": len(seeds), "steps": told.episodes.steps, "env": spec.name}
-    write_json(folder / layout.EVALUATION, {"elite": elite, "behaviours": behaviours, **about})
-    write_json(folder / layout.MEMBERS, found)
-    episodes = [
-        [name, int(seed), float(returns), int(tries)]
-        for m, name in enumerate(names)
-        for seed, returns, tries in zip(seeds, played[0][m], played[1][m], strict=True)
-    ]
-    write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], episodes)
+    best = found.pop("elite")
+    about = {"episodes": len(seeds), "steps": told.steps, "env": spec.name}
+    episodes = ((name, seeds, played[0][m], played[1][m].astype(int)) for m, name in enumerate(names))
+    write(folder, {"elite": best, "behaviours": behaviours, **about}, found, episodes)
+    again = play(spec, task, spec.form_alone(replace(elite, slot=0)), seeds[:_SHOWN], lambda: False)
     shown = [
         {"game": row, "return": float(returns), "won": bool(won)}
-        for row, returns, won in zip(told.rows[-1][:_SHOWN], played[0][-1], played[2][-1], strict=False)
+        for row, returns, won in zip(again.rows[0], again.episodes.returns[0], again.won[0], strict=True)
     ]
     write_json(folder / layout.COMPLETIONS, shown)
-    return elite
-
-
-def is_export(folder: Path) -> bool:
-    return (folder / player.WEIGHTS).exists()
+    return best
 
 
 def go_on(spec: LanguageSpec, folder: Path, size: int) -> tuple[list[Member], list[Mutation]]:
     """Return members whose policy is an exported one; other networks begin as it, too, but for their outputs.
-
-    Raises:
-        DataError: it is damaged, or over other tokens, or of another width.
-    """
+    `DataError` if it is damaged, or over other tokens, or of another width."""
     about = parse_json(read_folder(folder, only=(player.POLICY,))[player.POLICY], str(folder / player.POLICY))
     wanted = "population.start names a player over the same tokens, as `evopipe export` writes it"
     if not isinstance(about, dict) or about.get("kind") != "games":
@@ -109,8 +95,3 @@ def _begin(spec: LanguageSpec, member: Member, row: Tensor) -> dict[str, Tensor]
                 if part != "output" or network == spec.algo.POLICY:
                     place.copy_(known[part])
     return found
-
-
-def files(spec: LanguageSpec, elite: Member) -> dict[str, bytes]:
-    """Return the elite's files beside `policy.json`."""
-    return player.files(spec.algo, spec.algo_config, spec.base.words, elite)

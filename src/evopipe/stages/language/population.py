@@ -6,37 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from evopipe.core.member import Member
-from evopipe.errors import DataError, MissingInputError
+from evopipe.errors import DataError
 from evopipe.evolve.mutate import Mutation
-from evopipe.language import peft
+from evopipe.language import peft, player
 from evopipe.language.adapters import Full
 from evopipe.language.policy import CHANGE, read_change
-from evopipe.layout import POPULATION
 from evopipe.machine import configure
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members, go_on
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.language import games
-from evopipe.stages.language.setup import about_spec, make_spec
-from evopipe.stages.tell import tell
-from evopipe.storage import members as stored
+from evopipe.stages.language.setup import make_spec
+from evopipe.stages.population import read_start, write
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/population`: members, their keys, hyper-parameters and first adapters.
-
-    With `population.start` they are those of an earlier run, or one that PEFT wrote; or a player's policy is theirs.
-
-    Raises:
-        MissingInputError: the base, or `population.start`, is not there.
-        DataError: one of them is damaged, or they do not belong together.
-    """
+    """Write `models/population`: members, their keys, hyper-parameters and first adapters; with `population.start`
+    those of an earlier run, or one that PEFT wrote; or a player's policy is theirs."""
     configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
     spec = make_spec(params)
-    members, mutations = members_of(params, spec)
-    about = {**about_spec(spec), "mutations": [mutation.to_json() for mutation in mutations]}
-    stored.write(folder / POPULATION, members, about)
-    tell(f"{POPULATION}: {len(members)} members, {members[0].arch.describe()} over {spec.base.name}", quiet)
+    write(folder, spec, *members_of(params, spec), f"over {spec.base.name}", quiet)
 
 
 def members_of(params: LanguageParams, spec: LanguageSpec) -> tuple[list[Member], list[Mutation]]:
@@ -45,7 +34,7 @@ def members_of(params: LanguageParams, spec: LanguageSpec) -> tuple[list[Member]
     if params.population.start is None:
         return members, mutations
     start = Path(params.population.start)
-    if games.is_export(start):
+    if (start / player.WEIGHTS).exists():
         return games.go_on(spec, start, len(members))
     return go_on(spec, _read_start(start, spec, members[0]), members)
 
@@ -56,24 +45,10 @@ def _read_start(folder: Path, spec: LanguageSpec, fresh: Member) -> list[Member]
         "population.start names a copy of models/trained with the same algorithm and base, an elite, or an adapter of "
         "PEFT's"
     )
-    if not folder.exists():
-        raise MissingInputError(f"{folder}: not there; {remedy}")
     if (folder / peft.CONFIG).exists():
         return [peft.member_of(folder, spec.base, fresh, spec.algo.POLICY)]
     if (folder / CHANGE).exists():
-        return [_whole(folder, spec, fresh)]
-    members, about = stored.read(folder, about_spec(spec), remedy)
-    if "elite" in about:
-        members = [members[-1], *members[:-1]]
-    healthy = [member for member in members if member.healthy]
-    if not healthy:
-        raise DataError(f"{folder}: every member has diverged; {remedy}")
-    return healthy
-
-
-def _whole(folder: Path, spec: LanguageSpec, fresh: Member) -> Member:
-    """Return a fresh member with an elite's change of all weights."""
-    if not isinstance(fresh.arch, Full):
-        raise DataError(f"{folder}: holds a change of all weights: set language.full to true")
-    row = read_change(folder, spec.base)
-    return replace(fresh, tensors={**fresh.tensors, spec.algo.POLICY: row})
+        if not isinstance(fresh.arch, Full):
+            raise DataError(f"{folder}: holds a change of all weights: set language.full to true")
+        return [replace(fresh, tensors={**fresh.tensors, spec.algo.POLICY: read_change(folder, spec.base)})]
+    return read_start(folder, spec, remedy)

@@ -13,21 +13,23 @@ import torch
 
 from evopipe import layout
 from evopipe.algos import get
-from evopipe.core.member import Member
 from evopipe.errors import DataError, ParamsError
 from evopipe.language import tasks
 from evopipe.language.base import Base, load_base, tokens_alone
 from evopipe.language.policy import LanguagePolicy, load_reward
-from evopipe.language.tasks.guard import rewards
+from evopipe.language.tasks import rewards
 from evopipe.language.tokens import Corpus, read_corpus
+from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import Dialogue, Judge
-from evopipe.run.games import GameLessons
+from evopipe.run.dialogue import Dialogue, Judge, Room
+from evopipe.run.evaluate import Episodes, HeldOut
+from evopipe.run.games import GameLessons, play
 from evopipe.run.language import LanguageSpec
-from evopipe.run.text import TextRows, Texts
+from evopipe.run.order import held_out
+from evopipe.run.text import References, TextRows, Texts, evaluate_rows, figures
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
-from evopipe.storage import members
+from evopipe.stages.setup import about_spec as about_spec
 
 
 def form_of(params: LanguageParams) -> Form:
@@ -54,10 +56,7 @@ def settled(params: LanguageParams) -> LanguageConfig:
 
 def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
     """Return the base, or the tokens of a task's games where members are whole models; for errors see `load_base`.
-
-    Raises:
-        ParamsError: the task has no games.
-    """
+    `ParamsError` if the task has no games."""
     if cfg.model != "gpt":
         return load_base(cfg, seed, device)
     task = task_of(cfg)
@@ -73,6 +72,44 @@ def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 
     if corpus.form == "games":
         return TextRows(spec, clock, GameLessons(spec, corpus, task_of(spec.language)), learners)
     return TextRows(spec, clock, Texts(spec, corpus))
+
+
+def room_of(params: LanguageParams, spec: LanguageSpec, folder: Path) -> tuple[Room, np.ndarray]:
+    """Return what dialogues share, and the rows `[n]` that score members at the end; for errors see `corpus_of`."""
+    corpus = corpus_of(folder, spec, form_of(params))
+    rows = corpus.splits["test"]
+    index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
+    return Room(spec, corpus, judge_of(spec.language, spec.device), truth=truth_of(spec.language)), index
+
+
+def held_out_of(
+    params: LanguageParams, spec: LanguageSpec, folder: Path, of: tuple[Room, np.ndarray] | None = None
+) -> HeldOut:
+    """Return what scores members on games, or on rows that no training saw, which `room_of` gives; beside their scores
+    it tells which games were `won`, what a reward model replaces (`task`), or the algorithm's figures."""
+    if form_of(params) == "games":
+
+        def games(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
+            told = play(spec, task_of(spec.language), cohorts, seeds, stopped)
+            return replace(told.episodes, more={"won": told.won})
+
+        return HeldOut(games)
+    room, index = of or room_of(params, spec, folder)
+
+    def dialogues(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
+        played = room.evaluate(cohorts, index, stopped)
+        if room.truth is None:
+            return played
+        means = replace(room, judge=room.truth).evaluate(cohorts, index, stopped).returns.mean(axis=1)
+        return replace(played, more={"task": means})
+
+    def rows(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
+        asks = "reference" in spec.algo.asks(spec.algo_config)
+        references = References(spec, room.corpus, index) if asks else None
+        played = evaluate_rows(spec, room.corpus, cohorts, index, references, stopped)
+        return replace(played, more=figures(spec, room.corpus, cohorts, index, references))
+
+    return HeldOut(dialogues if room.corpus.form == "reasoning" else rows)
 
 
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
@@ -138,11 +175,6 @@ def _modelled(model: LanguagePolicy) -> Judge:
     return judge
 
 
-def about_spec(spec: LanguageSpec) -> dict[str, Any]:
-    """Return what members were made for: they are of no use to another algorithm or base."""
-    return {"algo": spec.train.algo, "env": spec.name, "base": spec.base.digest}
-
-
 def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
     """Read the rows; DataError where they are another base's, or of another form."""
     corpus = read_corpus(layout.need(folder, layout.TOKENS))
@@ -150,9 +182,3 @@ def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
         wrong = "another base" if corpus.digest != spec.base.digest else f"{corpus.form} rows"
         raise DataError(f"{folder / layout.TOKENS}: holds tokens of {wrong}; run `dvc repro buffer` again")
     return corpus
-
-
-def read_members(folder: Path, out: Path, spec: LanguageSpec) -> tuple[list[Member], dict[str, Any]]:
-    """Read the members that an earlier stage wrote, and what it said of them; for errors see `storage.members.read`."""
-    stage, path = layout.WRITER[out], layout.need(folder, out)
-    return members.read(path, about_spec(spec), f"run `evopipe {stage}` or `dvc repro {stage}` again", spec.check)

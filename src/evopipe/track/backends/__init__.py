@@ -20,10 +20,8 @@ from evopipe.track.record import New, Run
 
 
 class Backend(Protocol):
-    """An open tracker. `deliver` brings what it does not hold yet, and returns how much that was.
-
-    Both methods may raise anything; whoever calls tries again later, with a new one.
-    """
+    """An open tracker. `deliver` brings what it does not hold yet, and returns how much that was. Both methods may
+    raise anything; whoever calls tries again later, with a new one."""
 
     def deliver(self, run: Run) -> New: ...
 
@@ -65,12 +63,10 @@ class _Writer(Protocol):
 
 
 class Appending:
-    """A tracker that can only be added to, and cannot be asked what it has got.
-
-    What was brought to the end is noted in the folder `notes`, a small JSON file a training; a delivery that was cut
-    off is written anew by the next one. `names` are the files that the tracker takes; `begin` makes the writer of a
-    run, in place of what was written of it before.
-    """
+    """A tracker that can only be added to, and cannot be asked what it has got. What was brought to the end is noted in
+    the folder `notes`, a small JSON file a training; a delivery that was cut off is written anew by the next one.
+    `names` are the files that the tracker takes; `begin` makes the writer of a run, in place of what was written of it
+    before."""
 
     def __init__(self, notes: Path, names: Sequence[str], begin: Callable[[Run], _Writer]) -> None:
         self._notes, self._names, self._begin = notes, names, begin

@@ -33,7 +33,7 @@ from evopipe.storage.files import make_folder
 from evopipe.track.record import Kept, New, Run
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput, Metric
+    from mlflow.entities import Metric
     from mlflow.entities import Run as Found
 
 PACKAGE = "evopipe[mlflow]"
@@ -71,10 +71,8 @@ def connect(config: TrackingConfig, root: Path) -> _Mlflow:
 
 
 def _tracking_uri(root: Path) -> str:
-    """Return `MLFLOW_TRACKING_URI` if it is set, else the database below the DVC root.
-
-    A database's relative path is taken from the DVC root: processes in several folders must mean the same one.
-    """
+    """Return `MLFLOW_TRACKING_URI` if it is set, else the database below the DVC root. A database's relative path is
+    taken from the DVC root: processes in several folders must mean the same one."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{root / _HOME / 'mlflow.db'}"
     return uri if _database(uri) is None else f"{_SQLITE}{root / uri.removeprefix(_SQLITE)}"
 
@@ -86,11 +84,9 @@ def _database(uri: str) -> Path | None:
 
 
 def _make_database(path: Path) -> None:
-    """Make the local database if it is missing.
-
-    MLflow makes its tables in dozens of steps. Two processes at once break it, and so does a full disk or a kill in
-    between: so one process at a time makes it, and under another name until it is whole.
-    """
+    """Make the local database if it is missing. MLflow makes its tables in dozens of steps. Two processes at once break
+    it, and so does a full disk or a kill in between: so one process at a time makes it, and under another name until it
+    is whole."""
     from mlflow import MlflowClient
 
     if path.exists():
@@ -166,7 +162,7 @@ class _Mlflow:
         }
         known = {tag: value for tag, value in tags.items() if value}
         experiment = self._experiment(self._config.experiment or run.env)
-        made: Found = self._client.create_run(experiment, _milliseconds(run.started), known, run.name)
+        made: Found = self._client.create_run(experiment, round(1000 * run.started), known, run.name)
         return made
 
     def _experiment(self, name: str) -> str:
@@ -201,7 +197,7 @@ class _Mlflow:
         for row in fresh[-1][1].members:
             if row.slot not in slots:
                 tags = {"mlflow.parentRunId": found.info.run_id, _SLOT: str(row.slot), _KIND: "member"}
-                at, name = _milliseconds(run.started), f"{run.name} · member {row.slot}"
+                at, name = round(1000 * run.started), f"{run.name} · member {row.slot}"
                 slots[row.slot] = self._client.create_run(found.info.experiment_id, at, tags, name)
             words = {"network": row.architecture, "activation": row.activation, "mutation": row.mutation}
             now = [RunTag(name, text[:_LONGEST_TAG]) for name, text in {**words, "change": row.change or "-"}.items()]
@@ -221,7 +217,11 @@ class _Mlflow:
             if name == "evaluation":
                 self._client.log_batch(found.info.run_id, metrics=_metrics(run.scores(), kept.time, run.last[1]))
             elif name == "train" and (dataset := run.dataset()) is not None:
-                self._client.log_inputs(found.info.run_id, [_dataset(*dataset)])
+                from mlflow.entities import Dataset, DatasetInput, InputTag
+
+                told = Dataset(*dataset, "local", json.dumps({"uri": str(layout.TRANSITIONS)}))
+                training = InputTag("mlflow.data.context", "training")
+                self._client.log_inputs(found.info.run_id, [DatasetInput(told, [training])])
             held[name] = kept.md5
         if fresh:
             self._client.set_tag(found.info.run_id, _HELD, json.dumps(held, sort_keys=True))
@@ -238,7 +238,7 @@ class _Mlflow:
         for tag, value in known.items():
             if value and tags.get(tag) != value:
                 self._client.set_tag(found.info.run_id, tag, value)
-        end = _milliseconds(run.ended[0] if run.ended else run.last[0])
+        end = round(1000 * (run.ended[0] if run.ended else run.last[0]))
         for one in runs:
             if one.info.status == run.status.upper():
                 continue
@@ -304,18 +304,7 @@ def _made_already() -> Iterator[None]:
 def _metrics(values: Mapping[str, float], clock: float, step: int) -> list[Metric]:
     from mlflow.entities import Metric
 
-    return [Metric(name, value, _milliseconds(clock), step) for name, value in values.items()]
-
-
-def _dataset(name: str, digest: str) -> DatasetInput:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    source = json.dumps({"uri": str(layout.TRANSITIONS)})
-    return DatasetInput(Dataset(name, digest, "local", source), [InputTag("mlflow.data.context", "training")])
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)
+    return [Metric(name, value, round(1000 * clock), step) for name, value in values.items()]
 
 
 # --- the pages --------------------------------------------------------------------------------------------------------
@@ -323,12 +312,8 @@ def _milliseconds(seconds: float) -> int:
 
 def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> None:
     """Serve MLflow's pages of this project on a port of this machine, until SIGINT or SIGTERM; `tell` gets the address.
-
-    Raises:
-        MissingInputError: nothing was tracked yet, or MLflow is not installed.
-        UsageError: the port is taken.
-        TrackerError: the server ended by itself.
-    """
+    `MissingInputError` if nothing was tracked yet, or MLflow is not installed; `UsageError` if the port is taken;
+    `TrackerError` if the server ended by itself."""
     uri, place = _tracking_uri(root), root / _HOME
     if uri.startswith(("http://", "https://")):
         tell(f"MLFLOW_TRACKING_URI names a server that has its own pages: {uri}{_PAGE}")

@@ -1,0 +1,53 @@
+"""Whether a machine can repeat to the bit what a committed dvc.lock says that another one learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PORTABLE = frozenset({"dqn", "cqn", "ppo", "ddpg", "td3", "sac"})
+"""Algorithms of which our own kernels compute whole runs, if networks are dense: with the same bits on every x86
+processor that knows AVX2, whatever else it knows (`tests/pipeline/test_portable.py`)."""
+_DENSE = {"encoder", "latent", "head", "activation", "layer_norm"}  # all that such an architecture's JSON has
+_PROCESSOR = ("cpu", "cpu_capability", "threads", "device", "cuda")
+_AVX2 = ("AVX2", "AVX512")
+_VERSIONS = ("python", "torch", "numpy", "gymnasium", "platform")
+_WHOSE = {"native": "our own kernels", "torch": "torch's kernels"}
+
+
+def promise(asked: str, elite: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Say with which kernels a lock was made, and whether the same bits can be expected here.
+
+    Args:
+        asked: `runtime.kernels` of the lock.
+        elite: the lock's `policy.json`; empty where it cannot be had.
+        here: this machine's fingerprint under the same parameters.
+    """
+    if not elite:
+        return (
+            f"dvc.lock was made with runtime.kernels: {asked}; which processor computed it is said by its elite, which "
+            "is neither in git nor in the cache: whether this machine can repeat it to the bit is not known"
+        )
+    there = elite["provenance"]["fingerprint"]
+    kernels = there.get("kernels", "torch")  # elites of before there were others do not say it
+    own = kernels == "native"
+    portable = own and elite["algo"] in PORTABLE and elite["arch"].keys() <= _DENSE and there["device"] == "cpu"
+    made = f"dvc.lock was made with {_WHOSE[kernels]}"
+    if portable:
+        made += ", whose bits are the same on every x86 processor with AVX2"
+    else:
+        made += f"{' and, in part, torch itself' * own}, whose bits are those of its processor ({there['cpu']})"
+    others = [name for name in _PROCESSOR if there.get(name) != here.get(name)]
+    if portable:
+        others = ["device"] * ("device" in others) + ["cpu_capability"] * (here["cpu_capability"] not in _AVX2)
+    if kernels != here["kernels"]:
+        return f"{made}: this machine cannot repeat it to the bit, for here {_WHOSE[here['kernels']]} compute"
+    if others:
+        return f"{made}: this machine cannot be expected to repeat it to the bit, for it differs in {_and(others)}"
+    versions = [name for name in _VERSIONS if there.get(name) != here.get(name)]
+    but = f", unless another version of {_and(versions)} changes it" if versions else ""
+    return f"{made}: this machine can repeat it to the bit{but}"
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
