@@ -4,11 +4,16 @@
 //
 // A plan describes each member's layers, `FIELDS` int32 a layer; offsets count floats from the member's row of values.
 
+#include <fenv.h>
 #include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -595,6 +600,7 @@ static const float *outputs_of(const int32_t *plan, int layers, const float *val
   return found[*count - 1].y;
 }
 
+#include "pool.c"
 #include "replay.c"
 #include "draws.c"
 #include "value.c"
