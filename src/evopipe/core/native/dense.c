@@ -89,11 +89,12 @@ static void forward(const float *values, int rows, layer *layers, int count, flo
   for (int i = 0; i < count; i++) {
     layer *l = &layers[i];
     const int32_t *at = l->at;
-    product(rows, l->in, l->n, l->x, l->in, 1, values + at[WEIGHT], at[STRIDE], 0, l->f, l->n, values + at[BIAS], 0,
-            packed);
+    const int rectifies = at[ACTIVATION] == RELU && !l->hat;
+    product(rows, l->in, l->n, l->x, l->in, 1, values + at[WEIGHT], at[STRIDE], 0, l->f, l->n, values + at[BIAS],
+            rectifies ? RECTIFIED : WRITTEN, packed);
     if (l->hat) normalise(rows, l->n, l->f, l->hat, l->scale, values + at[GAIN], values + at[SHIFT]);
     if (l->z) memcpy(l->z, l->f, sizeof(float) * (size_t)rows * (size_t)l->n);
-    if (at[ACTIVATION] != IDENTITY) activate(at[ACTIVATION], (ptrdiff_t)rows * l->n, l->f);
+    if (at[ACTIVATION] != IDENTITY && !rectifies) activate(at[ACTIVATION], (ptrdiff_t)rows * l->n, l->f);
     if (at[BLEND]) {
       const float alpha = values[at[ALPHA]];
       for (int b = 0; b < rows; b++)
@@ -162,10 +163,12 @@ static float *backward(const float *value, float *grad, int rows, layer *layers,
         for (int b = 0; b < rows; b++) total += part(df + (ptrdiff_t)b * l->n + j, left);
         put(bias + j, left, total);
       }
-      product(l->in, rows, l->n, l->x, 1, l->in, df, l->n, 0, grad + at[WEIGHT], at[STRIDE], NULL, 1, packed);
+      product(l->in, rows, l->n, l->x, 1, l->in, df, l->n, 0, grad + at[WEIGHT], at[STRIDE], NULL, ADDED,
+              packed);
     }
     if (wanted) {
-      product(rows, l->n, l->in, df, l->n, 1, value + at[WEIGHT], at[STRIDE], 1, next, l->in, NULL, 0, packed);
+      product(rows, l->n, l->in, df, l->n, 1, value + at[WEIGHT], at[STRIDE], 1, next, l->in, NULL, WRITTEN,
+              packed);
       if (at[BLEND]) {
         const float rest = 1.0f - value[at[ALPHA]];
         for (int b = 0; b < rows; b++)

@@ -58,7 +58,7 @@ INLINE vec normal_share(vec x) {  // Φ(x), by erf of Abramowitz & Stegun 7.1.26
 
 INLINE vec activated(const int kind, vec z) {
   switch (kind) {
-    case RELU: return choose(z > all(0.0f), z, z * 0.0f);  // NaN stays NaN
+    case RELU: return rectified(z);
     case ELU: return choose(z > all(0.0f), z, exponential(z) - 1.0f);
     case GELU: return z * normal_share(z);
     case TANH: return hyperbolic(z);

@@ -1,9 +1,14 @@
 // Matrix products: every output is one chain of fused multiply-adds in the order of the inputs.
 
+// What is done with a product: it is written, added to what is there, or written as ReLU has it.
+enum { WRITTEN, ADDED, RECTIFIED };
+
+INLINE vec rectified(vec z) { return choose(z > all(0.0f), z, z * 0.0f); }  // NaN stays NaN
+
 // out[i, j] (+)= sum_l a[i * across + l * along] packed[l, j] of `rows` rows and `parts` vectors of columns.
 INLINE void tile(const int rows, const int parts, int depth, const float *a, ptrdiff_t across, ptrdiff_t along,
                  const float *packed, ptrdiff_t apart, float *out, ptrdiff_t stride, int columns, const float *bias,
-                 int add) {
+                 int how) {
   vec sums[2 * TILE][PARTS];
   for (int i = 0; i < rows; i++)
     for (int j = 0; j < parts; j++) sums[i][j] = bias ? load(bias + j * LANES) : (vec){0};
@@ -17,16 +22,17 @@ INLINE void tile(const int rows, const int parts, int depth, const float *a, ptr
     for (int j = 0; j < parts; j++) {
       float *to = out + i * stride + j * LANES;
       const int own = columns - j * LANES;
-      put(to, own, add ? part(to, own) + sums[i][j] : sums[i][j]);
+      const vec x = sums[i][j];
+      put(to, own, how == ADDED ? part(to, own) + x : how == RECTIFIED ? rectified(x) : x);
     }
 }
 
 static void tiles(int rows, int depth, const float *a, ptrdiff_t across, ptrdiff_t along, const float *packed,
-                  ptrdiff_t apart, float *out, ptrdiff_t stride, int columns, const float *bias, int add) {
+                  ptrdiff_t apart, float *out, ptrdiff_t stride, int columns, const float *bias, int how) {
   int i = 0;
 #define TAKE(n, parts)                                                                                               \
   for (; i + n <= rows; i += n)                                                                                      \
-  tile(n, parts, depth, a + i * across, across, along, packed, apart, out + i * stride, stride, columns, bias, add)
+  tile(n, parts, depth, a + i * across, across, along, packed, apart, out + i * stride, stride, columns, bias, how)
   if (columns > LANES) {
     TAKE(TILE, PARTS);
     TAKE(4, PARTS);
@@ -67,7 +73,7 @@ static void turned(int depth, int rows, const float *b, ptrdiff_t width, float *
 
 // out[rows, columns] (+)= a · b, a by its strides, b `[depth, columns]` by rows of `width` floats, or transposed.
 static void product(int rows, int depth, int columns, const float *a, ptrdiff_t across, ptrdiff_t along, const float *b,
-                    ptrdiff_t width, int transposed, float *out, ptrdiff_t stride, const float *bias, int add,
+                    ptrdiff_t width, int transposed, float *out, ptrdiff_t stride, const float *bias, int how,
                     float *packed) {
   for (int first = 0; first < columns; first += PANEL) {
     const int own = columns - first < PANEL ? columns - first : PANEL;
@@ -83,6 +89,6 @@ static void product(int rows, int depth, int columns, const float *a, ptrdiff_t 
     if (bias)
       for (int j = 0; j < own; j += LANES) store(begin + j, part(bias + first + j, own - j));
     tiles(rows, depth, a, across, along, direct ? b + first : packed, direct ? width : PANEL, out + first, stride, own,
-          bias ? begin : NULL, add);
+          bias ? begin : NULL, how);
   }
 }
