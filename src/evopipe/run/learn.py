@@ -164,7 +164,7 @@ def _updates(
         batch, index = replay.batch(draw, slots, first, now[1:], cohort.weight, beta, gamma)
         if cohort.normaliser is not None:  # the memory holds what the environments gave
             batch = replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))
-        draw = replace(draw, purpose=Purpose.UPDATE)
+        draw = Stream(cohort.keys, Purpose.UPDATE, draw.step)
         losses, healthy, errors = update(
             spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, (turn + i) % spec.period
         )
