@@ -51,7 +51,7 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
 
 def compose(run: Run, params: Mapping[str, Any], movie: Movie | str) -> str:
     """Return the page of a run that was read, with the film of its elite or the sentence in its place."""
-    html = words.template("page.html.j2", figures=figures, words=words, flat=_flat, breakable=_breakable,
+    html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,
                           inline=lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}")  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
     machine = provenance.pop("fingerprint", {})
