@@ -194,10 +194,8 @@ class ReplayBuffer:
         self._save(parts, is_vectorised)
 
     def save_to_memory_vect_envs(self, *parts: Any) -> None:
-        """Save a step of several environments: each part `[n, …]`, in the order of `field_names`.
-
-        What follows no action, the reset of an environment of `make_vect_envs`, is left out.
-        """
+        """Save a step of several environments: each part `[n, …]`, in the order of `field_names`. What follows no
+        action, the reset of an environment of `make_vect_envs`, is left out."""
         self._save(parts, True)
 
     def fill(self, named: Mapping[str, np.ndarray]) -> None:
