@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,24 +29,6 @@ from evopipe.run.world import TensorWorld, World
 _NUMBERS, _FLAGS = ("obs", "reward"), ("terminated", "truncated", "broken")  # of a step that a user records
 
 CollectRollouts: TypeAlias = "Callable[[OnPolicy, int], None]"
-
-
-class _World(Protocol):
-    """What `World` and `TensorWorld` have in common. What they hand from one method to another is their own."""
-
-    masked: bool
-    pending: Any
-    pool: Any
-
-    def adopt(self, cohorts: Sequence[Cohort]) -> None: ...
-    def seen(self) -> list[Tensor]: ...
-    def actions(self, chosen: Sequence[Tensor]) -> Any: ...
-    def take(self, actions: Any) -> Any: ...
-    def gave(self, step: Any) -> list[Tensor]: ...
-    def end(self, step: Any) -> None: ...
-    def refuse_broken(self) -> None: ...
-    def state(self) -> dict[str, Tensor]: ...
-    def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray: ...
 
 
 @dataclass
@@ -92,7 +74,7 @@ class OnPolicy:
         self._collect_rollouts = collect_rollouts
         self._until: int | None = None  # tick at which `collect_rollouts` must end; None: it was never asked
         self.playing: list[_Playing] = []
-        self.world: _World
+        self.world: World | TensorWorld
         if spec.env.backend == "torch":
             if collect_rollouts is not None:
                 raise UsageError("collect_rollouts: environments as tensors step by themselves; set env.backend: sync")
@@ -223,8 +205,9 @@ class OnPolicy:
             each.rollout.enter(each.place(self.clock.here), obs, legal, begins, before, took)
             each.memory = took.memory
             chosen.append(took.action)
-        self.world.pending = self.world.actions(chosen)
-        return self.world.pending
+        actions: Any = self.world.actions(chosen)
+        self.world.pending = actions
+        return actions
 
     def record(self, taken: Step) -> None:
         """Enter what the chosen actions gave; begin new episodes where some ended.

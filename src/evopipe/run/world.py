@@ -64,8 +64,7 @@ class World:
 
     def take(self, actions: np.ndarray) -> Step:
         self._idle = None if self._team is None else self.pool.idle.copy()
-        self.pool.send(actions)
-        return self.pool.receive()
+        return self.pool.step(actions)
 
     def gave(self, step: Step) -> list[Tensor]:
         """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`. An agent that was gone, or
