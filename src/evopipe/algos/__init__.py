@@ -132,9 +132,9 @@ def on_policy(algo: Algorithm) -> bool:
 def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | None:
     """Return what is wrong where an algorithm does not serve an environment's actions or agents; None where it does."""
     team, kind = spaces.team is not None, spaces.kind
+    if team == get(name).TEAM and kind in get(name).ACTIONS:
+        return None  # before all of them are imported
     able = [other for other in names() if team == get(other).TEAM and kind in get(other).ACTIONS]
-    if name in able:
-        return None
     remedy = f"take {', '.join(able)}" if able else "none can yet"
     if team != get(name).TEAM:
         has, serves = ("a team of agents", "one agent") if team else ("one agent", "teams of agents")

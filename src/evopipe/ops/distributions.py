@@ -140,7 +140,8 @@ class _Gaussian:
     log_std: Tensor
 
     def sample(self, draw: Stream) -> Tensor:
-        return self.mean + self.log_std.exp() * self._noise(draw)
+        noise = draw.normal(self.mean[0].numel()).view(self.mean.shape).to(self.mean.dtype)
+        return self.mean + self.log_std.exp() * noise
 
     def mode(self) -> Tensor:
         return self.mean
@@ -151,9 +152,6 @@ class _Gaussian:
     def entropy(self) -> Tensor:
         """Return Σ log std + ½ log 2πe."""
         return (self.log_std + (0.5 + _HALF_LOG_2PI)).expand_as(self.mean).sum(dim=-1)
-
-    def _noise(self, draw: Stream) -> Tensor:
-        return draw.normal(self.mean[0].numel()).view(self.mean.shape).to(self.mean.dtype)
 
     def _log_density(self, noise: Tensor) -> Tensor:
         return -0.5 * noise * noise - self.log_std - _HALF_LOG_2PI

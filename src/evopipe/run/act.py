@@ -103,6 +103,8 @@ def step(
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
     """Put cohorts' actions `[P, E, …]` in their members' places. All are under way before the first is waited for."""
     first = chosen[0]
+    if [*places[0]] == [*range(sum(map(len, places)))]:  # one cohort, in order
+        return np.asarray(first.cpu())
     actions = np.empty((sum(len(place) for place in places), *first.shape[1:]), _NUMPY[first.dtype])
     for place, each in zip(places, chosen, strict=True):
         actions[place] = each.cpu().numpy()

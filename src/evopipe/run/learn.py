@@ -39,7 +39,8 @@ def _learn_step(cohort: Cohort) -> int:
 
 def discount_rate(cohort: Cohort) -> Tensor:
     """Return γ of each member `[P]`: 1 where the algorithm has none."""
-    return cohort.hyper.get("gamma", torch.ones_like(cohort.weight[:, 0]))
+    gamma = cohort.hyper.get("gamma")
+    return torch.ones_like(cohort.weight[:, 0]) if gamma is None else gamma
 
 
 def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
@@ -120,7 +121,7 @@ def _ready(
     now = torch.tensor([tick * UPDATES_PER_TICK, *filled])  # [1 + P]
 
     def make(compiled: Callable[[Any], Any]) -> Body:
-        memory = replay, upload(torch.tensor(cohort.slots), replay.device), replay.first(cohort.slots)
+        memory = replay, *replay.places(tuple(cohort.slots))
         return partial(_updates, spec, compiled(spec.algo.update), cohort.bare, memory, updates, turn)
 
     def bound() -> list[Tensor]:

@@ -54,7 +54,7 @@ class _Playing:
     """A cohort as it plays."""
 
     cohort: Cohort
-    rows: slice | list[int]  # its members among all, for an index
+    rows: list[int] | None  # its members among all; None: all, in order
     ends: list[int]  # the ticks of the generation after which it learns
     rollout: Rollout  # what it did since it last learned
     memory: Tensor  # [P, E, M], what its networks carry to the next step
@@ -146,7 +146,7 @@ class OnPolicy:
         ends = _rollout_ends(int(cohort.members[0].hyper["learn_step"]), envs, self.clock.generation_ticks)
         longest = max(end - first for first, end in itertools.pairwise([0, *ends]))
         members, size = len(cohort.members), cohort.memory
-        rows = slice(None) if cohort.slots == list(range(len(self.keys))) else cohort.slots
+        rows = None if cohort.slots == list(range(len(self.keys))) else cohort.slots
         rollout = Rollout(self._layout, members, longest, self._rows, size, device)
         return _Playing(cohort, rows, ends, rollout, torch.zeros(members, self._rows, size, device=device))
 
@@ -254,7 +254,8 @@ class OnPolicy:
         self.whole = True
 
     def _of(self, each: _Playing, everyone: Sequence[Tensor]) -> list[Tensor]:
-        return [upload(x[each.rows], self.spec.device) for x in everyone]
+        own = everyone if each.rows is None else [x[each.rows] for x in everyone]
+        return [upload(x, self.spec.device) for x in own]
 
     def _read(self, taken: Step) -> Step:
         kinds: dict[str, type] = dict.fromkeys(_NUMBERS, np.float32) | dict.fromkeys(_FLAGS, np.bool_)

@@ -93,7 +93,7 @@ class World:
 
     def _by_member(self, x: np.ndarray) -> Tensor:
         shape = x.shape[1:] if self._team is None else x.shape[2:]
-        return torch.from_numpy(x).view(self._clock.members, -1, *shape)
+        return torch.from_numpy(x.reshape(self._clock.members, -1, *shape))
 
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}

@@ -37,33 +37,38 @@ INLINE void store(float *at, vec x) { *(loose *)at = x; }
 INLINE vec all(float x) { return x - (vec){0}; }
 INLINE vec choose(whole yes, vec a, vec b) { return (vec)(((whole)a & yes) | ((whole)b & ~yes)); }
 
+// What is left of a row, zeros behind it.
+INLINE vec part(const float *at, int left) {
 #if defined(__AVX512F__)
-#define SOME(left) ((__mmask16)((1u << (left)) - 1))
-INLINE vec first_of(const float *at, int left) { return (vec)_mm512_maskz_loadu_ps(SOME(left), at); }
-INLINE void put_first(float *at, int left, vec x) { _mm512_mask_storeu_ps(at, SOME(left), (__m512)x); }
-#else
-INLINE vec first_of(const float *at, int left) {
-#if defined(__AVX2__)
+  return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << (left < LANES ? left : LANES)) - 1), at);
+#elif defined(__AVX2__)
   return (vec)_mm256_maskload_ps(at, (__m256i)((whole){0, 1, 2, 3, 4, 5, 6, 7} < left));
 #else
+  if (left >= LANES) return load(at);
   float piece[LANES] = {0};
   for (int i = 0; i < left; i++) piece[i] = at[i];
   return load(piece);
 #endif
 }
-INLINE void put_first(float *at, int left, vec x) {
-  for (int i = 0; i < left; i++) at[i] = x[i];
-}
+
+INLINE void put(float *at, int left, vec x) {
+  if (left >= LANES) {
+    store(at, x);
+  } else {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(at, (__mmask16)((1u << left) - 1), (__m512)x);
+#else
+    for (int i = 0; i < left; i++) at[i] = x[i];
 #endif
+  }
+}
 
-// What is left of a row, zeros behind it.
-INLINE vec part(const float *at, int left) { return left >= LANES ? load(at) : first_of(at, left); }
-INLINE void put(float *at, int left, vec x) { left >= LANES ? store(at, x) : put_first(at, left, x); }
-
-// A product that is to be rounded before it is added to anything: compilers fuse both as they like.
+// A product that is rounded before it is added to anything. Others are fused with a sum that is next to them.
 INLINE vec rounded(vec x) {
 #if defined(__SSE__)
   __asm__("" : "+x"(x));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(x));
 #endif
   return x;
 }
@@ -545,7 +550,7 @@ void polyak(int members, int each, ptrdiff_t size, float *targets, ptrdiff_t tar
     mixed(size, targets + row * targets_stride, onlines + row * onlines_stride, weight[row / each]);
 }
 
-// --- whole updates ---------------------------------------------------------------------------------------------------
+// --- whole updates: each gives 1 where there is no memory for it, before it changes anything of that member -----------
 
 // Scratch of a thread, kept from call to call: a member's activations stay in its cache.
 static __thread float *room;

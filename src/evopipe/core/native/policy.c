@@ -13,7 +13,7 @@ typedef struct {  // one network of all members, in copies: one for every group 
 enum { ENCODER, ACTOR, CRITIC, BRAINS };
 
 typedef struct {
-  brain brains[BRAINS];  // without a shared encoder it has no layers
+  brain brains[3];       // BRAINS of them; without a shared encoder it has no layers
   const int32_t *each;   // how many values every choice has
   float *log_std;        // [members, groups, outputs] of continuous actions
   const int32_t *crew, *starts, *sees, *does;  // agents, group by group; where each begins; how much of a row is theirs
@@ -461,13 +461,13 @@ static int most_seats(const policy *of) {
   return most;
 }
 
-// Let members learn from all minibatches of all epochs; `done` says whether there was memory for it.
-void policy_learn(const policy *of, const lessons *to, int32_t *done) {
+// Let members learn from all minibatches of all epochs.
+int policy_learn(const policy *of, const lessons *to) {
   for (int p = 0; p < of->members; p++) {
     const int size = (int)to->sizes[p];
     const ptrdiff_t rows = (ptrdiff_t)size * most_seats(of);
     bench with;
-    if (!(*done = open_bench(of, rows * to->length, rows, 1, &with))) return;
+    if (!open_bench(of, rows * to->length, rows, 1, &with)) return 1;
     for (int epoch = 0; epoch < to->epochs[p]; epoch++)
       for (int i = 0; i < to->batches[p]; i++) {
         const ptrdiff_t first = (ptrdiff_t)i * size;
@@ -477,6 +477,7 @@ void policy_learn(const policy *of, const lessons *to, int32_t *done) {
                     &with);
       }
   }
+  return 0;
 }
 
 // --- acting ----------------------------------------------------------------------------------------------------------
@@ -557,7 +558,7 @@ static float decide(const policy *of, const columns *c, const float *log_std, in
 }
 
 // What members say and do: actions by the draws of their keys, or the likeliest where there are no keys, and so on.
-void policy_act(const policy *of, const moment *now, int32_t *done) {
+int policy_act(const policy *of, const moment *now) {
   const int n = (int)of->outputs, choices = (int)of->choices, team = (int)of->agents,
       reads = (int)(of->observations + of->ids);
   const int wanted[BRAINS] = {1, now->actions != NULL, now->values != NULL};
@@ -566,7 +567,7 @@ void policy_act(const policy *of, const moment *now, int32_t *done) {
   for (int d = 0; of->kind == CHOICES && d < choices; d++) most = (int)largest(most, of->each[d]);
   const int each = of->kind == CHOICES ? choices * most : n;
   bench with;
-  if (!(*done = open_bench(of, BLOCK, BLOCK, 0, &with))) return;
+  if (!open_bench(of, BLOCK, BLOCK, 0, &with)) return 1;
   for (int r = 0; r < BLOCK; r++) with.keep[r] = 1.0f;
   const columns c = columns_of(of, &with);
   float *taken = with.column + 5 * n * LANES;
@@ -629,6 +630,7 @@ void policy_act(const policy *of, const moment *now, int32_t *done) {
       }
     }
   }
+  return 0;
 }
 
 // --- rollouts --------------------------------------------------------------------------------------------------------
