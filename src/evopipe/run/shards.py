@@ -284,7 +284,7 @@ class Shards:
         if not self._waiting:
             return []
         if not self._began:
-            self._bytes, self._busy, self._idle = 0, 0.0, 0.0
+            self._bytes, self._busy, self._idle, self._asking = 0, 0.0, 0.0, 0.0
             self._began, self._generation = time.perf_counter(), self.clock.generation
         members = [member for cohort in self.cohorts for member in cohort.members]  # nothing has changed them yet
         return sorted(members, key=lambda member: member.slot)
