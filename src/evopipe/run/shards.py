@@ -236,8 +236,7 @@ class Shards:
         messages = {shard: tensors[f"shard.{shard}"].numpy().tobytes() for shard in range(len(self.slots))}
         for shard, message in messages.items():
             self._kept[shard], state = halves(message)
-            self._states[shard], self._since[shard] = [state], []
-            self._told[shard] = unpack(message)[0]["number"]
+            self._states[shard], self._since[shard], self._told[shard] = [state], [], 0
         return sum(about["lost"] for about, _ in self._ask(messages).values())
 
     @property
