@@ -348,10 +348,12 @@ def test_processes_that_divide_a_members_rows_give_the_bits_of_one(algo: str, mo
     data["train"]["algo"], data["algos"], data["runtime"]["rows_at_once"] = algo, {algo: cfg}, 5
     folder = written(tmp_path / "ready", data, members=2)
     alone = Path(shutil.copytree(folder, tmp_path / "alone"))
-    assert call(alone, "--quiet", "train").code == 0
+    for stage in ("train", "evaluate"):
+        assert call(alone, "--quiet", stage).code == 0
     for ranks in range(2, most + 1):
-        run = Training(divide(Path(shutil.copytree(folder, tmp_path / str(ranks))), engine="accelerate", count=1,
-                              ranks=ranks))  # fmt: skip
-        assert run.wait() == 0, run.log.read_text()
-        assert digests(run.folder, TEXT_OUTS) == digests(alone, TEXT_OUTS)
-        assert wait_for(run.leaves_nothing, 10)
+        own = divide(Path(shutil.copytree(folder, tmp_path / str(ranks))), engine="accelerate", count=1, ranks=ranks)
+        for stage, outs in (("train", TEXT_OUTS), ("evaluate", SCORES)):
+            run = Training(own, stage)
+            assert run.wait() == 0, run.log.read_text()
+            assert digests(own, outs) == digests(alone, outs)
+            assert wait_for(run.leaves_nothing, 10)

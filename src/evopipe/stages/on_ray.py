@@ -172,7 +172,7 @@ class OnRay:
         try:
             self._asked[shard] = self._actors[shard].answer.remote(message)
         except self._ray.exceptions.RayError as error:
-            raise self._gone(error) from None
+            raise _no_room(error) from None
 
     def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         try:
@@ -183,18 +183,11 @@ class OnRay:
             answer: bytes = self._ray.get(self._asked[shard])
             return answer
         except self._ray.exceptions.RayError as error:
-            raise self._gone(error) from None
-
-    def _gone(self, error: Exception) -> Exception:
-        """Return what to raise: Lost, or ResourceError where another actor would fare no better."""
-        text = " ".join(_COLOURS.sub("", str(error)).split())
-        if full := _FULL.search(text):
-            return ResourceError(
-                f"runtime.shards: Ray has no room for members and states ({full[0]}): free /dev/shm and the folder for "
-                "temporary files (TMPDIR), or take fewer members; the same command continues from the last checkpoint"
-            )
-        cause = text.partition("The actor died because ")[2] or text
-        return Lost(f"its actor died ({cause[:200]})")
+            text = " ".join(_COLOURS.sub("", str(error)).split())
+            if _FULL.search(text):
+                raise _no_room(error) from None
+            cause = text.partition("The actor died because ")[2] or text
+            raise Lost(f"its actor died ({cause[:200]})") from None
 
     def _found_room(self, shard: int, seconds: float) -> bool:
         ready, since = self._begun[shard]
@@ -216,6 +209,14 @@ class OnRay:
                 self._ray.kill(actor)
         self._actors.clear()
         self._cluster.close()
+
+
+def _no_room(error: Exception) -> ResourceError:
+    return ResourceError(
+        f"runtime.shards: Ray has no room for members and states ({type(error).__name__}): free /dev/shm and the "
+        "folder for temporary files (TMPDIR), or take fewer members; the same command continues from the last "
+        "checkpoint"
+    )
 
 
 def code_path() -> str:
