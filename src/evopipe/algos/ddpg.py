@@ -28,6 +28,7 @@ PAPER = "https://arxiv.org/abs/1509.02971"
 REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous",)
+COMPILED = True
 
 
 class Config(AlgoConfig):

@@ -36,6 +36,7 @@ PAPER = "https://arxiv.org/abs/1812.05905"
 REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous", "discrete")
+COMPILED = True
 MASKED_LOSS = True
 
 

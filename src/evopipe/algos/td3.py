@@ -27,6 +27,7 @@ PAPER = "https://arxiv.org/abs/1802.09477"
 REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous",)
+COMPILED = True
 
 
 class Config(AlgoConfig):

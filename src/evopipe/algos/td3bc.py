@@ -30,6 +30,7 @@ PAPER = "https://arxiv.org/abs/2106.06860"
 REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous",)
+COMPILED = True
 
 
 class Config(AlgoConfig):

@@ -87,7 +87,7 @@ class OnPolicy:
         shape = (len(self.keys), self._rows)
         self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes
         self._layout = StepLayout(spec.spaces, self.world.masked)
-        self.learners = Learners(spec, setup.learners, self._learning)
+        self.learners = Learners(spec, setup.learners, self._learning, spec.compiled)
 
     @property
     def _rows(self) -> int:

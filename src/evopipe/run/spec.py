@@ -20,6 +20,7 @@ from evopipe.core.fit import forms_of_networks, forms_of_rows
 from evopipe.core.fit import misfit as misfit_of
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member, tensor_kinds
+from evopipe.core.native import build
 from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.errors import DataError, ParamsError
 from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
@@ -127,6 +128,13 @@ class Spec:
         arch, cfg = self.architecture(), self.algo_config
         size = sum(arch.size(widths) for widths in self.widths.values())
         return bool(size * cfg.batch_size < _LONG * cfg.learn_step)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the CPU's own kernels compute all that members learn."""
+        arch = self.architecture()
+        dense = isinstance(arch, Arch) and not (arch.residual or arch.stem.convs)
+        return build.chosen() is not None and self.algo.COMPILED and dense
 
     @property
     def racing(self) -> bool:

@@ -19,7 +19,7 @@ import torch
 from evopipe.types import Tensor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.c"))  # one library, of which `kernels.c` includes the others
-FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-w")
+FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-w")
 TARGETS = {"native": ("-march=native",), "portable": ("-mavx2", "-mfma")}
 """Instruction sets by name. All give the same bits: `portable` for a processor of which the compiler knows nothing."""
 SIGNATURES = {
@@ -171,7 +171,7 @@ def _compile(compiler: str, flags: tuple[str, ...], made: Path) -> None:
     with tempfile.TemporaryDirectory(dir=made.parent, prefix="compile-") as name:
         fresh = Path(name) / made.name
         try:
-            command = [compiler, *flags, "-pthread", "-o", str(fresh), str(Path(__file__).with_name("kernels.c")), "-lm"]
+            command = [compiler, *flags, "-o", str(fresh), str(Path(__file__).with_name("kernels.c")), "-lm"]
             run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
             raise NoKernels(f"{compiler} could not be run: {error}") from error
