@@ -238,6 +238,8 @@ def draw_population(params: Params, search: Settings, folder: Path) -> None:
         if "lr" not in block:
             values |= {"lr_actor": values["lr"], "lr_critic": values.pop("lr")}
         block |= values
+        if algo == "ppo":  # a larger batch is the whole rollout, and we refuse to call it more
+            block["batch_size"] = min(block["batch_size"], block["learn_step"])
         block["network"] |= {"encoder": [width] * len(block["network"]["encoder"]), "latent": width}
         spec = make_spec(parse_params(data), configure(params.runtime))
         members.append(first_members(spec, size)[0][slot])

@@ -58,7 +58,7 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
 
 def noisy(cfg: Any, mean: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Add `noise` to actions `[P, E, A]` and clip them; with chance epsilon `[P]` draw a uniform one instead."""
-    if cfg.noise == "gaussian":
+    if getattr(cfg, "noise", "gaussian") == "gaussian":
         noise = gaussian(draw, mean.shape[1:], cfg.noise_sd)
     else:
         noise = ornstein_uhlenbeck(draw, mean.shape[1:], cfg.noise_sd, cfg.ou_theta)
@@ -147,6 +147,14 @@ def learners(state: Any, critic: str) -> native.Learners:
     )  # fmt: skip
 
 
+def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:
+    """Return −Q(s, μ(s)) of the critic by that name, of twins the first, weighted, of each member `[P]`."""
+    q = state.critics.pair[0] if critic == "critics" else state.critic.frozen
+    with torch.no_grad():
+        x = forward(state.encoder, batch.obs)
+    return -(batch.weight * action_value(q, x, torch.tanh(forward(state.actor, x)))).sum(dim=1)
+
+
 def learn(
     state: Any, critic: str, hp: Hyper, healthy: Tensor, found: tuple[Tensor, Tensor],
     climb: Callable[[], Tensor] | None,
@@ -163,7 +171,7 @@ def learn(
         healthy = optim.descend(climb(), healthy, hp["grad_clip"], (state.actor, state.actor_adam, hp["lr_actor"]))
         optim.polyak(getattr(state, "encoder_target", None), encoder, hp["tau"] * healthy)
         optim.polyak(getattr(state, f"{critic}_target"), online, hp["tau"] * healthy)
-        optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
+        optim.polyak(getattr(state, "actor_target", None), state.actor, hp["tau"] * healthy)
     state.updates.add_(healthy)
     return Learned(losses.detach(), healthy, errors)
 

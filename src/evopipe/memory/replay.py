@@ -299,12 +299,14 @@ class Replay:
         return known
 
     def _rows(self, index: Tensor, first: Tensor) -> Tensor:
-        return self._whole((index + first[:, None]).view(-1)).view(*index.shape, self.layout.size)
+        at = (index + first[:, None]).view(-1)
+        rows = self._flat.index_select(0, at)
+        return (rows if self.frames is None else self.frames.join(rows, at)).view(*index.shape, self.layout.size)
 
     def sample(self, slots: Sequence[int], u: Tensor) -> Tensor:
         """Draw rows `[P, U, B, size]` uniformly, with replacement, for members `[P]` and u `[P, U, B]` in [0, 1)."""
         size = upload(torch.from_numpy(self.filled(slots)), self.device)
-        return self.draw(self.first(slots), size, u)
+        return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
         """Return on the host how many rows the memory of each of these members holds, `[P]` int64."""
@@ -330,13 +332,8 @@ class Replay:
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
         """`sample` from what is on the device already, so that a graph can hold it: first and size `[P]` are what
-        `first` and `filled` returned, u is `[P, U, B]` float64 in [0, 1)."""
-        index = (u * size[:, None, None]).long() + first[:, None, None]
-        return self._whole(index.view(-1)).view(*u.shape, self.layout.size)
-
-    def _whole(self, index: Tensor) -> Tensor:
-        rows = self._flat.index_select(0, index)
-        return rows if self.frames is None else self.frames.join(rows, index)
+        `first` and `filled` returned, u is `[P, n]` float64 in [0, 1)."""
+        return self._rows((u * size[:, None]).long(), first)
 
     def state(self) -> dict[str, Tensor]:
         """Return a copy of everything: rows of every memory as far as any is filled, positions, sizes."""

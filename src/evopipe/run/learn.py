@@ -27,7 +27,7 @@ UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay dr
 
 
 def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
-    """Return how many updates a cohort owes at the tick-th tick (from 0) of its generation: one every `learn_step`
+    """Return how often a cohort learns at the tick-th tick (from 0) of its generation: once every `learn_step`
     environment steps of a member."""
     every = _learn_step(cohort)
     return (tick + 1) * envs // every - tick * envs // every
@@ -63,7 +63,7 @@ class ReplayLearning:
         trees = Priorities(self._members, capacity, cfg.alpha, spec.device) if cfg.prioritised else None
         each = self._members // memories
         self.replay = Replay(layout, memories, capacity, spec.device, trees, images, each)
-        self.learners = Learners(spec, setup.learners, partial(_of_share, spec, self.replay))
+        self.learners = Learners(spec, setup.learners, partial(_of_share, spec, self.replay), spec.compiled)
         places = [] if self.replay.frames is None else [self.replay.frames.places]  # the images are shared as they are
         self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
         self._cohorts: Sequence[Cohort] = []
@@ -98,10 +98,10 @@ class ReplayLearning:
 
     def due(self) -> list[list[int]]:
         """Return what each cohort owes at this tick: how many updates, the first one's turn, rows filled `[P]`."""
-        tick, envs = self._clock.here, self._clock.envs
-        turns = [tick * envs // _learn_step(cohort) % self._spec.period for cohort in self._cohorts]
+        tick, envs, each = self._clock.here, self._clock.envs, self._spec.train.replay.updates
+        turns = [tick * envs // _learn_step(cohort) * each % self._spec.period for cohort in self._cohorts]
         return [
-            [updates_due(cohort, tick, envs), turn, *self.replay.filled(cohort.slots).tolist()]
+            [updates_due(cohort, tick, envs) * each, turn, *self.replay.filled(cohort.slots).tolist()]
             for cohort, turn in zip(self._cohorts, turns, strict=True)
         ]
 

@@ -135,7 +135,8 @@ static void softened(int actions, const float *out, const float *noise, const ui
 }
 
 // One update of a member's actors and critics.
-static int climb_member(int p, const climb_job *j) {
+static int climb_member(const void *told, int p) {
+  const climb_job *j = told;
   const nets *actor = &j->actor, *critic = &j->critic;
   const ptrdiff_t first = (ptrdiff_t)p * j->batch;
   const float *weight = j->weight + first;
@@ -299,8 +300,4 @@ static int climb_member(int p, const climb_job *j) {
   return 0;
 }
 
-int climb(const climb_job *job, int members) {
-  int starved = 0;
-  for (int p = 0; p < members && !starved; p++) starved = climb_member(p, job);
-  return starved;
-}
+int climb(const climb_job *job, int members) { return each_member(members, climb_member, job); }

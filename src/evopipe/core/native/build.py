@@ -19,10 +19,11 @@ import torch
 from evopipe.types import Tensor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.c"))  # one library, of which `kernels.c` includes the others
-FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-w")
+FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-w")
 TARGETS = {"native": ("-march=native",), "portable": ("-mavx2", "-mfma")}
 """Instruction sets by name. All give the same bits: `portable` for a processor of which the compiler knows nothing."""
 SIGNATURES = {
+    "share_among": "i",
     "dense_forward": "piiiiippnpnpp",
     "dense_backward": "piiiiippnpnpnppppn",
     "clip": "iinpnppp",

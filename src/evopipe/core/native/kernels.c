@@ -2,11 +2,16 @@
 // rows a batch has. Every sum has one order that no vector width changes: products are summed one after the other by
 // fused multiply-adds, sums over units in sixteen interleaved parts.
 
+#include <fenv.h>
 #include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -72,6 +77,7 @@ INLINE vec rounded(vec x) {
 #include "functions.c"
 #include "dense.c"
 #include "learn.c"
+#include "pool.c"
 #include "replay.c"
 #include "draws.c"
 #include "value.c"

@@ -158,7 +158,7 @@ def act(
     if policy is None or not _readable(policy, obs, memory):
         return None
     action = _actions(cfg, obs)
-    log_prob, value = obs.new_empty(2, *obs.shape[:2])
+    log_prob, value = (obs.new_empty(obs.shape[:2]) for _ in range(2))
     after = torch.zeros_like(memory, memory_format=torch.contiguous_format) if policy.memory else memory
     _say(policy, obs, legal, memory, draw, action, log_prob, value, after)
     return Chosen(action, log_prob, value, after)

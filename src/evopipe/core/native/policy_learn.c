@@ -243,21 +243,29 @@ static int most_seats(const policy *of) {
   return most;
 }
 
-// Let members learn from all minibatches of all epochs.
-int policy_learn(const policy *of, const lessons *to) {
-  for (int p = 0; p < of->members; p++) {
-    const int size = (int)to->sizes[p];
-    const ptrdiff_t rows = (ptrdiff_t)size * most_seats(of);
-    bench with;
-    if (!open_bench(of, rows * to->length, rows, 1, &with)) return 1;
-    for (int epoch = 0; epoch < to->epochs[p]; epoch++)
-      for (int i = 0; i < to->batches[p]; i++) {
-        const ptrdiff_t first = (ptrdiff_t)i * size;
-        const int batch = (int)(to->count - first < size ? to->count - first : size);
-        if (batch > 0)
-          learn_one(of, to, p, to->order + (p * to->most_epochs + epoch) * to->count + first, batch, !epoch && !i,
-                    &with);
-      }
-  }
+typedef struct {
+  const policy *of;
+  const lessons *to;
+} course;
+
+// Let a member learn from all minibatches of all epochs.
+static int policy_member(const void *told, int p) {
+  const policy *of = ((const course *)told)->of;
+  const lessons *to = ((const course *)told)->to;
+  const int size = (int)to->sizes[p];
+  const ptrdiff_t rows = (ptrdiff_t)size * most_seats(of);
+  bench with;
+  if (!open_bench(of, rows * to->length, rows, 1, &with)) return 1;
+  for (int epoch = 0; epoch < to->epochs[p]; epoch++)
+    for (int i = 0; i < to->batches[p]; i++) {
+      const ptrdiff_t first = (ptrdiff_t)i * size;
+      const int batch = (int)(to->count - first < size ? to->count - first : size);
+      if (batch > 0)
+        learn_one(of, to, p, to->order + (p * to->most_epochs + epoch) * to->count + first, batch, !epoch && !i, &with);
+    }
   return 0;
+}
+
+int policy_learn(const policy *of, const lessons *to) {
+  return each_member(of->members, policy_member, &(course){of, to});
 }

@@ -68,7 +68,8 @@ static void joined(int rows, int obs, int actions, const float *x, const float *
 }
 
 // One update of a member's actor, critics and temperature.
-static int soft_member(int p, const soft_job *j) {
+static int soft_member(const void *told, int p) {
+  const soft_job *j = told;
   const nets *actor = &j->actor, *critic = &j->critic;
   const ptrdiff_t first = (ptrdiff_t)p * j->batch;
   const float *weight = j->weight + first;
@@ -207,8 +208,4 @@ static int soft_member(int p, const soft_job *j) {
   return 0;
 }
 
-int soften(const soft_job *job, int members) {
-  int starved = 0;
-  for (int p = 0; p < members && !starved; p++) starved = soft_member(p, job);
-  return starved;
-}
+int soften(const soft_job *job, int members) { return each_member(members, soft_member, job); }

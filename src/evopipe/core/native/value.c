@@ -254,7 +254,8 @@ static float loss_of(const value_job *j, int p, ptrdiff_t at, const float *out, 
 
 // --- updates ---------------------------------------------------------------------------------------------------------
 
-static int value_member(int p, const value_job *j) {
+static int value_member(const void *told, int p) {
+  const value_job *j = told;
   const ptrdiff_t first = (ptrdiff_t)p * j->rows;
   const int rows = rows_that_count(j->rows, j->weight + first), noisy = j->noise != NULL;
   const ptrdiff_t width = (ptrdiff_t)rows * j->widest, outputs = (ptrdiff_t)rows * j->outputs;
@@ -328,8 +329,4 @@ static int value_member(int p, const value_job *j) {
   return 0;
 }
 
-int value_update(const value_job *job, int members) {
-  int starved = 0;
-  for (int p = 0; p < members && !starved; p++) starved = value_member(p, job);
-  return starved;
-}
+int value_update(const value_job *job, int members) { return each_member(members, value_member, job); }
