@@ -47,6 +47,7 @@ NOTES: Notes = {
     "train.normalise.clip": ("standard deviations", "outliers count for more"),
     "train.replay.capacity": ("transitions", "older experience kept, more memory"),
     "train.replay.n_step": ("environment steps", "rewards reach further back, targets are noisier"),
+    "train.replay.updates": ("updates", "learns more from fewer steps, slower; too many: less stable"),
     "train.replay.alpha": ("", "surprising transitions come more often"),
     "train.replay.beta": ("", "less bias early, smaller steps"),
     "evolution.tournament.size": ("members", "stronger selection, less variety"),
@@ -147,7 +148,8 @@ From Python (`evopipe.train({...})`) keys that are not given take the defaults b
 
 Rules between keys, which `evopipe params check` knows:
 
-- `train.evo_steps` is at least `env.num_envs`, and `population.size` times `env.num_envs` at most 65,536.
+- `train.evo_steps` is at least `env.num_envs`. `population.size` times `env.num_envs` is at most 65,536,
+  `train.replay.updates` times `env.num_envs` at most 8,192.
 - `train.algo` names a block of `algos`. `bc` needs `train.mode: offline`. `ppo` needs `online`, and it alone may have
   `train.normalise.rewards: true`.
 - The chosen algorithm's `batch_size` and `train.replay.n_step` are at most `train.replay.capacity`, online and where it

@@ -165,13 +165,11 @@ class Limit(NamedTuple):
 
 def limit(results: Results) -> Limit | None:
     """Return the limit of the DQN run end to end; None where it was not measured on the processor of that run."""
-    if (
-        "roofline" not in results
-        or "end_to_end" not in results
-        or where(results["roofline"]).partition(",")[0] != (where(results["end_to_end"]).partition(",")[0])
-    ):
+    if not {"roofline", "end_to_end"} <= results.keys():
         return None
     result, end = results["roofline"], results["end_to_end"]
+    if result["machine"]["cpu"] != end["machine"]["cpu"]:
+        return None
     ways = {"torch's library": "products_microseconds", "our own kernels": "own_products_microseconds"}
     each = {way: values(result, "evopipe", key) for way, key in ways.items()}
     products = {way: statistics.median(found) for way, found in each.items() if None not in found}

@@ -316,6 +316,7 @@ def a_script(o: Options, name: str) -> Settings:
 SEARCHED = ("lr", "batch_size", "learn_step")
 # AgileRL's own settings for LunarLander-v3, from the configuration that it publishes.
 AGILERL_LANDER = {
+    "population": 4, "num_envs": 16, "probabilities": EVOLUTION["probabilities"],
     "encoder": [128], "latent": 128, "head": [128], "layer_norm": True, "batch_size": 128, "lr": 6.3e-4,
     "learn_step": 4, "gamma": 0.99, "tau": 1e-3, "double": False, "eps_start": 1.0, "eps_end": 0.1, "eps_decay": 0.99,
     "evo_steps": 10_000, "learning_delay": 0,
@@ -364,11 +365,9 @@ def cartpole(o: Options) -> Settings:
 
 def lunarlander(o: Options) -> Settings:
     """LunarLander, without a warm start: nobody else has a dataset."""
-    own = "pipelines/dqn-lunarlander/params.yaml"
-    path = own if (ROOT / own).exists() else "params.yaml"
     return solving(
-        o, path, 200.0, 1_500_000, 240.0, trial_steps=100_000, trial_eval_every=10_000, warmup_steps=20_000,
-        exploration_fraction=0.12,
+        o, "pipelines/dqn-lunarlander/params.yaml", 200.0, 1_500_000, 240.0, trial_steps=100_000,
+        trial_eval_every=10_000, warmup_steps=20_000, exploration_fraction=0.12,
     )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from harness.aims import seconds_key
 from harness.measurements import SEARCHES
-from harness.page import each
 from harness.results import Result, Results, names, values
+from harness.speed import each
 
 GREY, COLOURS = "#808080", ("#2a7fd4", "#e07b00", "#1f9d6b", "#c0448f", "#8a63d2")
 

@@ -13,6 +13,7 @@ Run = Mapping[str, Any]
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]
 
+MISSING = "Not measured yet."
 EQUAL_UPDATES = 0.02  # how far two contestants' numbers of updates may be apart
 
 

@@ -38,7 +38,7 @@ def make(peer: str) -> None:
     venv.create(folder, with_pip=True)
     # Every pin is a constraint as well, so that no dependency brings another build of torch.
     pins = folder / "constraints.txt"
-    pins.write_text("".join(f"{re.sub(r'[[].*?]', '', line)}\n" for line in _requirements(peer)))
+    pins.write_text(re.sub(r"\[.*?\]", "", "\n".join(_requirements(peer)) + "\n"))
     pip = [str(python_of(peer)), "-m", "pip", "install", "--quiet", "-c", str(pins), "-r", str(_file(peer))]
     if subprocess.run(pip, check=False).returncode:
         raise SystemExit(f"{peer}: pip could not install {_file(peer)}; without it: --contestants evopipe")

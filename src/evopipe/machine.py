@@ -27,14 +27,15 @@ _PACKAGES = ("evopipe", "torch", "numpy", "gymnasium")
 def configure(cfg: RuntimeConfig | TextRuntime) -> torch.device:
     """Set torch's threads and determinism for this process, and return the device to compute on.
 
-    Which kernels compute networks is chosen, too. Call it in the thread that trains: MKL keeps its thread count per
-    thread. `runtime.threads` wins over `OMP_NUM_THREADS` and `MKL_NUM_THREADS`. One thread takes denormal numbers for
-    zero: Adam's moments of units that died decay into them, and they cost a tenth of the time and more. With several
-    threads they stay: the setting is a thread's own, OpenMP's do not inherit it, and results would depend on which
-    thread computed what. `ParamsError` if `runtime.device` is `cuda` and torch sees no CUDA device, or
-    `runtime.kernels` asks for ones that cannot be compiled.
+    Which kernels compute networks is chosen, too, but not by language models. Call it in the thread that trains: MKL
+    keeps its thread count per thread. `runtime.threads` wins over `OMP_NUM_THREADS` and `MKL_NUM_THREADS`. One thread
+    takes denormal numbers for zero: Adam's moments of units that died decay into them, and they cost a tenth of the
+    time and more. With several threads they stay: the setting is a thread's own, OpenMP's do not inherit it, and
+    results would depend on which thread computed what. `ParamsError` if `runtime.device` is `cuda` and torch sees no
+    CUDA device, or `runtime.kernels` asks for ones that cannot be compiled.
     """
-    _choose_kernels(cfg.kernels if isinstance(cfg, RuntimeConfig) else "torch")
+    if isinstance(cfg, RuntimeConfig):  # language models are torch's, and leave the choice as it is
+        _choose_kernels(cfg.kernels)
     _keep_memory()
     torch.set_num_threads(cfg.threads)
     torch.set_flush_denormal(cfg.threads == 1)

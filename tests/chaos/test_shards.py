@@ -284,6 +284,7 @@ class nodes:  # noqa: N801
         ({"address": "127.0.0.1:9"}, "no Ray cluster answers at '127.0.0.1:9'"),
         ({"resources": {"cpu": 1.0, "gpu": 2.0}}, "no node of the Ray cluster has room for a shard"),
         ({"ray_init": {"nonsense": 1}}, "Ray does not start"),
+        ({"ray_init": {"_temp_dir": "/dev/null/folder"}}, "Ray does not start (NotADirectoryError"),
     ],
 )
 def test_a_ray_that_does_not_start_is_told_in_a_sentence(
@@ -293,6 +294,15 @@ def test_a_ray_that_does_not_start_is_told_in_a_sentence(
     assert run.wait() == 72
     assert sentence in run.log.read_text()
     assert "Traceback" not in run.log.read_text()
+
+
+@pytest.mark.slow
+def test_ray_needs_no_home(copy: Callable[..., Path], expected: dict[str, str], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.touch()
+    run = Training(copy("ray"), HOME=str(home))
+    assert run.wait() == 0, run.log.read_text()
+    assert digests(run.folder) == expected
 
 
 def written(folder: Path, data: dict[str, Any], members: int = 4) -> Path:
@@ -338,10 +348,12 @@ def test_processes_that_divide_a_members_rows_give_the_bits_of_one(algo: str, mo
     data["train"]["algo"], data["algos"], data["runtime"]["rows_at_once"] = algo, {algo: cfg}, 5
     folder = written(tmp_path / "ready", data, members=2)
     alone = Path(shutil.copytree(folder, tmp_path / "alone"))
-    assert call(alone, "--quiet", "train").code == 0
+    for stage in ("train", "evaluate"):
+        assert call(alone, "--quiet", stage).code == 0
     for ranks in range(2, most + 1):
-        run = Training(divide(Path(shutil.copytree(folder, tmp_path / str(ranks))), engine="accelerate", count=1,
-                              ranks=ranks))  # fmt: skip
-        assert run.wait() == 0, run.log.read_text()
-        assert digests(run.folder, TEXT_OUTS) == digests(alone, TEXT_OUTS)
-        assert wait_for(run.leaves_nothing, 10)
+        own = divide(Path(shutil.copytree(folder, tmp_path / str(ranks))), engine="accelerate", count=1, ranks=ranks)
+        for stage, outs in (("train", TEXT_OUTS), ("evaluate", SCORES)):
+            run = Training(own, stage)
+            assert run.wait() == 0, run.log.read_text()
+            assert digests(own, outs) == digests(alone, outs)
+            assert wait_for(run.leaves_nothing, 10)

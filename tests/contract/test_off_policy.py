@@ -156,7 +156,8 @@ def test_the_learn_step_is_exact_over_a_generation(algo: str, every: int, envs: 
 
 
 def test_members_of_unlike_learn_steps_learn_each_at_their_own(algo: str, run: Callable[..., Any]) -> None:
-    p = populations.problem(algo=algo, cohorts="merged", train={**LONG, "learning_delay": 0, "warm_start": 0})
+    train = {**LONG, "learning_delay": 0, "warm_start": 0, "replay": {"updates": 2}}
+    p = populations.problem(algo=algo, cohorts="merged", train=train)
     members = first_members(p, 3)[0]
     steps = (1, 3, 8)
     members = [
@@ -165,9 +166,19 @@ def test_members_of_unlike_learn_steps_learn_each_at_their_own(algo: str, run: C
     loop = run(p, members)
     advance(loop, 8)  # 32 rows a member: the padded batch
     first = [float(m.tensors["updates"]) for m in loop.members]
-    advance(loop, 60)
+    advance(loop, 30)
     done = [float(m.tensors["updates"]) - n for m, n in zip(loop.members, first, strict=True)]
-    assert done == [68 * 4 // s - 8 * 4 // s for s in steps]
+    assert done == [2 * (38 * 4 // s - 8 * 4 // s) for s in steps]
+
+
+def test_the_pattern_of_unlike_updates_goes_on_however_many_come_at_once(algo: str, run: Callable[..., Any]) -> None:
+    p = populations.problem(algo=algo, config={"learn_step": 3}, train={**LONG, "replay": {"updates": 5}})
+    loop, before = run(p, 2), 0
+    for loop.clock.here in range(20):
+        ((updates, turn, *_),) = loop.regime.learning.due()
+        assert turn == before % p.period
+        before += updates
+    assert before == 20 * 4 // 3 * 5
 
 
 def test_every_update_draws_its_own_batch(algo: str, run: Callable[..., Any]) -> None:

@@ -58,3 +58,14 @@ def test_mountaincar_by_its_pipeline(seed: int) -> None:
     result = run("pipelines/dqn-mountaincar/params.yaml", seed)
     assert result.evaluation["episodes"] == 100
     assert result.evaluation["elite"]["mean"] >= -110
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lunarlander_in_few_steps_by_its_pipeline(seed: int) -> None:
+    """All steps count: training's, evaluation's, confirmation's. Held-out episodes may differ by chance alone."""
+    result = run("pipelines/dqn-lunarlander/params.yaml", seed)
+    assert result.summary["reason"] == "target"
+    assert result.summary["steps"]["all"] <= 350_000
+    assert result.evaluation["episodes"] == 100
+    assert result.evaluation["elite"]["interval"][1] >= 200

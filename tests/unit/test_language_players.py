@@ -16,7 +16,8 @@ from evopipe import algos, layout
 from evopipe.errors import DataError, ParamsError, UsageError
 from evopipe.schema.params import load_params, parse_params
 from evopipe.schema.write import dump_yaml
-from evopipe.stages.language.setup import make_spec, read_members
+from evopipe.stages.language.setup import make_spec
+from evopipe.stages.setup import read_members
 from players import SMALL, WORDS, small_params
 from tiny import call
 

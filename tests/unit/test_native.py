@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import platform
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.machine import configure, fingerprint
 from evopipe.schema.blocks import RuntimeConfig
+from evopipe.schema.language import TextRuntime
 from evopipe.types import Tensor
 from reference import random_row
 from tiny import TRAINED, digests, evopipe, prepared
@@ -208,6 +210,19 @@ def test_a_run_has_the_same_bits_by_any_number_of_learners(tmp_path: Path) -> No
     other = prepared(tmp_path / "torch", {"runtime.kernels": "torch"})
     assert evopipe(other, "train").returncode == 0
     assert digests(other, TRAINED) != told[0]
+
+
+def test_a_language_model_leaves_the_kernels_as_they_are() -> None:
+    configure(RuntimeConfig(kernels="native"))
+    configure(TextRuntime())
+    assert fingerprint()["kernels"] == "native"
+
+
+def test_an_update_without_memory_is_an_error_and_not_a_diverged_member() -> None:
+    weight = torch.ones(1)
+    job = build.structure("value_job")(rows=1, weight=weight.data_ptr(), keep=1 << 58)
+    with pytest.raises(MemoryError, match="the kernels need more"):
+        build.load().value_update(ctypes.addressof(job), 1)
 
 
 def test_they_know_every_activation() -> None:

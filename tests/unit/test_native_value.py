@@ -3,8 +3,11 @@ bits its own."""
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any
@@ -22,6 +25,7 @@ from evopipe.core.native import build
 from evopipe.core.net import Net
 from evopipe.core.optim import Adam
 from evopipe.core.padded import noise_scale
+from evopipe.parallel import Helper, can_help, shared_memory
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Batch, Learned, Spaces
 from reference import known, random_row
@@ -188,6 +192,60 @@ def test_a_members_update_is_its_own_to_the_bit(algo: ModuleType, settings: dict
         learned = updated(algo, cfg, alone, own_given, own_hp, healthy[cut], range(first, end))
         for one, all_of_them in zip(told(alone, learned, own_given), all_told, strict=True):
             assert torch.equal(one, all_of_them[cut])
+
+
+def test_threads_share_members_out_and_change_no_bit() -> None:
+    kernels = build.load()
+    build.use(kernels)
+    members = archs(True)
+    cfg, given, hp = dqn.Config(), batch(len(members), True), hyper(len(members))
+    own, healthy = state(members, dqn, cfg), torch.ones(len(members), dtype=torch.bool)
+
+    def after_three() -> list[bytes]:
+        moved = copied(own, tensors(own))
+        for _ in range(3):
+            learned = updated(dqn, cfg, moved, given, hp, healthy)
+        return [each.numpy().tobytes() for each in told(moved, learned, given)]
+
+    right = after_three()
+    try:
+        kernels.share_among(4)
+        assert after_three() == right
+        assert len(os.listdir("/proc/self/task")) > 3 or not sys.platform.startswith("linux")
+        with ThreadPoolExecutor(3) as callers:  # one at a time has the threads, the others compute alone
+            assert [each.result() for each in [callers.submit(after_three) for _ in range(6)]] == [right] * 6
+    finally:
+        kernels.share_among(1)
+
+
+def test_a_fork_computes_without_the_threads_that_it_has_not() -> None:
+    if not can_help():
+        pytest.skip("no forks here")
+    kernels = build.load()
+    build.use(kernels)
+    members = archs(False)
+    cfg, given, hp = dqn.Config(), batch(len(members), False), hyper(len(members))
+    own, healthy = state(members, dqn, cfg), torch.ones(len(members), dtype=torch.bool)
+    values = torch.frombuffer(shared_memory([own.q.values.nbytes])[0], dtype=torch.float32)
+
+    def work() -> None:
+        moved = copied(own, tensors(own))
+        updated(dqn, cfg, moved, given, hp, healthy)
+        values[: moved.q.values.numel()] = moved.q.values.ravel()
+
+    try:
+        kernels.share_among(3)
+        work()
+        here = values.clone()
+        values.zero_()
+        helper = Helper(work)
+        helper.tell()
+        assert helper.wait() is None
+        helper.dismiss()
+    finally:
+        kernels.share_among(1)
+    assert torch.equal(values, here)
+    assert here.any()
 
 
 @pytest.mark.thorough

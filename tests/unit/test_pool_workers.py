@@ -590,6 +590,20 @@ def test_what_only_this_process_knows_lives_in_workers_too(
             assert pool.worker_count == 2
 
 
+def test_a_fault_of_the_trainers_own_share_is_told_at_the_end_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    with auto(monkeypatch) as workers:
+        pool = started(chain("Raises"), 32, workers)
+        assert pool.worker_count == 1
+        for _ in range(2):
+            pool.step([LEFT], rows=[1])  # an odd row: the worker has the even ones
+        before = shown(pool)
+        pool.send([LEFT] * 32)
+        with pytest.raises(EnvironmentFailed, match="row 1, "):
+            pool.receive()
+        assert shown(pool) == before
+        assert pool.step([LEFT] * 2, rows=[2, 3]).reward.shape == (2,)
+
+
 def test_auto_steps_in_this_process_what_no_other_can_make(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = odd("OnlyIn", pid=os.getpid())
     with auto(monkeypatch) as workers:

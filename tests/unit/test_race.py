@@ -72,7 +72,7 @@ def test_who_is_near_the_leader_plays_on_whomever_it_meets() -> None:
 
 def test_a_leader_that_is_alone_and_clearly_below_the_bar_stops() -> None:
     low, near, high = (Track(returns(0.0, 50.0, 100.0)) for _ in range(3))
-    mean, error = low.returns[2, :4].mean(), low.returns[2, :4].std(ddof=1) / 2.0
+    mean, error = low.returns[2, :4].mean(), low.returns[2, :4].std(ddof=1) / 2.0 * 0.9**0.5
     found = low.race((0, 1), (1, 2), bar=mean + 3.01 * error)
     assert low.played.tolist() == [4, 4, 4]
     assert np.array_equal(found, low.returns[:, :4])
@@ -113,12 +113,14 @@ def test_a_race_selects_whom_all_episodes_select() -> None:
     assert np.mean(played) < 0.8
 
 
-def test_a_mean_is_hopeless_that_is_three_errors_below_the_bar() -> None:
+def test_a_mean_is_hopeless_that_is_two_errors_below_the_bar() -> None:
     few = np.array([1.0, -1.0] * 4)  # its error is (8 / 7) ** 0.5 / 8 ** 0.5 = 0.378
-    assert hopeless(few, 1.14)
-    assert not hopeless(few, 1.13)
-    assert not hopeless(few[:6], 100.0), "too few to tell"
-    assert hopeless(np.array([*few, np.nan]), 1.14)
+    assert hopeless(few, 0.76, 10**9)
+    assert not hopeless(few, 0.75, 10**9)
+    assert not hopeless(few[:6], 100.0, 10**9), "too few to tell"
+    assert hopeless(np.array([*few, np.nan]), 0.76, 10**9)
+    assert hopeless(few, 0.66, 32), "of 32 episodes a quarter is certain: 0.75 ** 0.5 of that"
+    assert not hopeless(few, 0.65, 32)
 
 
 # ------------------------------------------------------------------------------------------------------ in a run

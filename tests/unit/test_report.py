@@ -28,8 +28,7 @@ from evopipe.film import Frames
 from evopipe.layout import OUTS, WRITER
 from evopipe.play import Score
 from evopipe.report import draw, figures, read, words
-from evopipe.report.movie import BUDGET, FRAMES, WIDTH, Movie
-from evopipe.report.page import compose, page, without_measured
+from evopipe.report.page import BUDGET, FRAMES, WIDTH, Movie, compose, page, without_measured
 from evopipe.report.read import Node, Run
 from evopipe.run.outs import TIMING, write_timing
 from evopipe.stages import report

@@ -146,6 +146,8 @@ def test_a_wrong_value_names_its_place_and_what_is_allowed(
 
 def test_what_a_run_could_not_use_is_refused_with_its_line(edited: Edit) -> None:
     places = {name: line_of(f"    {name}: ") for name in ("n_step", "batch_size", "learn_step")}
+    many = edited(("  num_envs: .*", "  num_envs: 4096"), ("    updates: .*", "    updates: 3"))
+    assert many.endswith("train.replay.updates: must be at most 2 with 4096 environments (env.num_envs), got 3")
     small, holds = ("    capacity: .*", "    capacity: 10"), "a memory of 10 transitions (train.replay.capacity)"
     raised = "lower it, or raise train.replay.capacity; got 11"
     assert edited(small, ("    n_step: 1 ", "    n_step: 11 ")) == (

@@ -15,10 +15,8 @@ class BaseAgent(ABC):
     @property
     @abstractmethod
     def chat_completions(self) -> list[Message]:
-        """The chat that the model is to go on with.
-
-        A chat that begins with the one before and its completion, as they were, is learned from as one row.
-        """
+        """The chat that the model is to go on with. A chat that begins with the one before and its completion, as they
+        were, is learned from as one row."""
 
     @property
     @abstractmethod

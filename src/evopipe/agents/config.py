@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -95,17 +95,13 @@ def _yaml(path: Path) -> Any:
 
 def _told(text: str) -> Iterator[tuple[str, Any]]:
     """Yield what one of a list says: `key=value`, or all of a YAML file."""
-    if "=" not in text and text.endswith((".yaml", ".yml")):
-        yield from _flat(_yaml(Path(text)))
-    else:
-        yield _override(text)
-
-
-def _override(text: str) -> tuple[str, Any]:
     key, sign, value = text.partition("=")
-    if not sign or not key.strip("+~ "):
+    if not sign and text.endswith((".yaml", ".yml")):
+        yield from _flat(_yaml(Path(text)))
+    elif not sign or not key.strip("+~ "):
         raise ParamsError(f"config: {text!r} is not of the form 'key=value'")
-    return key.strip("+~ "), YAML(typ="safe").load(value) if value else None
+    else:
+        yield key.strip("+~ "), YAML(typ="safe").load(value) if value else None
 
 
 def _flat(data: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -186,7 +182,7 @@ def resolve(config: Any, population: Any, tasks: int, name: str) -> Resolved:
     sentences = [
         f"{', '.join(keys)}: {'have' if len(keys) > 1 else 'has'} no meaning here: {why}" for why, keys in notes.items()
     ]
-    return _made(told, origin, sentences, given, arguments, algo)
+    return _made(told, origin, sentences, given, arguments)
 
 
 def _unknown(key: str, whole: bool, algo: str) -> str:
@@ -246,9 +242,8 @@ def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
 
 
 def _made(
-    told: Values, origin: dict[str, str], notes: list[str], given: Values, arguments: dict[str, dict[str, Any]],
-    algo: str,
-) -> Resolved:  # fmt: skip
+    told: Values, origin: dict[str, str], notes: list[str], given: Values, arguments: dict[str, dict[str, Any]]
+) -> Resolved:
     nested: dict[str, Any] = {}
     for key, value in told.items():
         *path, last = key.split(".")
@@ -311,7 +306,10 @@ def check_classes(workflow: Any, agent: Any, env: Any, flow: Any) -> None:
             raise ValueError("flow stands in the place of classes: pass either flow, or workflow_class, or agent_class")
         if not inspect.iscoroutinefunction(flow):
             raise ValueError(f"flow must be an async function, got {getattr(flow, '__name__', type(flow).__name__)!r}")
-        _positional(flow, 2)
+        try:
+            inspect.signature(flow).bind(None, None)
+        except TypeError as error:
+            raise ValueError(f"flow must take (task, model): {error}") from None
         return
     if workflow is not None:
         if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
@@ -339,13 +337,6 @@ _BASES = {"agent_class": "BaseAgent", "env_class": "BaseEnv"}
 
 def _called(thing: Any) -> str:
     return repr(getattr(thing, "__name__", type(thing).__name__))
-
-
-def _positional(function: Callable[..., Any], n: int) -> None:
-    try:
-        inspect.signature(function).bind(*[None] * n)
-    except TypeError as error:
-        raise ValueError(f"flow must take (task, model): {error}") from None
 
 
 def has_argument(cls: type[Any], name: str) -> bool:

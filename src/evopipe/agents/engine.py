@@ -86,24 +86,17 @@ class Engine:
     def run(self, jobs: Sequence[Job], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
         """Run all jobs; return their episodes in the jobs' order. What fails is an episode with its reason. Raises
         Cancelled if `stopped` said so; it is asked before each wave, and again and again while there is none."""
-        return _run_here(_Round(self, jobs, stopped).run())
-
-
-class _Round:
-    """One call of `Engine.run`."""
-
-    def __init__(self, engine: Engine, jobs: Sequence[Job], stopped: Callable[[], bool]) -> None:
-        self.engine, self.jobs, self.stopped = engine, jobs, stopped
-        self.queue = deque(range(len(jobs)))
+        self.jobs, self.stopped, self.queue = jobs, stopped, deque(range(len(jobs)))
         self.done: dict[int, Done] = {}
         self.pending: list[Request] = []
         self.waiting: Counter[int] = Counter()  # by place: calls of the model that are open
         self.asked: Counter[int] = Counter()  # by place: completions so far
         self.runners: dict[int, Runner] = {}  # of those that are live
         self.live: dict[int, asyncio.Task[None]] = {}
+        return _run_here(self._play())
 
-    async def run(self) -> list[Done]:
-        self.changed, self.threads = asyncio.Event(), Threads(self.engine.workers, self.engine.processes)
+    async def _play(self) -> list[Done]:
+        self.changed, self.threads = asyncio.Event(), Threads(self.workers, self.processes)
         self.lock = asyncio.Lock()  # of environments that are not to run beside each other
         try:
             self._admit()
@@ -136,7 +129,7 @@ class _Round:
         return True
 
     def _admit(self) -> None:
-        while self.queue and len(self.live) < self.engine.at_once:
+        while self.queue and len(self.live) < self.at_once:
             i = self.queue.popleft()
             self.live[i] = asyncio.create_task(self._episode(i))
 
@@ -144,7 +137,7 @@ class _Round:
         """Wait until every episode waits for the model, or the latest has taken too long; False if none asks any
         more."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self.engine.patience.wave
+        until = loop.time() + self.patience.wave
         for _ in range(_ROUNDS):
             await asyncio.sleep(0)
         while any(not self.waiting[i] or self.runners[i].running for i in self.live):
@@ -165,10 +158,10 @@ class _Round:
         for request in wave:
             request.call = self.asked[request.place]
             self.asked[request.place] += 1
-        for request, reply in zip(wave, self.engine.decode(wave), strict=True):
+        for request, reply in zip(wave, self.decode(wave), strict=True):
             if not request.reply.done():
                 request.reply.set_result(reply)
-        self.engine.waves += 1
+        self.waves += 1
 
     async def _submit(self, place: int, request: Request) -> Reply:
         request.place = place
@@ -183,7 +176,7 @@ class _Round:
                 self.pending = [each for each in self.pending if each is not request]
 
     async def _episode(self, i: int) -> None:
-        job, patience = self.jobs[i], self.engine.patience
+        job, patience = self.jobs[i], self.patience
         try:
             for attempt in range(patience.retries + 1):
                 done = await self._attempt(i, job, attempt)
@@ -196,9 +189,9 @@ class _Round:
             self.changed.set()
 
     async def _attempt(self, i: int, job: Job, attempt: int) -> Done:
-        engine, patience = self.engine, self.engine.patience
+        patience = self.patience
         model = Model(
-            engine.tokens, lambda request: self._submit(i, request), job.slot, job.place, job.how, engine.limits,
+            self.tokens, lambda request: self._submit(i, request), job.slot, job.place, job.how, self.limits,
             patience.model, patience.model_retries,
         )  # fmt: skip
         self.asked[i] = attempt << 16  # another attempt draws anew
@@ -207,7 +200,7 @@ class _Round:
         reason, late = TerminationReason.UNKNOWN, None
         wrong: BaseException | None = None
         try:
-            workflow = engine.make(model, self.runners[i])
+            workflow = self.make(model, self.runners[i])
             workflow.reset(job.task, job.uid)
             limit = min((s for s in (patience.episode, workflow.timeout) if s is not None), default=None)
             found, raised = await _alone(partial(workflow.run, job.task, job.uid), limit, patience.close)
@@ -329,7 +322,9 @@ async def _stop(tasks: Iterable[asyncio.Task[Any]], grace: float) -> None:
 
 def _run_here(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine to its end, in another thread where this one has a loop that runs, as in a notebook."""
-    if not _loop_runs():
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
         return _run(work)
     found: list[Any] = []
 
@@ -367,11 +362,3 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
-
-
-def _loop_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -34,7 +34,6 @@ class CopyGame(MultiTurnEnvironment):
 
     @staticmethod
     def tasks(n: int, seed: int = 0, turns: int = 3, alphabet: str = "0123456789") -> list[dict[str, Any]]:
-        """Return so many tasks."""
         draws = np.random.default_rng(seed).integers(len(alphabet), size=(n, turns))
         return [{"digits": "".join(alphabet[i] for i in row)} for row in draws]
 
@@ -176,7 +175,6 @@ class WordGame(MultiTurnEnvironment):
 
     @staticmethod
     def tasks(n: int, seed: int = 0) -> list[dict[str, Any]]:
-        """Return so many tasks."""
         return [{"seed": int(x)} for x in np.random.default_rng(seed).integers(1 << 31, size=n)]
 
 
@@ -229,6 +227,5 @@ class TwentyQuestions(MultiTurnEnvironment):
 
     @staticmethod
     def tasks(n: int, seed: int = 0) -> list[dict[str, Any]]:
-        """Return so many tasks."""
         names = list(THINGS)
         return [{"secret": names[i]} for i in np.random.default_rng(seed).integers(len(names), size=n)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -46,74 +45,52 @@ MEASURED = (
 VALIDATED = ("mean", "pass@1", "pass@k", "failed")
 
 Make = Callable[[Model, Runner], Workflow]
-
-
 _AT_ONCE = 512  # completions of each member that are decoded at a time
 
 
-@dataclass(frozen=True)
-class _Decoder:
-    """Answers the requests of a wave by the members that they are of."""
+def _decode(
+    spec: LanguageSpec, cohorts: Sequence[Cohort], purpose: Purpose, when: int, wave: Sequence[Request]
+) -> list[Reply]:
+    """Answer the requests of a wave by the members that they are of, each drawn by its episode and call alone."""
+    found: dict[int, Reply] = {}
+    for cohort in cohorts:
+        own = [[i for i, request in enumerate(wave) if request.slot == slot] for slot in cohort.slots]
+        for start in range(0, max(len(each) for each in own), _AT_ONCE):
+            parts = [each[start : start + _AT_ONCE] for each in own]
+            found |= _decode_part(spec, cohort, purpose, when, wave, parts)
+    return [found[i] for i in range(len(wave))]
 
-    spec: LanguageSpec
-    cohorts: Sequence[Cohort]
-    purpose: Purpose
-    when: int
 
-    def __call__(self, wave: Sequence[Request]) -> list[Reply]:
-        found: dict[int, Reply] = {}
-        for cohort in self.cohorts:
-            own = [[i for i, request in enumerate(wave) if request.slot == slot] for slot in cohort.slots]
-            for start in range(0, max(len(each) for each in own), _AT_ONCE):
-                parts = [each[start : start + _AT_ONCE] for each in own]
-                found |= self._part(cohort, wave, parts)
-        return [found[i] for i in range(len(wave))]
-
-    @torch.no_grad()
-    def _part(self, cohort: Cohort, wave: Sequence[Request], parts: Sequence[Sequence[int]]) -> dict[int, Reply]:
-        """Complete requests `parts` of each member; where a member has fewer, pads stand and are thrown away."""
-        base, device, width = self.spec.base, self.spec.device, max(len(part) for part in parts)
-        keys = cohort.keys.cpu().tolist()
-        prompts: list[list[int]] = []
-        how: list[Sampled] = []
-        seeds: list[tuple[int, int, int]] = []
-        stop: list[tuple[str, ...]] = []
-        limit = 1
-        for part, key in zip(parts, keys, strict=True):
-            own = [wave[i] for i in part]
-            limit = max(limit, *(request.limit for request in own)) if own else limit
-            pads = width - len(own)
-            prompts += [*(request.ids for request in own), *([[base.pad]] * pads)]
-            how += [*(request.how for request in own), *([Sampled(0.0)] * pads)]
-            stop += [*(request.stop for request in own), *([()] * pads)]
-            seeds += [*((key, request.job, request.call) for request in own), *([(key, 0, 0)] * pads)]
-        ids, real = (x.view(len(parts), width, -1).to(device) for x in stacked(prompts, base.pad, left=True))
-        told = np.array(seeds, dtype=np.int64)
-        tick = np.full(len(told), self.when, dtype=np.int64)
-        drawn = torch.from_numpy(rng.seeds(told[:, 0], self.purpose, tick, told[:, 1], told[:, 2]))
-        temperature, top_k, top_p = (
-            torch.tensor(each, device=device).view(len(parts), width) for each in zip(*how, strict=True)
-        )
-        policy = getattr(cohort.state, self.spec.algo.POLICY)
-        structure: Any = policy.structure
-
-        def active() -> AbstractContextManager[Any]:
-            context: AbstractContextManager[Any] = structure.active(policy.frozen.views)
-            return context
-
-        written = generate(
-            base, active, ids, real, 1, limit, Sampling(temperature, top_k.long(), top_p),
-            drawn.view(len(parts), width).to(device), 0, self.spec.cohorts == "merged",
-            stop if any(stop) else (),
-        )  # fmt: skip
-        lengths, tokens = written.lengths.tolist(), written.ids.tolist()
-        log_probs, entropies = written.log_prob.tolist(), written.entropy.tolist()
-        found = {}
-        for p, part in enumerate(parts):
-            for b, i in enumerate(part):
-                n = min(lengths[p][b], wave[i].limit)
-                found[i] = Reply(tokens[p][b][:n], log_probs[p][b][:n], entropies[p][b][:n])
-        return found
+@torch.no_grad()
+def _decode_part(
+    spec: LanguageSpec, cohort: Cohort, purpose: Purpose, when: int, wave: Sequence[Request],
+    parts: Sequence[Sequence[int]],
+) -> dict[int, Reply]:  # fmt: skip
+    """Complete requests `parts` of each member; where a member has fewer, pads stand and are thrown away."""
+    base, device, width = spec.base, spec.device, max(len(part) for part in parts)
+    pad = replace(wave[0], job=0, call=0, ids=[base.pad], limit=1, how=Sampled(0.0), stop=())
+    asked = [each for part in parts for each in (*(wave[i] for i in part), *[pad] * (width - len(part)))]
+    shape = (len(parts), width)
+    ids, real = (x.view(*shape, -1).to(device) for x in stacked([each.ids for each in asked], base.pad, left=True))
+    keys = np.repeat(cohort.keys.cpu().numpy(), width)
+    tick, job, call = np.array([(when, each.job, each.call) for each in asked], dtype=np.int64).T
+    drawn = torch.from_numpy(rng.seeds(keys, purpose, tick, job, call)).view(shape).to(device)
+    how = zip(*(each.how for each in asked), strict=True)
+    temperature, top_k, top_p = (torch.tensor(each, device=device).view(shape) for each in how)
+    policy, stop = getattr(cohort.state, spec.algo.POLICY), [each.stop for each in asked]
+    structure: Any = policy.structure
+    written = generate(
+        base, lambda: structure.active(policy.frozen.views), ids, real, 1, max(each.limit for each in asked),
+        Sampling(temperature, top_k.long(), top_p), drawn, 0, spec.cohorts == "merged", stop if any(stop) else (),
+    )  # fmt: skip
+    lengths, tokens = written.lengths.tolist(), written.ids.tolist()
+    log_probs, entropies = written.log_prob.tolist(), written.entropy.tolist()
+    found = {}
+    for p, part in enumerate(parts):
+        for b, i in enumerate(part):
+            n = min(lengths[p][b], wave[i].limit)
+            found[i] = Reply(tokens[p][b][:n], log_probs[p][b][:n], entropies[p][b][:n])
+    return found
 
 
 class Rounds:
@@ -165,7 +142,7 @@ class Rounds:
         places = getattr(self.spec.base.model.config, "max_position_embeddings", None)
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
         limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
-        decoder = _Decoder(self.spec, cohorts, purpose, when)
+        decoder = partial(_decode, self.spec, cohorts, purpose, when)
         engine = Engine(self.make, self.tokens, limits, decoder, patience, a.at_once, a.workers, self.processes)
         try:
             return engine.run(jobs, stopped)

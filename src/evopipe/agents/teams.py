@@ -52,7 +52,7 @@ class PettingZooEnvironment(BaseEnv):
 
     def step(self, action: Mapping[str, Any]) -> tuple[dict[str, str], Any, bool, dict[str, Any]]:
         wrong: dict[str, str] = {}
-        for who in self._acting():
+        for who in [self.env.agent_selection] if self.turns else list(self.env.agents):
             if str(who) not in action:
                 continue
             value, complaint = self._meant(who, action[str(who)])
@@ -74,9 +74,6 @@ class PettingZooEnvironment(BaseEnv):
     def close(self) -> None:
         self.env.close()
 
-    def _acting(self) -> list[Any]:
-        return [self.env.agent_selection] if self.turns else list(self.env.agents)
-
     def _next(self, rewards: dict[str, float]) -> tuple[dict[str, str], dict[str, float]]:
         """Let those that are over leave, and return what the next one sees."""
         while self.env.agents:
@@ -91,16 +88,12 @@ class PettingZooEnvironment(BaseEnv):
         """Return an action as the environment has it, or what to say of it."""
         if self.names is None:
             return action, ""
-        legal = self._legal(who)
+        mask = self.masks.get(str(who))
+        legal = [name for i, name in enumerate(self.names) if mask is None or (i < len(mask) and mask[i])]
         named = str(action).strip().lower()
         if named in legal:
             return self.names.index(named), ""
         return None, f"no action {named[:40]!r}; there are {', '.join(legal)}"
-
-    def _legal(self, who: Any) -> list[str]:
-        assert self.names is not None
-        mask = self.masks.get(str(who))
-        return [name for i, name in enumerate(self.names) if mask is None or (i < len(mask) and mask[i])]
 
     def _texts(self, observations: Mapping[Any, Any]) -> dict[str, str]:
         self.masks = {}

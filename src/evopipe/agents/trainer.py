@@ -17,7 +17,6 @@ from evopipe import layout, rng
 from evopipe.agents import records
 from evopipe.agents.config import (
     GIVEN_BY_US,
-    Resolved,
     check_arguments,
     check_classes,
     dataset_of,
@@ -138,8 +137,9 @@ class AgentTrainer:
         named = workflow_class or agent_class or flow
         name = str(getattr(named, "__name__", type(named).__name__))
         first = resolve(config, population, len(self.train_dataset or []), name)
-        if self.train_dataset is None or self.val_dataset is None:
-            self._read(first)
+        for split, which in (("train", "train_dataset"), ("val", "val_dataset")):
+            if getattr(self, which) is None and split in first.files:
+                setattr(self, which, dataset_of(Dataset.load_data(first.files[split]), which))
         if not self.train_dataset:
             raise DataError("train_dataset: no tasks; pass a Dataset with rows, or name a file by data.train_files")
         self.resolved = resolve(config, population, len(self.train_dataset), name)
@@ -147,11 +147,6 @@ class AgentTrainer:
             self.val_dataset = self.train_dataset
             self.resolved.notes.append("val_dataset: none was passed: validations are on the tasks of training")
         self._fit()
-
-    def _read(self, resolved: Resolved) -> None:
-        for split, name in (("train", "train_dataset"), ("val", "val_dataset")):
-            if getattr(self, name) is None and split in resolved.files:
-                setattr(self, name, dataset_of(Dataset.load_data(resolved.files[split]), name))
 
     def _fit(self) -> None:
         """Join the arguments, and check that every constructor takes its own."""
@@ -283,7 +278,8 @@ class AgentTrainer:
                 for note in self.resolved.notes:
                     tracker.emit(Message("warning", note))
                 if self.resolved.val_only:
-                    return Trained(None, *_before(self._validate(spec, regime, members[0])))
+                    found = self._validate(spec, regime, members[0])
+                    return Trained(None, found["mean"], {"base": found}, [], [], [])
                 before = self._validate(spec, regime, members[0]) if self.resolved.agents.first else None
                 champion = train(run, store, params.runtime.checkpoint_seconds, stop, tracker, problems)
                 write_results(run, champion, {**about_spec(spec), "policy": describe(params, spec)}, folder)
@@ -302,7 +298,10 @@ class AgentTrainer:
                 tracking.finish(params, state, folder)
             store.clear()
         policy: Any = load(folder / layout.ELITE)
-        measures, validated = _mappings(regime.measures), _mappings(regime.validated)
+        measures, validated = (
+            [dict(zip(("generation", "slot", *each.names), row, strict=True)) for row in each.rows()]
+            for each in (regime.measures, regime.validated)
+        )
         return Trained(policy, champion.score, told, run.curve, measures, validated)
 
     def _validate(self, spec: LanguageSpec, regime: Rounds, member: Member) -> dict[str, Any]:
@@ -329,14 +328,6 @@ class AgentTrainer:
             "args": [_shown(each) for each in (self.workflow_args, self.agent_args, self.env_args)],
         }
         return content_key(values, [Path(evopipe.__file__).parent])
-
-
-def _before(found: dict[str, Any]) -> tuple[float, dict[str, Any], list[Any], list[Any], list[Any]]:
-    return found["mean"], {"base": found}, [], [], []
-
-
-def _mappings(measures: Any) -> list[dict[str, Any]]:
-    return [dict(zip(("generation", "slot", *measures.names), row, strict=True)) for row in measures.rows()]
 
 
 def _source(thing: Any) -> str:

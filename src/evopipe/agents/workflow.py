@@ -222,7 +222,10 @@ class MultiTurnWorkflow(Workflow):
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
         self.env = await self.made(self.env_cls, {**task, **self.env_args})
         self.env.idx = uid
-        observation, info = _begun(await self.on_env(self.env, "reset"), self.env)
+        begun = await self.on_env(self.env, "reset")
+        if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[1], dict)):
+            raise TypeError(f"{type(self.env).__name__}.reset returned {begun!r:.60}, expected (observation, info)")
+        observation, info = begun
         self.agent.update_from_env(observation, 0.0, False, info)
         first = None
         for _ in range(self.max_steps):
@@ -298,12 +301,6 @@ class FlowWorkflow(Workflow):
         else:
             trajectory.reward = number(found, self.flow)
         return Episode(trajectories=[trajectory], termination_reason=TerminationReason.ENV_DONE)
-
-
-def _begun(found: Any, env: Any) -> tuple[Any, dict[str, Any]]:
-    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
-        return found
-    raise TypeError(f"{type(env).__name__}.reset returned {found!r:.60}, expected (observation, info)")
 
 
 def _stepped(found: Any, env: Any) -> tuple[Any, float, bool, dict[str, Any]]:

@@ -69,6 +69,7 @@ OPTIONAL: dict[str, Any] = {
     "answers": None,  # (cfg) → `Answers`, what its policy can be asked; by default what follows from `values`
     "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
     "learn": None,  # (cfg, state, hp, lessons, healthy) → `Learned` from all minibatches of a rollout, or None
+    "COMPILED": False,  # whether the CPU's own kernels compute all that it learns, where networks are dense
     "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
     "RECURRENT": False,  # whether it serves networks with a memory
     "TEAM": False,  # whether it is for teams of agents, see `Spaces.team`
@@ -132,9 +133,9 @@ def on_policy(algo: Algorithm) -> bool:
 def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | None:
     """Return what is wrong where an algorithm does not serve an environment's actions or agents; None where it does."""
     team, kind = spaces.team is not None, spaces.kind
+    if team == get(name).TEAM and kind in get(name).ACTIONS:
+        return None  # before all of them are imported
     able = [other for other in names() if team == get(other).TEAM and kind in get(other).ACTIONS]
-    if name in able:
-        return None
     remedy = f"take {', '.join(able)}" if able else "none can yet"
     if team != get(name).TEAM:
         has, serves = ("a team of agents", "one agent") if team else ("one agent", "teams of agents")

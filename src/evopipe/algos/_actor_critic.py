@@ -14,6 +14,7 @@ import torch
 from evopipe.algos import Answers
 from evopipe.core import optim
 from evopipe.core.native import actor_critic as native
+from evopipe.core.native import build
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
@@ -57,7 +58,7 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
 
 def noisy(cfg: Any, mean: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Add `noise` to actions `[P, E, A]` and clip them; with chance epsilon `[P]` draw a uniform one instead."""
-    if cfg.noise == "gaussian":
+    if getattr(cfg, "noise", "gaussian") == "gaussian":
         noise = gaussian(draw, mean.shape[1:], cfg.noise_sd)
     else:
         noise = ornstein_uhlenbeck(draw, mean.shape[1:], cfg.noise_sd, cfg.ou_theta)
@@ -126,7 +127,7 @@ def whole_update(
 ) -> Learned | None:  # fmt: skip
     """Take the whole update of a deterministic actor and of critics by that name by the CPU's own kernels; None where
     torch must. `close`: as TD3+BC."""
-    if not native.serve(batch.obs) or getattr(state, "encoder", None) is not None:
+    if not build.serve(batch.obs) or getattr(state, "encoder", None) is not None:
         return None
     noise = None
     if critic == "critics":
@@ -146,6 +147,14 @@ def learners(state: Any, critic: str) -> native.Learners:
     )  # fmt: skip
 
 
+def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:
+    """Return −Q(s, μ(s)) of the critic by that name, of twins the first, weighted, of each member `[P]`."""
+    q = state.critics.pair[0] if critic == "critics" else state.critic.frozen
+    with torch.no_grad():
+        x = forward(state.encoder, batch.obs)
+    return -(batch.weight * action_value(q, x, torch.tanh(forward(state.actor, x)))).sum(dim=1)
+
+
 def learn(
     state: Any, critic: str, hp: Hyper, healthy: Tensor, found: tuple[Tensor, Tensor],
     climb: Callable[[], Tensor] | None,
@@ -162,7 +171,7 @@ def learn(
         healthy = optim.descend(climb(), healthy, hp["grad_clip"], (state.actor, state.actor_adam, hp["lr_actor"]))
         optim.polyak(getattr(state, "encoder_target", None), encoder, hp["tau"] * healthy)
         optim.polyak(getattr(state, f"{critic}_target"), online, hp["tau"] * healthy)
-        optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
+        optim.polyak(getattr(state, "actor_target", None), state.actor, hp["tau"] * healthy)
     state.updates.add_(healthy)
     return Learned(losses.detach(), healthy, errors)
 

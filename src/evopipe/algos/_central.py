@@ -13,6 +13,7 @@ import torch
 from evopipe.algos import Answers, _actor_critic, _hyper
 from evopipe.algos._team import crew
 from evopipe.core.native import actor_critic as native
+from evopipe.core.native import build
 from evopipe.core.net import Net
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import Distribution, distribution, relaxed
@@ -152,7 +153,7 @@ def _whole_update(
     cfg: Any, state: Any, critic: str, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, climbs: bool
 ) -> Learned | None:
     """Take the whole update by the CPU's own kernels, of critics by that name in the state; None where torch must."""
-    if not native.serve(batch.obs) or cfg.spaces.images:
+    if not build.serve(batch.obs) or cfg.spaces.images:
         return None
     of, n = crew(cfg), batch.reward[0].numel() * cfg.spaces.actions
     if cfg.spaces.continuous:

@@ -152,12 +152,6 @@ def surrogate(cfg: Any, hp: Hyper, now: Scored, batch: Text, mask: Tensor, cispo
     return each + hp["beta"][:, None, None] * ops.k3(now.log_prob, batch.reference, mask)
 
 
-def _drift(now: Scored, batch: Text) -> Tensor:
-    """Return how far at most the log-probability of a token that counts is from what it was when it was written,
-    `[P, 1]`."""
-    return ops.drift(now.log_prob, given(batch.log_prob), counted(batch))[:, None]
-
-
 def _descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: State | StateWithHead) -> Tensor:
     """Take one step down each member's loss `[P]`, see `optim.descend`, and count it; return who is healthy, `[P]`. A
     member without a token that counts takes none: its moments would carry it on."""
@@ -172,14 +166,18 @@ def _descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: Sta
 
 def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[..., Learned]:
     """Return the `update` of an algorithm with such a loss; of completions it knows entropies, where they count, and
-    tells the drift."""
+    tells how far at most a token's log-probability is from what it was when it was written, `[P, 1]`."""
 
     def update(cfg: Any, state: Any, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
         entropy = completions and bool(cfg.ent_coef > 0 or "ent_coef" in cfg.evolve)  # above 0, or it may come to be
         now = score(state.policy, batch, getattr(state, "value", None), entropy=entropy)
         losses = loss(cfg, hp, now, batch)
         healthy = _descend(losses, healthy, hp, batch, state)
-        return Learned(losses.detach(), healthy, _drift(now, batch) if completions else None)
+        if not completions:
+            return Learned(losses.detach(), healthy)
+        return Learned(
+            losses.detach(), healthy, ops.drift(now.log_prob, given(batch.log_prob), counted(batch))[:, None]
+        )
 
     return update
 

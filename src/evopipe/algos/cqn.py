@@ -22,6 +22,7 @@ PAPER = "https://arxiv.org/abs/2006.04779"
 REGIME = "off_policy"
 POLICY = "q"
 ACTIONS = ("discrete",)
+COMPILED = True
 MASKED_LOSS = True
 
 

@@ -28,6 +28,7 @@ PAPER = "https://arxiv.org/abs/1509.02971"
 REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous",)
+COMPILED = True
 
 
 class Config(AlgoConfig):
@@ -97,17 +98,10 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
     return (batch.weight * errors * errors).sum(dim=1), errors.detach()
 
 
-def _actor_loss(state: State, batch: Batch) -> Tensor:
-    """Return −Q(s, μ(s)), weighted, of each member `[P]`."""
-    with torch.no_grad():
-        x = forward(state.encoder, batch.obs)
-    return -(batch.weight * action_value(state.critic.frozen, x, torch.tanh(forward(state.actor, x)))).sum(dim=1)
-
-
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     climbs = turn == cfg.policy_delay - 1
     learned = _actor_critic.whole_update(cfg, state, "critic", hp, batch, healthy, draw, climbs)
     if learned is not None:
         return learned
-    climb = partial(_actor_loss, state, batch) if climbs else None
+    climb = partial(_actor_critic.actor_loss, state, "critic", batch) if climbs else None
     return _actor_critic.learn(state, "critic", hp, healthy, loss(cfg, state, hp, batch), climb)

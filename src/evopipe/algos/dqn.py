@@ -23,6 +23,7 @@ PAPER = "https://doi.org/10.1038/nature14236"
 REGIME = "off_policy"
 POLICY = "q"
 ACTIONS = ("discrete",)
+COMPILED = True
 
 
 class Config(AlgoConfig):

@@ -26,6 +26,7 @@ PAPER = "https://arxiv.org/abs/2011.09533"
 REGIME = "on_policy"
 POLICY = "actor"
 ACTIONS = ("discrete", "continuous", "multidiscrete", "multibinary")
+COMPILED = True
 ACTS_WITH = ("log_std",)
 RECURRENT = True
 TEAM = True

@@ -29,6 +29,7 @@ PAPER = "https://arxiv.org/abs/1706.02275"
 REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("discrete", "continuous")
+COMPILED = True
 MASKED_LOSS = True
 TEAM = True
 

@@ -28,6 +28,7 @@ PAPER = "https://arxiv.org/abs/2103.01955"
 REGIME = "on_policy"
 POLICY = "actor"
 ACTIONS = ("discrete", "continuous", "multidiscrete", "multibinary")
+COMPILED = True
 ACTS_WITH = ("log_std",)
 RECURRENT = True
 TEAM = True

@@ -30,6 +30,7 @@ PAPER = "https://arxiv.org/abs/1910.01465"
 REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("discrete", "continuous")
+COMPILED = True
 MASKED_LOSS = True
 TEAM = True
 

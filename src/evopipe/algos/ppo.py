@@ -33,6 +33,7 @@ PAPER = "https://arxiv.org/abs/1707.06347"
 REGIME = "on_policy"
 POLICY = "actor"
 ACTIONS = ("discrete", "continuous", "multidiscrete", "multibinary")
+COMPILED = True
 ACTS_WITH = ("log_std",)
 RECURRENT = True
 

@@ -36,6 +36,7 @@ PAPER = "https://arxiv.org/abs/1710.02298"
 REGIME = "off_policy"
 POLICY = "q"
 ACTIONS = ("discrete",)
+COMPILED = True
 
 
 class Config(AlgoConfig):

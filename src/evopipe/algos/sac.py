@@ -22,16 +22,10 @@ from evopipe.algos._actor_critic import action_value, of_taken
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.native import actor_critic as native
+from evopipe.core.native import build
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
-from evopipe.ops.distributions import (
-    LOG_STD_MAX,
-    LOG_STD_MIN,
-    Distribution,
-    distribution,
-    masked_log_softmax,
-    squashed_gaussian,
-)
+from evopipe.ops import distributions as ops
 from evopipe.ops.policy import likeliest, or_random, random_legal
 from evopipe.ops.value import masked_argmax, twin_loss
 from evopipe.rng import Stream
@@ -42,6 +36,7 @@ PAPER = "https://arxiv.org/abs/1812.05905"
 REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous", "discrete")
+COMPILED = True
 MASKED_LOSS = True
 
 
@@ -105,7 +100,7 @@ def _drawn(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor]:
     """Draw squashed Gaussian actions: x `[P, B, …]`, see `encode` → `[P, B, A]` and their log-densities `[P, B]`."""
     mean, log_std = forward(state.actor, x).chunk(2, dim=-1)
     noise = draw.normal(mean[0].numel()).view(mean.shape)
-    return squashed_gaussian(mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX), noise)
+    return ops.squashed_gaussian(mean, log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX), noise)
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
@@ -121,7 +116,7 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
         x = forward(state.encoder, obs)
         if cfg.spaces.continuous:
             return or_random(_drawn(state, x, draw)[0], epsilon, draw.part(1))
-        log_pi = masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
+        log_pi = ops.masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
         u = draw.uniform(log_pi[0].numel() + 2 * obs.shape[1]).float()
         pick_u, choose_u, gumbel_u = u.split([obs.shape[1], obs.shape[1], log_pi[0].numel()], dim=1)
         gumbel = -torch.log(-torch.log(gumbel_u.view(log_pi.shape).clamp(1e-20, 1 - 1e-7)))
@@ -129,13 +124,13 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
         return torch.where(pick_u < epsilon[:, None], random_legal(choose_u, legal), chosen)
 
 
-def _chances(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
+def _chances(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> ops.Distribution:
     with torch.no_grad():
         out = torch.nan_to_num(forward(state.actor, forward(state.encoder, obs)))
     if not cfg.spaces.continuous:
-        return distribution(cfg.spaces, out, None, legal)
+        return ops.distribution(cfg.spaces, out, None, legal)
     mean, log_std = out.chunk(2, dim=-1)
-    return distribution(cfg.spaces, mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX), squash=True)
+    return ops.distribution(cfg.spaces, mean, log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX), squash=True)
 
 
 def answers(cfg: Config) -> Answers:
@@ -157,7 +152,7 @@ def _soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor
     if cfg.spaces.continuous:
         action, log_pi = _drawn(state, x, draw)
         return action_value(state.critics_target, x_t, action).amin(dim=1) - alpha * log_pi
-    log_pi = masked_log_softmax(forward(state.actor, x), batch.next_legal)
+    log_pi = ops.masked_log_softmax(forward(state.actor, x), batch.next_legal)
     least = forward(state.critics_target, x_t).amin(dim=1)
     return _expected(log_pi, least - alpha[..., None] * log_pi)
 
@@ -177,7 +172,7 @@ def _actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[
         action, log_pi = _drawn(state, x, draw)
         least = torch.minimum(*action_value(state.critics.frozen, x, action).unbind(dim=1))
         return (batch.weight * (alpha * log_pi - least)).sum(dim=1), -log_pi.detach()
-    log_pi = masked_log_softmax(forward(state.actor, x), batch.legal)
+    log_pi = ops.masked_log_softmax(forward(state.actor, x), batch.legal)
     with torch.no_grad():
         least = forward(state.critics, x).amin(dim=1)
     losses = (batch.weight * _expected(log_pi, alpha[..., None] * log_pi - least)).sum(dim=1)
@@ -196,7 +191,7 @@ def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
 
 def _whole_update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream) -> Learned | None:
     """Take the whole update by the CPU's own kernels; None where torch must."""
-    if not native.serve(batch.obs) or state.encoder is not None:
+    if not build.serve(batch.obs) or state.encoder is not None:
         return None
     continuous, by_legal = cfg.spaces.continuous, not cfg.spaces.continuous and cfg.target_entropy == "auto"
     n, draws = batch.reward.shape[1] * cfg.spaces.actions, (draw, draw.part(1))
@@ -211,20 +206,15 @@ def _whole_update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: T
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     if (learned := _whole_update(cfg, state, hp, batch, healthy, draw)) is not None:
         return learned
-    critics = (state.critics, state.critics_adam, hp["lr_critic"])
-    encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
-    healthy = healthy & state.actor.finite  # its own loss may come later
-    losses, errors = loss(cfg, state, hp, batch, draw)
-    healthy = optim.descend(losses, healthy, hp["grad_clip"], critics, encoder)
+    entropies: list[Tensor] = []
 
-    climb, entropy = _actor_loss(cfg, state, batch, draw.part(1))
-    actor = (state.actor, state.actor_adam, hp["lr_actor"])
-    healthy = optim.descend(climb, healthy, hp["grad_clip"], actor)
+    def climb() -> Tensor:
+        climbed, entropy = _actor_loss(cfg, state, batch, draw.part(1))
+        entropies.append(entropy)
+        return climbed
 
+    learned = _actor_critic.learn(state, "critics", hp, healthy, loss(cfg, state, hp, batch, draw), climb)
     if cfg.learn_alpha:
-        surplus = (batch.weight * (entropy - _aim(cfg, batch.legal))).sum(dim=1)  # the gradient of log α's loss
-        optim.ScalarAdam.step(state.log_alpha, state.log_alpha_adam, surplus, hp["lr_alpha"], healthy)
-    optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
-    optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
-    state.updates.add_(healthy)
-    return Learned(losses.detach(), healthy, errors)
+        surplus = (batch.weight * (entropies[0] - _aim(cfg, batch.legal))).sum(dim=1)  # the gradient of log α's loss
+        optim.ScalarAdam.step(state.log_alpha, state.log_alpha_adam, surplus, hp["lr_alpha"], learned.healthy)
+    return learned

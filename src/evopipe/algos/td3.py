@@ -15,7 +15,6 @@ from functools import partial
 import torch
 
 from evopipe.algos import _actor_critic, _hyper
-from evopipe.algos._actor_critic import action_value
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
@@ -28,6 +27,7 @@ PAPER = "https://arxiv.org/abs/1802.09477"
 REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous",)
+COMPILED = True
 
 
 class Config(AlgoConfig):
@@ -89,17 +89,10 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
     return _actor_critic.clipped_double_loss(cfg, state, batch, draw, forward(state.encoder, batch.obs), x_t)
 
 
-def _actor_loss(state: State, batch: Batch) -> Tensor:
-    """Return −Q₁(s, μ(s)), weighted, of each member `[P]`."""
-    with torch.no_grad():
-        x = forward(state.encoder, batch.obs)
-    return -(batch.weight * action_value(state.critics.pair[0], x, torch.tanh(forward(state.actor, x)))).sum(dim=1)
-
-
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     climbs = turn == cfg.policy_delay - 1
     learned = _actor_critic.whole_update(cfg, state, "critics", hp, batch, healthy, draw, climbs)
     if learned is not None:
         return learned
-    climb = partial(_actor_loss, state, batch) if climbs else None
+    climb = partial(_actor_critic.actor_loss, state, "critics", batch) if climbs else None
     return _actor_critic.learn(state, "critics", hp, healthy, loss(cfg, state, hp, batch, draw), climb)

@@ -22,7 +22,6 @@ from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
-from evopipe.ops.policy import gaussian, or_random
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -31,6 +30,7 @@ PAPER = "https://arxiv.org/abs/2106.06860"
 REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous",)
+COMPILED = True
 
 
 class Config(AlgoConfig):
@@ -84,9 +84,7 @@ greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return μ(s) and noise, clipped; with chance epsilon `[P]` a uniform action: obs `[P, E, O]` → `[P, E, A]`."""
-    mean = greedy(cfg, state, obs, legal)
-    return or_random(mean + gaussian(draw, mean.shape[1:], cfg.noise_sd), epsilon, draw.part(1))
+    return _actor_critic.noisy(cfg, greedy(cfg, state, obs, legal), epsilon, draw)
 
 
 answers = _actor_critic.of_own_action(greedy)

@@ -80,7 +80,7 @@ def _by_row(values: Tensor, net: Net) -> Tensor:
 
 def step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
     """Take one Adam step in place for the active members `[P]`, with learning rates `[P]`; others stay as they are."""
-    if native.serve(net.values, net.grad, adam.mean):
+    if native.serve(net, net.values, net.grad, adam.mean):
         native.adam(net.values, net.grad, adam.mean, adam.square, adam.steps, lr, active, (BETA1, BETA2), EPS)
         return
     lr, active = _by_row(lr, net), _by_row(active, net)
@@ -102,7 +102,7 @@ def descend(
     """
     found = [(net, adam, lr) for net, adam, lr in learners if net is not None and adam is not None]
     backward(losses, *(net for net, _, _ in found))
-    if native.serve(*(net.grad for net, _, _ in found)):
+    if all(native.serve(net, net.grad) for net, _, _ in found):
         healthy = healthy.clone()
         for net, _, _ in found:
             native.clip(net.grad, limit, losses, healthy)
@@ -195,7 +195,7 @@ def polyak(target: Net | None, online: Net | None, weight: Tensor) -> None:
     0 leaves, both to the bit; where online is not finite, neither is the result, whatever the weight."""
     if target is None or online is None:
         return
-    if native.serve(target.values, online.values):
+    if native.serve(target, target.values, online.values):
         native.polyak(target.values, online.values, weight)
         return
     target.values.lerp_(online.values, _by_row(weight, target)[:, None])

@@ -55,30 +55,22 @@ def check_fits(dataset: Dataset, obs_size: int, action_space: gymnasium.Space[An
             f"{dataset.where}: its action space is {brief(recorded)}, env's {brief(action_space)}: {REMEDY}"
         )
     for number, episode in enumerate(dataset.episodes):
-        where, action = f"{dataset.where}: episode {number}", episode.action
+        action, fault = episode.action, ""
         if episode.obs.shape[1] != obs_size:
-            raise DataError(
-                f"{where} has observations of {episode.obs.shape[1]} numbers, env's have {obs_size}: {REMEDY}"
-            )
-        if (action.ndim == 2) != actions.continuous:
-            mine, theirs = (
-                "vectors of numbers" if each else "indices" for each in (actions.continuous, action.ndim == 2)
-            )
-            raise DataError(f"{where} took actions that are {theirs}, env's are {mine}: {REMEDY}")
-        if actions.bounds is None:
-            low, high = np.array(actions.start), np.array(actions.start + actions.size - 1)
+            fault = f"has observations of {episode.obs.shape[1]} numbers, env's have {obs_size}"
+        elif (action.ndim == 2) != actions.continuous:
+            kinds = ("indices", "vectors of numbers")
+            fault = f"took actions that are {kinds[action.ndim == 2]}, env's are {kinds[actions.continuous]}"
+        elif actions.bounds is not None and action.shape[1] != len(actions.bounds[0]):
+            fault = f"took actions of {action.shape[1]} numbers, env's have {len(actions.bounds[0])}"
         else:
-            low, high = actions.bounds
-            if action.shape[1] != len(low):
-                raise DataError(f"{where} took actions of {action.shape[1]} numbers, env's have {len(low)}: {REMEDY}")
-        slack = _SLACK * (high - low) if actions.continuous else 0
-        wrong = np.argwhere((action < low - slack) | (action > high + slack))
-        if wrong.size:
-            step = wrong[0][0]
-            raise DataError(
-                f"{where} took action {action[step].tolist()} at step {step}, env's go from {low.tolist()} to "
-                f"{high.tolist()}: {REMEDY}"
-            )
+            low, high = actions.bounds or (np.array(actions.start), np.array(actions.start + actions.size - 1))
+            slack = _SLACK * (high - low) if actions.continuous else 0
+            if (wrong := np.argwhere((action < low - slack) | (action > high + slack))).size:
+                taken = f"took action {action[wrong[0][0]].tolist()} at step {wrong[0][0]}"
+                fault = f"{taken}, env's go from {low.tolist()} to {high.tolist()}"
+        if fault:
+            raise DataError(f"{dataset.where}: episode {number} {fault}: {REMEDY}")
 
 
 def _are_alike(recorded: gymnasium.Space[Any], actions: ActionSpace) -> bool:

@@ -19,6 +19,7 @@ Sources: `mpe2` 1.1.1; Lowe et al., "Multi-agent actor-critic for mixed cooperat
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -105,7 +106,7 @@ class _Spread(_Partial):
         if not self.curriculum:
             touching = _length(_from(position, position)) < self.width
             reward = 1.0 - touching.double().sum(1)  # an agent touches itself
-        reward = -_total(nearest) * (1 - self.local_ratio) + reward * self.local_ratio
+        reward = -reduce(torch.add, nearest) * (1 - self.local_ratio) + reward * self.local_ratio
         success = (nearest < self.covered).all(0) if self.terminate_on_success else None
         return following, *_ends(reward, success)
 
@@ -339,14 +340,6 @@ def _length(x: Tensor) -> Tensor:
     """`[2, …]` → `[…]`."""
     square = x.square()
     return (square[0] + square[1]).sqrt()
-
-
-def _total(x: Tensor) -> Tensor:
-    """The sum `[R]` of `[n, R]`, one after another."""
-    total = x[0]
-    for part in x[1:]:
-        total = total + part
-    return total
 
 
 def _others(x: Tensor) -> Tensor:

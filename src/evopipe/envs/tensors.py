@@ -6,9 +6,11 @@ Nothing in `reset_where`, `step` and `obs` makes the host wait, and what they ch
 graph can hold them.
 
 Each environment has three functions on columns `[S, R]`, the physical state of `R` rows in float64, one contiguous row
-of memory a quantity. The fields are the arguments of Gymnasium's constructor, with its defaults. Every number is
-computed in Gymnasium's order and precision, by element-wise operators (no fused multiply-add): a row comes out the
-same, bit for bit, wherever it stands and whatever stands beside it.
+of memory a quantity: `start` makes them of so many `draws` `[draws, R]` in [0, 1), `advance` takes a step with the
+environment's own actions, int64 `[R]`, or float32 `[R, A]` within its bounds, and `observe` returns observations
+`[R, O]` float32; of a team all but the columns has an axis `K` behind `R`. The fields are the arguments of Gymnasium's
+constructor, with its defaults. Every number is computed in Gymnasium's order and precision, by element-wise operators
+(no fused multiply-add): a row comes out the same, bit for bit, wherever it stands and whatever stands beside it.
 
 Sources: `gymnasium.envs.classic_control`, which follows Barto, Sutton & Anderson (1983) for CartPole, Sutton (1996) for
 Acrobot, and Moore (1990) for MountainCar.
@@ -18,14 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 
-from evopipe.core.native import replay
+from evopipe.core.native import build, replay
 from evopipe.envs.make import close, make_env, refuse
 from evopipe.envs.mpe import OFFERED as TEAMS
 from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
@@ -42,23 +44,6 @@ _OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps f
 _Made = TypeVar("_Made")
 _Advance: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """The next columns `[S, R]` float64, rewards `[R]` of any precision, and terminations `[R]`."""
-
-
-class _Dynamics(Protocol):
-    """One environment. Of a team everything but the columns has an axis `K` behind `R`."""
-
-    @property
-    def draws(self) -> int:
-        """How many uniform numbers an initial state is made of."""
-
-    def start(self, u: torch.Tensor) -> torch.Tensor:
-        """Return initial columns `[S, R]` from draws `[draws, R]` in [0, 1)."""
-
-    def advance(self, columns: torch.Tensor, action: torch.Tensor) -> _Advance:
-        """Take one step with the environment's own actions: int64 `[R]`, or float32 `[R, A]` within its bounds."""
-
-    def observe(self, columns: torch.Tensor) -> torch.Tensor:
-        """Return observations `[R, O]` float32."""
 
 
 class _CartPole(Schema):
@@ -221,7 +206,7 @@ class _MountainCarContinuous(_MountainCar):
         return torch.stack((position, velocity)).double(), reward, terminated
 
 
-OFFERED: dict[str, Callable[..., _Dynamics]] = {
+OFFERED: dict[str, Callable[..., Any]] = {
     "Acrobot-v1": _Acrobot,
     "CartPole-v0": _CartPole,
     "CartPole-v1": _CartPole,
@@ -253,7 +238,7 @@ class TensorPool:
         self.rows, self.device = rows, device
         self.reward_threshold: float | None = None
         self.team: TeamSpace | None = None
-        self._dynamics: _Dynamics
+        self._dynamics: Any
         own = self._serve_team(cfg) if cfg.id in TEAMS else self._serve_single(cfg)
         self.masked = self.team is not None and self.team.masked
         self._first = torch.zeros(1, dtype=torch.int64, device=device)
@@ -293,7 +278,8 @@ class TensorPool:
     @property
     def obs(self) -> torch.Tensor:
         """`[R, O]` float32, current observation of every row."""
-        return self._dynamics.observe(self._columns)
+        obs: torch.Tensor = self._dynamics.observe(self._columns)
+        return obs
 
     @property
     def begins(self) -> torch.Tensor:
@@ -340,8 +326,9 @@ class TensorPool:
     def _start(self, seeds: torch.Tensor) -> torch.Tensor:
         """Initial columns `[S, n]` of these seeds `[n]`."""
         draw, count = Stream(seeds, Purpose.EPISODE, self._first), self._dynamics.draws
-        drawn = (replay.uniform(draw, count) if replay.serve(seeds) else draw.uniform(count)).T  # [draws, n]
-        return self._dynamics.start(drawn.contiguous())
+        drawn = (replay.uniform(draw, count) if build.serve(seeds) else draw.uniform(count)).T  # [draws, n]
+        begun: torch.Tensor = self._dynamics.start(drawn.contiguous())
+        return begun
 
     def _own(self, actions: torch.Tensor) -> torch.Tensor:
         """The environment's own actions, to the bit those of `ActionSpace.own`."""

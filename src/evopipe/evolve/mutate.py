@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -58,6 +58,7 @@ class Mutation:
 
 
 NONE = Mutation("none")
+_Change: TypeAlias = "tuple[Member, Mutation] | None"  # None where nothing can change
 
 
 def read_births(data: Any, members: int) -> list[Mutation]:
@@ -103,10 +104,8 @@ def _in_random_order(items: Sequence[Any], weights: Sequence[float], rng: np.ran
         yield left.pop(min(i, len(left) - 1))[0]
 
 
-def _mutate_architecture(
-    cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
-) -> tuple[Member, Mutation] | None:
-    """Add or remove a layer, or change a width or whatever else the architecture offers; None if nothing can change."""
+def _mutate_architecture(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> _Change:
+    """Add or remove a layer, or change a width or whatever else the architecture offers."""
     options = list(member.arch.options(cfg.architecture, list(traits.widths.values())))
     layers = [option for option in options if option[0].endswith("_layer")]
     others = [option for option in options if not option[0].endswith("_layer")]
@@ -132,9 +131,7 @@ def _carry(traits: Traits, member: Member, arch: Architecture, rng: np.random.Ge
     return replace(member, arch=arch, tensors=tensors)
 
 
-def _mutate_parameters(
-    cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
-) -> tuple[Member, Mutation] | None:
+def _mutate_parameters(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> _Change:
     """Disturb some weights of the policy, a shared encoder's too. Of 1 to all weight matrices a tenth of the positions
     each: 95 % receive noise of standard deviation `sd · |w|`, 5 % are drawn anew from N(0, 1)."""
     if cfg.sd == 0:
@@ -160,10 +157,8 @@ def _disturb(matrix: torch.Tensor, sd: float, rng: np.random.Generator) -> int:
     return len(positions)
 
 
-def _mutate_activation(
-    cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
-) -> tuple[Member, Mutation] | None:
-    """Choose another activation for all hidden layers; None where there is no other."""
+def _mutate_activation(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> _Change:
+    """Choose another activation for all hidden layers."""
     old: Any = member.arch
     others = [name for name in cfg.activations if name != old.activation]
     if not others or not old.activation:
@@ -172,10 +167,8 @@ def _mutate_activation(
     return replace(member, arch=replace(old, activation=new)), Mutation("activation", "activation", old.activation, new)
 
 
-def _mutate_hyper(
-    cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
-) -> tuple[Member, Mutation] | None:
-    """Grow or shrink one RL hyper-parameter; None where none can change."""
+def _mutate_hyper(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> _Change:
+    """Grow or shrink one RL hyper-parameter."""
     names = sorted(traits.evolve)
     for i in rng.permutation(len(names)):
         name = names[int(i)]

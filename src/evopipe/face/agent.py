@@ -314,8 +314,12 @@ class Agent:
     def save_checkpoint(self, path: str | Path) -> None:
         """Write it to a folder, safetensors and JSON with checksums; one in its place is replaced as a whole. Raises
         DiskError if it cannot be written."""
-        counters = {"acted": self._acted, "learned": self._learned, "steps": [*map(int, self.steps)]}
-        _write(Path(path), self.member, self.breed, {**counters, "scores": [*map(float, self.scores)]})
+        counters: dict[str, Any] = {"acted": self._acted, "learned": self._learned, "steps": [*map(int, self.steps)]}
+        counters["scores"] = [*map(float, self.scores)]
+        spaces = [_text(each) for each in (self.breed.observation_space, self.breed.action_space)]
+        params = self.breed.params.model_dump(mode="json")
+        about = {"format": _FORMAT, "index": self.index, "params": params, "spaces": spaces, "counters": counters}
+        members.write(Path(path), [replace(self.member, slot=0)], about)
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Become what `save_checkpoint` wrote. Raises MissingInputError or DataError if it is not there, is damaged, or
@@ -361,17 +365,9 @@ class _Actor:
 _FORMAT, _REMEDY = "agent 1", "save the agent again"
 
 
-def _write(folder: Path, member: Any, breed: Breed, counters: dict[str, Any]) -> None:
-    """Write a member, what it was made for, and how far it is."""
-    spaces = [_text(each) for each in (breed.observation_space, breed.action_space)]
-    params = breed.params.model_dump(mode="json")
-    about = {"format": _FORMAT, "index": member.slot, "params": params, "spaces": spaces, "counters": counters}
-    members.write(folder, [replace(member, slot=0)], about)
-
-
 def _read(folder: Path, device: Any = None) -> tuple[Any, Breed, dict[str, Any]]:
-    """Read what `_write` wrote; `device` as in `create_population`, None for where it was. Raises MissingInputError if
-    the folder is not there; DataError if it is damaged, or something else."""
+    """Read what `Agent.save_checkpoint` wrote, onto a device, see `Agent.load`. Raises MissingInputError if the folder
+    is not there; DataError if it is damaged, or something else."""
     (member, *_), about = members.read(folder, {"format": _FORMAT}, _REMEDY)
     try:
         params = params_of(about["params"])

@@ -194,10 +194,8 @@ class ReplayBuffer:
         self._save(parts, is_vectorised)
 
     def save_to_memory_vect_envs(self, *parts: Any) -> None:
-        """Save a step of several environments: each part `[n, …]`, in the order of `field_names`.
-
-        What follows no action, the reset of an environment of `make_vect_envs`, is left out.
-        """
+        """Save a step of several environments: each part `[n, …]`, in the order of `field_names`. What follows no
+        action, the reset of an environment of `make_vect_envs`, is left out."""
         self._save(parts, True)
 
     def fill(self, named: Mapping[str, np.ndarray]) -> None:
@@ -255,7 +253,7 @@ class ReplayBuffer:
         first, size = replay.first([0]), torch.from_numpy(replay.filled([0]))
         index = weight = None
         if replay.priorities is None:
-            rows = replay.draw(first, size, u[:, None])[:, 0]
+            rows = replay.draw(first, size, u)
         else:
             slots, ones = torch.zeros(1, dtype=torch.int64), torch.ones(1, batch_size)
             rows, index, weight = replay.draw_by_priority(slots, first, size, u, ones, torch.tensor(beta))

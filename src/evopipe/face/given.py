@@ -96,7 +96,10 @@ def _find(env: Any) -> EnvConfig:
     if isinstance(env, gymnasium.Env):
         return _of_one(env)
     if hasattr(env, "possible_agents") and hasattr(env, "step"):
-        return _of_team(env)
+        template, why = _copied(env)
+        if template is None:
+            raise UsageError(f"env: it cannot be copied ({why}): name it, make_vect_envs('module:function', ...)")
+        return _named_team(env, lambda: copy.deepcopy(template), 1)
     raise UsageError(
         f"env: a {type(env).__name__} is no environment: pass what make_vect_envs gives, a vector or an environment of "
         "Gymnasium, or a parallel environment of PettingZoo"
@@ -133,13 +136,6 @@ def _of_one(env: gymnasium.Env[Any, Any]) -> EnvConfig:
         f"env: it can neither be copied ({why}) nor made anew by its spec: pass "
         "gymnasium.vector.SyncVectorEnv([function, ...]) with a function that makes it"
     )
-
-
-def _of_team(env: Any) -> EnvConfig:
-    template, why = _copied(env)
-    if template is None:
-        raise UsageError(f"env: it cannot be copied ({why}): name it, make_vect_envs('module:function', ...)")
-    return _named_team(env, lambda: copy.deepcopy(template), 1)
 
 
 def _named_team(example: Any, function: Callable[[], Any], num_envs: int) -> EnvConfig:

@@ -72,7 +72,11 @@ class ReasoningGym:
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         prompt: Any = str(row["question"])
         if self.template is not None:
-            prompt = [{**message, "content": _filled(message["content"], row)} for message in self.template]
+            question, answer = str(row["question"]), str(row["answer"])
+            prompt = [
+                {**each, "content": each["content"].replace("{question}", question).replace("{answer}", answer)}
+                for each in self.template
+            ]
             if prompt[-1]["role"] == "assistant" and not prompt[-1]["content"]:
                 prompt.pop()
         return {**row, "prompt": prompt}
@@ -143,9 +147,3 @@ def _read(
     rows = [row(each) if isinstance(each, Mapping) else each for each in found]
     check_rows(rows, form, name)
     return rows
-
-
-def _filled(text: str, row: Mapping[str, Any]) -> str:
-    for name in ("question", "answer"):
-        text = text.replace("{" + name + "}", str(row[name]))
-    return text

@@ -64,7 +64,9 @@ def create_population(
         >>> [agent.index for agent in pop], pop[0].batch_size, pop[0].hp["lr"]
         ([0, 1], 64, 0.001)
     """
-    if (language := _language_algorithm(algo)) is not None:
+    plain = algo.lower().replace("_", "").replace(" ", "")
+    language = {"llmppo": "ppo_language", "llmreinforce": "reinforce"}.get(plain, plain)
+    if language in algos.names(of_text=True):
         from evopipe.face.language import language_agents
 
         spaces = {"observation_space": observation_space, "action_space": action_space, "net_config": net_config,
@@ -182,10 +184,3 @@ def _actions_from(dim: Any, discrete: bool, low: Any, high: Any) -> gymnasium.Sp
         return gymnasium.spaces.Discrete(int(dim))
     least, most = (np.broadcast_to(np.asarray(x, np.float32), (int(dim),)) for x in (low, high))
     return gymnasium.spaces.Box(least, most, dtype=np.float32)
-
-
-def _language_algorithm(algo: str) -> str | None:
-    """Return the name of an algorithm for language models here, `LLMPPO` is `ppo_language`; None of others."""
-    plain = algo.lower().replace("_", "").replace(" ", "")
-    name = {"llmppo": "ppo_language", "llmreinforce": "reinforce"}.get(plain, plain)
-    return name if name in algos.names(of_text=True) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 
 from evopipe import rng
 from evopipe.errors import DataError, MissingInputError, need_package
-from evopipe.language.hub import REACH_SECONDS, first_line, reach
+from evopipe.language.hub import REACH_SECONDS, first_line, quiet, reach
 from evopipe.language.layers import Layer, all_weights, linear_layers
 from evopipe.language.together import Together
 from evopipe.rng import Purpose
@@ -258,8 +258,9 @@ def _read(folder: Path, dtype: str) -> tuple[Any, Any]:
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
         raise MissingInputError(f"{where} has no tokenizer (tokenizer.json): save it into the same folder")
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
-    with quiet():
+    with quiet(logging):
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:
@@ -296,23 +297,6 @@ def _digest_of_files(folder: Path) -> str:
         with path.open("rb") as stream:
             digest.update(path.name.encode() + hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:32]
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep bars and advice of `transformers` from the terminal."""
-    from transformers import utils
-
-    logging: Any = utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def stacked(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:

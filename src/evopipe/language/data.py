@@ -13,17 +13,16 @@ reward functions.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from evopipe import rng
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, need_package, said, suggestion
-from evopipe.language.hub import REACH_SECONDS, first_line, reach
+from evopipe.language.hub import REACH_SECONDS, first_line, quiet, reach
 from evopipe.language.tasks import Task
 from evopipe.rng import Purpose
 from evopipe.storage.files import RESTORE, dump_json, parse_json, read_bytes, write_bytes
@@ -191,7 +190,7 @@ def _table(name: str, split: str, subset: str | None, cache: str) -> Any:
     folder = Path(name)
     if not folder.exists():
         _find_on_hub(name)
-    with _quiet():
+    with quiet(datasets.utils.logging):
         try:
             if not folder.exists():
                 return datasets.load_dataset(name, subset, split=split)
@@ -219,19 +218,6 @@ def _find_on_hub(name: str) -> None:
             f"fetch.datasets.name: {name} is no folder here, and the hub does not give it ({failed}): correct the "
             "name, or name a folder"
         )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    import datasets
-
-    shown = datasets.utils.logging.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
 
 
 def _rows(table: Any, columns: Mapping[str, str], where: str) -> list[Row]:

@@ -242,7 +242,9 @@ class _GPTs:
         first = 0 if cache is None else cache.read
         places = views.places[:, None, first : first + length]
         found = (embedding(x + self._offsets, views.tokens.flatten(0, 1)) + places).flatten(1, 2)  # [P, B · L, H]
-        ahead = None if first == 0 or length == 1 else _not_ahead(length, first, x.device)
+        ahead = None
+        if first and length > 1:  # which tokens each new one may look at
+            ahead = torch.ones(length, first + length, dtype=torch.bool, device=x.device).tril(first)
         for i, layer in enumerate(views.layers):
             packed = torch.bmm(self._normal(found), layer.attend).view(members * rows, length, -1, 3 * self.shared.head)
             query, key, value = packed.transpose(1, 2).chunk(3, dim=-1)  # [R, heads, L, head]
@@ -264,8 +266,3 @@ class _GPTs:
     @staticmethod
     def _normal(x: Tensor) -> Tensor:
         return layer_norm(x, x.shape[-1:])
-
-
-def _not_ahead(length: int, first: int, device: torch.device) -> Tensor:
-    """Which tokens `[length, first + length]` each new one may look at."""
-    return torch.ones(length, first + length, dtype=torch.bool, device=device).tril(first)

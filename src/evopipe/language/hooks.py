@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -59,13 +60,9 @@ class Change(NamedTuple):
         return found.view(out.shape)
 
 
-class _Hook(NamedTuple):
-    base: Base
-    name: str
-
-    def __call__(self, module: nn.Module, args: Any, out: Any) -> Any:
-        add = self.base.active[-1].get(self.name) if self.base.active else None
-        return None if add is None else add(module, args[0], out)
+def _add(base: Base, name: str, module: nn.Module, args: Any, out: Any) -> Any:
+    add = base.active[-1].get(name) if base.active else None
+    return None if add is None else add(module, args[0], out)
 
 
 @contextmanager
@@ -75,7 +72,7 @@ def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
     if not base.hooked:
         for name, module in base.model.named_modules():
             if next(module.parameters(recurse=False), None) is not None:
-                base.hooked.append(module.register_forward_hook(_Hook(base, name)))
+                base.hooked.append(module.register_forward_hook(partial(_add, base, name)))
     base.active.append(changes)
     try:
         yield base.model

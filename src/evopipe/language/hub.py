@@ -1,9 +1,11 @@
-"""The Hugging Face hub: asked in a thread, for without a network its library tries for minutes."""
+"""The Hugging Face hub: asked in a thread, for without a network its library tries for minutes; and its quiet."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 REACH_SECONDS = 8.0
 
@@ -28,3 +30,17 @@ def reach(ask: Callable[[], object], seconds: float = REACH_SECONDS) -> str | No
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, cut short; its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+@contextlib.contextmanager
+def quiet(logging: Any) -> Iterator[None]:
+    """Keep a library's bars and advice from the terminal, by its `utils.logging`."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

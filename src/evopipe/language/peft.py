@@ -14,7 +14,8 @@ import torch
 from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError
 from evopipe.language.adapters import Adapted, Full, LoRA
-from evopipe.language.base import Base, quiet
+from evopipe.language.base import Base
+from evopipe.language.hub import quiet
 from evopipe.storage.files import dump_json, parse_json, read_bytes
 from evopipe.storage.tensors import dump_tensors, load_tensors
 from evopipe.types import Tensor
@@ -118,7 +119,9 @@ def merged_files(base: Base, arch: LoRA | Full, row: Tensor) -> dict[str, bytes]
     them from the base itself, whose weights are put back."""
     weights: Mapping[str, Tensor] = _merged_weights(base, arch, row)
     plain = {name: tensor.detach().clone() for name, tensor in base.model.state_dict().items()}
-    with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary, quiet():
+    from transformers.utils import logging
+
+    with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary, quiet(logging):
         try:
             _load(base, weights)
             base.model.save_pretrained(temporary)

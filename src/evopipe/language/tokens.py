@@ -6,6 +6,7 @@ Text is tokenised here, once: what members write is learned from as the tokens t
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,18 +159,13 @@ def _chat(
             # What the template puts between two answers: the later prompt less the earlier one and its answer.
             before = base.prompt(messages[:i], True, system)
             after = base.prompt(messages[: i + 1], True, system)
-            tokens, mark = after[len(_common(before, after)) :], 0
+            tokens, mark = after[len(os.path.commonprefix([before, after])) :], 0  # noqa: RUF071 of tokens
         answer += tokens
         learned += [mark] * len(tokens)
     while learned and not learned[-1]:  # what follows the last answer teaches nothing
         answer.pop()
         learned.pop()
     return prompt, [answer], learned
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> Sequence[int]:
-    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return a[:n]
 
 
 def _split(rows: Sequence[Mapping[str, Any]], form: Form, fetch: TextFetch, seed: int) -> dict[str, np.ndarray]:

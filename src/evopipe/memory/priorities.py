@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from evopipe.core.native import build
 from evopipe.core.native import replay as native
 
 FAN_OUT = 32
@@ -51,7 +52,7 @@ class Priorities:
     def draw(self, slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """Draw rows `[P, B]` int64 in proportion to their priorities, for members `[P]` int64 and u `[P, B]` float64 in
         [0, 1); return the probability `[P, B]` float32 of each too."""
-        if native.serve(self.largest):
+        if build.serve(self.largest):
             return native.draw(self.levels, slots, u)
         top = self.levels[-1].index_select(0, slots)
         sums = top.cumsum(dim=1, dtype=torch.float64)
@@ -75,7 +76,7 @@ class Priorities:
     def update(self, slots: Tensor, index: Tensor, errors: Tensor) -> None:
         """Set the priorities of rows `[P, B]` from how wrong each was found, `[P, B]`; one that is no number stays. Of
         a row that is in a batch several times, the largest counts."""
-        if native.serve(self.largest):
+        if build.serve(self.largest):
             native.update(self.levels, slots, index, errors, self.alpha, LEAST, MOST, self.largest)
             return
         flat, at = self.levels[0].view(-1), (slots[:, None] * self.levels[0].shape[1] + index).view(-1)
@@ -100,7 +101,7 @@ class Priorities:
 
     def _add_up(self, slots: Tensor, index: Tensor) -> None:
         """Sum anew, on every level, what is above rows `index` `[n]` of members `slots` `[n]`."""
-        if native.serve(self.largest):
+        if build.serve(self.largest):
             native.add_up(self.levels, slots, index)
             return
         for below, above in itertools.pairwise(self.levels):
@@ -109,7 +110,7 @@ class Priorities:
             above.view(-1).index_copy_(0, block, below.view(-1, FAN_OUT).index_select(0, block).sum(dim=1))
 
     def _add_up_all(self) -> None:
-        if native.serve(self.largest):
+        if build.serve(self.largest):
             native.add_up_all(self.levels)
             return
         for below, above in itertools.pairwise(self.levels):

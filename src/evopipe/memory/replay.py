@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from evopipe.core.graphs import upload
+from evopipe.core.native import build
 from evopipe.core.native import replay as native
 from evopipe.memory.frames import Frames
 from evopipe.memory.priorities import Priorities
@@ -25,6 +26,8 @@ from evopipe.types import Batch, Image, Spaces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_COHORTS = 16  # of which batches are kept
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,8 @@ class Replay:
         self.rows = torch.zeros(memories, capacity, width, device=device)
         self.position = np.zeros(memories, np.int64)
         self.size = np.zeros(memories, np.int64)
+        self._drawn: dict[int, native.Batches] = {}  # by what cohorts' weights are
+        self._placed: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def tensors(self) -> list[Tensor]:
         """Return all that sampling reads beside the priorities."""
@@ -261,7 +266,7 @@ class Replay:
     ) -> tuple[Tensor, Tensor]:
         assert self.priorities is not None
         index, chance = self.priorities.draw(slots, u)
-        if native.serve(chance):
+        if build.serve(chance):
             return index, native.importances(size, chance, weight, beta)
         importance = (size[:, None] * chance) ** -beta
         largest = torch.where(weight > 0, importance, 0.0).amax(dim=1, keepdim=True)
@@ -272,25 +277,36 @@ class Replay:
     ) -> tuple[Batch, Tensor]:  # fmt: skip
         """Draw a batch, by the members' priorities where there are any; return it, and which rows it holds `[P, B]`.
 
-        Slots, first, size, weight and beta are as for `draw` and `draw_by_priority`; gamma is `[P]`.
+        Slots, first, size, weight and beta are as for `draw` and `draw_by_priority`; gamma is `[P]`. The tensors may be
+        those of the batch before that was drawn for the same weights.
         """
-        served = native.serve(self.rows)
-        u = native.uniform(draw, weight.shape[1]) if served else draw.uniform(weight.shape[1])
+        if build.serve(self.rows) and self.frames is None:
+            return self._batches(draw, slots, first, weight, gamma).draw(draw.step, size, beta)
+        u = draw.uniform(weight.shape[1])
         if self.priorities is None:
             index = (u * size[:, None]).long()
         else:
             index, weight = self._by_priority(slots, size, u, weight, beta)
-        if served and self.frames is None:
-            return native.batch(self.layout, self._flat, index, first, weight, gamma), index
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
+    def _batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
+        known, given = self._drawn.get(id(weight)), (draw.keys, slots, first, weight, gamma)
+        if known is None or not known.serve(self.rows, *given):
+            if len(self._drawn) >= _COHORTS:
+                self._drawn.clear()
+            levels = [] if self.priorities is None else self.priorities.levels
+            self._drawn[id(weight)] = known = native.Batches(self.layout, self._flat, levels, draw, *given)
+        return known
+
     def _rows(self, index: Tensor, first: Tensor) -> Tensor:
-        return self._whole((index + first[:, None]).view(-1)).view(*index.shape, self.layout.size)
+        at = (index + first[:, None]).view(-1)
+        rows = self._flat.index_select(0, at)
+        return (rows if self.frames is None else self.frames.join(rows, at)).view(*index.shape, self.layout.size)
 
     def sample(self, slots: Sequence[int], u: Tensor) -> Tensor:
         """Draw rows `[P, U, B, size]` uniformly, with replacement, for members `[P]` and u `[P, U, B]` in [0, 1)."""
         size = upload(torch.from_numpy(self.filled(slots)), self.device)
-        return self.draw(self.first(slots), size, u)
+        return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
         """Return on the host how many rows the memory of each of these members holds, `[P]` int64."""
@@ -301,18 +317,23 @@ class Replay:
         """Return where the memory of each of these members begins, `[P]` int64, on the device."""
         return upload(torch.from_numpy(self._memory(slots) * self.capacity), self.device)
 
+    def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Return these slots, and where the memory of each begins, `[P]` int64 each, on the device: the same tensors
+        as long as few others ask."""
+        found = self._placed.get(slots)
+        if found is None:
+            if len(self._placed) >= _COHORTS:
+                self._placed.clear()
+            self._placed[slots] = found = upload(torch.tensor(slots), self.device), self.first(slots)
+        return found
+
     def _memory(self, slots: Sequence[int]) -> np.ndarray:
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
         """`sample` from what is on the device already, so that a graph can hold it: first and size `[P]` are what
-        `first` and `filled` returned, u is `[P, U, B]` float64 in [0, 1)."""
-        index = (u * size[:, None, None]).long() + first[:, None, None]
-        return self._whole(index.view(-1)).view(*u.shape, self.layout.size)
-
-    def _whole(self, index: Tensor) -> Tensor:
-        rows = self._flat.index_select(0, index)
-        return rows if self.frames is None else self.frames.join(rows, index)
+        `first` and `filled` returned, u is `[P, n]` float64 in [0, 1)."""
+        return self._rows((u * size[:, None]).long(), first)
 
     def state(self) -> dict[str, Tensor]:
         """Return a copy of everything: rows of every memory as far as any is filled, positions, sizes."""

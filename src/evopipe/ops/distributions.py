@@ -22,10 +22,8 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Distribution(Protocol):
-    """What a policy gives: a distribution of actions for every member and observation.
-
-    Actions are `[P, B, …]`; log-probabilities (or log-densities) and entropies, in nats, are `[P, B]`.
-    """
+    """What a policy gives: a distribution of actions for every member and observation. Actions are `[P, B, …]`;
+    log-probabilities (or log-densities) and entropies, in nats, are `[P, B]`."""
 
     def sample(self, draw: Stream) -> Tensor: ...
     def mode(self) -> Tensor: ...
@@ -140,7 +138,8 @@ class _Gaussian:
     log_std: Tensor
 
     def sample(self, draw: Stream) -> Tensor:
-        return self.mean + self.log_std.exp() * self._noise(draw)
+        noise = draw.normal(self.mean[0].numel()).view(self.mean.shape).to(self.mean.dtype)
+        return self.mean + self.log_std.exp() * noise
 
     def mode(self) -> Tensor:
         return self.mean
@@ -151,9 +150,6 @@ class _Gaussian:
     def entropy(self) -> Tensor:
         """Return Σ log std + ½ log 2πe."""
         return (self.log_std + (0.5 + _HALF_LOG_2PI)).expand_as(self.mean).sum(dim=-1)
-
-    def _noise(self, draw: Stream) -> Tensor:
-        return draw.normal(self.mean[0].numel()).view(self.mean.shape).to(self.mean.dtype)
 
     def _log_density(self, noise: Tensor) -> Tensor:
         return -0.5 * noise * noise - self.log_std - _HALF_LOG_2PI
@@ -183,11 +179,9 @@ class _SquashedGaussian(_Gaussian):
 def distribution(
     spaces: Spaces, outputs: Tensor, log_std: Tensor | None = None, legal: Tensor | None = None, squash: bool = False
 ) -> Distribution:
-    """Return the distribution of an environment's actions.
-
-    Outputs `[P, B, A]` are logits, or means of continuous actions; `log_std` of these expands to that shape. Legal is
-    `[P, B, A]` bool, None where all are. `squash` lets continuous actions pass a hyperbolic tangent.
-    """
+    """Return the distribution of an environment's actions. Outputs `[P, B, A]` are logits, or means of continuous
+    actions; `log_std` of these expands to that shape. Legal is `[P, B, A]` bool, None where all are. `squash` lets
+    continuous actions pass a hyperbolic tangent."""
     if spaces.kind == "multidiscrete":
         return _MultiCategorical(outputs, spaces.choices, legal)
     if spaces.kind == "multibinary":
@@ -201,10 +195,8 @@ def distribution(
 
 def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Draw a = tanh(u), u = mean + exp(log_std) · noise, and return its log-density (Haarnoja et al., 2018, app. C).
-
     log π(a) = log N(u) − Σ log(1 − tanh²u), the latter as 2 (log 2 − u − softplus(−2u)), which cannot overflow. Mean,
-    log_std and noise, standard normal, are `[…, A]`, and so are actions; log-densities are `[…]`.
-    """
+    log_std and noise, standard normal, are `[…, A]`, and so are actions; log-densities are `[…]`."""
     u = mean + log_std.exp() * noise
     normal = -0.5 * noise * noise - log_std - _HALF_LOG_2PI
     return torch.tanh(u), (normal - _log_slope(u)).sum(dim=-1)
@@ -223,10 +215,8 @@ def gumbel(draw: Stream, n: int) -> Tensor:
 
 def relaxed(logits: Tensor, legal: Tensor | None, temperature: float, draw: Stream) -> Tensor:
     """Draw actions as one-hot vectors `[P, …, A]` with the gradient of the Gumbel-softmax of that temperature, straight
-    through (Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017).
-
-    Logits are `[P, …, A]`; legal is bool of that shape, or None where all are.
-    """
+    through (Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017). Logits are `[P, …, A]`; legal is bool of that shape,
+    or None where all are."""
     noise = gumbel(draw, logits[0].numel()).view(logits.shape).clamp(min=-40.0).to(logits.dtype)  # −∞ only where u is 0
     scores = masked_log_softmax(logits, legal) - noise
     soft = (scores / temperature).softmax(dim=-1)

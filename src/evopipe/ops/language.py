@@ -32,12 +32,10 @@ class Advantages(NamedTuple):
 
 def group_advantages(reward: Tensor, group: Tensor, present: Tensor, baseline: Baseline) -> Advantages:
     """Compare rewards `[P, B]` within groups, any numbers int64 `[P, B]`; `present` `[P, B]` bool says what is there.
-
     `standardised` is (R − mean) / (std + 10⁻⁴) with the sample's standard deviation (Shao et al., "DeepSeekMath", 2024,
     § 4.1.2); `mean` leaves out the division (Liu et al., "Understanding R1-Zero-like training", 2025); `leave_one_out`
     is R − the mean of the others (Kool et al., 2019; Ahmadian et al., "Back to basics", 2024). One group of all is a
-    baseline over the batch. A reward that is no number makes its group's advantages so, and no other's.
-    """
+    baseline over the batch. A reward that is no number makes its group's advantages so, and no other's."""
     same = (group[:, :, None] == group[:, None, :]) & present[:, :, None] & present[:, None, :]  # [P, B, B]
     size = same.sum(dim=-1).clamp(min=1)
     others = reward[:, None, :].expand(same.shape)
@@ -58,11 +56,9 @@ def _within(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def token_weights(mask: Tensor, mean: Mean) -> Tensor:
-    """Return weights `[P, B, T]` that sum to 1 in each member, to 0 where none of its tokens counts.
-
-    `token`: all tokens count the same (Yu et al., "DAPO", 2025); `sequence`: all sequences do, and a sequence's tokens
-    the same, so that a token of a long one counts less.
-    """
+    """Return weights `[P, B, T]` that sum to 1 in each member, to 0 where none of its tokens counts. `token`: all
+    tokens count the same (Yu et al., "DAPO", 2025); `sequence`: all sequences do, and a sequence's tokens the same, so
+    that a token of a long one counts less."""
     counted = mask.to(torch.float32)
     if mean == "token":
         return counted / counted.sum(dim=(1, 2), keepdim=True).clamp(min=1.0)
@@ -106,10 +102,8 @@ def entropy(logits: Tensor) -> Tensor:
 
 def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: Tensor | None = None) -> Tensor:
     """Return log π(·) / π_old(·) `[P, B, T]`: of each token, or the mean over its turn or sequence; 0 outside the mask.
-
     The mean over a sequence is the ratio of GSPO (Zheng et al., "Group sequence policy optimization", 2025, eq. 7).
-    `turn` int64 `[P, B, T]` numbers the turns of a sequence from 0.
-    """
+    `turn` int64 `[P, B, T]` numbers the turns of a sequence from 0."""
     each = _within(log_prob - old, mask)
     if level == "token":
         return each
@@ -167,11 +161,9 @@ def on_last(reward: Tensor, mask: Tensor) -> Tensor:
 
 
 def token_gae(reward: Tensor, value: Tensor, mask: Tensor, gamma: Tensor, lam: Tensor) -> Tensor:
-    """Return generalised advantage estimates (Schulman et al., 2016, eq. 16) `[P, B, T]`, 0 outside the mask.
-
-    Rewards and values are `[P, B, T]`, γ and λ `[P]`. A token's successor is the next one of its sequence that counts:
-    what an environment wrote in between is no step. The last one has no future.
-    """
+    """Return generalised advantage estimates (Schulman et al., 2016, eq. 16) `[P, B, T]`, 0 outside the mask. Rewards
+    and values are `[P, B, T]`, γ and λ `[P]`. A token's successor is the next one of its sequence that counts: what an
+    environment wrote in between is no step. The last one has no future."""
     gamma, decay = gamma[:, None], (gamma * lam)[:, None]
     reward, value = _within(reward, mask), _within(value, mask)
     out = torch.zeros_like(value)
@@ -224,13 +216,11 @@ def preferred(margin: Tensor) -> Tensor:
 def preference(
     chosen: Tensor, rejected: Tensor, reference: tuple[Tensor, Tensor], tokens: Tensor, beta: Tensor, nll: Tensor
 ) -> Preference:
-    """Return −log σ(m) − nll · log π(chosen) / tokens, m = β [log π/π_ref (chosen) − log π/π_ref (rejected)].
-
-    Rafailov et al., "Direct preference optimization", 2023, eq. 7; the second term keeps the chosen one's probability
-    from falling along with the rejected one's (Pang et al., "Iterative reasoning preference optimization", 2024).
+    """Return −log σ(m) − nll · log π(chosen) / tokens, m = β [log π/π_ref (chosen) − log π/π_ref (rejected)]. Rafailov
+    et al., "Direct preference optimization", 2023, eq. 7; the second term keeps the chosen one's probability from
+    falling along with the rejected one's (Pang et al., "Iterative reasoning preference optimization", 2024).
     Log-probabilities are sums over a completion's tokens, `[P, B]`, of the reference those of both; `tokens` counts the
-    chosen one's; β and nll are `[P]`.
-    """
+    chosen one's; β and nll are `[P]`."""
     margin = beta[:, None] * ((chosen - reference[0]) - (rejected - reference[1]))
     imitation = nll[:, None] * chosen / tokens.clamp(min=1)
     return Preference(-preferred(margin) - imitation, margin.detach())
@@ -240,11 +230,8 @@ def preference(
 
 
 def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor) -> Games:
-    """Return games `[…, L]` as decisions.
-
-    `real` is False in pads, which stand on the right; `acts` is True where the player wrote a token, `reward` came with
-    it, and `done` is True at the token after which a game is over.
-    """
+    """Return games `[…, L]` as decisions. `real` is False in pads, which stand on the right; `acts` is True where the
+    player wrote a token, `reward` came with it, and `done` is True at the token after which a game is over."""
     width = ids.shape[-1]
     place = torch.arange(width, device=ids.device).expand(ids.shape)
     last = real.sum(dim=-1, keepdim=True) - 1

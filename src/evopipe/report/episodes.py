@@ -49,7 +49,7 @@ def episodes_page(title: str, parts: Mapping[str, Sequence[Mapping[str, Any]]]) 
     def task(episode: Mapping[str, Any]) -> str:
         return str(episode["id"].rpartition(":")[0])
 
-    known = {"lines": _lines, "brief": _brief, "alike": _alike, "reward_of": reward_of, "scale": scale}
+    known: dict[str, Any] = {"lines": _lines, "brief": _brief, "alike": _alike, "reward_of": reward_of, "scale": scale}
     return words.template("episodes.html.j2", words=words, **known).render(
         title=title,
         parts={name: [(t, [*group]) for t, group in groupby(part[:_MOST], key=task)] for name, part in parts.items()},

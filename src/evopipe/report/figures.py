@@ -216,7 +216,8 @@ def _gain_row(plot: Plot, place: int, payoff: Payoff, limits: tuple[float, float
         plot.line([(0, place - 0.34), (0, place + 0.34)], "ink", 1)
     seen = [min(max(gain, limits[0]), limits[1]) for gain in payoff.gains]
     size, dim = (4.6, 0.5) if payoff.children > 20 else (7, 0.8)
-    points = [(gain, place + 0.2 * _scatter(number)) for number, gain in enumerate(seen)]
+    # Multiples of the golden ratio fill [0, 1] evenly: dots lie apart, without chance.
+    points = [(gain, place + 0.2 * (2 * math.modf(n * 0.6180339887498949)[0] - 1)) for n, gain in enumerate(seen)]
     plot.marks(points, hue, "o", size, alpha=dim, clip_on=False)
     if len(seen) >= 4:
         first, _, third = quantiles(seen, n=4, method="inclusive")
@@ -243,11 +244,6 @@ def _both_limits(values: Sequence[float]) -> tuple[float, float]:
     low, high = _limits([*values, 0.0])[0], -_limits([*(-value for value in values), 0.0])[0]
     room = 0.03 * (high - low)
     return low - room, high + room
-
-
-def _scatter(number: int) -> float:
-    """Return the number-th of a sequence that fills [-1, 1] evenly: dots lie apart, without chance."""
-    return 2 * math.modf(number * 0.6180339887498949)[0] - 1
 
 
 def trajectory(run: Run, column: Mapping[Key, float | str], number: int, label: Markup) -> Markup:

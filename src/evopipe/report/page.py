@@ -5,21 +5,30 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
 
-from evopipe.errors import DataError
+from evopipe import play, policy
+from evopipe.errors import DataError, EvopipeError
+from evopipe.film import Frames, animate
 from evopipe.layout import ELITE
 from evopipe.report import draw, figures, words
-from evopipe.report.movie import Movie
 from evopipe.report.read import Run, read
 
-_TEXT, _GAMES = (
-    "What the elite writes stands below, beside what the base does.",
-    "Games that the elite played stand below.",
-)
+WIDTH = 480  # pixels; wider frames are made smaller
+FRAMES = 300  # at most; a longer episode is shown in larger steps
+BUDGET = 700_000  # bytes; a third more as the page's text
+_LONGEST = 2_000  # steps; drawing all of an endless episode would take minutes
+_SLOWEST = 100  # milliseconds a frame; an episode that would need more is shown faster than it was
+_REST = 1_200  # milliseconds that the last frame stays
+_PLANS = ((60, 1), (35, 1), *((15, 2**n) for n in range(9)))  # quality, every how many-th frame: the first that fits
+_SAMPLE = 16  # frames to judge by: encoding all of them may take seconds
+_TEXT = "What the elite writes stands below, beside what the base does."
+_GAMES = "Games that the elite played stand below."
 
 
 def page(folder: str | Path, params: Mapping[str, Any]) -> str:
@@ -42,7 +51,7 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
 
 def compose(run: Run, params: Mapping[str, Any], movie: Movie | str) -> str:
     """Return the page of a run that was read, with the film of its elite or the sentence in its place."""
-    html = words.template("page.html.j2", figures=figures, words=words, flat=_flat, breakable=_breakable,
+    html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,
                           inline=lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}")  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
     machine = provenance.pop("fingerprint", {})
@@ -78,3 +87,48 @@ def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
     if isinstance(value, list | tuple):
         return [(name, ", ".join(map(words.value, value)) or "none")]
     return [(name, words.value(value))]
+
+
+@dataclass(frozen=True)
+class Movie:
+    """One episode of the elite at play, as a WebP that the page carries inside itself, small enough."""
+
+    animation: bytes
+    still: bytes  # the middle frame
+    width: int
+    height: int
+    score: play.Score
+    cut: bool  # whether these are only the first steps of a longer episode
+    seconds: float  # how long it runs
+    speed: float  # times the environment's own pace
+
+    @classmethod
+    def filmed(cls, elite: Path, run: Run, max_steps: int | None) -> Movie | str:
+        """Film the policy in the folder `elite` in that of its held-out episodes whose return is nearest the mean, for
+        at most so many steps; return a sentence that says why where there can be no film."""
+        typical = min(run.elite.episodes, key=lambda episode: abs(episode.total - run.elite.mean))
+        actor, frames = policy.load(elite), Frames(WIDTH, FRAMES)
+        limit = min(max_steps or _LONGEST, _LONGEST)
+        try:
+            cfg = play.environment_of(actor, trust=True)  # `page` has seen that params.yaml names it
+            (score,) = play.watch(actor, cfg, [frames.begin], seed=typical.seed, max_steps=limit)
+        except EvopipeError as error:
+            return f"There is no picture of the elite at play: {error}."
+        return cls.of(frames, score, cut=score.steps < typical.length)
+
+    @classmethod
+    def of(cls, frames: Frames, score: play.Score, cut: bool = False) -> Movie:
+        """Return what was filmed, within the budget."""
+        images, gap = frames.images, min(_SLOWEST, frames.gap)
+        webp = partial(animate, kind="WEBP", unit=1, rest=_REST, method=1)  # little effort: 100 frames take a second
+        middle = max(0, len(images) // 2 - _SAMPLE // 2)
+        sample = images[middle : middle + _SAMPLE]
+        for quality, stride in _PLANS:
+            expected = len(webp(sample, gap=gap, quality=quality)) * len(images) / len(sample) / stride
+            if expected <= BUDGET:
+                data = webp(images[::stride], gap=gap * stride, quality=quality)
+                if len(data) <= BUDGET:
+                    break
+        seconds = len(images) * gap / 1000
+        still = webp(images[len(images) // 2 :][:1], gap=gap, quality=_PLANS[0][0])
+        return cls(data, still, *images[0].size, score, cut, seconds, speed=frames.shown / frames.fps / seconds)

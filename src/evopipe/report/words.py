@@ -22,14 +22,14 @@ KINDS = {
 """What mutation kinds are called, in the order in which they are shown."""
 
 
-def template(name: str, **known: Any) -> Template:
+def template(name: str, line_ends: bool = False, **known: Any) -> Template:
     """Return a template of this folder, in which texts are cleaned and escaped, and what is `known` has its name."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         extensions=["jinja2.ext.do"],
         finalize=lambda value: clean(value) if type(value) is str else value,
-        keep_trailing_newline=True,
+        keep_trailing_newline=line_ends,  # of files that a template includes, and its own
         lstrip_blocks=True,
         trim_blocks=True,
         undefined=StrictUndefined,

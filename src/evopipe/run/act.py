@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,6 @@ from evopipe.core.graphs import upload
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import Spec
 from evopipe.types import Chosen
-
-_NUMPY = {torch.int64: np.int64, torch.float32: np.float32}
 
 
 def act(
@@ -102,8 +101,9 @@ def step(
 
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
     """Put cohorts' actions `[P, E, …]` in their members' places. All are under way before the first is waited for."""
-    first = chosen[0]
-    actions = np.empty((sum(len(place) for place in places), *first.shape[1:]), _NUMPY[first.dtype])
-    for place, each in zip(places, chosen, strict=True):
-        actions[place] = each.cpu().numpy()
+    order, found = [*chain(*places)], np.asarray(torch.cat([each.cpu() for each in chosen]))
+    if order == [*range(len(order))]:
+        return found
+    actions = np.empty_like(found)
+    actions[order] = found
     return actions

@@ -27,7 +27,7 @@ UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay dr
 
 
 def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
-    """Return how many updates a cohort owes at the tick-th tick (from 0) of its generation: one every `learn_step`
+    """Return how often a cohort learns at the tick-th tick (from 0) of its generation: once every `learn_step`
     environment steps of a member."""
     every = _learn_step(cohort)
     return (tick + 1) * envs // every - tick * envs // every
@@ -39,7 +39,8 @@ def _learn_step(cohort: Cohort) -> int:
 
 def discount_rate(cohort: Cohort) -> Tensor:
     """Return γ of each member `[P]`: 1 where the algorithm has none."""
-    return cohort.hyper.get("gamma", torch.ones_like(cohort.weight[:, 0]))
+    gamma = cohort.hyper.get("gamma")
+    return torch.ones_like(cohort.weight[:, 0]) if gamma is None else gamma
 
 
 def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
@@ -62,7 +63,7 @@ class ReplayLearning:
         trees = Priorities(self._members, capacity, cfg.alpha, spec.device) if cfg.prioritised else None
         each = self._members // memories
         self.replay = Replay(layout, memories, capacity, spec.device, trees, images, each)
-        self.learners = Learners(spec, setup.learners, partial(_of_share, spec, self.replay))
+        self.learners = Learners(spec, setup.learners, partial(_of_share, spec, self.replay), spec.compiled)
         places = [] if self.replay.frames is None else [self.replay.frames.places]  # the images are shared as they are
         self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
         self._cohorts: Sequence[Cohort] = []
@@ -97,10 +98,10 @@ class ReplayLearning:
 
     def due(self) -> list[list[int]]:
         """Return what each cohort owes at this tick: how many updates, the first one's turn, rows filled `[P]`."""
-        tick, envs = self._clock.here, self._clock.envs
-        turns = [tick * envs // _learn_step(cohort) % self._spec.period for cohort in self._cohorts]
+        tick, envs, each = self._clock.here, self._clock.envs, self._spec.train.replay.updates
+        turns = [tick * envs // _learn_step(cohort) * each % self._spec.period for cohort in self._cohorts]
         return [
-            [updates_due(cohort, tick, envs), turn, *self.replay.filled(cohort.slots).tolist()]
+            [updates_due(cohort, tick, envs) * each, turn, *self.replay.filled(cohort.slots).tolist()]
             for cohort, turn in zip(self._cohorts, turns, strict=True)
         ]
 
@@ -120,7 +121,7 @@ def _ready(
     now = torch.tensor([tick * UPDATES_PER_TICK, *filled])  # [1 + P]
 
     def make(compiled: Callable[[Any], Any]) -> Body:
-        memory = replay, upload(torch.tensor(cohort.slots), replay.device), replay.first(cohort.slots)
+        memory = replay, *replay.places(tuple(cohort.slots))
         return partial(_updates, spec, compiled(spec.algo.update), cohort.bare, memory, updates, turn)
 
     def bound() -> list[Tensor]:
@@ -163,7 +164,7 @@ def _updates(
         batch, index = replay.batch(draw, slots, first, now[1:], cohort.weight, beta, gamma)
         if cohort.normaliser is not None:  # the memory holds what the environments gave
             batch = replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))
-        draw = replace(draw, purpose=Purpose.UPDATE)
+        draw = Stream(cohort.keys, Purpose.UPDATE, draw.step)
         losses, healthy, errors = update(
             spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, (turn + i) % spec.period
         )

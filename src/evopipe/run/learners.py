@@ -91,12 +91,16 @@ class Learners:
     """The processes that learn, this one included; for how many at most see `learner_count`.
 
     `ready` says how a share learns what is due, in place: numbers that only the regime knows the meaning of, always as
-    many; the first is 0 if nothing is due.
+    many; the first is 0 if nothing is due. What is `compiled` learns by threads of this process in the place of others.
     """
 
-    def __init__(self, spec: Spec | LanguageSpec, processes: int, ready: _Ready) -> None:
+    def __init__(self, spec: Spec | LanguageSpec, processes: int, ready: _Ready, compiled: bool = False) -> None:
         self._spec, self._ready = spec, ready
         self._processes = processes if spec.device.type == "cpu" and spec.paths.capture == "none" else 1
+        if (kernels := build.chosen()) is not None:
+            kernels.share_among(self._processes if compiled else 1)
+        if compiled:
+            self._processes = 1
         self._helpers: list[Helper] = []
         self._parts: list[list[tuple[Share, Cohort]]] = []  # what each process learns with
         self._order = np.empty(0, np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,30 +31,12 @@ _NUMBERS, _FLAGS = ("obs", "reward"), ("terminated", "truncated", "broken")  # o
 CollectRollouts: TypeAlias = "Callable[[OnPolicy, int], None]"
 
 
-class _World(Protocol):
-    """What `World` and `TensorWorld` have in common. What they hand from one method to another is their own."""
-
-    masked: bool
-    pending: Any
-    pool: Any
-
-    def adopt(self, cohorts: Sequence[Cohort]) -> None: ...
-    def seen(self) -> list[Tensor]: ...
-    def actions(self, chosen: Sequence[Tensor]) -> Any: ...
-    def take(self, actions: Any) -> Any: ...
-    def gave(self, step: Any) -> list[Tensor]: ...
-    def end(self, step: Any) -> None: ...
-    def refuse_broken(self) -> None: ...
-    def state(self) -> dict[str, Tensor]: ...
-    def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray: ...
-
-
 @dataclass
 class _Playing:
     """A cohort as it plays."""
 
     cohort: Cohort
-    rows: slice | list[int]  # its members among all, for an index
+    rows: list[int] | None  # its members among all; None: all, in order
     ends: list[int]  # the ticks of the generation after which it learns
     rollout: Rollout  # what it did since it last learned
     memory: Tensor  # [P, E, M], what its networks carry to the next step
@@ -92,7 +74,7 @@ class OnPolicy:
         self._collect_rollouts = collect_rollouts
         self._until: int | None = None  # tick at which `collect_rollouts` must end; None: it was never asked
         self.playing: list[_Playing] = []
-        self.world: _World
+        self.world: World | TensorWorld
         if spec.env.backend == "torch":
             if collect_rollouts is not None:
                 raise UsageError("collect_rollouts: environments as tensors step by themselves; set env.backend: sync")
@@ -105,7 +87,7 @@ class OnPolicy:
         shape = (len(self.keys), self._rows)
         self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes
         self._layout = StepLayout(spec.spaces, self.world.masked)
-        self.learners = Learners(spec, setup.learners, self._learning)
+        self.learners = Learners(spec, setup.learners, self._learning, spec.compiled)
 
     @property
     def _rows(self) -> int:
@@ -146,7 +128,7 @@ class OnPolicy:
         ends = _rollout_ends(int(cohort.members[0].hyper["learn_step"]), envs, self.clock.generation_ticks)
         longest = max(end - first for first, end in itertools.pairwise([0, *ends]))
         members, size = len(cohort.members), cohort.memory
-        rows = slice(None) if cohort.slots == list(range(len(self.keys))) else cohort.slots
+        rows = None if cohort.slots == list(range(len(self.keys))) else cohort.slots
         rollout = Rollout(self._layout, members, longest, self._rows, size, device)
         return _Playing(cohort, rows, ends, rollout, torch.zeros(members, self._rows, size, device=device))
 
@@ -223,8 +205,9 @@ class OnPolicy:
             each.rollout.enter(each.place(self.clock.here), obs, legal, begins, before, took)
             each.memory = took.memory
             chosen.append(took.action)
-        self.world.pending = self.world.actions(chosen)
-        return self.world.pending
+        actions: Any = self.world.actions(chosen)
+        self.world.pending = actions
+        return actions
 
     def record(self, taken: Step) -> None:
         """Enter what the chosen actions gave; begin new episodes where some ended.
@@ -254,7 +237,8 @@ class OnPolicy:
         self.whole = True
 
     def _of(self, each: _Playing, everyone: Sequence[Tensor]) -> list[Tensor]:
-        return [upload(x[each.rows], self.spec.device) for x in everyone]
+        own = everyone if each.rows is None else [x[each.rows] for x in everyone]
+        return [upload(x, self.spec.device) for x in own]
 
     def _read(self, taken: Step) -> Step:
         kinds: dict[str, type] = dict.fromkeys(_NUMBERS, np.float32) | dict.fromkeys(_FLAGS, np.bool_)

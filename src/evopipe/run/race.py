@@ -21,6 +21,7 @@ from evopipe.ops.statistics import mean_of_finite, standard_error
 
 _FIRST = 4  # episodes before the first look
 _CLEAR = 3.0  # standard errors
+_GIVEN_UP = 2.0  # those of a confirmation: wrongly given up, it costs a generation; kept up, a hundred episodes
 
 Play = Callable[[Sequence[int], slice], np.ndarray]
 
@@ -59,7 +60,7 @@ def race(
         clear[np.ix_(going, going)] = _clear(returns[going, : part.stop])
         unclear = decides & ~clear
         going = [p for p in going if p == leader or unclear[p].any() or not clear[p, leader]]
-        if going == [leader] and hopeless(returns[leader, : part.stop], bar, _FIRST):
+        if going == [leader] and hopeless(returns[leader, : part.stop], bar, n, _FIRST, _CLEAR):
             n = part.stop
             break
     while True:
@@ -75,10 +76,13 @@ def race(
         returns[[best], rest], played[best] = play([best], rest), n
 
 
-def hopeless(returns: np.ndarray, bar: float, least: int = 2 * _FIRST) -> bool:
-    """Whether the mean of returns `[k]`, at least so many, is clearly below a bar."""
+def hopeless(returns: np.ndarray, bar: float, n: int, least: int = 2 * _FIRST, errors: float = _GIVEN_UP) -> bool:
+    """Whether returns `[k]`, at least so many, say that the mean of all `n` episodes will be below a bar."""
     found = returns[np.isfinite(returns)]
-    return len(found) >= least and bool(found.mean() + _CLEAR * standard_error(found) < bar)
+    if len(found) < least:
+        return False
+    error = standard_error(found) * math.sqrt(1.0 - len(returns) / n)  # of these n: what is played is certain
+    return bool(found.mean() + errors * error < bar)
 
 
 def _clear(returns: np.ndarray) -> np.ndarray:

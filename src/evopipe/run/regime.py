@@ -64,7 +64,7 @@ class Regime(Protocol):
         """Score members, all on the same seeds `[n]`; raise Stopped if `stopped` says so."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything that outlives a tick, cohorts excepted."""
+        """Return a copy of everything that outlives a tick, cohorts excepted."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
         """Take over what `state` returned, for cohorts that were adopted; return how many environments were lost."""

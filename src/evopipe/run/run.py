@@ -162,7 +162,7 @@ class Run(Generic[JobT]):
             returns, lengths = (
                 np.concatenate(x, axis=1) for x in zip(*((e.returns, e.lengths) for e in found), strict=True)
             )
-            if hopeless(returns[0], bar):
+            if hopeless(returns[0], bar, len(seeds)):
                 break
         return Episodes(returns, lengths, sum(each.steps for each in found)), whole or part.stop == len(seeds)
 

@@ -71,7 +71,7 @@ class Shard:
     def __init__(self, make: Make) -> None:
         self._make = make
         self._cohorts: list[Cohort] = []
-        self._told: tuple[int, Mapping[str, Tensor]] = 0, {}  # how often the state was told, and what it was then
+        self._told: tuple[int, Mapping[str, Tensor]] = 0, {}  # how often the state was told, and a copy of what it was
         self._worked = 0.0  # seconds of this message that the members lived: the others are what being apart costs
 
     def answer(self, message: bytes, stopped: Callable[[], bool] = lambda: False) -> bytes:
@@ -158,7 +158,6 @@ class Shard:
         self._form(about, tensors)
         for cohort in self._cohorts:
             cohort.losses.copy_(tensors["losses"][cohort.slots])
-        self._told = about["number"], state
         return {"lost": self.regime.restore(state)}, {}
 
     def _evaluate(

@@ -225,10 +225,9 @@ class Shards:
         return Episodes(found.pop("returns"), found.pop("lengths"), sum(a["steps"] for _, (a, _) in told), found)
 
     def state(self) -> dict[str, Tensor]:
-        with self._counted():
-            if self._waiting or any(self._since):
-                self._go_on(self.clock.tick, state=True)
-            messages = [self._restoring(shard) for shard in range(len(self.slots))]
+        if self._waiting or any(self._since):
+            self._go_on(self.clock.tick, state=True)
+        messages = [self._restoring(shard) for shard in range(len(self.slots))]
         return {f"shard.{i}": torch.frombuffer(bytearray(each), dtype=torch.uint8) for i, each in enumerate(messages)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
@@ -236,8 +235,7 @@ class Shards:
         messages = {shard: tensors[f"shard.{shard}"].numpy().tobytes() for shard in range(len(self.slots))}
         for shard, message in messages.items():
             self._kept[shard], state = halves(message)
-            self._states[shard], self._since[shard] = [state], []
-            self._told[shard] = unpack(message)[0]["number"]
+            self._states[shard], self._since[shard], self._told[shard] = [state], [], 0
         return sum(about["lost"] for about, _ in self._ask(messages).values())
 
     @property
@@ -245,7 +243,7 @@ class Shards:
         """What being apart has cost so far, in a sentence.
 
         Exchange is all that one process would not do: to pack, bring, unpack and form members and states, on either
-        side. Evolution, its records and checkpoints are what a run in one process does as well.
+        side. Evolution, its records and checkpoints, with the states for them, are what a run in one process does too.
         """
         seconds = max(time.perf_counter() - self._began, 1e-9)
         generations = max(1, self.clock.generation - self._generation)
@@ -284,7 +282,7 @@ class Shards:
         if not self._waiting:
             return []
         if not self._began:
-            self._bytes, self._busy, self._idle = 0, 0.0, 0.0
+            self._bytes, self._busy, self._idle, self._asking = 0, 0.0, 0.0, 0.0
             self._began, self._generation = time.perf_counter(), self.clock.generation
         members = [member for cohort in self.cohorts for member in cohort.members]  # nothing has changed them yet
         return sorted(members, key=lambda member: member.slot)

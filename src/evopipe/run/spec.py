@@ -20,6 +20,7 @@ from evopipe.core.fit import forms_of_networks, forms_of_rows
 from evopipe.core.fit import misfit as misfit_of
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member, tensor_kinds
+from evopipe.core.native import build
 from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.errors import DataError, ParamsError
 from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
@@ -97,7 +98,7 @@ class Spec:
         # The pattern of unlike updates begins anew with every generation.
         evolving = self.algo_config.evolve.get("learn_step")
         every = max(getattr(self.algo_config, "learn_step", 1), evolving.max if evolving else 1)
-        updates = int(self.train.evo_steps // every)
+        updates = int(self.train.evo_steps // every) * self.train.replay.updates
         if 1 <= updates < self.period:
             raise ParamsError(
                 f"algos.{self.train.algo}.policy_delay: {self.period} is more than the {updates} updates that a "
@@ -127,6 +128,13 @@ class Spec:
         arch, cfg = self.architecture(), self.algo_config
         size = sum(arch.size(widths) for widths in self.widths.values())
         return bool(size * cfg.batch_size < _LONG * cfg.learn_step)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the CPU's own kernels compute all that members learn."""
+        arch = self.architecture()
+        dense = isinstance(arch, Arch) and not (arch.residual or arch.stem.convs)
+        return build.chosen() is not None and self.algo.COMPILED and dense
 
     @property
     def racing(self) -> bool:

@@ -64,8 +64,7 @@ class World:
 
     def take(self, actions: np.ndarray) -> Step:
         self._idle = None if self._team is None else self.pool.idle.copy()
-        self.pool.send(actions)
-        return self.pool.receive()
+        return self.pool.step(actions)
 
     def gave(self, step: Step) -> list[Tensor]:
         """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`. An agent that was gone, or
@@ -93,7 +92,7 @@ class World:
 
     def _by_member(self, x: np.ndarray) -> Tensor:
         shape = x.shape[1:] if self._team is None else x.shape[2:]
-        return torch.from_numpy(x).view(self._clock.members, -1, *shape)
+        return torch.from_numpy(x.reshape(self._clock.members, -1, *shape))
 
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}

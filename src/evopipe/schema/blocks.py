@@ -250,6 +250,7 @@ class ReplayConfig(Schema):
     n_step: int = Field(
         1, ge=1, le=100, description="environment steps that a transition spans, fewer where an episode ends"
     )
+    updates: int = Field(1, ge=1, le=64, description="updates that a member takes at once, every `learn_step`")
     prioritised: bool = Field(
         False, description="sample what surprised most (Schaul et al., 2016), every member by its own priorities"
     )

@@ -157,22 +157,6 @@ class TextTrain(Schema):
     target_sigmas: float = Field(0.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
 
 
-class TextEvaluate(Schema):
-    """The held-out evaluation."""
-
-    episodes: int = Field(256, ge=1, le=10**6, description="rows of the test split that score each member")
-    samples: int = Field(0, ge=0, le=1024, description="completions drawn of each for pass@k; 0: greedy ones alone")
-    bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
-
-
-class TextExport(Schema):
-    """The exported elite."""
-
-    merged: bool = Field(
-        True, description="also write the base with the elite's adapter merged into it, a folder that can be a base"
-    )
-
-
 class TextMutation(Schema):
     """Mutation of children after selection. What would change the base's own form is not for adapters."""
 

@@ -11,15 +11,7 @@ from evopipe import algos as registry
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, PopulationConfig, TournamentConfig, TrackingConfig
 from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located
-from evopipe.schema.language import (
-    LanguageConfig,
-    TextEvaluate,
-    TextExport,
-    TextFetch,
-    TextMutation,
-    TextRuntime,
-    TextTrain,
-)
+from evopipe.schema.language import LanguageConfig, TextFetch, TextMutation, TextRuntime, TextTrain
 
 NEUTRAL = {"checkpoint_seconds", "learners", "shards"}
 """Keys of `runtime` that change no result."""
@@ -36,14 +28,28 @@ class LanguageParams(Schema):
         tournament: TournamentConfig = Field(default_factory=TournamentConfig)
         mutation: TextMutation = Field(default_factory=TextMutation)
 
+    class Evaluate(Schema):
+        """The held-out evaluation."""
+
+        episodes: int = Field(256, ge=1, le=10**6, description="rows of the test split that score each member")
+        samples: int = Field(0, ge=0, le=1024, description="completions drawn of each for pass@k; 0: greedy ones alone")
+        bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
+
+    class Export(Schema):
+        """The exported elite."""
+
+        merged: bool = Field(
+            True, description="also write the base with the elite's adapter merged into it, a folder that can be a base"
+        )
+
     seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
     language: LanguageConfig = Field(default_factory=LanguageConfig)
     fetch: TextFetch = Field(default_factory=TextFetch)
     population: PopulationConfig = Field(default_factory=PopulationConfig)
     train: TextTrain = Field(default_factory=TextTrain)
     evolution: Evolution = Field(default_factory=Evolution)
-    evaluate: TextEvaluate = Field(default_factory=TextEvaluate)
-    export: TextExport = Field(default_factory=TextExport)
+    evaluate: Evaluate = Field(default_factory=Evaluate)
+    export: Export = Field(default_factory=Export)
     runtime: TextRuntime = Field(default_factory=TextRuntime)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     algos: dict[str, Any] = Field(

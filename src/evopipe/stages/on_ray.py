@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import math
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -24,6 +25,7 @@ from evopipe.run.shard import Make, Shard
 from evopipe.run.shards import Lost
 from evopipe.schema.shards import ShardsConfig
 
+_COLOURS, _FULL = re.compile("\x1b\\[[0-9;]*m"), re.compile("OutOfDiskError|ObjectStoreFullError")
 _PATIENCE = 300.0  # seconds that a cluster has to find room for a shard
 _LONGEST = 40  # characters of a folder for temporary files in which Ray's sockets have room for their names
 # Where the process that began a cluster is killed, two helpers of Ray's would look for it for a minute, and leave its
@@ -167,7 +169,10 @@ class OnRay:
         self._begun[shard] = self._actors[shard].ready.remote(), time.monotonic()
 
     def tell(self, shard: int, message: bytes) -> None:
-        self._asked[shard] = self._actors[shard].answer.remote(message)
+        try:
+            self._asked[shard] = self._actors[shard].answer.remote(message)
+        except self._ray.exceptions.RayError as error:
+            raise _no_room(error) from None
 
     def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         try:
@@ -178,7 +183,9 @@ class OnRay:
             answer: bytes = self._ray.get(self._asked[shard])
             return answer
         except self._ray.exceptions.RayError as error:
-            text = " ".join(str(error).split())
+            text = " ".join(_COLOURS.sub("", str(error)).split())
+            if _FULL.search(text):
+                raise _no_room(error) from None
             cause = text.partition("The actor died because ")[2] or text
             raise Lost(f"its actor died ({cause[:200]})") from None
 
@@ -202,6 +209,14 @@ class OnRay:
                 self._ray.kill(actor)
         self._actors.clear()
         self._cluster.close()
+
+
+def _no_room(error: Exception) -> ResourceError:
+    return ResourceError(
+        f"runtime.shards: Ray has no room for members and states ({type(error).__name__}): free /dev/shm and the "
+        "folder for temporary files (TMPDIR), or take fewer members; the same command continues from the last "
+        "checkpoint"
+    )
 
 
 def code_path() -> str:

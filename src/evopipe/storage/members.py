@@ -27,16 +27,9 @@ def pack(members: Sequence[Member], prefix: str) -> tuple[dict[str, torch.Tensor
 
 def _describe(member: Member) -> dict[str, Any]:
     """Return everything but the tensors. JSON has no −∞: such a fitness is null."""
-    return {
-        "slot": member.slot,
-        "id": member.id,
-        "parent": member.parent,
-        "key": member.key,
-        "arch": member.arch.to_json(),
-        "hyper": dict(member.hyper),
-        "healthy": member.healthy,
-        "fitness": [f if math.isfinite(f) else None for f in member.fitness],
-    }
+    plain = {name: getattr(member, name) for name in ("slot", "id", "parent", "key", "healthy")}
+    fitness = [f if math.isfinite(f) else None for f in member.fitness]
+    return {**plain, "arch": member.arch.to_json(), "hyper": dict(member.hyper), "fitness": fitness}
 
 
 def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str, Any]], prefix: str) -> list[Member]:
@@ -48,17 +41,9 @@ def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str,
         try:
             with in_a_sentence(StoredMember, data):
                 told = StoredMember.model_validate(data)
-            member = Member(
-                slot=told.slot,
-                id=told.id,
-                parent=told.parent,
-                key=told.key,
-                arch=read_architecture(told.arch),
-                hyper=told.hyper,
-                tensors=own,
-                healthy=told.healthy,
-                fitness=tuple(-math.inf if f is None else float(f) for f in told.fitness),
-            )
+            fitness = tuple(-math.inf if f is None else float(f) for f in told.fitness)
+            made = {"arch": read_architecture(told.arch), "fitness": fitness, "tensors": own}
+            member = Member(**{**dict(told), **made})
         except ValueError as error:
             raise DataError(f"member {i} of {prefix!r} cannot be rebuilt from its description: {error}") from error
         if not own:

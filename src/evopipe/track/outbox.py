@@ -31,6 +31,7 @@ from evopipe.track.record import FILES, New, Run, TrainingRecord, md5_of
 ADVICE = "the run goes on and loses nothing, `evopipe track sync` brings the rest later"
 _POLL_SECONDS, _LONGEST_PAUSE = 2.0, 60.0
 _GATHER_SECONDS = 1.5  # stages that end shortly after one another are brought together
+_Tell = Callable[[str], None]
 _started: list[subprocess.Popen[bytes]] = []  # to be reaped at the next start, in a program that trains many times
 
 
@@ -147,9 +148,7 @@ class _Trackers:
             self._close(name)
 
 
-def sync(
-    root: Path, config: TrackingConfig, tell: Callable[[str], None], warn: Callable[[str], None]
-) -> dict[str, New]:
+def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[str, New]:
     """Deliver all trainings: those recorded on this machine, then those that only DVC knows. A tracker is given up at
     its first failure: the next run would wait as long. `tell` gets a sentence on what was brought, `warn` one on what
     could not be. Returns what was new, by tracker. `MissingInputError` if the project has DVC, which is not installed;

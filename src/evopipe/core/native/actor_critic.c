@@ -135,7 +135,8 @@ static void softened(int actions, const float *out, const float *noise, const ui
 }
 
 // One update of a member's actors and critics.
-static void climb_member(int p, const climb_job *j) {
+static int climb_member(const void *told, int p) {
+  const climb_job *j = told;
   const nets *actor = &j->actor, *critic = &j->critic;
   const ptrdiff_t first = (ptrdiff_t)p * j->batch;
   const float *weight = j->weight + first;
@@ -148,10 +149,7 @@ static void climb_member(int p, const climb_job *j) {
   float *free = scratch(lines((ptrdiff_t)rows * joint) + lines(own_size) + lines(rows * actor->keep) +
                         lines(rows * critic->keep) + 4 * lines(wide) + lines(acts) + lines((ptrdiff_t)agents * rows) +
                         lines(deepest) + lines(grad_size));
-  if (!free) {
-    j->losses[p] = NAN, j->healthy[p] = 0;
-    return;
-  }
+  if (!free) return 1;
   float *x = take(&free, (ptrdiff_t)rows * joint), *own = take(&free, own_size);
   float *kept = take(&free, rows * actor->keep), *kept_too = take(&free, rows * critic->keep);
   float *d = take(&free, wide), *next = take(&free, wide), *of_f = take(&free, wide), *d_out = take(&free, wide);
@@ -299,8 +297,7 @@ static void climb_member(int p, const climb_job *j) {
   }
   j->healthy[p] = (uint8_t)healthy;
   j->updates[p] += (float)healthy;
+  return 0;
 }
 
-void climb(const climb_job *job, int members) {
-  for (int p = 0; p < members; p++) climb_member(p, job);
-}
+int climb(const climb_job *job, int members) { return each_member(members, climb_member, job); }

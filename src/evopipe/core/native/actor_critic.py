@@ -41,49 +41,6 @@ class Places:
         return torch.tensor([self.sees, self.does, self.group, self.seat], dtype=torch.int32)
 
 
-def _structure(fields: str) -> list[tuple[str, Any]]:
-    """C's fields, `type: name name …; …`."""
-    kinds = {"p": ctypes.c_void_p, "n": ctypes.c_ssize_t, "i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double}
-    parts = (part.split(":") for part in fields.split(";"))
-    return [(name, kinds[kind.strip()]) for kind, names in parts for name in names.split()]
-
-
-class _Nets(ctypes.Structure):
-    _fields_ = _structure("p:plan values means squares steps; n:stride moment_stride size keep;"
-                          "i:layers rows copies inputs widest")  # fmt: skip
-
-
-_BATCH = (
-    "p:now then reward discount weight {}noise own_noise action legal next_legal;"
-    "n:now_member now_row then_member then_row action_member action_row"
-)
-_LEARNED = _structure("p:losses errors healthy")
-
-
-class _Climb(ctypes.Structure):
-    _fields_ = [
-        *((name, _Nets) for name in ("actor", "actor_target", "critic", "critic_target")),
-        *_structure(
-            "p:sees does group seat; i:batch agents obs actions joint ids twins discrete;"
-            "f:noise_limit temperature penalty; d:beta1 beta2 eps; p:updates lr_actor lr_critic limit tau close;"
-            + _BATCH.format("alive ")
-            + "; i:climbs"
-        ),
-        *_LEARNED,
-    ]
-
-
-class _Soften(ctypes.Structure):
-    _fields_ = [
-        *((name, _Nets) for name in ("actor", "critic", "critic_target")),
-        *_structure(
-            "i:batch obs actions discrete learns; f:aim; i:by_legal; d:beta1 beta2 eps;"
-            "p:updates log_alpha log_alpha_adam lr_actor lr_critic limit tau lr_alpha;" + _BATCH.format("")
-        ),
-        *_LEARNED,
-    ]
-
-
 @dataclass(frozen=True)
 class Learners:
     """What of an algorithm's state learns, in place."""
@@ -102,11 +59,6 @@ class Learners:
         nets = (net.values for net in (self.actor, self.actor_target, self.critic, self.critic_target) if net)
         held = (*nets, a.mean, a.square, a.steps, c.mean, c.square, c.steps, self.updates, *others)
         return tuple([tensor.data_ptr() for tensor in held])
-
-
-def serve(x: Tensor) -> bool:
-    """Whether the kernels are in use, and can read what lies where x does."""
-    return build.chosen() is not None and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def normals(draw: Stream, n: int) -> Tensor:
@@ -144,7 +96,7 @@ def climb(
     """
     rates = [hp[name] for name in ("lr_actor", "lr_critic", "grad_clip", "tau", *(("alpha",) if close else ()))]
 
-    def made() -> _Climb | None:
+    def made() -> Any:
         seen, members = batch.obs.shape[-1], len(of.updates)
         found = [
             _nets(of.actor, of.actor_adam, seen + places.ids, members),
@@ -155,10 +107,16 @@ def climb(
         if None in found or not _plain(of.updates, *rates):
             return None
         critics = len(of.critic.values) // members * of.critic.structure.copies
-        return _Climb(
-            *found, *(row.data_ptr() for row in places.fields), batch.weight.shape[1], len(places.sees), seen,
-            of.actor.structure.widths.outputs, places.joint, places.ids, critics // (max(places.group) + 1), discrete,
-            limit, temperature, penalty, BETA1, BETA2, EPS, at(of.updates), *map(at, rates),
+        sees, does, group, seat = (row.data_ptr() for row in places.fields)
+        actor, actor_target, critic, critic_target = found
+        lr_actor, lr_critic, limits, tau, *alpha = map(at, rates)
+        return build.structure("climb_job")(
+            actor=actor, actor_target=actor_target, critic=critic, critic_target=critic_target,
+            sees=sees, does=does, group=group, seat=seat, batch=batch.weight.shape[1], agents=len(places.sees),
+            obs=seen, actions=of.actor.structure.widths.outputs, joint=places.joint, ids=places.ids,
+            twins=critics // (max(places.group) + 1), discrete=discrete, noise_limit=limit, temperature=temperature,
+            penalty=penalty, beta1=BETA1, beta2=BETA2, eps=EPS, updates=at(of.updates), lr_actor=lr_actor,
+            lr_critic=lr_critic, limit=limits, tau=tau, close=alpha[0] if alpha else None,
         )  # fmt: skip
 
     job = _job(of, (*batch.weight.shape, limit, temperature, penalty), made, *rates)
@@ -180,7 +138,7 @@ def soften(
     """
     rates = [hp[name] for name in ("lr_actor", "lr_critic", "grad_clip", "tau", "lr_alpha")]
 
-    def made() -> _Soften | None:
+    def made() -> Any:
         obs, actions, members = batch.obs.shape[-1], of.actor.structure.widths.outputs, len(of.updates)
         actions = actions if discrete else actions // 2
         asked = obs if discrete else obs + actions
@@ -191,9 +149,13 @@ def soften(
         ]
         if None in found or not _plain(of.updates, log_alpha, log_alpha_adam, *rates):
             return None
-        return _Soften(
-            *found, batch.weight.shape[1], obs, actions, discrete, learns, aim, by_legal, BETA1, BETA2, EPS,
-            at(of.updates), at(log_alpha), at(log_alpha_adam), *map(at, rates),
+        actor, critic, critic_target = found
+        names = "updates log_alpha log_alpha_adam lr_actor lr_critic limit tau lr_alpha".split()
+        held = map(at, (of.updates, log_alpha, log_alpha_adam, *rates))
+        return build.structure("soft_job")(
+            actor=actor, critic=critic, critic_target=critic_target, batch=batch.weight.shape[1], obs=obs,
+            actions=actions, discrete=discrete, learns=learns, aim=aim, by_legal=by_legal, beta1=BETA1, beta2=BETA2,
+            eps=EPS, **dict(zip(names, held, strict=True)),
         )  # fmt: skip
 
     job = _job(of, (*batch.weight.shape, learns, aim, by_legal), made, log_alpha, log_alpha_adam, *rates)
@@ -243,22 +205,18 @@ def _plain(*tensors: Tensor) -> bool:
     return all(x.dtype == torch.float32 and x.is_contiguous() for x in tensors)
 
 
-def _nets(net: Net | None, adam: Adam | None, inputs: int, members: int) -> _Nets | None:
+def _nets(net: Net | None, adam: Adam | None, inputs: int, members: int) -> Any:
     """Describe networks to the kernels; None where these do not know what they are made of."""
-    if net is None:
+    plan = None if net is None else dense.plan_of(net, inputs)
+    if net is None or plan is None:
         return None
     structure: Any = net.structure
-    inner, values = getattr(structure, "inner", structure), net.values
-    if any(getattr(inner, part, True) for part in ("memory", "residual")) or inner.layout.stem:
+    if getattr(structure, "inner", structure).widths.role != "whole":
         return None
-    if values.device.type != "cpu" or values.dtype != torch.float32 or inner.widths.role != "whole":
-        return None
-    key = 0, inputs
-    plan = inner.plans.get(key) or inner.plans.setdefault(key, dense.Plan.of(inner, *key))
-    if plan.layers > dense.MOST:
-        return None
-    moments = (at(adam.mean), at(adam.square), at(adam.steps)) if adam else (None, None, None)
-    return _Nets(
-        at(plan.fields), at(values), *moments, values.stride(0), adam.mean.stride(0) if adam else 0, structure.size,
-        plan.room, plan.layers, len(values) // members, structure.copies, inputs, plan.widest,
+    mean, square, steps = (at(adam.mean), at(adam.square), at(adam.steps)) if adam else (None, None, None)
+    return build.structure("nets")(
+        plan=at(plan.fields), values=at(net.values), means=mean, squares=square, steps=steps,
+        stride=net.values.stride(0), moment_stride=adam.mean.stride(0) if adam else 0, size=structure.size,
+        keep=plan.room, layers=plan.layers, rows=len(net.values) // members, copies=structure.copies, inputs=inputs,
+        widest=plan.widest,
     )  # fmt: skip

@@ -12,16 +12,18 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from evopipe.types import Tensor
+import torch
+
+from evopipe.types import Tensor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.c"))  # one library, of which `kernels.c` includes the others
-FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-w")
+FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-w")
 TARGETS = {"native": ("-march=native",), "portable": ("-mavx2", "-mfma")}
 """Instruction sets by name. All give the same bits: `portable` for a processor of which the compiler knows nothing."""
 SIGNATURES = {
+    "share_among": "i",
     "dense_forward": "piiiiippnpnpp",
     "dense_backward": "piiiiippnpnpnppppn",
     "clip": "iinpnppp",
@@ -30,22 +32,19 @@ SIGNATURES = {
     "uniform": "iipnpp",
     "normals": "iipnpp",
     "gumbels": "iipnpp",
-    "gather": "pniippiiiiiiiiippppppppp",
-    "tree_add_up": "ippipp",
-    "tree_add_up_all": "ippi",
-    "tree_draw": "ippiipppppi",
+    "draw_batch": "p",
+    "tree_add_up": "pipp",
+    "tree_add_up_all": "pi",
+    "tree_draw": "piipppppi",
     "importances": "iippfpp",
-    "tree_update": "ippiipppfffpp",
-    "value_update": "ip",
-    "climb": "pi",
-    "soften": "pi",
-    "policy_learn": "ppp",
-    "policy_act": "ppp",
+    "tree_update": "piipppfffpp",
     "next_episodes": "nppppnppp",
     "rollout_enter": "nnnnnpnppipppp",
     "rollout_finish": "nnnpnpnnppppp",
 }
 """What each function takes: p a pointer, i an int, n a ptrdiff_t, f a float, d a double."""
+UPDATES = {"value_update": "pi", "climb": "pi", "soften": "pi", "policy_learn": "pp", "policy_act": "pp"}
+"""The same of those that take memory, and raise MemoryError where there is none."""
 _WORDS = {"int": "i", "ptrdiff_t": "n", "float": "f", "double": "d"}
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "n": ctypes.c_ssize_t, "f": ctypes.c_float, "d": ctypes.c_double}
 SECONDS = 120.0  # longest that compiling may take
@@ -72,6 +71,11 @@ def kernels() -> ctypes.CDLL:
     return _chosen
 
 
+def serve(*tensors: Tensor) -> bool:
+    """Whether the kernels are in use, and these lie where they can read them."""
+    return _chosen is not None and all(x.device.type == "cpu" for x in tensors) and not torch.compiler.is_compiling()
+
+
 def at(tensor: Tensor | None) -> int | None:
     """Return where a tensor's numbers begin; None stands for C's NULL."""
     return None if tensor is None else tensor.data_ptr()
@@ -80,14 +84,14 @@ def at(tensor: Tensor | None) -> int | None:
 @cache
 def structure(name: str) -> type[ctypes.Structure]:
     """Return a struct of the source, for functions that take many numbers, to be made with its fields by name."""
-    source = "".join(source.read_text() for source in SOURCES)
+    source = re.sub("//.*", "", "".join(source.read_text() for source in SOURCES))
     found = re.search(rf"typedef struct {{([^}}]*)}} {name};", source)
-    assert found is not None
-    fields = [
-        (each.strip(" *"), _TYPES["p" if "*" in each else _WORDS[kind]])
-        for kind, names in re.findall(r"(?:const )?(\w+) ([^;]+);", found[1])
-        for each in names.split(",")
-    ]
+    assert found is not None, name
+    fields: list[tuple[str, Any]] = []
+    for word, names in re.findall(r"(?:const )?(\w+) ([^;]+);", found[1]):
+        for stars, field, count in re.findall(r"(\**)(\w+)(?:\[(\d+)\])?", names):
+            kind = _TYPES["p"] if stars else _TYPES[_WORDS[word]] if word in _WORDS else structure(word)
+            fields.append((field, kind * int(count) if count else kind))
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
@@ -112,10 +116,16 @@ def load(target: str = "native") -> ctypes.CDLL:
         kernels = ctypes.CDLL(str(made))  # whose calls release the interpreter's lock
     except OSError as error:
         raise NoKernels(f"{made} cannot be loaded: {error}") from error
-    for name, signature in SIGNATURES.items():
+    for name, signature in (SIGNATURES | UPDATES).items():
         function = getattr(kernels, name)
-        function.argtypes, function.restype = [_TYPES[letter] for letter in signature], None
+        function.argtypes = [_TYPES[letter] for letter in signature]
+        function.restype = _done if name in UPDATES else None
     return kernels
+
+
+def _done(starved: int) -> None:
+    if starved:
+        raise MemoryError("the kernels need more for an update than there is")
 
 
 def _compiler() -> str:

@@ -5,10 +5,12 @@ What is computed is the same function: products, normalisation, activation and b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -72,25 +74,45 @@ class Plan:
         return cls(fields, len(rows), len(every), every[0].weight.start if every else 0, room, widest, out)
 
 
-def whole(x: Tensor, *nets: Net) -> Plan | None:
-    """Return the plan of whole networks of one structure that read x `[P, B, inputs]`, for an update that the kernels
-    take alone; None where torch must."""
-    structure: Any = nets[0].structure
-    if build.chosen() is None or torch.compiler.is_compiling() or x.dim() != 3 or structure.copies > 1:
+def plan_of(net: Net, inputs: int, lstm: bool = False) -> Plan | None:
+    """Return the plan of a network that reads so many numbers, from behind its LSTM layers on where it may have any;
+    None where the kernels cannot compute it."""
+    structure: Any = getattr(net.structure, "inner", net.structure)
+    if not build.serve(net.values) or net.values.dtype != torch.float32 or net.values.stride(1) != 1:
         return None
-    if any(getattr(structure, part, True) for part in ("memory", "residual")) or structure.layout.stem:
+    if getattr(structure, "residual", True) or structure.layout.stem or (structure.recurrent and not lstm):
         return None
-    if any(y.device.type != "cpu" or y.dtype != torch.float32 for y in (x, *(net.values for net in nets))):
-        return None
-    key = 0, x.shape[2]
+    first = structure.recurrent
+    key = first, structure.layout.hidden[first - 1].out if first else inputs
     plan: Plan = structure.plans.get(key) or structure.plans.setdefault(key, Plan.of(structure, *key))
-    return plan if plan.layers <= MOST and plan.members == len(x) and x.shape[1] else None
+    return plan if plan.layers <= MOST else None
+
+
+class Job(NamedTuple):
+    """A struct of the kernels, the tensors that it was made from, and those that it points to: keep them while it is
+    used."""
+
+    told: ctypes.Structure
+    given: Sequence[Tensor | None]
+    held: Sequence[Tensor | None]
+
+
+def kept(net: Net, given: tuple[Any, ...], made: Callable[[], Job | None]) -> Job | None:
+    """Return what `made` returned when it was called for these very objects, which learn with a network;
+    None where torch must. What points to copies is made anew at every call: nobody would know that they are old."""
+    place, known = net.values.data_ptr(), net.__dict__.get("job")  # where `cached_property` keeps things
+    if known is not None and known[0] == place and all(map(operator.is_, known[1], given)):
+        found: Job = known[2]
+        return found
+    job = made()
+    lasts = job is not None and all(map(operator.is_, job.given, job.held))
+    net.__dict__["job"] = (place, given, job) if lasts else None
+    return job
 
 
 def run(structure: Padded, first: int, layers: Sequence[Views], x: Tensor) -> Tensor | None:
     """Run a structure's dense layers on x `[P, B, inputs]`; None where torch must."""
-    kernels = build.chosen()
-    if kernels is None or not layers or x.device.type != "cpu" or torch.compiler.is_compiling():
+    if not layers or not build.serve(x):
         return None
     if not x.dtype == layers[0].weight.dtype == torch.float32:
         return None

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from evopipe.core.native import build
 from evopipe.core.native.build import at, kernels
 from evopipe.types import Tensor
 
+if TYPE_CHECKING:
+    from evopipe.core.net import Net
 
-def serve(*tensors: Tensor) -> bool:
-    """Whether the kernels are in use, and can read these rows: of float32, on the CPU, and whole lines long."""
-    if build.chosen() is None or torch.compiler.is_compiling():
-        return False
-    return all(
-        x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[1] % 16 == 0 and x.stride(1) == 1
-        for x in tensors
+
+def serve(net: Net, *tensors: Tensor) -> bool:
+    """Whether the kernels are in use, and can read these rows of a network: of float32, on the CPU, and whole lines
+    long. Networks of text are torch's, whatever else a process computes."""
+    structure = getattr(net.structure, "inner", net.structure)
+    return (
+        hasattr(structure, "plans")
+        and build.serve(*tensors)
+        and all(x.dtype == torch.float32 and x.shape[1] % 16 == 0 and x.stride(1) == 1 for x in tensors)
     )
 
 

@@ -72,7 +72,7 @@ static void forward_gated(const float *values, int steps, int batch, gated *laye
           const int left = n - j;
           vec in = sigmoid(part(at, left)), forget = sigmoid(part(at + n, left)), out = sigmoid(part(at + 2 * n, left));
           vec candidate = hyperbolic(part(at + 3 * n, left));
-          vec c = forget * part(l->before_c + row * n + j, left) + in * candidate;
+          vec c = forget * part(l->before_c + row * n + j, left) + rounded(in * candidate);
           put(at, left, in), put(at + n, left, forget), put(at + 2 * n, left, out), put(at + 3 * n, left, candidate);
           put(l->c + row * n + j, left, c);
           put(l->h + row * n + j, left, out * hyperbolic(c));
@@ -118,7 +118,7 @@ static float *backward_gated(const float *values, float *grad, int steps, int ba
               candidate = part(at + 3 * n, left);
           vec g = alpha * part(d + row * l->out + j, left) + part(dh + b * n + j, left),
               y = hyperbolic(part(l->c + row * n + j, left));
-          vec of_c = part(dc + b * n + j, left) + g * out * (1.0f - y * y);
+          vec of_c = part(dc + b * n + j, left) + rounded(g * out * (1.0f - y * y));
           put(at, left, of_c * candidate * in * (1.0f - in));
           put(at + n, left, of_c * part(l->before_c + row * n + j, left) * forget * (1.0f - forget));
           put(at + 2 * n, left, g * y * out * (1.0f - out));

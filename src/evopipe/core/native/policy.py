@@ -16,7 +16,8 @@ import torch
 from evopipe.core.native import build
 from evopipe.core.native.actor_critic import Places
 from evopipe.core.native.build import at, kernels
-from evopipe.core.native.dense import MOST, Plan
+from evopipe.core.native.dense import MOST, plan_of
+from evopipe.core.optim import BETA1, BETA2, EPS
 from evopipe.rng import Purpose, Stream, salt
 from evopipe.types import Chosen, Hyper, Learned, Spaces, Tensor
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 KINDS = {"discrete": 0, "multidiscrete": 0, "multibinary": 1, "continuous": 2}
 GATES = 4
 _RATES = ("lr", "clip", "vf_coef", "ent_coef", "grad_clip", "target_kl")
-BETAS = 0.9, 0.999, 1e-8
 _NETS = ("encoder", "actor", "critic")
 
 
@@ -44,38 +44,7 @@ class Lessons(NamedTuple):
     epochs: Sequence[int]  # each member's
 
 
-def _struct(name: str, pointers: str, numbers: str, doubles: str = "") -> Any:
-    kinds = (ctypes.c_void_p, pointers), (ctypes.c_ssize_t, numbers), (ctypes.c_double, doubles)
-    fields = [(field, kind) for kind, names in kinds for field in names.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
-
-# As the source has them.
-_Brain = _struct(
-    "_Brain", "plan gated values mean square steps",
-    "layers recurrent reads room widest size values_stride moments_stride",
-)  # fmt: skip
-_Lessons = _struct(
-    "_Lessons", "rows memory order ticks within batches sizes epochs " + " ".join(_RATES)
-    + " log_std_adam resting updates losses healthy",
-    "row rows_stride memory_stride known count envs length most_epochs normalise clip_value masked",
-    "beta1 beta2 eps",
-)  # fmt: skip
-
-
-_Moment = _struct("_Moment", "obs memory legal keys when actions log_probs values remembered", "envs salt")
-
-
-class _Policy(ctypes.Structure):
-    _fields_ = (
-        ("brains", _Brain * 3), *((name, ctypes.c_void_p) for name in "each log_std crew starts sees does".split()),
-        *((name, ctypes.c_ssize_t) for name in
-          "members observations outputs choices kind squash memory agents groups ids joint".split()),
-    )  # fmt: skip
-    keep: Any  # tensors that it points to
-
-
-def _described(cfg: Any, state: Any, team: Places | None) -> _Policy | None:
+def _described(cfg: Any, state: Any, team: Places | None) -> Any:
     """What the kernels must know of a state; None where they cannot serve it. Kept beside the actor's structure."""
     structure = state.actor.structure
     known: dict[Any, Any] | None = getattr(getattr(structure, "inner", structure), "plans", None)
@@ -85,13 +54,11 @@ def _described(cfg: Any, state: Any, team: Places | None) -> _Policy | None:
     places = *(0 if net is None else net.values.data_ptr() for net, _ in nets), state.log_std.data_ptr()
     if "policy" not in known or known["policy"][0] != places:
         known["policy"] = places, _describe(cfg, state, nets, team)
-    found: _Policy | None = known["policy"][1]
+    found: Any = known["policy"][1]
     return found
 
 
-def _describe(
-    cfg: Any, state: Any, nets: Sequence[tuple[Net | None, Adam | None]], team: Places | None
-) -> _Policy | None:
+def _describe(cfg: Any, state: Any, nets: Sequence[tuple[Net | None, Adam | None]], team: Places | None) -> Any:
     spaces: Spaces = cfg.spaces
     team = team or Places((spaces.observations,), (spaces.actions,))
     groups = [[k for _, k in sorted((team.seat[k], k) for k, own in enumerate(team.group) if own == g)]
@@ -101,13 +68,13 @@ def _describe(
     numbers = [torch.tensor(x, dtype=torch.int32) for x in (spaces.choices or (0,), crew, starts, team.sees, team.does)]
     each, *of_team = numbers
     inputs = spaces.observations + team.ids
-    policy = _Policy(
+    policy = build.structure("policy")(
         each=at(each), log_std=at(state.log_std), members=len(state.log_std), observations=spaces.observations,
         outputs=spaces.actions, choices=spaces.action_size, kind=KINDS[spaces.kind], squash=cfg.squash, memory=0,
         agents=len(crew), groups=len(groups), ids=team.ids,
         **dict(zip(("crew", "starts", "sees", "does"), map(at, of_team), strict=True)),
     )  # fmt: skip
-    policy.keep = numbers
+    policy.keep = numbers  # tensors that it points to
     together = sum(team.sees) + team.ids
     for i, (net, adam) in enumerate(nets):
         if net is None or adam is None:
@@ -126,12 +93,11 @@ def _describe(
     return policy
 
 
-def _brain(net: Net, adam: Adam, inputs: int, policy: _Policy) -> Any:
+def _brain(net: Net, adam: Adam, inputs: int, policy: Any) -> Any:
     """A network that reads so many numbers; its memory stands behind that of those before it."""
     structure: Any = getattr(net.structure, "inner", net.structure)
-    if structure.layout.stem or structure.residual or net.values.device.type != "cpu":
-        return None
-    if net.values.dtype != torch.float32 or net.values.stride(1) != 1:
+    plan = plan_of(net, inputs, lstm=True)
+    if plan is None or structure.recurrent > MOST or len(structure.archs) != policy.members * policy.groups:
         return None
     count, hidden = structure.recurrent, structure.layout.hidden
     fields = torch.zeros(len(structure.archs), count, 7, dtype=torch.int32)
@@ -144,15 +110,13 @@ def _brain(net: Net, adam: Adam, inputs: int, policy: _Policy) -> Any:
                 spots = part.weight.units, part.weight.start, part.bias.start, part.recurrent.start, remembered
                 fields[row, i] = torch.tensor([block.width, *spots, part.alpha.start if block.blend else -1])
         kept += (GATES + 4) * (part.weight.units + 16) + part.out + 16
-    plan = Plan.of(structure, count, hidden[count - 1].out if count else inputs)
-    if plan.layers > MOST or count > MOST or len(structure.archs) != policy.members * policy.groups:
-        return None
     policy.memory += structure.memory
     policy.keep += [plan.fields, fields]
     widest = max(plan.widest, inputs, *(2 * hidden[i].out for i in range(count)))
-    return _Brain(
-        at(plan.fields), at(fields), at(net.values), at(adam.mean), at(adam.square), at(adam.steps), plan.layers, count,
-        inputs, plan.room + kept, widest, structure.size, net.values.stride(0), adam.mean.stride(0),
+    return build.structure("brain")(
+        plan=at(plan.fields), gated=at(fields), values=at(net.values), mean=at(adam.mean), square=at(adam.square),
+        steps=at(adam.steps), layers=plan.layers, recurrent=count, reads=inputs, room=plan.room + kept, widest=widest,
+        size=structure.size, values_stride=net.values.stride(0), moments_stride=adam.mean.stride(0),
     )  # fmt: skip
 
 
@@ -169,16 +133,19 @@ def learn(
     counts = [torch.tensor(list(x)) for x in (lessons.batches, lessons.sizes, lessons.epochs)]
     order, ticks, within = (x.contiguous() for x in (lessons.order(), lessons.ticks, lessons.within))
     losses, healthy = torch.full_like(rates[0], torch.nan), healthy.clone()
-    rows, known, done = lessons.rows, cfg.spaces.observations + cfg.spaces.action_size, ctypes.c_int32()
-    asked = _Lessons(
-        *map(at, (rows, lessons.memory, order, ticks, within, *counts, *rates)),
-        *map(at, (state.log_std_adam, state.resting, state.updates, losses, healthy)),
-        rows.shape[3], rows.stride(0), lessons.memory.stride(0), known, order.shape[2], rows.shape[2] // policy.agents,
-        ticks.shape[1],
-        order.shape[1], cfg.normalise_advantage, cfg.clip_value, rows.shape[3] > known + 6, *BETAS,
+    rows, known = lessons.rows, cfg.spaces.observations + cfg.spaces.action_size
+    names = ("batches", "sizes", "epochs", *_RATES)
+    asked = build.structure("lessons")(
+        rows=at(rows), memory=at(lessons.memory), order=at(order), ticks=at(ticks), within=at(within),
+        log_std_adam=at(state.log_std_adam), resting=at(state.resting), updates=at(state.updates), losses=at(losses),
+        healthy=at(healthy), row=rows.shape[3], rows_stride=rows.stride(0), memory_stride=lessons.memory.stride(0),
+        known=known, count=order.shape[2], envs=rows.shape[2] // policy.agents, length=ticks.shape[1],
+        most_epochs=order.shape[1], normalise=cfg.normalise_advantage, clip_value=cfg.clip_value,
+        masked=rows.shape[3] > known + 6, beta1=BETA1, beta2=BETA2, eps=EPS,
+        **dict(zip(names, map(at, (*counts, *rates)), strict=True)),
     )  # fmt: skip
-    kernels().policy_learn(ctypes.addressof(policy), ctypes.addressof(asked), ctypes.addressof(done))
-    return Learned(losses, healthy) if done.value else None
+    kernels().policy_learn(ctypes.addressof(policy), ctypes.addressof(asked))
+    return Learned(losses, healthy)
 
 
 def act(
@@ -191,10 +158,10 @@ def act(
     if policy is None or not _readable(policy, obs, memory):
         return None
     action = _actions(cfg, obs)
-    log_prob, value = obs.new_empty(2, *obs.shape[:2])
+    log_prob, value = (obs.new_empty(obs.shape[:2]) for _ in range(2))
     after = torch.zeros_like(memory, memory_format=torch.contiguous_format) if policy.memory else memory
-    told = _say(policy, obs, legal, memory, draw, action, log_prob, value, after)
-    return Chosen(action, log_prob, value, after) if told else None
+    _say(policy, obs, legal, memory, draw, action, log_prob, value, after)
+    return Chosen(action, log_prob, value, after)
 
 
 def value(cfg: Any, state: Any, obs: Tensor, memory: Tensor, team: Places | None = None) -> Tensor | None:
@@ -203,7 +170,8 @@ def value(cfg: Any, state: Any, obs: Tensor, memory: Tensor, team: Places | None
     if policy is None or not _readable(policy, obs, memory):
         return None
     found = obs.new_empty(obs.shape[:2])
-    return found if _say(policy, obs, None, memory, value=found) else None
+    _say(policy, obs, None, memory, value=found)
+    return found
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places | None = None) -> Tensor | None:
@@ -212,7 +180,10 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places
     if policy is None:
         return None
     memory, action = obs.new_zeros(*obs.shape[:2], policy.memory), _actions(cfg, obs)
-    return action if _readable(policy, obs, memory) and _say(policy, obs, legal, memory, action=action) else None
+    if not _readable(policy, obs, memory):
+        return None
+    _say(policy, obs, legal, memory, action=action)
+    return action
 
 
 def _actions(cfg: Any, obs: Tensor) -> Tensor:
@@ -220,27 +191,26 @@ def _actions(cfg: Any, obs: Tensor) -> Tensor:
     return torch.empty(*obs.shape[:2], *cfg.spaces.action_shape, dtype=kind)
 
 
-def _readable(policy: _Policy, obs: Tensor, memory: Tensor) -> bool:
+def _readable(policy: Any, obs: Tensor, memory: Tensor) -> bool:
     if obs.dtype != torch.float32 or not obs.numel() or memory.shape[-1] != policy.memory:
         return False
     return bool(len(obs) == policy.members and obs.shape[1] % policy.agents == 0)
 
 
 def _say(
-    policy: _Policy, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None = None,
+    policy: Any, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None = None,
     action: Tensor | None = None, log_prob: Tensor | None = None, value: Tensor | None = None,
     after: Tensor | None = None,
-) -> bool:  # fmt: skip
-    """Fill what is given from `action` on; say whether there was memory for it."""
+) -> None:  # fmt: skip
+    """Fill what is given from `action` on."""
     obs, memory, legal = obs.contiguous(), memory.contiguous(), None if legal is None else legal.contiguous()
     keys, when, added = (None, None, 0) if draw is None else (at(draw.keys), at(draw.step), salt(draw.purpose))
-    moment = _Moment(
-        at(obs), at(memory), at(legal), keys, when, at(action), at(log_prob), at(value),
-        at(after) if policy.memory else None, obs.shape[1] // policy.agents, added,
+    moment = build.structure("moment")(
+        obs=at(obs), memory=at(memory), legal=at(legal), keys=keys, when=when, actions=at(action),
+        log_probs=at(log_prob), values=at(value), remembered=at(after) if policy.memory else None,
+        envs=obs.shape[1] // policy.agents, salt=added,
     )  # fmt: skip
-    done = ctypes.c_int32()
-    kernels().policy_act(ctypes.addressof(policy), ctypes.addressof(moment), ctypes.addressof(done))
-    return bool(done.value)
+    kernels().policy_act(ctypes.addressof(policy), ctypes.addressof(moment))
 
 
 def enter(

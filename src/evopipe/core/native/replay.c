@@ -11,67 +11,23 @@ static uint64_t mixed_bits(uint64_t x) {
 
 #define GOLDEN 0x9E3779B97F4A7C15u
 
-// The draws [members, n] in [0, 1) of one step; `salt` is what the purpose adds to a key.
-void uniform(int members, int n, const int64_t *keys, int64_t salt, const int64_t *step, double *u) {
-  for (int p = 0; p < members; p++) {
-    const uint64_t base = mixed_bits((uint64_t)keys[p] + (uint64_t)salt) + (uint64_t)*step * GOLDEN;
-    const uint64_t at = mixed_bits(base);
-    for (int j = 0; j < n; j++)
-      *u++ = (double)(mixed_bits(at + (uint64_t)(j + 1) * GOLDEN) >> 11) * 0x1p-53;
-  }
+// The draws [n] in [0, 1) of a member at one step; `salt` is what the purpose adds to a key.
+static void shares_of(int n, int64_t key, int64_t salt, int64_t step, double *u) {
+  const uint64_t at = mixed_bits(mixed_bits((uint64_t)key + (uint64_t)salt) + (uint64_t)step * GOLDEN);
+  for (int j = 0; j < n; j++) u[j] = (double)(mixed_bits(at + (uint64_t)(j + 1) * GOLDEN) >> 11) * 0x1p-53;
 }
 
-// Split rows of a memory into [members, n, …] each: `index` [members, n] counts rows, from each member's `first`.
-void gather(const float *rows, ptrdiff_t width, int members, int n, const int64_t *index, const int64_t *first, int obs,
-            int acts, int continuous, int steps, int each, int masks, int masked, int legal, int alive,
-            const float *gamma, float *obs_to, float *next_to, void *action_to, float *reward_to, float *discount_to,
-            uint8_t *next_legal_to, uint8_t *legal_to, float *alive_to) {
-  for (int p = 0; p < members; p++) {
-    const int64_t *own = index + (ptrdiff_t)p * n;
-    for (int b = 0; b < n; b++) {
-      if (b + AHEAD < n) {
-        const char *later = (const char *)(rows + (first[p] + own[b + AHEAD]) * width);
-        for (ptrdiff_t byte = 0; byte < 4 * width; byte += 64) __builtin_prefetch(later + byte);
-      }
-      const float *row = rows + (first[p] + own[b]) * width;
-      const ptrdiff_t at = (ptrdiff_t)p * n + b;
-      memcpy(obs_to + at * obs, row, sizeof(float) * (size_t)obs);
-      memcpy(next_to + at * obs, row + obs, sizeof(float) * (size_t)obs);
-      row += 2 * obs;
-      if (continuous)
-        memcpy((float *)action_to + at * acts, row, sizeof(float) * (size_t)acts);
-      else
-        for (int k = 0; k < acts; k++) ((int64_t *)action_to)[at * acts + k] = (int64_t)row[k];
-      row += acts;
-      const float *over = row + steps * each, *taken = over + each;
-      for (int k = 0; k < each; k++) {
-        float total = row[k], bootstrap = gamma[p];
-        double power = gamma[p];
-        for (int s = 1; s < steps; s++, power *= gamma[p])
-          total = __builtin_fmaf((float)power, row[s * each + k], total);  // for any vector width
-        if (steps > 1) {
-          power = 1.0;
-          for (int s = 0; s < (int)taken[k]; s++) power *= gamma[p];
-          bootstrap = (float)power;
-        }
-        reward_to[at * each + k] = total;
-        discount_to[at * each + k] = bootstrap * (1.0f - over[k]);
-      }
-      row = taken + (steps > 1 ? each : 0);
-      if (masked) {
-        for (int a = 0; a < masks; a++) next_legal_to[at * masks + a] = row[a] > 0.5f;
-        row += masks;
-      }
-      if (legal) {
-        for (int a = 0; a < masks; a++) legal_to[at * masks + a] = row[a] > 0.5f;
-        row += masks;
-      }
-      if (alive) memcpy(alive_to + at * each, row, sizeof(float) * (size_t)each);
-    }
-  }
+void uniform(int members, int n, const int64_t *keys, int64_t salt, const int64_t *step, double *u) {
+  for (int p = 0; p < members; p++) shares_of(n, keys[p], salt, *step, u + (ptrdiff_t)p * n);
 }
 
 // --- trees of sums ---------------------------------------------------------------------------------------------------
+
+typedef struct {
+  int depth;
+  float **levels;         // the rows' own priorities first
+  const int64_t *widths;  // of a member's part of each
+} tree;
 
 // The sum of a block of neighbours, in one order.
 INLINE float block_sum(const float *of) {
@@ -80,24 +36,23 @@ INLINE float block_sum(const float *of) {
   return sum(total);
 }
 
+INLINE void add_up(const tree *of, int level, int64_t slot, int64_t at) {
+  of->levels[level][slot * of->widths[level] + at] =
+      block_sum(of->levels[level - 1] + slot * of->widths[level - 1] + at * FAN_OUT);
+}
+
 // Sum anew, on every level, what is above rows `index` [n] of members `slots` [n].
-void tree_add_up(int depth, float *const *levels, const int64_t *widths, int n, const int64_t *slots,
-                 const int64_t *index) {
+void tree_add_up(const tree *of, int n, const int64_t *slots, const int64_t *index) {
   for (int i = 0; i < n; i++) {
     int64_t at = index[i];
-    for (int level = 1; level < depth; level++) {
-      at /= FAN_OUT;
-      levels[level][slots[i] * widths[level] + at] =
-          block_sum(levels[level - 1] + slots[i] * widths[level - 1] + at * FAN_OUT);
-    }
+    for (int level = 1; level < of->depth; level++) add_up(of, level, slots[i], at /= FAN_OUT);
   }
 }
 
 // The same of whole levels.
-void tree_add_up_all(int depth, float *const *levels, const int64_t *widths, int members) {
-  for (int level = 1; level < depth; level++)
-    for (int64_t i = 0; i < members * widths[level]; i++)
-      levels[level][i] = block_sum(levels[level - 1] + i * FAN_OUT);
+void tree_add_up_all(const tree *of, int members) {
+  for (int level = 1; level < of->depth; level++)
+    for (int64_t i = 0; i < members * of->widths[level]; i++) add_up(of, level, 0, i);
 }
 
 typedef float half __attribute__((vector_size(4 * SUMS)));  // of a block, however wide a vector is
@@ -135,45 +90,50 @@ INLINE int child_of(const float *children, float *left) {
   return found;
 }
 
-// Draw rows [members, n] in proportion to their priorities for u [members, n], and the probability of each. `ends` has
-// room for `places` sums, a power of two that is not below the highest level's width, then for n numbers.
-void tree_draw(int depth, const float *const *levels, const int64_t *widths, int members, int n, const int64_t *slots,
-               const double *u, int64_t *index, float *chance, double *ends, int places) {
-  const int64_t wide = widths[depth - 1];
+// Draw rows [n] of a member in proportion to their priorities for u [n], and the probability of each. `ends` has room
+// for `places` sums, a power of two that is not below the highest level's width, then for n numbers.
+static void draw_by(const tree *of, int n, int64_t slot, const double *u, int64_t *index, float *chance, double *ends,
+                    int places) {
+  const int depth = of->depth;
+  const int64_t wide = of->widths[depth - 1];
   float *left = (float *)(ends + places);
-  for (int p = 0; p < members; p++, u += n, index += n, chance += n) {
-    const float *top = levels[depth - 1] + slots[p] * wide;
-    double total = 0.0;
-    int64_t last = 0;
-    for (int64_t i = 0; i < wide; i++) {
-      total += top[i];
-      ends[i] = total;
-      if (top[i] > 0.0f) last = i;
-    }
-    for (int64_t i = last; i < places; i++) ends[i] = INFINITY;  // nothing leads past the last that is not empty
-    const float *below = depth > 1 ? levels[depth - 2] + slots[p] * widths[depth - 2] : NULL;
-    for (int b = 0; b < n; b++) {
-      const double sought = u[b] * total;
-      int64_t at = 0;  // how many sums are not above it
-      for (int by = places / 2; by; by /= 2) at += ends[at + by - 1] <= sought ? by : 0;
-      index[b] = at, chance[b] = top[at];
-      left[b] = (float)(sought - (at ? ends[at - 1] : 0.0));
-      if (below) __builtin_prefetch(below + at * FAN_OUT), __builtin_prefetch(below + at * FAN_OUT + SUMS);
-    }
-    for (int level = depth - 2; level >= 0; level--) {
-      const float *here = levels[level] + slots[p] * widths[level];
-      const float *next = level ? levels[level - 1] + slots[p] * widths[level - 1] : NULL;
-      for (int b = 0; b < n; b++) {
-        const float *children = here + index[b] * FAN_OUT;
-        const int child = child_of(children, left + b);
-        chance[b] = children[child];
-        index[b] = index[b] * FAN_OUT + child;
-        if (next)
-          __builtin_prefetch(next + index[b] * FAN_OUT), __builtin_prefetch(next + index[b] * FAN_OUT + SUMS);
-      }
-    }
-    for (int b = 0; b < n; b++) chance[b] = (float)(chance[b] / total);
+  const float *top = of->levels[depth - 1] + slot * wide;
+  double total = 0.0;
+  int64_t last = 0;
+  for (int64_t i = 0; i < wide; i++) {
+    total += top[i];
+    ends[i] = total;
+    if (top[i] > 0.0f) last = i;
   }
+  for (int64_t i = last; i < places; i++) ends[i] = INFINITY;  // nothing leads past the last that is not empty
+  const float *below = depth > 1 ? of->levels[depth - 2] + slot * of->widths[depth - 2] : NULL;
+  for (int b = 0; b < n; b++) {
+    const double sought = u[b] * total;
+    int64_t at = 0;  // how many sums are not above it
+    for (int by = places / 2; by; by /= 2) at += ends[at + by - 1] <= sought ? by : 0;
+    index[b] = at, chance[b] = top[at];
+    left[b] = (float)(sought - (at ? ends[at - 1] : 0.0));
+    if (below) __builtin_prefetch(below + at * FAN_OUT), __builtin_prefetch(below + at * FAN_OUT + SUMS);
+  }
+  for (int level = depth - 2; level >= 0; level--) {
+    const float *here = of->levels[level] + slot * of->widths[level];
+    const float *next = level ? of->levels[level - 1] + slot * of->widths[level - 1] : NULL;
+    for (int b = 0; b < n; b++) {
+      const float *children = here + index[b] * FAN_OUT;
+      const int child = child_of(children, left + b);
+      chance[b] = children[child];
+      index[b] = index[b] * FAN_OUT + child;
+      if (next) __builtin_prefetch(next + index[b] * FAN_OUT), __builtin_prefetch(next + index[b] * FAN_OUT + SUMS);
+    }
+  }
+  for (int b = 0; b < n; b++) chance[b] = (float)(chance[b] / total);
+}
+
+// The same of several members, [members, n].
+void tree_draw(const tree *of, int members, int n, const int64_t *slots, const double *u, int64_t *index, float *chance,
+               double *ends, int places) {
+  for (ptrdiff_t p = 0; p < members; p++)
+    draw_by(of, n, slots[p], u + p * n, index + p * n, chance + p * n, ends, places);
 }
 
 INLINE vec power(vec x, float exponent) {  // of x > 0
@@ -181,26 +141,28 @@ INLINE vec power(vec x, float exponent) {  // of x > 0
   return exponential(choose(l > all(1e30f), all(exponent > 0.0f ? INFINITY : 0.0f), l * exponent));
 }
 
-// weight · (N · p)^−β over the largest that counts, [members, n]
+// weight · (N · p)^−β over the largest that counts, [n]
+static void importance(int n, float filled, const float *chance, float beta, const float *weight, float *out) {
+  float largest = 0.0f;
+  for (int b = 0; b < n; b += LANES) put(out + b, n - b, power(filled * part(chance + b, n - b), -beta));
+  for (int b = 0; b < n; b++)
+    if (weight[b] > 0.0f && out[b] > largest) largest = out[b];
+  for (int b = 0; b < n; b++) out[b] = weight[b] * out[b] / largest;
+}
+
 void importances(int members, int n, const int64_t *filled, const float *chance, float beta, const float *weight,
                  float *out) {
-  for (int p = 0; p < members; p++, chance += n, weight += n, out += n) {
-    float largest = 0.0f;
-    for (int b = 0; b < n; b += LANES) put(out + b, n - b, power((float)filled[p] * part(chance + b, n - b), -beta));
-    for (int b = 0; b < n; b++)
-      if (weight[b] > 0.0f && out[b] > largest) largest = out[b];
-    for (int b = 0; b < n; b++) out[b] = weight[b] * out[b] / largest;
-  }
+  for (ptrdiff_t p = 0; p < members; p++)
+    importance(n, (float)filled[p], chance + p * n, beta, weight + p * n, out + p * n);
 }
 
 // Set priorities (|error| + least)^α, at most `most`, of rows [members, n]; one that is NaN stays, of equal rows the
 // largest counts. `fresh` has room for n of them, rounded up to whole cache lines.
-void tree_update(int depth, float *const *levels, const int64_t *widths, int members, int n, const int64_t *slots,
-                 const int64_t *index, const float *errors, float alpha, float least, float most, float *largest,
-                 float *fresh) {
+void tree_update(const tree *of, int members, int n, const int64_t *slots, const int64_t *index, const float *errors,
+                 float alpha, float least, float most, float *largest, float *fresh) {
   for (int p = 0; p < members; p++, index += n, errors += n) {
     const int64_t slot = slots[p];
-    float *rows = levels[0] + slot * widths[0];
+    float *rows = of->levels[0] + slot * of->widths[0];
     for (int b = 0; b < n; b += LANES) {
       const vec each = power(size(part(errors + b, n - b)) + least, alpha);
       store(fresh + b, choose(each > all(most), all(most), each));
@@ -212,11 +174,83 @@ void tree_update(int depth, float *const *levels, const int64_t *widths, int mem
       if (fresh[b] > rows[index[b]]) rows[index[b]] = fresh[b];
       if (fresh[b] > largest[slot]) largest[slot] = fresh[b];
     }
-    for (int level = 1, by = FAN_OUT; level < depth; level++, by *= FAN_OUT)
-      for (int b = 0; b < n; b++) {
-        const int64_t at = index[b] / by;
-        levels[level][slot * widths[level] + at] =
-            block_sum(levels[level - 1] + slot * widths[level - 1] + at * FAN_OUT);
+    for (int level = 1, by = FAN_OUT; level < of->depth; level++, by *= FAN_OUT)
+      for (int b = 0; b < n; b++) add_up(of, level, slot, index[b] / by);
+  }
+}
+
+// --- batches ---------------------------------------------------------------------------------------------------------
+
+typedef struct {
+  const tree *sums;  // NULL where all rows are equally likely
+  const float *rows, *gamma, *counts;  // counts: how much each place of the batch does, [members, n]
+  const int64_t *keys, *step, *slots, *first, *filled;  // a member's rows begin at `first`
+  int64_t *index;
+  float *obs, *next_obs, *reward, *discount, *alive, *weight, *chance;
+  void *action;
+  uint8_t *next_legal, *legal;
+  double *u, *ends;
+  ptrdiff_t width, salt;
+  int members, n, wide, acts, continuous, steps, each, masks, places;
+  float beta;
+} sample;
+
+// Split rows of a memory into [members, n, …] each.
+static void gather(const sample *j, int p) {
+  const float *rows = j->rows + j->first[p] * j->width, gamma = j->gamma[p];
+  const int64_t *own = j->index + (ptrdiff_t)p * j->n;
+  const int steps = j->steps, each = j->each, wide = j->wide, acts = j->acts, masks = j->masks;
+  for (int b = 0; b < j->n; b++) {
+    if (b + AHEAD < j->n) {
+      const char *later = (const char *)(rows + own[b + AHEAD] * j->width);
+      for (ptrdiff_t byte = 0; byte < 4 * j->width; byte += 64) __builtin_prefetch(later + byte);
+    }
+    const float *row = rows + own[b] * j->width;
+    const ptrdiff_t at = (ptrdiff_t)p * j->n + b;
+    memcpy(j->obs + at * wide, row, sizeof(float) * (size_t)wide);
+    memcpy(j->next_obs + at * wide, row + wide, sizeof(float) * (size_t)wide);
+    row += 2 * wide;
+    if (j->continuous)
+      memcpy((float *)j->action + at * acts, row, sizeof(float) * (size_t)acts);
+    else
+      for (int k = 0; k < acts; k++) ((int64_t *)j->action)[at * acts + k] = (int64_t)row[k];
+    row += acts;
+    const float *over = row + steps * each, *taken = over + each;
+    for (int k = 0; k < each; k++) {
+      float total = row[k], bootstrap = gamma;
+      double power = gamma;
+      for (int s = 1; s < steps; s++, power *= gamma)
+        total = __builtin_fmaf((float)power, row[s * each + k], total);  // for any vector width
+      if (steps > 1) {
+        power = 1.0;
+        for (int s = 0; s < (int)taken[k]; s++) power *= gamma;
+        bootstrap = (float)power;
       }
+      j->reward[at * each + k] = total;
+      j->discount[at * each + k] = bootstrap * (1.0f - over[k]);
+    }
+    row = taken + (steps > 1 ? each : 0);
+    uint8_t *const legal[2] = {j->next_legal, j->legal};
+    for (int i = 0; i < 2; i++) {
+      if (!legal[i]) continue;
+      for (int a = 0; a < masks; a++) legal[i][at * masks + a] = row[a] > 0.5f;
+      row += masks;
+    }
+    if (j->alive) memcpy(j->alive + at * each, row, sizeof(float) * (size_t)each);
+  }
+}
+
+// Draw rows [members, n] of one step, by priority where there are sums, and take them apart.
+void draw_batch(const sample *j) {
+  for (int p = 0; p < j->members; p++) {
+    const ptrdiff_t at = (ptrdiff_t)p * j->n;
+    shares_of(j->n, j->keys[p], j->salt, *j->step, j->u);
+    if (j->sums) {
+      draw_by(j->sums, j->n, j->slots[p], j->u, j->index + at, j->chance, j->ends, j->places);
+      importance(j->n, (float)j->filled[p], j->chance, j->beta, j->counts + at, j->weight + at);
+    } else {
+      for (int b = 0; b < j->n; b++) j->index[at + b] = (int64_t)(j->u[b] * (double)j->filled[p]);
+    }
+    gather(j, p);
   }
 }

@@ -14,11 +14,6 @@ from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Tensor
 
 
-def serve(x: Tensor) -> bool:
-    """Whether the kernels are in use, and can read these rows."""
-    return build.chosen() is not None and x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
 def uniform(draw: Stream, n: int) -> Tensor:
     """Return what `draw.uniform(n)` returns, to the bit."""
     found = torch.empty(len(draw.keys), n, dtype=torch.float64)
@@ -26,59 +21,98 @@ def uniform(draw: Stream, n: int) -> Tensor:
     return found
 
 
-def batch(layout: Any, rows: Tensor, index: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> Batch:
-    """Take rows of a memory `[n, size]` apart as its `RowLayout` says; `index` `[P, B]` counts from `first` `[P]`."""
-    members, n = index.shape
-    lead = (members, n, layout.agents) if layout.agents else (members, n)
-    k, masked, legal = layout.each, layout.masked, layout.legal
-    actions = (layout.actions // k,)
-
-    def room(*more: int, dtype: Any = torch.float32) -> Tensor:
-        return torch.empty(*lead, *more, dtype=dtype)
-
-    obs, next_obs, reward, discount = room(layout.obs // k), room(layout.obs // k), room(), room()
-    action = room(*actions) if layout.continuous else room(dtype=torch.int64)
-    next_legal = room(*actions, dtype=torch.bool) if masked else None
-    now_legal, alive = room(*actions, dtype=torch.bool) if legal else None, room() if layout.agents else None
-    gamma, index = gamma.contiguous(), index.contiguous()
-    kernels().gather(
-        at(rows), rows.stride(0), members, n, at(index), at(first), layout.obs, layout.action, layout.continuous,
-        layout.steps, k, layout.actions, masked, legal, bool(layout.agents), at(gamma), at(obs), at(next_obs),
-        at(action), at(reward), at(discount), at(next_legal), at(now_legal), at(alive),
-    )  # fmt: skip
-    return Batch(obs, action, reward, discount, next_obs, next_legal, weight, now_legal, alive)
-
-
-class Levels:
+class _Tree:
     """The levels of a sum tree, as the kernels read them."""
 
     def __init__(self, levels: Sequence[Tensor]) -> None:
-        self.depth, self._held = len(levels), levels
-        self.places = (ctypes.c_void_p * self.depth)(*map(at, levels))
-        self.widths = (ctypes.c_int64 * self.depth)(*(level.shape[1] for level in levels))
+        depth, self._held = len(levels), levels
+        self._levels = (ctypes.c_void_p * depth)(*map(at, levels))
+        self._widths = (ctypes.c_int64 * depth)(*(level.shape[1] for level in levels))
+        self._of = build.structure("tree")(
+            depth=depth, levels=ctypes.addressof(self._levels), widths=ctypes.addressof(self._widths)
+        )
+        self.address = ctypes.addressof(self._of)  # as long as this is kept
+        self.places = 1 << levels[-1].shape[1].bit_length()
+
+
+def _ends(of: _Tree, n: int) -> Tensor:
+    """Room for what drawing n rows needs."""
+    return torch.empty(of.places + n, dtype=torch.float64)
+
+
+class Batches:
+    """Batches of some members, drawn one after the other into the same tensors.
+
+    `given` are the members' keys, slots, where each one's rows begin, weights `[P, B]` and γ.
+    """
+
+    def __init__(self, layout: Any, rows: Tensor, levels: Sequence[Tensor], draw: Stream, *given: Tensor) -> None:
+        self.given, self._rows = given, rows
+        keys, slots, first, weight, gamma = self._held = [x.contiguous() for x in given]
+        self._tree = _Tree(levels) if levels else None
+        (members, n), k = weight.shape, layout.each
+        lead = (members, n, layout.agents) if layout.agents else (members, n)
+        actions = (layout.actions // k,)
+
+        def room(*more: int, dtype: Any = torch.float32) -> Tensor:
+            return torch.empty(*lead, *more, dtype=dtype)
+
+        self.index = torch.empty(members, n, dtype=torch.int64)
+        self.batch = Batch(
+            obs=room(layout.obs // k),
+            action=room(*actions) if layout.continuous else room(dtype=torch.int64),
+            reward=room(),
+            discount=room(),
+            next_obs=room(layout.obs // k),
+            next_legal=room(*actions, dtype=torch.bool) if layout.masked else None,
+            weight=torch.empty_like(weight) if levels else given[3],
+            legal=room(*actions, dtype=torch.bool) if layout.legal else None,
+            alive=room() if layout.agents else None,
+        )
+        u, chance = torch.empty(n, dtype=torch.float64), torch.empty(n)
+        ends = _ends(self._tree, n) if self._tree else None
+        self._held += [u, chance, *([] if ends is None else [ends])]
+        names = ("obs", "next_obs", "action", "reward", "discount", "alive", "weight", "next_legal", "legal")
+        self._job = build.structure("sample")(
+            sums=self._tree and self._tree.address, rows=at(rows), width=rows.stride(0), gamma=at(gamma),
+            counts=at(weight), keys=at(keys), slots=at(slots), first=at(first), index=at(self.index), chance=at(chance),
+            u=at(u), ends=at(ends), salt=salt(draw.purpose), members=members, n=n, wide=layout.obs, acts=layout.action,
+            continuous=layout.continuous, steps=layout.steps, each=k, masks=layout.actions,
+            places=self._tree.places if self._tree else 0, **{name: at(getattr(self.batch, name)) for name in names},
+        )  # fmt: skip
+
+    def serve(self, rows: Tensor, *given: Tensor) -> bool:
+        """Whether they are of these rows, and of the very tensors that were given."""
+        return all(a is b for a, b in zip(self.given, given, strict=True)) and at(rows) == at(self._rows)
+
+    def draw(self, step: Tensor, size: Tensor, beta: Tensor) -> tuple[Batch, Tensor]:
+        """Return a batch, and which rows it holds: step `[1]`, size `[P]` int64, beta `[]`, see `Replay.batch`."""
+        job, size = self._job, size.contiguous()
+        job.step, job.filled = at(step), at(size)
+        if self._tree:
+            job.beta = float(beta)
+        kernels().draw_batch(ctypes.byref(job))
+        return self.batch, self.index
 
 
 def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
     """Sum anew, on every level, what is above rows `index` `[n]` of members `slots` `[n]`."""
-    of, slots, index = Levels(levels), slots.contiguous(), index.contiguous()
-    kernels().tree_add_up(of.depth, of.places, of.widths, len(index), at(slots), at(index))
+    of, slots, index = _Tree(levels), slots.contiguous(), index.contiguous()
+    kernels().tree_add_up(of.address, len(index), at(slots), at(index))
 
 
 def add_up_all(levels: Sequence[Tensor]) -> None:
     """Sum anew all levels."""
-    of = Levels(levels)
-    kernels().tree_add_up_all(of.depth, of.places, of.widths, len(levels[0]))
+    of = _Tree(levels)
+    kernels().tree_add_up_all(of.address, len(levels[0]))
 
 
 def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """See `Priorities.draw`."""
-    of, u, slots = Levels(levels), u.contiguous(), slots.contiguous()
+    of, u, slots = _Tree(levels), u.contiguous(), slots.contiguous()
     index, chance = torch.empty_like(u, dtype=torch.int64), torch.empty_like(u, dtype=torch.float32)
-    places = 1 << levels[-1].shape[1].bit_length()
-    ends = torch.empty(places + u.shape[1], dtype=torch.float64)
-    kernels().tree_draw(
-        of.depth, of.places, of.widths, *u.shape, at(slots), at(u), at(index), at(chance), at(ends), places
-    )  # fmt: skip
+    ends = _ends(of, u.shape[1])
+    kernels().tree_draw(of.address, *u.shape, at(slots), at(u), at(index), at(chance), at(ends), of.places)
     return index, chance
 
 
@@ -94,9 +128,8 @@ def update(
     largest: Tensor,
 ) -> None:  # fmt: skip
     """See `Priorities.update`."""
-    of, slots, index, errors = Levels(levels), slots.contiguous(), index.contiguous(), errors.float().contiguous()
+    of, slots, index, errors = _Tree(levels), slots.contiguous(), index.contiguous(), errors.float().contiguous()
     fresh = torch.empty(index.shape[1] + 16)
     kernels().tree_update(
-        of.depth, of.places, of.widths, *index.shape, at(slots), at(index), at(errors), alpha, least, most,
-        at(largest), at(fresh),
-    )  # fmt: skip
+        of.address, *index.shape, at(slots), at(index), at(errors), alpha, least, most, at(largest), at(fresh)
+    )

@@ -68,7 +68,8 @@ static void joined(int rows, int obs, int actions, const float *x, const float *
 }
 
 // One update of a member's actor, critics and temperature.
-static void soft_member(int p, const soft_job *j) {
+static int soft_member(const void *told, int p) {
+  const soft_job *j = told;
   const nets *actor = &j->actor, *critic = &j->critic;
   const ptrdiff_t first = (ptrdiff_t)p * j->batch;
   const float *weight = j->weight + first;
@@ -80,10 +81,7 @@ static void soft_member(int p, const soft_job *j) {
   float *free = scratch(lines((ptrdiff_t)rows * obs) + lines((ptrdiff_t)rows * (obs + actions)) +
                         lines(rows * actor->keep) + 2 * lines(rows * critic->keep) + 4 * lines(wide) + 3 * lines(acts) +
                         2 * lines(rows) + lines(deepest) + lines(grad_size));
-  if (!free) {
-    j->losses[p] = NAN, j->healthy[p] = 0;
-    return;
-  }
+  if (!free) return 1;
   float *x = take(&free, (ptrdiff_t)rows * obs), *both = take(&free, (ptrdiff_t)rows * (obs + actions));
   float *kept = take(&free, rows * actor->keep), *kept_by[2];
   for (int t = 0; t < 2; t++) kept_by[t] = take(&free, rows * critic->keep);
@@ -207,8 +205,7 @@ static void soft_member(int p, const soft_job *j) {
   follow(&j->critic_target, critic, p, healthy ? j->tau[p] : 0.0f);
   j->healthy[p] = (uint8_t)healthy;
   j->updates[p] += (float)healthy;
+  return 0;
 }
 
-void soften(const soft_job *job, int members) {
-  for (int p = 0; p < members; p++) soft_member(p, job);
-}
+int soften(const soft_job *job, int members) { return each_member(members, soft_member, job); }

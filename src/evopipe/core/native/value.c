@@ -254,7 +254,8 @@ static float loss_of(const value_job *j, int p, ptrdiff_t at, const float *out, 
 
 // --- updates ---------------------------------------------------------------------------------------------------------
 
-static void value_member(int p, const value_job *j) {
+static int value_member(const void *told, int p) {
+  const value_job *j = told;
   const ptrdiff_t first = (ptrdiff_t)p * j->rows;
   const int rows = rows_that_count(j->rows, j->weight + first), noisy = j->noise != NULL;
   const ptrdiff_t width = (ptrdiff_t)rows * j->widest, outputs = (ptrdiff_t)rows * j->outputs;
@@ -262,10 +263,7 @@ static void value_member(int p, const value_job *j) {
   const ptrdiff_t deepest = (j->widest > rows ? j->widest : rows) * (ptrdiff_t)PANEL;
   float *free = scratch(lines(inputs) + lines(rows * j->keep) + 2 * lines(outputs) + 3 * lines(width) + lines(deepest) +
                         (noisy ? 3 : 1) * lines(j->size) + 2 * lines(factors));
-  if (!free) {
-    j->losses[p] = NAN, j->healthy[p] = 0;
-    return;
-  }
+  if (!free) return 1;
   float *x = take(&free, inputs), *saved = take(&free, rows * j->keep);
   float *out_t = take(&free, outputs), *select = take(&free, outputs);
   float *d = take(&free, width), *next = take(&free, width), *of_f = take(&free, width);
@@ -328,8 +326,7 @@ static void value_member(int p, const value_job *j) {
   const float share = j->healthy[p] ? when : 0.0f;
   mixed(j->size, target, values, share);
   if (noisy) mixed(j->size, j->noise_target + p * j->noise_target_stride, j->noise + p * j->noise_stride, share);
+  return 0;
 }
 
-void value_update(int members, const value_job *job) {
-  for (int p = 0; p < members; p++) value_member(p, job);
-}
+int value_update(const value_job *job, int members) { return each_member(members, value_member, job); }

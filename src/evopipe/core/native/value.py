@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -42,45 +42,57 @@ def update(
     Support `[K]` are the returns that the outputs' atoms stand for; without it an action has one output. Rows of weight
     0 at a batch's end are not looked at: their errors are 0.
     """
-    others = () if noise is None else (noise.scale, noise.target)
-    plan = dense.whole(batch.obs, online, target, *others)
-    atoms = 1 if support is None else len(support)
-    if plan is None or max(atoms, plan.out // atoms) > MOST:
+    if not build.serve(batch.obs) or batch.obs.dtype != torch.float32:
         return None
-    members, rows, inputs = batch.obs.shape
-    obs, next_obs = (x if x.stride(2) == 1 else x.contiguous() for x in (batch.obs, batch.next_obs))
-    action, reward, discount, weight = (
-        x.contiguous() for x in (batch.action, batch.reward, batch.discount, batch.weight)
-    )
-    next_legal, legal = (None if x is None else x.contiguous() for x in (batch.next_legal, batch.legal))
-    lr, limit, tau = (x.float().contiguous() for x in rates)
-    alpha = None if alpha is None else alpha.float().contiguous()
-    healthy, losses, errors = healthy.clone(), torch.empty_like(lr), torch.empty_like(reward)
-    job = build.structure("value_job")(
-        rows=rows, inputs=inputs, actions=plan.out // atoms - dueling, outputs=plan.out, layers=plan.layers,
-        widest=plan.widest, twice=double, huber=huber, interval=interval, atoms=atoms, dueling=dueling,
-        keep=plan.room, size=online.structure.size, plan=at(plan.fields),
-        values=at(online.values), stride=online.values.stride(0),
-        target=at(target.values), target_stride=target.values.stride(0),
-        mean=at(adam.mean), square=at(adam.square), moment_stride=adam.mean.stride(0), steps=at(adam.steps),
-        updates=at(updates), losses=at(losses), errors=at(errors), healthy=at(healthy),
-        obs=at(obs), obs_member=obs.stride(0), obs_row=obs.stride(1),
-        next_obs=at(next_obs), next_member=next_obs.stride(0), next_row=next_obs.stride(1),
-        action=at(action), reward=at(reward), discount=at(discount), weight=at(weight),
-        next_legal=at(next_legal), legal=at(legal), lr=at(lr), limit=at(limit), tau=at(tau), alpha=at(alpha),
-        support=at(support), beta1=BETA1, beta2=BETA2, eps=EPS,
-    )  # fmt: skip
+    learned = () if noise is None else (noise.scale, noise.target, noise.adam)
+    given = target, adam, updates, batch, *rates, alpha, support, *learned, double, huber, interval, dueling
+
+    def made() -> dense.Job | None:
+        members, rows, inputs = batch.obs.shape
+        plan, atoms = dense.plan_of(online, inputs), 1 if support is None else len(support)
+        if plan is None or plan.members != members or not rows or max(atoms, plan.out // atoms) > MOST:
+            return None
+        obs, next_obs = map(_by_rows, (batch.obs, batch.next_obs))
+        kept: list[Tensor | None] = [obs, next_obs]
+        rest = batch.action, batch.reward, batch.discount, batch.weight, batch.next_legal, batch.legal
+        kept += [None if x is None else x.contiguous() for x in rest]
+        kept += [None if x is None else x.float().contiguous() for x in (*rates, alpha, support)]
+        names = "action reward discount weight next_legal legal lr limit tau alpha support"
+        job = build.structure("value_job")(
+            rows=rows, inputs=inputs, actions=plan.out // atoms - dueling, outputs=plan.out, layers=plan.layers,
+            widest=plan.widest, twice=double, huber=huber, interval=interval, atoms=atoms, dueling=dueling,
+            keep=plan.room, size=online.structure.size, plan=at(plan.fields),
+            values=at(online.values), stride=online.values.stride(0),
+            target=at(target.values), target_stride=target.values.stride(0),
+            mean=at(adam.mean), square=at(adam.square), moment_stride=adam.mean.stride(0), steps=at(adam.steps),
+            updates=at(updates), obs=at(obs), obs_member=obs.stride(0), obs_row=obs.stride(1),
+            next_obs=at(next_obs), next_member=next_obs.stride(0), next_row=next_obs.stride(1),
+            beta1=BETA1, beta2=BETA2, eps=EPS, **dict(zip(names.split(), map(at, kept[2:]), strict=True)),
+        )  # fmt: skip
+        if noise is not None:
+            _tell_noise(job, online, noise)
+        return dense.Job(job, (batch.obs, batch.next_obs, *rest, *rates, alpha, support), kept)
+
+    found = dense.kept(online, given, made)
+    if found is None:
+        return None
+    job: Any = found.told
+    healthy, losses, errors = healthy.clone(), torch.empty_like(rates[0]), torch.empty_like(batch.reward)
+    job.losses, job.errors, job.healthy = at(losses), at(errors), at(healthy)
     if noise is not None:
-        _tell_noise(job, online, noise)
-    kernels().value_update(members, ctypes.byref(job))
+        job.keys, job.step = at(noise.draw.keys), at(noise.draw.step)
+    kernels().value_update(ctypes.byref(job), len(losses))
     return Learned(losses, healthy, errors)
+
+
+def _by_rows(x: Tensor) -> Tensor:
+    return x if x.stride(2) == 1 else x.contiguous()
 
 
 def _tell_noise(job: ctypes.Structure, online: Net, noise: Noise) -> None:
     (scale, target, adam, draw), structure = noise, cast("Padded", online.structure)
     told = {
         "noisy": structure.behind_latent, "salt": salt(draw.purpose),
-        "keys": at(draw.keys), "step": at(draw.step),
         "noise": at(scale.values), "noise_stride": scale.values.stride(0),
         "noise_target": at(target.values), "noise_target_stride": target.values.stride(0),
         "noise_mean": at(adam.mean), "noise_square": at(adam.square), "noise_moment_stride": adam.mean.stride(0),
