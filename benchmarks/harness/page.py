@@ -290,6 +290,9 @@ def _searches(results: Results) -> list[str]:
         )
         lines += ["", f"### {title}", "", f"{_rule(s)} {trials}", "", *_outcome(result), ""]
         lines += _times(result, name, title)
+    missing = [f"`{name}`" for name in SEARCHES if name not in results]
+    if missing:
+        lines += ["", f"Not measured yet: {', '.join(missing)}."]
     return lines
 
 

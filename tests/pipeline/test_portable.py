@@ -19,7 +19,7 @@ OTHER = {
 }
 """What makes torch, NumPy and the system's mathematics take a processor for an older one."""
 STAGES = ("fetch", "buffer", "population", "train", "evaluate")
-SMALL = {"batch_size": 32, "learn_step": 4, "network": {"encoder": [16], "latent": 16}}
+SMALL = {"batch_size": 29, "learn_step": 4, "network": {"encoder": [16], "latent": 16}}
 RUNS: dict[str, dict[str, Any]] = {
     "ppo": {"algos.ppo.learn_step": 128},
     "ddpg": {"env.id": "Pendulum-v1"},

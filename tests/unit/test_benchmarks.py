@@ -715,6 +715,7 @@ def test_the_page_says_against_whom_a_search_is_won() -> None:
     assert "| SB3 + PB2 | processor seconds | 0 of 6 | > 60.0 |" in text
     assert "- search: steps to a solved CartPole-v1 against SB3 + Optuna: 0.500 × [0.500, 0.500]" in text
     assert "first trials of a seed" in text
+    assert text.endswith("\n\nNot measured yet: `hpo_acrobot`, `hpo_pendulum`, `hpo_lander`.\n")
 
 
 def test_unequal_work_gives_no_page() -> None:

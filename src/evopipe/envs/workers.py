@@ -75,7 +75,8 @@ class Workers:
         if not self.workers or rows < _LEAST_ROWS:
             return 0
         if overlapped:
-            return max(1, min(self.workers - self.learners, rows // _LEARNING_ROWS))
+            free = self.workers - min(self.learners, self.workers // 2)
+            return max(1, min(free, rows // _LEARNING_ROWS))
         alone = rows * (_STEP_COST if step_cost is None else step_cost)
         most = min(self.workers, rows) - 1  # this process takes a share as well
         ticks = [alone, *(alone / (n + 1) + _TICK_COST + n * _WORKER_COST for n in range(1, most + 1))]

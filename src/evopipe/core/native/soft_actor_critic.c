@@ -189,7 +189,7 @@ static int soft_member(const void *told, int p) {
       entropy = -log_pi[b];
       climbed += w * (alpha * log_pi[b] - least(*q, *q2));
     }
-    surplus += w * (entropy - aim);
+    surplus = __builtin_fmaf(w, entropy - aim, surplus);  // for any vector width
   }
   memset(grads, 0, sizeof(float) * (size_t)actor->size);
   backward(by.values, grads, rows, by.found, by.count, d_out, next, of_f, 0, packed);
