@@ -267,7 +267,7 @@ class Call(SimpleNamespace):
         breed = self.pop[0].breed.told(params, spec, spaces)
         members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
         about = {**about_spec(spec), "policy": breed.about}
-        learners = learner_count(params.runtime.learners, params.runtime.threads, spec.overlapped and not spec.compiled)
+        learners = learner_count(params.runtime.learners, params.runtime.threads, spec.overlapped)
         with (
             tempfile.TemporaryDirectory(prefix="evopipe-") as scratch,
             translate_failures(),

@@ -389,8 +389,8 @@ class RuntimeConfig(Schema):
     )
     learners: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
         "auto",
-        description="processes that divide the members' learning on the CPU; `auto`: by CPUs, members and work; 1: the "
-        "trainer alone, as wherever `threads` is more than 1; changes no result",
+        description="processes, or threads, that divide the members' learning on the CPU; `auto`: by CPUs, members and "
+        "work; 1: the trainer alone, as wherever `threads` is more than 1; changes no result",
     )
     checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")
     shards: ShardsConfig = Field(default_factory=ShardsConfig, validate_default=True)
