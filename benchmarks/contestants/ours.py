@@ -366,7 +366,7 @@ def _products(s: Settings, cohort: Cohort, spec: Spec) -> Callable[[], None]:
 def _own_products(s: Settings, cohort: Cohort, spec: Spec) -> Callable[[], None] | None:
     net, rows = cohort.state.q, (len(cohort.members), s["batch_size"])
     x, anchor = torch.randn(*rows, spec.observations, device=spec.device), net.views[0].weight
-    plan = dense.whole(x, net)
+    plan = dense.plan_of(net, spec.observations)
     if plan is None:
         return None
     fields = plan.fields.clone()

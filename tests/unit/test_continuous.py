@@ -14,7 +14,7 @@ from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 import populations
 from evopipe import policy
-from evopipe.algos import sac, td3
+from evopipe.algos import _actor_critic, sac
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.optim import ScalarAdam
@@ -240,9 +240,9 @@ def test_two_marks_are_found_and_valued(algo: str) -> None:
     np.testing.assert_allclose(own, marks.expand(2, 2), atol=0.1)
     critic = cohort.state.critic if algo == "ddpg" else cohort.state.critics.pair[0]
     best = (2 * marks - 1).expand(2, 2)[..., None]
-    values = td3.action_value(critic, obs, best).detach()
+    values = _actor_critic.action_value(critic, obs, best).detach()
     np.testing.assert_allclose(values, [[1.8, 1.0]] * 2, atol=0.1)
-    worst = td3.action_value(critic, obs, -best).detach()  # half the range off: one less
+    worst = _actor_critic.action_value(critic, obs, -best).detach()  # half the range off: one less
     np.testing.assert_allclose(worst, [[0.8, 0.0]] * 2, atol=0.1)
     loop.close()
 
