@@ -348,7 +348,7 @@ def test_no_bit_depends_on_how_many_processes_learn(
     loops = [run(p, 5, 1), run(p, 5, 3)]
     for loop in loops:
         advance(loop, 49)
-    assert loops[1].regime.learners._helpers, "the work was divided"
+    assert p.compiled or loops[1].regime.learners._helpers, "the work was divided"
     for loop in loops:
         advance(loop, 30)
     assert equal_states(loops[0].state(), loops[1].state()) == []
