@@ -28,6 +28,7 @@ from evopipe.run.evaluate import Stopped
 from evopipe.run.shard import Shard, unpack
 from evopipe.schema.shards import ShardsConfig
 
+_SHORT = 1 << 14  # bytes that go with a message's length: to wake a process takes longer than to bring them
 _FOREVER = timedelta(days=30)  # that ranks wait for each other: an evaluation may be long
 
 
@@ -134,18 +135,20 @@ def _join() -> None:
 
 
 def _send(data: bytes, rank: int) -> None:
-    device = _device()
-    distributed.send(torch.tensor([len(data)], device=device), rank)
-    if data:
-        distributed.send(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device), rank)
+    for part in (len(data).to_bytes(8, "little") + data[:_SHORT].ljust(_SHORT, b"\0"), data[_SHORT:]):
+        if part:
+            distributed.send(torch.frombuffer(bytearray(part), dtype=torch.uint8).to(_device()), rank)
 
 
 def _receive(rank: int) -> bytes:
-    size = torch.zeros(1, dtype=torch.int64, device=_device())
-    distributed.recv(size, rank)
-    data = torch.empty(int(size), dtype=torch.uint8, device=size.device)
-    if len(data):
-        distributed.recv(data, rank)
+    first = _part(8 + _SHORT, rank)
+    size = int.from_bytes(first[:8], "little")
+    return first[8 : 8 + size] + (_part(size - _SHORT, rank) if size > _SHORT else b"")
+
+
+def _part(size: int, rank: int) -> bytes:
+    data = torch.empty(size, dtype=torch.uint8, device=_device())
+    distributed.recv(data, rank)
     return data.cpu().numpy().tobytes()
 
 
