@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import populations
+from evopipe import rng
+from evopipe.core.cohort import Cohort
 from evopipe.evolve.select import draws, tournament
+from evopipe.rng import Purpose
 from evopipe.run.evaluate import Episodes
 from evopipe.run.race import hopeless, looks, race
 from evopipe.run.run import Run
@@ -95,6 +98,43 @@ def test_who_does_not_race_is_left_out_and_broken_episodes_say_nothing() -> None
     assert np.isnan(found[0]).sum() == 1
 
 
+@pytest.mark.parametrize(("behind", "played"), [(1.7, 8), (1.8, 4)])
+def test_a_difference_is_clear_above_three_standard_errors(behind: float, played: int) -> None:
+    """Of ±1 around it over 4 episodes: an error is (4 / 3) ** 0.5 / 4 ** 0.5, and three are 1.732."""
+    track = Track(np.array([[1.0, -1.0, 1.0, -1.0] * 4, [behind] * 16]))
+    track.race()
+    assert track.played.tolist() == [played, 16]
+
+
+def test_who_is_best_by_an_estimate_plays_the_rest() -> None:
+    """Member 1 stops behind 0, which 2 passes later; and 2 was behind 1 where both played."""
+    track = Track(
+        np.array([[10.0] * 4 + [0.0] * 4, [8.0] * 4 + [1.0, 2.0, 3.0, 4.0], [-20.0, 18.0, 12.0, 14.0, *[20.0] * 4]])
+    )
+    assert np.array_equal(track.race(), track.returns)
+
+
+def test_what_is_not_played_is_estimated_by_the_best_of_those_who_played_all() -> None:
+    track = Track(np.array([[10.0] * 4 + [0.0] * 4, [4.0] * 8, [-20.0, 18.0, 12.0, 14.0, *[20.0] * 4]]))
+    assert track.race()[1].tolist() == [4.0] * 4 + [18.0] * 4, "2 below member 2, whose mean was 6"
+    assert track.played.tolist() == [8, 4, 8]
+
+
+def test_who_has_stopped_leads_nobody() -> None:
+    """On the seeds that come after, which are hard, the others fall below what it got on the first."""
+    track = Track(np.array([[10.0] * 4 + [-30.0] * 12, [8.0] * 16, [-20.0, 18.0, 12.0, 14.0, *[-30.0, -31.0] * 6]]))
+    track.race()
+    assert track.played.tolist() == [16, 4, 16]
+
+
+def test_who_broke_in_all_episodes_leads_nobody_and_plays_on() -> None:
+    track = Track(returns(0.0, 0.0, 100.0))
+    track.returns[1, :4] = np.nan
+    found = track.race()
+    assert track.played.tolist() == [4, 40, 40]
+    assert np.isnan(found[1, :4]).all()
+
+
 def test_a_race_selects_whom_all_episodes_select() -> None:
     """Of 8 members with means of deviation 1 and episodes of 2 ** .5, over 150 races: parents and elites differ in less
     than one of fifty, and a fifth of the episodes is saved."""
@@ -121,6 +161,7 @@ def test_a_mean_is_hopeless_that_is_two_errors_below_the_bar() -> None:
     assert hopeless(np.array([*few, np.nan]), 0.76, 10**9)
     assert hopeless(few, 0.66, 32), "of 32 episodes a quarter is certain: 0.75 ** 0.5 of that"
     assert not hopeless(few, 0.65, 32)
+    assert hopeless(np.array([*few, *[np.nan] * 8]), 0.54, 32), "half of them are over, whatever they gave"
 
 
 # ------------------------------------------------------------------------------------------------------ in a run
@@ -146,6 +187,33 @@ def test_a_run_that_races_plays_less_and_selects_the_same() -> None:
     assert raced.clock.eval_steps < full.clock.eval_steps
 
 
+def test_a_run_races_those_who_meet_in_its_own_tournaments() -> None:
+    """Of three pairs that are near each other, those whose order its next parents depend on play on."""
+    p = populations.problem(seed=160, train={"evaluation": "race", "eval_episodes": 32})
+
+    def expected(generation: int, first: int) -> list[int]:
+        track = Track(returns(0.0, 0.0, 60.0, 60.0, 120.0, 120.0, n=32))
+        met = draws(p.tournament, 6, rng.host(rng.run_key(p.seed), Purpose.SELECT, generation))
+        track.race(*map(tuple, met[first:]))
+        return [int(n) for n in track.played]
+
+    assert expected(1, 1) == [32, 32, 4, 4, 32, 32]
+    assert expected(1, 0) == [32] * 6, "the elite's place is no tournament's"
+    assert expected(0, 1) == [4, 4, 32, 32, 32, 32]
+    found, track = populations.started(p, 6), Track(returns(0.0, 0.0, 60.0, 60.0, 120.0, 120.0, n=32))
+    seeds = p.seeds(Purpose.EVALUATE, 32).tolist()
+
+    def play(cohorts: Sequence[Cohort], asked: np.ndarray, stopped: object) -> Episodes:
+        first = seeds.index(asked[0])
+        gave = track(sorted(slot for cohort in cohorts for slot in cohort.slots), slice(first, first + len(asked)))
+        return Episodes(gave, np.ones(gave.shape), gave.size)
+
+    found.regime.evaluate = play
+    played, _ = found._evaluate(lambda: False)
+    assert track.played.tolist() == expected(1, 1)
+    assert played.steps == track.played.sum()
+
+
 @pytest.mark.thorough
 def test_a_run_that_races_continues_bit_for_bit() -> None:
     whole, resumed = run("race"), run("race")
@@ -165,7 +233,9 @@ def test_a_hopeless_confirmation_ends_early() -> None:
     assert played.returns.shape == (1, 4), "fewer than 8 episodes tell nothing"
     spec = replace(raced.spec, train=raced.spec.train.model_copy(update={"confirm_episodes": 40}))
     raced.spec = spec
-    assert raced._confirm(best, bar, lambda: False)[0].returns.shape == (1, 8)
+    few = raced._confirm(best, bar, lambda: False)[0]
+    assert few.returns.shape == (1, 8)
+    assert few.steps == few.lengths.sum(), "of both looks"
     assert raced._confirm(best, -1000.0, lambda: False)[0].returns.shape == (1, 40)
     assert raced._confirm(best, -np.inf, lambda: False)[0].returns.shape == (1, 40)
 
