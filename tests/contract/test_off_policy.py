@@ -171,14 +171,17 @@ def test_members_of_unlike_learn_steps_learn_each_at_their_own(algo: str, run: C
     assert done == [2 * (38 * 4 // s - 8 * 4 // s) for s in steps]
 
 
-def test_the_pattern_of_unlike_updates_goes_on_however_many_come_at_once(algo: str, run: Callable[..., Any]) -> None:
-    p = populations.problem(algo=algo, config={"learn_step": 3}, train={**LONG, "replay": {"updates": 5}})
+@pytest.mark.parametrize("each", [2, 5])
+def test_the_pattern_of_unlike_updates_goes_on_however_many_come_at_once(
+    algo: str, each: int, run: Callable[..., Any]
+) -> None:
+    p = populations.problem(algo=algo, config={"learn_step": 3}, train={**LONG, "replay": {"updates": each}})
     loop, before = run(p, 2), 0
     for loop.clock.here in range(20):
         ((updates, turn, *_),) = loop.regime.learning.due()
         assert turn == before % p.period
         before += updates
-    assert before == 20 * 4 // 3 * 5
+    assert before == 20 * 4 // 3 * each
 
 
 def test_every_update_draws_its_own_batch(algo: str, run: Callable[..., Any]) -> None:

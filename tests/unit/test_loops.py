@@ -23,6 +23,7 @@ from evopipe.core.cohort import dissolve
 from evopipe.data.transitions import Transitions
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DivergedError, EnvironmentFailed
+from evopipe.evolve.lineage import Best
 from evopipe.evolve.mutate import NONE
 from evopipe.rng import Purpose, Stream
 from evopipe.run.drive import _drive, begin
@@ -448,13 +449,15 @@ def test_who_is_the_champion_after_a_generation(
         score = {"better": first + 0.1, "between": (first + second) / 2, "worse": second - 0.1}[held]
         loop.champion = Champion(replace(loop.members[2], id=77), score, 0.0, confirmed, 0)
     before = loop.champion
-    loop._form([replace(m, fitness=(float(m.slot),)) for m in loop.members])  # in generations before, the last was best
+    # In generations before, the last was best. They are not the first in their slots.
+    loop._form([replace(m, id=m.id + 40, fitness=(float(m.slot),)) for m in loop.members])
     close_generation(ready(loop))
     assert loop.clock.eval_steps == 3 * 6 + 8 * again
     if kept:
         assert loop.champion is before
         return
-    assert (loop.champion.member.id, loop.champion.member.slot, loop.champion.confirmed) == (0, 0, again)
+    assert (loop.champion.member.id, loop.champion.member.slot, loop.champion.confirmed) == (40, 0, again)
+    assert loop.lineage[-1].champion == Best(40, loop.champion.score)
     assert loop.champion.score == pytest.approx(second if again else first)
     if not again:
         assert loop.champion.error == pytest.approx(drawn.std(ddof=1) / math.sqrt(6))
@@ -531,18 +534,18 @@ COUNTED = ("clock", "diverged", "next_id", "reason", "births", "losses", "curve"
 
 def test_the_last_good_generation_is_the_last(run: Callable[..., Any]) -> None:
     """Also of a run that was resumed, where members have changed since."""
-    p = populations.problem(mutation=populations.UNLIKE, train={"learning_delay": 0, "evo_steps": 40})
-    loop = run(p, 3)
+    p = populations.problem(seed=12, mutation=populations.UNLIKE, train={"learning_delay": 0, "evo_steps": 40})
+    loop = run(p, 4)
     ready(loop)
     losses = {slot: float(x) for c in loop.cohorts for slot, x in zip(c.slots, c.losses, strict=True)}
-    assert len(set(losses.values())) == 3
-    assert len(loop.cohorts) > 1
+    assert len(set(losses.values())) == 4
+    assert [slot for c in loop.cohorts for slot in c.slots] == [0, 2, 3, 1], "in order by their places, not by slots"
     close_generation(loop)
-    assert loop.losses == [losses[slot] for slot in range(3)]
+    assert loop.losses == [losses[slot] for slot in range(4)]
     good, crowned = loop.members, loop.champion
     assert not same(crowned.member, good[crowned.member.slot]) or crowned.member.slot == 0
     advance(loop, 6)
-    other = run(p, 3)
+    other = run(p, 4)
     other.restore(*stored(loop))
     assert equal_states(loop.state(), other.state()) == []
     for name in COUNTED:
@@ -552,7 +555,7 @@ def test_the_last_good_generation_is_the_last(run: Callable[..., Any]) -> None:
     for each in (loop, other):
         ready(each)
         assert not any(same(a, b) for a, b in zip(each.members, good, strict=True))
-        for slot in range(3):
+        for slot in range(4):
             plant_weight(each, slot)
         close_generation(each)
         assert all(same(a, b) for a, b in zip(each.members, good, strict=True))
