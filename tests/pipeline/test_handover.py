@@ -352,13 +352,17 @@ def test_training_writes_what_the_loop_ended_with(tmp_path: Path, mode: str) -> 
 
 @pytest.mark.parametrize(("columns", "most", "text"), [
     (3, 2, None),
+    (3, 1, None),
+    (3, None, "holds observations of length 3 and 3 continuous actions, .* has 3 and 3 discrete ones"),
     (3, 3, "holds observations of length 3 and 4 discrete actions, handover_envs:Drift-v0 has 3 and 3"),
     (4, 2, "holds observations of length 4 and 3 discrete actions, handover_envs:Drift-v0 has 3 and 3"),
 ])  # fmt: skip
 def test_training_refuses_transitions_that_it_could_not_learn_from(
-    tmp_path: Path, columns: int, most: int, text: str | None
+    tmp_path: Path, columns: int, most: int | None, text: str | None
 ) -> None:
-    obs, ends, actions = np.zeros((4, columns), np.float32), np.zeros(4, bool), np.array([0, most, 1, 0])
+    """Of discrete actions not every one need have been taken."""
+    obs, ends = np.zeros((4, columns), np.float32), np.zeros(4, bool)
+    actions = np.zeros((4, 3), np.float32) if most is None else np.array([0, most, 1, 0])
     rows = Transitions(obs, actions, np.zeros(4, np.float32), ends, ends, obs, np.zeros(4, np.int64))
     write_transitions(tmp_path / "data/transitions.h5", rows, {})
     params = small()
