@@ -1,0 +1,143 @@
+"""Ranks of `accelerate launch` as shards: what they tell each other, and who answers."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed
+
+from evopipe.errors import ParamsError, ResourceError
+from evopipe.language.together import Together
+from evopipe.parallel import can_help
+from evopipe.run.clock import Clock
+from evopipe.run.evaluate import Episodes, HeldOut
+from evopipe.run.shard import pack, unpack
+from evopipe.schema.shards import ShardsConfig
+from evopipe.stages import ranks
+
+pytestmark = pytest.mark.skipif(not can_help(), reason="needs fork")
+SIZES = [1, ranks._SHORT - 1, ranks._SHORT, ranks._SHORT + 1, 3 * ranks._SHORT]
+
+
+def together(folder: Path, world: int, work: Callable[[int], Any]) -> list[Any]:
+    """What some work returns in each of so many processes that can tell each other."""
+
+    def live(rank: int) -> None:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        distributed.init_process_group(
+            "gloo", f"file://{folder / 'store'}", timeout=timedelta(seconds=20), world_size=world, rank=rank
+        )
+        found = work(rank)
+        (folder / f"{rank}.json").write_text(json.dumps(found))
+
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=live, args=(rank,)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * world
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+
+
+def test_messages_of_any_length_arrive_as_they_were(tmp_path: Path) -> None:
+    messages = [bytes(np.random.default_rng(size).integers(0, 256, size, np.uint8)) for size in SIZES]
+
+    def work(rank: int) -> bool:
+        if rank:
+            for message in messages:
+                ranks._send(message, 0)
+            ranks._send(b"", 0)
+            return True
+        return [ranks._receive(1) for _ in range(len(messages) + 1)] == [*messages, b""]
+
+    assert together(tmp_path, 2, work) == [True, True]
+
+
+def make(rank: int, about: Mapping[str, Any], together: Together) -> Any:
+    """Members whose episodes return who played them: the rank, its place, and the rank that leads."""
+
+    def play(cohorts: object, seeds: np.ndarray, stopped: object) -> Episodes:
+        found = np.array([[rank, together.place, together.first, seeds[0]]])
+        return Episodes(found, found, 1)
+
+    return None, HeldOut(play), Clock(1, 1, 1, 1)
+
+
+def message(seed: int) -> bytes:
+    return pack({"do": "evaluate", "slots": [0]}, {"seeds": torch.tensor([seed])})
+
+
+def test_all_ranks_of_a_shard_do_what_it_is_told_and_the_first_answers(tmp_path: Path) -> None:
+    """Two shards of two."""
+    cfg = ShardsConfig(engine="accelerate", ranks=2)
+
+    def work(rank: int) -> Any:
+        if rank == 0:
+            driver, found = ranks.Ranks(cfg, partial(make, rank)), []
+            for shard in (1, 0):
+                driver.tell(shard, pack({"do": "begin"}))
+                driver.heard(shard, 0.0, lambda: False)
+            driver.tell(1, message(6))
+            driver.tell(0, message(7))
+            for shard in (1, 0):
+                answer = driver.heard(shard, 0.0, lambda: False)
+                assert answer is not None
+                found.append(unpack(answer)[1]["returns"][0].tolist())
+            driver.close()
+            return [driver.room, *found]
+        own, played = ranks._Own(cfg, partial(make, rank)), []
+        while told := ranks._receive(0):
+            answer = own.answer(told)
+            played += [x[0].tolist() for name, x in unpack(answer)[1].items() if name == "returns"]
+            if own.together.leads:
+                ranks._send(answer, 0)
+        return played
+
+    driver, *others = together(tmp_path, 4, work)
+    assert driver == [2, [2, 0, 2, 6], [0, 0, 0, 7]]
+    assert others == [[[1, 1, 0, 7]], [[2, 0, 2, 6]], [[3, 1, 2, 6]]]
+
+
+def test_a_rank_that_computes_other_bits_says_so_and_the_first_does_not(tmp_path: Path) -> None:
+    cfg = ShardsConfig(engine="accelerate", ranks=2)
+
+    def work(rank: int) -> list[str]:
+        own, said = ranks._Own(cfg, partial(make, rank)), []
+        for other in (0.0, 1.0):
+            try:
+                own._compare({"losses": torch.ones(2) * 3, "values": torch.arange(3) + other * rank})
+                said.append("")
+            except ResourceError as error:
+                said.append(str(error))
+        return said
+
+    first, second = together(tmp_path, 2, work)
+    assert first == ["", ""]
+    assert second[0] == ""
+    assert second[1].startswith("rank 1 computes other bits than rank 0: ")
+
+
+def test_processes_that_make_up_no_whole_shards_are_refused(tmp_path: Path) -> None:
+    def work(rank: int) -> list[str]:
+        said = []
+        for cfg in (ShardsConfig(engine="accelerate", ranks=2), ShardsConfig(engine="accelerate", count=2)):
+            try:
+                ranks.Ranks(cfg, partial(make, rank))
+            except ParamsError as error:
+                said.append(str(error))
+        return said
+
+    found = together(tmp_path, 3, work)
+    assert [len(said) for said in found] == [2, 2, 2]
+    assert found[0][0].startswith("runtime.shards.count: auto, of 2 processes each, but 3 processes were launched")
