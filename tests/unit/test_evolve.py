@@ -17,7 +17,9 @@ from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
+from evopipe.evolve.lineage import Born, Record, descent
 from evopipe.evolve.mutate import (
+    NONE,
     Traits,
     _disturb,
     mutate,
@@ -90,6 +92,23 @@ def test_a_generation_without_mutation_by_hand() -> None:
         assert_carried(child, members[parent])
         if slot:
             assert names_of(child) == (slot, 100 + slot, 20 + parent, 500 + slot)
+
+
+def test_a_line_of_descent_ends_at_the_first_and_in_a_circle() -> None:
+    """A survivor is born once; of a file that says that two descend from each other, each is told once."""
+
+    def record(generation: int, *births: tuple[int, int | None]) -> Record:
+        arch = Arch((), 8, (), "ReLU", False)
+        children = tuple(Born(slot, id, parent, 0, arch, {}, NONE) for slot, (id, parent) in enumerate(births))
+        return Record(generation, 0, children=children)
+
+    def line(member: int, *records: Record) -> list[tuple[int, int | None, int]]:
+        return [(birth["id"], birth["parent"], birth["generation"]) for birth in descent(records, member)]
+
+    found = record(0, (0, None), (1, None)), record(1, (0, None), (2, 1)), record(2, (2, 1), (3, 2))
+    assert line(3, *found) == [(3, 2, 2), (2, 1, 1), (1, None, 0)]
+    assert line(9, *found) == []
+    assert line(4, record(0, (4, 5)), record(1, (5, 4))) == [(4, 5, 0), (5, 4, 1)]
 
 
 @pytest.mark.parametrize("elitism", [False, True])

@@ -453,6 +453,7 @@ def test_who_is_the_champion_after_a_generation(
     loop._form([replace(m, id=m.id + 40, fitness=(float(m.slot),)) for m in loop.members])
     close_generation(ready(loop))
     assert loop.clock.eval_steps == 3 * 6 + 8 * again
+    assert [m.fitness for m in loop.lineage[-1].members] == pytest.approx([first] * 3), "of this generation"
     if kept:
         assert loop.champion is before
         return

@@ -239,6 +239,20 @@ def test_parameter_noise_touches_a_tenth_of_the_chosen_matrices() -> None:
     assert fresh / (fresh + len(noise)) == pytest.approx(0.05, abs=0.012)
 
 
+def test_parameter_noise_reaches_all_networks_that_act_and_no_others() -> None:
+    """Of a shared encoder and what reads it, here an actor; a critic is left as it is."""
+    p = populations.problem(algo="td3:continuous:shared")
+    assert len(p.traits.acting) == 2
+    before, rng, reached = first_members(p, 1)[0][0], generator(), Counter[str]()
+    for _ in range(20):
+        found = populations.mutated("parameters", config(sd=0.1), p.traits, before, rng)
+        assert found is not None
+        reached.update(n for n, tensor in found[0].tensors.items() if not torch.equal(tensor, before.tensors[n]))
+    kinds = {p.traits.kinds[name] for name in reached}
+    assert kinds == {("parameters", network) for network in p.traits.acting}
+    assert len(reached) == 2, "the networks themselves, not their targets"
+
+
 def test_no_noise_is_no_mutation() -> None:
     (member,), traits = world()
     assert populations.mutated("parameters", config(sd=0.0), traits, member, generator()) is None
