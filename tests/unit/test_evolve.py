@@ -108,7 +108,7 @@ def test_a_line_of_descent_ends_at_the_first_and_in_a_circle() -> None:
     found = record(0, (0, None), (1, None)), record(1, (0, None), (2, 1)), record(2, (2, 1), (3, 2))
     assert line(3, *found) == [(3, 2, 2), (2, 1, 1), (1, None, 0)]
     assert line(9, *found) == []
-    assert line(4, record(0, (4, 5)), record(1, (5, 4))) == [(4, 5, 0), (5, 4, 1)]
+    assert line(3, record(0, (4, 5)), record(1, (5, 4), (3, 4))) == [(3, 4, 1), (4, 5, 0), (5, 4, 1)]
 
 
 @pytest.mark.parametrize("elitism", [False, True])
