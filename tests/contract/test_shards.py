@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from evopipe import layout
+from evopipe.data.transitions import Transitions, write_transitions
 from evopipe.errors import EnvironmentFailed, ParamsError, ResourceError
 from evopipe.rng import Purpose
 from evopipe.run.changes import changes, fold
@@ -23,10 +25,13 @@ from evopipe.run.run import Run
 from evopipe.run.shard import state_of
 from evopipe.run.shards import Here, Lost, Shards, late
 from evopipe.run.spec import Spec, first_members
-from evopipe.schema.params import parse_params
-from evopipe.stages.shards import divided
+from evopipe.schema.params import Params, parse_params
+from evopipe.schema.shards import ShardsConfig
+from evopipe.schema.write import dump_yaml
+from evopipe.stages.setup import make_spec
+from evopipe.stages.shards import Divided, divided, make
 from populations import close_generation, finish, problem, started
-from tiny import params
+from tiny import TRAINED, call, digests, params
 
 MEMBERS = 4
 CASES = {
@@ -210,12 +215,68 @@ def test_a_stop_while_members_are_scored_leaves_nothing_behind() -> None:
     assert outcome(run) == outcome(whole)
 
 
+def test_stages_train_and_score_in_shards_as_in_one_process(tmp_path: Path) -> None:
+    """Of six members pairs share a memory, so shards are of four and of two; they begin with transitions, and are
+    scored in shards of their own, the elite a seventh."""
+    g, n = np.random.default_rng(0), 40
+    obs, ends = g.normal(size=(n, 4)).astype(np.float32), np.zeros(n, bool)
+    begun = Transitions(obs, g.integers(0, 2, n), np.ones(n, np.float32), ends, ends, obs + 1, np.zeros(n, np.int64))
+    changes = {
+        "population.size": 6, "runtime.cohorts": "exact", "train.replay.sharing": 2, "runtime.env_workers": 0,
+        "runtime.learners": 1, "train.warm_start": 30, "train.max_steps": 240, "train.evo_steps": 120,
+        "train.eval_steps": 30, "evaluate.steps": 15, "runtime.checkpoint_seconds": 1e-3,
+    }  # fmt: skip
+    found = []
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        data = params(changes)
+        data["runtime"]["shards"] = ShardsConfig(count=count).model_dump(mode="json")
+        folder.mkdir()
+        (folder / "params.yaml").write_text(dump_yaml(data), encoding="utf-8")
+        write_transitions(folder / "data/transitions.h5", begun, {})
+        for stage in ("population", "train", "evaluate"):
+            answer = call(folder, "--quiet", stage)
+            assert answer.code == 0, answer.err
+        found.append(digests(folder, (*TRAINED, *(out.as_posix() for out in layout.OUTS["evaluate"]))))
+    assert found[0] == found[1]
+    lengths = [row.split(",")[-1] for row in (folder / layout.EPISODES).read_text().split()[1:]]
+    assert max(map(int, lengths)) == 15, "or else their end would not tell"
+
+
+def test_how_many_shards_there_are_and_what_is_told_of_them(tmp_path: Path) -> None:
+    class Roomy(Here):
+        room = 8
+
+    data = params({"population.size": 4, "runtime.cohorts": "exact", "train.replay.sharing": "own"})
+    with divided(parse_params(data), 4, tmp_path) as whole:
+        assert whole.checkpoints == "checkpoints"
+        assert whole.begin(problem(), first_members(problem(), 4)[0], []) is None
+    asked = parse_params(data)
+    assert Divided(asked, 4, tmp_path, engine=Roomy(make)).checkpoints == "checkpoints-4", "no more than members"
+    data["runtime"]["shards"] = {"count": 3}
+    asked = parse_params(data)
+    assert isinstance(asked, Params)
+    spec = make_spec(asked)
+    members, births = first_members(spec, 4)
+    made = Divided(asked, 4, tmp_path, engine=Roomy(make))
+    run = made.begin(spec, members, births)
+    assert run is not None
+    assert made.checkpoints == "checkpoints-3"
+    assert [list(own) for own in run.regime.slots] == [[0], [1, 2], [3]]  # type: ignore[attr-defined]
+    run.regime.said.append("one was late")  # type: ignore[attr-defined]
+    told = made.also(lambda: ["a problem"])
+    assert told() == ["one was late", "a problem"]
+    assert told() == ["a problem"], "it is said once"
+    run.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"runtime.cohorts": "merged"}, "set runtime.cohorts: exact"),
         ({"train.replay.sharing": "shared"}, "set train.replay.sharing: own"),
         ({"runtime.shards.count": 5}, "5 shards are more than there are members (4)"),
+        ({"train.algo": "cqn", "train.mode": "offline", "train.replay.prioritised": True}, "prioritised: false"),
         ({"runtime.shards.ranks": 2}, "several are of language models, with engine: accelerate"),
         (
             {"train.replay.sharing": 2, "runtime.shards.count": 3},
