@@ -50,11 +50,11 @@ def memory(layout: RowLayout, prioritised: bool = False) -> Replay:
 def batch(replay: Replay, kernels: ctypes.CDLL | None) -> tuple[Batch, Tensor]:
     build.use(kernels)
     draw = Stream(torch.tensor([5, -9, 2**60]), Purpose.REPLAY, torch.tensor([77]))
-    slots, weight = [0, 1, 2], torch.zeros(MEMBERS, ROWS)
+    slots, weight = [2, 0, 1], torch.zeros(MEMBERS, ROWS)  # no member's place is its slot
     weight[0], weight[1, :20], weight[2, :1] = 1 / ROWS, 1 / 20, 1.0
     gamma = torch.tensor([0.99, 0.0, 1.0])
     return replay.batch(
-        draw, torch.tensor(slots), replay.first(slots), FILLED, weight, torch.tensor(0.4), gamma
+        draw, torch.tensor(slots), replay.first(slots), FILLED[slots], weight, torch.tensor(0.4), gamma
     )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_priorities_follow_errors_as_torchs_do() -> None:
         assert trees is not None
         index = torch.tensor([[7, 2999, 7, 31, 0], [0, 0, 0, 0, 0], [3, 4, 5, 6, 33]])
         errors = torch.tensor([[1.0, torch.nan, 2.0, torch.inf, 0.0], [1.0, 5.0, torch.nan, 2.0, 0.0], [1e-3] * 5])
-        trees.update(torch.arange(3), index, errors)
+        trees.update(torch.tensor([1, 2, 0]), index, errors)
         trees.admit(torch.tensor([0, 2]), torch.tensor([11, 2998]))
         found.append(trees)
         again = Priorities(MEMBERS, CAPACITY, 0.6, CPU)

@@ -11,6 +11,7 @@ import torch
 
 import populations
 from evopipe.core.cohort import Cohort
+from evopipe.core.native import build
 from evopipe.memory.priorities import FAN_OUT, LEAST, MOST, TOP, Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.rng import Purpose, Stream, uniform
@@ -21,6 +22,12 @@ from evopipe.run.spec import first_members
 
 CPU = torch.device("cpu")
 CAPACITIES = (1, 5, TOP, TOP + 1, 2000, 40_000)
+
+
+@pytest.fixture(params=["torch", "native"])
+def kernels(request: pytest.FixtureRequest) -> None:
+    """Both kinds of kernels, one after the other; the next test begins with its own."""
+    build.use(build.load() if request.param == "native" else None)
 
 
 def trees(values: torch.Tensor, alpha: float = 0.6) -> Priorities:
@@ -49,6 +56,7 @@ def assert_sound(made: Priorities, rows: torch.Tensor) -> None:
         assert not above[:, sums.shape[1] :].any()
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("capacity", CAPACITIES)
 def test_draws_are_those_of_a_cumulative_sum(capacity: int) -> None:
     """Every unit of the sum is drawn once: each row as often as its priority says, no empty one ever."""
@@ -88,6 +96,7 @@ def test_rows_come_as_often_as_their_priorities_say() -> None:
     assert not seen[values[0] == 0].any()
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("capacity", CAPACITIES)
 def test_the_ends_of_the_unit_interval_draw_rows_that_are_filled(capacity: int) -> None:
     rng = np.random.default_rng(2)
@@ -102,6 +111,7 @@ def test_the_ends_of_the_unit_interval_draw_rows_that_are_filled(capacity: int) 
     assert (rows[:, 3] == capacity - 1 - filled.flip(1).int().argmax(dim=1)).all()
 
 
+@pytest.mark.usefixtures("kernels")
 def test_huge_and_tiny_priorities_stand_side_by_side() -> None:
     values = torch.full((1, 5000), LEAST**0.6)
     values[0, 4321] = 1e20
@@ -110,6 +120,7 @@ def test_huge_and_tiny_priorities_stand_side_by_side() -> None:
     assert torch.isfinite(chance).all()
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_updates_against_brute_force(capacity: int, alpha: float) -> None:
@@ -132,6 +143,7 @@ def test_updates_against_brute_force(capacity: int, alpha: float) -> None:
     torch.testing.assert_close(made.largest, torch.from_numpy(largest).float())
 
 
+@pytest.mark.usefixtures("kernels")
 def test_an_error_that_is_no_number_leaves_the_priority() -> None:
     made = trees(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), alpha=1.0)
     errors = torch.tensor([[torch.nan, 7.0], [-torch.inf, torch.nan]])
@@ -146,6 +158,7 @@ def test_what_was_foreseen_exactly_keeps_a_little_priority() -> None:
     assert made.levels[0][0, :3].tolist() == pytest.approx([1.0, LEAST**0.5, 1.0])
 
 
+@pytest.mark.usefixtures("kernels")
 def test_members_do_not_see_each_others_priorities() -> None:
     values = whole_numbers(4, 3000)
     together, u = trees(values), torch.rand(4, 50, dtype=torch.float64)
@@ -186,6 +199,7 @@ def test_a_child_goes_on_with_its_parents_priorities() -> None:
     assert [tensor.data_ptr() for tensor in made.tensors()] == places
 
 
+@pytest.mark.usefixtures("kernels")
 def test_who_forgets_draws_every_filled_row_alike() -> None:
     values = whole_numbers(3, 3000)
     values[1, :7] = torch.tensor([MOST, 1e-4, 0, 1, 9, 2, 3])
