@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,11 @@ import populations
 from envs_for_tests import Diary
 from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
+from evopipe.errors import EnvironmentFailed, Interrupted
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Stopped, evaluate
 from evopipe.run.spec import Spec, first_members
+from evopipe.stages.evaluate import _of_agents, interruptible, tell_elite
 
 
 def play(p: Spec, size: int, rows: int, n: int, cap: int | None = None) -> tuple[np.ndarray, np.ndarray, int]:
@@ -118,3 +122,30 @@ def test_a_stop_leaves_at_once() -> None:
     with pytest.raises(Stopped):
         evaluate(p, p.form(members), pool, p.seeds(Purpose.EVALUATE, 2), None, lambda: True)
     pool.close()
+
+
+def test_a_failure_is_an_interruption_only_where_a_signal_came() -> None:
+    """An environment that dies of the signal too."""
+    for failure in (EnvironmentFailed("it broke"), Stopped()):
+        with pytest.raises(type(failure)), interruptible() as stopped:
+            assert not stopped()
+            raise failure
+        with pytest.raises(Interrupted), interruptible() as stopped:
+            signal.raise_signal(signal.SIGTERM)
+            assert stopped()
+            raise failure
+
+
+def test_a_teams_score_names_each_agents_mean_and_each_groups_sum() -> None:
+    returns = np.array([[1.0, 10.0, 100.0], [3.0, 30.0, 300.0]])
+    assert _of_agents(populations.problem(algo="maddpg"), returns) == {
+        "agents": {"red_0": 2.0, "blue_0": 20.0, "red_1": 200.0}, "groups": {"red": 202.0, "blue": 20.0}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("fitness", "warned"), [(3.5, False), (4.5, True)])
+def test_an_elite_is_warned_of_whose_interval_lies_below_its_fitness(
+    fitness: float, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell_elite({"mean": 3.0, "interval": [2.0, 4.0]}, "5 episodes", {"elite": {"score": fitness}}, True)
+    assert ("raise train.eval_episodes" in capsys.readouterr().err) == warned

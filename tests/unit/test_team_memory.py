@@ -38,12 +38,14 @@ class Tick:
 
 
 def play(seed: int, ticks: int) -> list[Tick]:
-    """Episodes in which each agent terminates in a tenth of its steps, and all are cut together in another."""
+    """Episodes in which each agent terminates in a tenth of its steps, is cut in a twentieth, and all are cut together
+    in another tenth."""
     rng = np.random.default_rng(seed)
     obs, alive, found = rng.normal(size=(ROWS, K, OBS)).astype(np.float32), np.ones((ROWS, K), bool), []
     for _ in range(ticks):
         terminated = alive & (rng.random((ROWS, K)) < 0.1)
-        truncated = alive & ~terminated & (rng.random((ROWS, 1)) < 0.1)
+        cut = (rng.random((ROWS, 1)) < 0.1) | (rng.random((ROWS, K)) < 0.05)
+        truncated = alive & ~terminated & cut
         broken = rng.random(ROWS) < 0.05
         stays = alive & ~terminated & ~truncated
         next_obs = (rng.normal(size=(ROWS, K, OBS)) * alive[..., None]).astype(np.float32)
@@ -59,11 +61,13 @@ def play(seed: int, ticks: int) -> list[Tick]:
 def expected(ticks: list[Tick], row: int, steps: int) -> list[dict[str, np.ndarray]]:
     """Every transition of a row that is complete, begun at each good step in turn, for each γ."""
     episodes: list[list[Tick]] = [[]]
+    broke = []  # whether each one ended by a broken step, after which the observation of who was cut is gone
     for tick in ticks:
         if not tick.broken[row]:
             episodes[-1].append(tick)
         if tick.over[row]:
             episodes.append([])
+            broke.append(tick.broken[row])
     found = []
     for number, episode in enumerate(episodes):
         for i, begun in enumerate(episode):
@@ -72,6 +76,8 @@ def expected(ticks: list[Tick], row: int, steps: int) -> list[dict[str, np.ndarr
                 continue
             after = window[-1].next_obs[row]
             reward, discount = np.zeros((2, K)), np.zeros((2, K))
+            known = window if len(window) < steps and broke[number] else window[:-1]
+            cut = np.array([tick.truncated[row] for tick in known]).any(axis=0)
             for p, gamma in enumerate(GAMMAS.tolist()):
                 for k in range(K):
                     lived = [tick for tick in window if tick.alive[row, k]]
@@ -80,9 +86,35 @@ def expected(ticks: list[Tick], row: int, steps: int) -> list[dict[str, np.ndarr
                     discount[p, k] = 0.0 if gone else gamma ** len(lived)
             found.append({
                 "obs": begun.obs[row], "action": begun.action[row], "next_obs": after, "reward": reward,
-                "discount": discount, "alive": begun.alive[row].astype(np.float32),
+                "discount": discount, "alive": (begun.alive[row] & ~cut).astype(np.float32),
             })  # fmt: skip
     return found
+
+
+def added(windows: NStep, t: Tick) -> tuple[np.ndarray, np.ndarray]:
+    """The transitions that a step completes, and which these are."""
+    taken = t.obs, t.action, t.reward, t.terminated, t.truncated, t.next_obs
+    rows, keep = windows.add(*taken, None, t.broken, None, t.alive, t.over)
+    return rows[keep], keep
+
+
+def test_a_teams_saved_windows_go_on_and_forgotten_ones_begin_anew() -> None:
+    """They know who has ended, and how."""
+    layout = RowLayout.of(SPACES, masked=False, steps=3)
+    whole, restored, fresh = (NStep(layout, ROWS) for _ in range(3))
+    for t in play(3, 20):
+        added(whole, t)
+    assert (whole._ended[0] ^ whole._ended[1]).any(axis=1).sum() > 1
+    assert whole._ended.any(axis=(1, 2)).all()
+    restored.restore(whole.state())
+    for t in play(5, 10):
+        for one, other in zip(added(whole, t), added(restored, t), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert whole._ended.any()
+    whole.forget(np.arange(ROWS))
+    for t in play(4, 10):
+        for one, other in zip(added(whole, t), added(fresh, t), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -99,6 +131,7 @@ def test_each_agent_is_paid_until_it_is_gone(steps: int) -> None:
         for row in range(ROWS):
             kept[row] += list(rows[row][keep[row]])
     assert any(not t.alive.all() for t in ticks)
+    assert any((t.truncated[~t.over].any()) for t in ticks)
     for row in range(ROWS):
         wanted = expected(ticks, row, steps)
         packed = torch.from_numpy(np.stack(kept[row]))[None].expand(2, -1, -1)
