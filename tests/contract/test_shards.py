@@ -18,7 +18,7 @@ from evopipe.errors import EnvironmentFailed, ParamsError, ResourceError
 from evopipe.rng import Purpose
 from evopipe.run.changes import changes, fold
 from evopipe.run.clock import Clock
-from evopipe.run.drive import regime_of
+from evopipe.run.drive import begin, regime_of
 from evopipe.run.evaluate import Stopped
 from evopipe.run.regime import Setup
 from evopipe.run.run import Run
@@ -30,7 +30,7 @@ from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
 from evopipe.stages.setup import make_spec
 from evopipe.stages.shards import Divided, divided, make
-from populations import close_generation, finish, problem, started
+from populations import advance, close_generation, finish, problem, started
 from tiny import TRAINED, call, digests, params
 
 MEMBERS = 4
@@ -157,6 +157,22 @@ def test_changes_of_any_shape_fold_to_what_they_were_made_of(seed: int, monkeypa
     }
 
 
+@pytest.mark.parametrize("case", ["rainbow", "ppo", "maddpg", "cqn"])
+def test_a_regimes_state_does_not_change_with_what_it_was_taken_of(case: str) -> None:
+    """Or else nothing would have changed when a shard next tells it."""
+    offline = {"train": {"mode": "offline", "replay": {"capacity": 200, "prioritised": True}}}
+    steps = {"train": {"replay": {"capacity": 200, "sharing": "own", "n_step": 3}}}
+    p = problem(algo=case, **{"cqn": offline, "maddpg": steps}.get(case, CASES.get(case, {})))
+    run = begin(p, first_members(p, 2)[0], transitions(60) if case == "cqn" else None)
+    advance(run, 10)
+    state = run.regime.state()
+    before = {name: x.numpy().tobytes() for name, x in state.items()}
+    advance(run, 25)
+    assert {name: x.numpy().tobytes() for name, x in state.items()} == before
+    assert any(x.numpy().tobytes() != before.get(name) for name, x in run.regime.state().items())
+    run.close()
+
+
 @pytest.mark.parametrize(
     ("seconds", "found"),
     [([10.0, 12.0, 11.0, 35.0], [3]), ([10.0, 12.0, 11.0, 33.0], []), ([0.1, 0.1, 4.0], []), ([1.0, 1.0, 6.0], [2])],
@@ -215,12 +231,16 @@ def test_a_stop_while_members_are_scored_leaves_nothing_behind() -> None:
     assert outcome(run) == outcome(whole)
 
 
+def transitions(n: int) -> Transitions:
+    """Random ones of CartPole's shapes."""
+    g, ends = np.random.default_rng(0), np.zeros(n, bool)
+    obs = g.normal(size=(n, 4)).astype(np.float32)
+    return Transitions(obs, g.integers(0, 2, n), np.ones(n, np.float32), ends, ends, obs + 1, np.zeros(n, np.int64))
+
+
 def test_stages_train_and_score_in_shards_as_in_one_process(tmp_path: Path) -> None:
     """Of six members pairs share a memory, so shards are of four and of two; they begin with transitions, and are
     scored in shards of their own, the elite a seventh."""
-    g, n = np.random.default_rng(0), 40
-    obs, ends = g.normal(size=(n, 4)).astype(np.float32), np.zeros(n, bool)
-    begun = Transitions(obs, g.integers(0, 2, n), np.ones(n, np.float32), ends, ends, obs + 1, np.zeros(n, np.int64))
     changes = {
         "population.size": 6, "runtime.cohorts": "exact", "train.replay.sharing": 2, "runtime.env_workers": 0,
         "runtime.learners": 1, "train.warm_start": 30, "train.max_steps": 240, "train.evo_steps": 120,
@@ -233,7 +253,7 @@ def test_stages_train_and_score_in_shards_as_in_one_process(tmp_path: Path) -> N
         data["runtime"]["shards"] = ShardsConfig(count=count).model_dump(mode="json")
         folder.mkdir()
         (folder / "params.yaml").write_text(dump_yaml(data), encoding="utf-8")
-        write_transitions(folder / "data/transitions.h5", begun, {})
+        write_transitions(folder / "data/transitions.h5", transitions(40), {})
         for stage in ("population", "train", "evaluate"):
             answer = call(folder, "--quiet", stage)
             assert answer.code == 0, answer.err
