@@ -98,6 +98,16 @@ def test_statistics_are_those_of_everything_at_once() -> None:
         np.testing.assert_allclose(found.scale()[member], (whole.var(axis=0) + EPSILON) ** -0.5, rtol=1e-6)
 
 
+def test_a_dataset_is_seen_to_its_end() -> None:
+    n = (1 << 16) + 9  # more than are entered at once
+    seen = normalise.after(
+        normalise.start(NormaliseConfig(observations=True), Spaces(1, 2)), torch.arange(n, dtype=torch.float32)[:, None]
+    )
+    assert seen["normaliser.count"] == n
+    assert float(seen["normaliser.mean"]) == pytest.approx((n - 1) / 2)
+    assert float(seen["normaliser.square"]) == pytest.approx(n * (n * n - 1) / 12)
+
+
 def test_nothing_new_changes_no_bit() -> None:
     found = started(2, 3)
     found.enter(*chunks(1, [50], 2, 3)[0])

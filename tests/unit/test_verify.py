@@ -13,6 +13,7 @@ import torch
 
 from evopipe.errors import DataError, MissingInputError, UsageError
 from evopipe.report.page import without_measured
+from evopipe.schema.read import read_yaml
 from evopipe.schema.write import dump_yaml
 from evopipe.storage.tensors import dump_tensors
 from evopipe.verify import clones, compare
@@ -207,6 +208,26 @@ def test_scores_agree_by_interval_or_tolerance(
     assert verdicts(rows) == {"reports/evaluation.json": "close" if agrees else "DIFFERENT"}
 
 
+def test_a_share_of_a_score_below_0_is_as_wide(tmp_path: Path) -> None:
+    one, two = ({"reports__evaluation_json": score(mean, 1.0)} for mean in (-100.0, -109.0))
+    assert verdicts(against(tmp_path, one, two)) == {"reports/evaluation.json": "close"}
+
+
+def test_an_out_of_one_lock_alone_is_missing_and_without_a_committed_score_nothing_is_judged(tmp_path: Path) -> None:
+    one, two = run_of(tmp_path / "one"), run_of(tmp_path / "two", reports__fitness_csv="best\n7.0\n")
+    lock = read_yaml(one / "dvc.lock").data
+    timed = lock["stages"]["train"]["outs"].pop()
+    (one / "dvc.lock").write_text(dump_yaml(lock))
+    assert timed["path"] == "reports/timing.csv"
+    assert verdicts(compare.compare(one, two, 0.1)) == {
+        "reports/fitness.csv": "learned anew", "reports/timing.csv": "missing",
+    }  # fmt: skip
+    del lock["stages"]["evaluate"]
+    (one / "dvc.lock").write_text(dump_yaml(lock))
+    with pytest.raises(MissingInputError, match="what was learned has no score"):
+        compare.compare(one, two, 0.1)
+
+
 def test_outs_before_training_must_be_the_same(tmp_path: Path) -> None:
     rows = against(tmp_path, {}, {"data__set__1_txt": "x"})
     assert verdicts(rows) == {"data/set": "DIFFERENT"}
@@ -248,6 +269,11 @@ def test_numbers_are_close_within_a_thousandth(tmp_path: Path) -> None:
     assert not close("x.safetensors", tensors[0], b"damaged")
     assert not close("x.bin", b"a", b"b")
     assert close("x.bin", b"a", b"a")
+    assert not compare._close(tmp_path / "a" / "none", tmp_path / "b" / "none")
+    for side in ("a", "b"):
+        (tmp_path / side / "folder").mkdir()
+        (tmp_path / side / "folder/x.txt").write_text(side)
+    assert not compare._close(tmp_path / "a/folder", tmp_path / "b/folder"), "no numbers are not close"
 
 
 # --- what is cloned ---------------------------------------------------------------------------------------------------

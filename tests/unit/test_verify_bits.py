@@ -36,6 +36,8 @@ def test_another_version_may_change_them() -> None:
     assert said(here={"torch": "2.14.0", "numpy": "2.5.0"}).endswith(
         "this machine can repeat it to the bit, unless another version of torch and numpy changes it"
     )
+    for name in ("python", "gymnasium", "platform"):
+        assert said(here={name: "another"}).endswith(f"bit, unless another version of {name} changes it")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,8 @@ def test_a_processor_without_their_instructions_and_a_gpu_cannot() -> None:
     assert said(here={"device": "H100"}).endswith(
         "cannot be expected to repeat it to the bit, for it differs in device"
     )
+    gpu = {"device": "H100"}
+    assert said(there=gpu, here=gpu | INTEL).endswith("for it differs in cpu and cpu_capability"), "it is no CPU's run"
 
 
 def test_other_kernels_cannot() -> None:
