@@ -3,6 +3,7 @@ bits its own."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
@@ -211,6 +212,11 @@ def test_threads_share_members_out_and_change_no_bit() -> None:
     try:
         kernels.share_among(4)
         assert after_three() == right
+        weight = torch.ones(2)
+        starved = build.structure("value_job")(rows=1, weight=weight.data_ptr(), keep=1 << 58)
+        with pytest.raises(MemoryError):
+            kernels.value_update(ctypes.addressof(starved), 2)
+        assert after_three() == right, "who comes after has memory"
         assert len(os.listdir("/proc/self/task")) > 3 or not sys.platform.startswith("linux")
         with ThreadPoolExecutor(3) as callers:  # one at a time has the threads, the others compute alone
             assert [each.result() for each in [callers.submit(after_three) for _ in range(6)]] == [right] * 6

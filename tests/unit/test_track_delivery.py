@@ -500,6 +500,10 @@ def test_what_is_kept_survives_the_next_run(tmp_path: Path) -> None:
     assert TrainingRecord(folder).keep(tmp_path, ["report"])
     assert TrainingRecord(folder).run().files["report"].path.read_text() == "another"
     assert not TrainingRecord(folder).keep(tmp_path, ["report"])
+    elite = tmp_path / FILES["elite"]
+    (elite / "policy.json").rename(elite / "other.json")
+    assert TrainingRecord(folder).keep(tmp_path, ["elite"])
+    assert [path.name for path in TrainingRecord(folder).run().files["elite"].path.iterdir()] == ["other.json"]
 
 
 def test_an_older_file_replaces_no_newer_one() -> None:
@@ -522,6 +526,47 @@ def test_the_first_word_on_a_generation_counts(tmp_path: Path) -> None:
     (*same, last) = TrainingRecord(folder).run().generations
     assert same == first
     assert last[1].generation == 3
+
+
+def test_a_record_that_is_there_already_stays(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    outputs(tmp_path, folder)
+    before = (folder / "run.json").read_bytes()
+    TrainingRecord(folder).begin({}, revision="e" * 40, experiment=None, version="0.2")
+    assert (folder / "run.json").read_bytes() == before
+
+
+def test_a_folder_s_hash_is_of_its_files_by_name(tmp_path: Path) -> None:
+    """As DVC lists them: those of a folder in it do not come last."""
+    (tmp_path / "a").mkdir()
+    names = {"a/z": b"1", "b": b"2", "c": b""}
+    for name, content in reversed(names.items()):
+        (tmp_path / name).write_bytes(content)
+    md5 = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in names.items()}
+    listed = ", ".join(f'{{"md5": "{md5[name]}", "relpath": "{name}"}}' for name in ("a/z", "b", "c"))
+    expected = hashlib.md5(f"[{listed}]".encode(), usedforsecurity=False).hexdigest()
+    assert md5_of(tmp_path) == f"{expected}.dir"
+
+
+def test_a_training_that_ended_and_is_repeated_has_ended_as_it_did_first(tmp_path: Path) -> None:
+    """One that ended without an outcome, as where its disk was full, goes on."""
+    folder = made(tmp_path)
+    first = TrainingRecord(folder).run(writing=True)
+    assert (first.status, first.ended and first.ended[1]) == ("finished", "all steps taken")
+    reader = TrainingRecord(folder)
+    with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+        log.emit(Start("train", "CartPole-v1", "dqn", 2, 300, 300))
+    assert (reader.run(writing=True).status, reader.run().status) == ("running", "killed")
+    with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+        log.emit(End("target reached", 4.5, 600, 60))
+    outputs(tmp_path, folder)
+    ended = reader.run().ended
+    assert ended is not None
+    assert ended[1] == "target reached"
+    with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+        log.emit(Start("train", "CartPole-v1", "dqn", 2, 300, 300))
+        log.emit(End("all steps taken", 4.5, 600, 60))
+    assert (reader.run().status, reader.run().ended) == ("finished", ended)
 
 
 def test_a_log_of_another_version_costs_its_lines_only(tmp_path: Path) -> None:

@@ -205,19 +205,20 @@ def test_locks_without_a_training_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_outs_of_stages_that_have_not_followed_are_left_out(tmp_path: Path) -> None:
+    """And of those after them, which the lock may name before them."""
     evaluate = """\
-  evaluate:
-    cmd: python -m evopipe evaluate
-    deps:
-    - {path: models/trained, md5: MD5}
-    outs:
-    - {path: reports/evaluation.json, md5: cc}
   report:
     cmd: python -m evopipe report
     deps:
     - {path: reports/evaluation.json, md5: cc}
     outs:
     - {path: reports/report.html, md5: dd}
+  evaluate:
+    cmd: python -m evopipe evaluate
+    deps:
+    - {path: models/trained, md5: MD5}
+    outs:
+    - {path: reports/evaluation.json, md5: cc}
 """
     later = {"reports/evaluation.json", "reports/report.html"}
     (fresh,) = locked(tmp_path, TRAINED + evaluate.replace("MD5", "aa.dir"))
