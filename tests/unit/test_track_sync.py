@@ -18,7 +18,7 @@ from dvc.fs import LocalFileSystem
 import tiny
 from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
-from evopipe.errors import DataError
+from evopipe.errors import DataError, MissingInputError
 from evopipe.evolve.lineage import Best, Born, Record, Scored
 from evopipe.evolve.mutate import Mutation
 from evopipe.schema.read import read_yaml
@@ -242,6 +242,20 @@ def test_a_cache_that_names_files_outside_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "outside").exists()
 
 
+def test_a_cached_file_that_is_damaged_is_not_taken(tmp_path: Path) -> None:
+    import hashlib
+
+    (one,) = locked(tmp_path, TRAINED)
+    md5 = hashlib.md5(b"right", usedforsecurity=False).hexdigest()
+    cached = tmp_path / "cache" / md5[:2] / md5[2:]
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(b"wrong")
+    with pytest.raises(MissingInputError, match=r"x\.csv is not in the cache"):
+        one._content("x.csv", md5)
+    (tmp_path / "x.csv").write_bytes(b"right")
+    assert one._content("x.csv", md5) == b"right", "as git has it"
+
+
 def test_a_lock_and_its_reports_give_the_events_of_a_training(tmp_path: Path) -> None:
     """The second generation diverged, so the first one's children came back: they were made as they had been."""
     arch, hyper = Arch((Block(16),), 8, (), "ReLU", False), {"lr": 2e-3, "tau": 0.01}
@@ -253,7 +267,7 @@ def test_a_lock_and_its_reports_give_the_events_of_a_training(tmp_path: Path) ->
         Record(0, 0, children=(first,)),
         Record(1, 10, (scored[0],), Best(0, 5.0), children=(second,)),
         Record(2, 20, (scored[1],), Best(0, 5.0), restored=True),
-        Record(3, 30, (scored[2],), Best(0, 5.0)),
+        Record(3, 30, (scored[2], scored[2]), Best(0, 5.0)),  # two, whose steps no table says
     ]
     params = {"env": {"id": "E-v0"}, "train": {"algo": "dqn"}, "algos": {"dqn": {"evolve": {"lr": {"min": 1e-5}}}}}
     written = {
@@ -274,7 +288,7 @@ def test_a_lock_and_its_reports_give_the_events_of_a_training(tmp_path: Path) ->
     assert [(clock, event.generation, event.step, event.seconds) for clock, event in run.generations] == [
         (2.5, 1, 10, 2.5), (3.5, 2, 20, 1.0), (4.5, 3, 30, 1.0),
     ]  # fmt: skip
-    assert [(event.env_steps, event.eval_steps) for _, event in run.generations] == [(40, 6), (80, 12), (30, 0)]
+    assert [(event.env_steps, event.eval_steps) for _, event in run.generations] == [(40, 6), (80, 12), (60, 0)]
     rows = [event.members[0] for _, event in run.generations]
     assert [(row.mutation, row.change) for row in rows] == [
         ("activation", "activation ELU → ReLU"), ("rl_hp", "lr 0.001 → 0.002"), ("rl_hp", "lr 0.001 → 0.002"),
