@@ -284,6 +284,9 @@ def test_a_lock_and_its_reports_give_the_events_of_a_training(tmp_path: Path) ->
         lock += f"    - {{path: {name}, md5: {md5_of(tmp_path / name)}}}\n"
     (one,) = locked(tmp_path, lock)
     run = one.run(tmp_path / "copy")
+    assert not run.replace, "a commit's files may be older than those that a tracker holds"
+    one.folder = tmp_path
+    assert one.run(tmp_path / "workspace").replace
     assert (run.env, run.key, run.status, run.ended) == ("E-v0", "dvc-aa", "finished", (4.5, "target reached"))
     assert [(clock, event.generation, event.step, event.seconds) for clock, event in run.generations] == [
         (2.5, 1, 10, 2.5), (3.5, 2, 20, 1.0), (4.5, 3, 30, 1.0),
