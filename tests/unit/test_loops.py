@@ -703,7 +703,11 @@ def test_transitions_to_begin_with_are_in_every_memory(run: Callable[..., Any]) 
         assert batch.next_obs[slot][order].tolist() == (obs[1:] + 100).tolist()
         assert batch.action[slot][order].tolist() == [1, 1, 0, 1]
         assert batch.discount[slot][order].tolist() == [0.0, 0.5, 0.5, 0.0]
+    assert loop.clock.rewarded
     loop.close()
+    nothing = begin(p, first_members(p, 2)[0], replace(warm, reward=np.zeros(5, np.float32)))
+    assert not nothing.clock.rewarded
+    nothing.close()
 
 
 def test_first_members_are_drawn_each_by_itself() -> None:
