@@ -30,7 +30,7 @@ from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
 from evopipe.stages.setup import make_spec
 from evopipe.stages.shards import Divided, divided, make
-from populations import advance, close_generation, finish, problem, started
+from populations import UNLIKE, advance, close_generation, finish, problem, started
 from tiny import TRAINED, call, digests, params
 
 MEMBERS = 4
@@ -100,6 +100,18 @@ def test_no_bit_depends_on_the_number_of_shards(case: str) -> None:
     assert [[*each.more] for each in played] == [["agents"] if case == "maddpg" else []] * 2
     for name in played[0].more:  # of a team, each agent's own
         np.testing.assert_array_equal(*(each.more[name] for each in played))
+
+
+def test_losses_come_back_to_their_slots() -> None:
+    """Of members that are computed in another order."""
+    p = problem(seed=12, mutation=UNLIKE, train={"learning_delay": 0, "evo_steps": 40, "max_steps": 40})
+    runs = [started(p, 4), sharded(p, 4)]
+    assert [slot for cohort in runs[1].cohorts for slot in cohort.slots] == [0, 2, 3, 1]
+    for run in runs:
+        finish(run)
+        run.close()
+    assert len(set(runs[0].losses)) == 4
+    assert runs[1].losses == runs[0].losses
 
 
 @pytest.mark.thorough
