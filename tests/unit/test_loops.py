@@ -26,12 +26,14 @@ from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.lineage import Best
 from evopipe.evolve.mutate import NONE
 from evopipe.rng import Purpose, Stream
-from evopipe.run.drive import _drive, begin
+from evopipe.run.drive import _drive, begin, train
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Champion
 from evopipe.run.spec import Spec, first_members, go_on
 from evopipe.run.world import TensorWorld, World
-from evopipe.track.events import Generation, Message, Progress, Tracker
+from evopipe.signals import StopSignal
+from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.track.events import Generation, Message, Progress, Start, Tracker
 from populations import LONG, advance, close_generation, equal_states, finish, plant_weight, same
 
 
@@ -778,6 +780,27 @@ def test_what_a_run_tells_and_when_it_saves(run: Callable[..., Any]) -> None:
     assert warned == [f"{n} broken transitions of the environment were left out" for n in broken]
     assert [event.phase for event in heard.events if isinstance(event, Progress)].count("evaluating") == 2
     loop.close()
+
+
+@pytest.mark.parametrize(("env", "lost"), [("Random", ["8"]), ("Chain", [])])
+def test_a_run_that_goes_on_tells_what_it_goes_on_from(
+    env: str, lost: list[str], tmp_path: Path, run: Callable[..., Any]
+) -> None:
+    """Of two checkpoints the newest is damaged; and there are environments that never return to where they were."""
+    p = populations.problem(f"envs_for_tests:{env}-v0", train={"evo_steps": 40, "max_steps": 40, "eval_steps": 5})
+    first, second, store, heard = run(p), run(p), CheckpointStore(tmp_path), Heard()
+    for ticks in (1, 2):
+        first.advance()
+        store.save(ticks, *first.state())
+    (tmp_path / "step-000000000002/meta.json").write_bytes(b"")
+    with StopSignal() as stop:
+        train(second, CheckpointStore(tmp_path), 1e9, stop, Tracker([heard]), list)
+    warned = [event.text for event in heard.events if isinstance(event, Message)]
+    assert warned[0].endswith("skipped, the checkpoint of step 1 is used instead")
+    assert [text.split()[0] for text in warned if "did not return to where they were" in text] == lost
+    assert [event.resumed_step for event in heard.events if isinstance(event, Start)] == [4], (
+        "a tick of four environments"
+    )
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
