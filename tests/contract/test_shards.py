@@ -30,7 +30,7 @@ from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
 from evopipe.stages.setup import make_spec
 from evopipe.stages.shards import Divided, divided, make
-from populations import UNLIKE, advance, close_generation, finish, problem, started
+from populations import UNLIKE, advance, close_generation, finish, plant_weight, problem, started
 from tiny import TRAINED, call, digests, params
 
 MEMBERS = 4
@@ -229,6 +229,41 @@ def test_an_environment_that_breaks_in_one_shard_is_mended_and_changes_no_bit(tm
     second.restore(*first.state())
     finish(second)
     assert outcome(second) == outcome(whole)
+
+
+def test_what_was_broken_before_it_was_mended_counts_no_more_in_any_shard() -> None:
+    p = problem("envs_for_tests:Diary-v0", train={"learning_delay": 10**6, "evo_steps": 96})
+    apart, whole = sharded(p, 2), started(p, 4)
+    while apart.clock.tick < 7:
+        apart.advance()
+    while whole.clock.tick < apart.clock.tick:
+        whole.advance()
+    for run in (apart, whole):
+        assert run.clock.broken_here > 0
+        run.clock.broken_here = 0  # as where an environment failed
+        run.state()
+        while not run.clock.generation_over:
+            run.advance()
+        run.close()
+    assert vars(apart.clock) == vars(whole.clock)
+    assert 0 < whole.clock.broken_here < whole.clock.broken
+
+
+def test_where_all_diverge_every_shards_priorities_go_with_them() -> None:
+    replay = {"capacity": 200, "sharing": "own", "prioritised": True}
+    p = problem(train={"learning_delay": 0, "evo_steps": 80, "max_steps": 160, "replay": replay})
+    runs = [started(p, 2), sharded(p, 1, members=2)]
+    for run in runs:
+        while not run.clock.generation_over:
+            run.advance()
+        for slot in range(2):
+            plant_weight(run, slot)
+        close_generation(run)
+        assert run.lineage[-1].restored
+        finish(run)
+        run.close()
+    # The spoilt weight of a sharded run is the driver's alone: what was played with it is not compared.
+    assert outcome(runs[1])[0] == outcome(runs[0])[0]
 
 
 def test_a_stop_while_members_are_scored_leaves_nothing_behind() -> None:
