@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -206,10 +207,14 @@ def test_a_run_in_shards_goes_on_from_what_was_saved(ticks: int) -> None:
     whole, first, second = sharded(p, 2), sharded(p, 2), sharded(p, 2)
     while first.clock.tick < ticks:
         close_generation(first) if first.clock.generation_over else first.advance()
-    second.restore(*first.state())
-    for run in (whole, second):
+    tensors, meta = copy.deepcopy(first.state())
+    second.restore(tensors, meta)
+    finish(first)
+    first.restore(tensors, meta)  # what its shards told last is of a future that it left
+    for run in (whole, second, first):
         finish(run)
     assert outcome(second) == outcome(whole)
+    assert outcome(first) == outcome(whole)
 
 
 def test_an_environment_that_breaks_in_one_shard_is_mended_and_changes_no_bit(tmp_path: Path) -> None:
