@@ -85,6 +85,12 @@ def outcome(run: Run[Any]) -> tuple[dict[str, bytes], list[Any]]:
     return tensors, [told, run.curve, [repr(x) for x in run.losses], vars(run.clock), run.champion.score]
 
 
+def states(run: Run[Any]) -> list[dict[str, bytes]]:
+    """What each shard's regime is, as a run keeps it."""
+    found = [state_of(x.numpy().tobytes()) for name, x in sorted(run.state()[0].items()) if "shard" in name]
+    return [{name: x.numpy().tobytes() for name, x in each.items()} for each in found]
+
+
 @pytest.mark.parametrize("case", ["dqn", *(pytest.param(n, marks=pytest.mark.thorough) for n in CASES if n != "dqn")])
 def test_no_bit_depends_on_the_number_of_shards(case: str) -> None:
     p = problem(algo=case.partition(":")[0], **CASES[case])
@@ -140,9 +146,7 @@ def test_what_has_changed_of_a_memory_tells_all_of_it(deaths: list[int], monkeyp
         monkeypatch.setattr("evopipe.run.changes._LARGE", large)
         run = sharded(p, 2, Deadly, deaths=deaths)
         finish(run)
-        found = [state_of(x.numpy().tobytes()) for name, x in sorted(run.state()[0].items()) if "shard" in name]
-        states = [{name: x.numpy().tobytes() for name, x in each.items()} for each in found]
-        saved.append((states, run.regime._bytes, run.regime.said))  # type: ignore[attr-defined]
+        saved.append((states(run), run.regime._bytes, run.regime.said))  # type: ignore[attr-defined]
     assert saved[0][0] == saved[1][0]
     assert saved[1][1] < saved[0][1]
     assert len(saved[1][2]) == len(deaths)
@@ -202,7 +206,8 @@ def test_a_shard_that_always_dies_ends_the_run_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("ticks", [50, *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 3, 80))])
-def test_a_run_in_shards_goes_on_from_what_was_saved(ticks: int) -> None:
+def test_a_run_in_shards_goes_on_from_what_was_saved(ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evopipe.run.changes._LARGE", 1)
     p = problem(train={"max_steps": 400})
     whole, first, second = sharded(p, 2), sharded(p, 2), sharded(p, 2)
     while first.clock.tick < ticks:
@@ -215,6 +220,7 @@ def test_a_run_in_shards_goes_on_from_what_was_saved(ticks: int) -> None:
         finish(run)
     assert outcome(second) == outcome(whole)
     assert outcome(first) == outcome(whole)
+    assert states(second) == states(first) == states(whole)
 
 
 def test_an_environment_that_breaks_in_one_shard_is_mended_and_changes_no_bit(tmp_path: Path) -> None:
