@@ -174,6 +174,14 @@ def test_changes_of_any_shape_fold_to_what_they_were_made_of(seed: int, monkeypa
     }
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 3), (0, 4)])
+def test_what_was_empty_is_told_whole(shape: tuple[int, ...]) -> None:
+    """As rollouts are where a generation ends, and memories before the first transition."""
+    now = {"rows": torch.randn(2, 9000, 3) if len(shape) == 3 else torch.randn(9000, 4)}
+    told = changes({"rows": torch.zeros(shape)}, now)
+    assert torch.equal(fold([{"rows": torch.zeros(shape)}, told])["rows"], now["rows"])
+
+
 @pytest.mark.parametrize("case", ["rainbow", "ppo", "maddpg", "cqn"])
 def test_a_regimes_state_does_not_change_with_what_it_was_taken_of(case: str) -> None:
     """Or else nothing would have changed when a shard next tells it."""

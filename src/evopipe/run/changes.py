@@ -65,6 +65,6 @@ def _grown(had: Tensor, now: Tensor) -> int | None:
 def _bits(tensor: Tensor, axis: int) -> Tensor:
     """Return a tensor's bits `[…, rows, of a row]`, as whole numbers as wide as they allow."""
     flat = tensor.contiguous().view(-1).view(torch.uint8)
-    flat = flat.view(tensor.shape[0] if axis else 1, tensor.shape[axis], -1)
-    each = flat.shape[2]
+    each = tensor.element_size() * tensor.shape[axis + 1 :].numel()
+    flat = flat.view(tensor.shape[0] if axis else 1, tensor.shape[axis], each)
     return flat.view(torch.int64 if each % 8 == 0 else torch.int32 if each % 4 == 0 else torch.uint8)
