@@ -16,7 +16,7 @@ def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str
     told = {}
     for name, tensor in now.items():
         had = before.get(name)
-        axis = None if had is None or tensor.nbytes < _LARGE else _grown(had, tensor)
+        axis = None if had is None or not had.numel() or tensor.nbytes < _LARGE else _grown(had, tensor)
         if had is None or axis is None:
             told[name] = tensor
             continue
@@ -65,6 +65,6 @@ def _grown(had: Tensor, now: Tensor) -> int | None:
 def _bits(tensor: Tensor, axis: int) -> Tensor:
     """Return a tensor's bits `[…, rows, of a row]`, as whole numbers as wide as they allow."""
     flat = tensor.contiguous().view(-1).view(torch.uint8)
-    each = tensor.element_size() * tensor.shape[axis + 1 :].numel()
-    flat = flat.view(tensor.shape[0] if axis else 1, tensor.shape[axis], each)
+    flat = flat.view(tensor.shape[0] if axis else 1, tensor.shape[axis], -1)
+    each = flat.shape[2]
     return flat.view(torch.int64 if each % 8 == 0 else torch.int32 if each % 4 == 0 else torch.uint8)
