@@ -187,18 +187,25 @@ def test_a_members_bits_are_its_own(case: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(halves.tensors(), together.tensors(), strict=True))
 
 
+SOME = {"dqn", "rainbow", "td3", "ppo"}
 COMPILED = [name for name in algos.names() if algos.get(name).COMPILED]
 
 
 @pytest.mark.parametrize(
-    "algo",
-    [pytest.param(x, marks=() if x in ("dqn", "rainbow", "td3", "ppo") else pytest.mark.thorough) for x in COMPILED],
+    ("algo", "backend"),
+    [
+        *(pytest.param(x, "sync", marks=() if x in SOME else pytest.mark.thorough) for x in COMPILED),
+        ("ppo", "torch"),
+    ],
 )
 def test_unlike_members_share_one_cohort_and_learn_what_they_learn_among_like_ones(
-    algo: str, run: Callable[..., Any]
+    algo: str, backend: str, run: Callable[..., Any]
 ) -> None:
     """Of unlike widths, layers, activations and batches: nothing that one has shifts what is another's."""
-    found = [run(unlike(algo, norm=algo != "ppo", cohorts=mode, **LONG), 5) for mode in ("exact", "merged")]
+    found = []
+    for mode in ("exact", "merged"):
+        p = unlike(algo, norm=algo != "ppo", cohorts=mode, **LONG)
+        found.append(run(replace(p, env=p.env.model_copy(update={"backend": backend})), 5))
     for each in found:
         advance(each, 50)
     apart, together = found
