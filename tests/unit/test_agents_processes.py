@@ -17,9 +17,9 @@ pytest.importorskip("transformers")
 
 import words
 from evopipe.agents import AgentTrainer, BaseEnv, ChatAgent, MultiTurnWorkflow, SingleTurnEnvironment, TerminationReason
+from evopipe.agents.blocking import Processes
 from evopipe.agents.engine import Done, Engine, Job, Patience
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
-from evopipe.agents.processes import Processes
 from evopipe.agents.rounds import worker
 from evopipe.parallel import available_cpus
 
@@ -182,7 +182,7 @@ def test_a_word_for_how_code_blocks_that_nobody_knows_is_an_error() -> None:
 def test_a_script_that_runs_whenever_it_is_imported_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "bare.py"
     script.write_text(
-        "from evopipe.agents.processes import Process, packed\nProcess().begin(packed(len, ((),)))\n", encoding="utf-8"
+        "from evopipe.agents.blocking import Process, packed\nProcess().begin(packed(len, ((),)))\n", encoding="utf-8"
     )
     told = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     assert told.returncode == 1

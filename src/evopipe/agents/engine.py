@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from evopipe.agents.blocking import Processes, Threads
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
-from evopipe.agents.processes import Processes
-from evopipe.agents.threads import Threads
 from evopipe.agents.types import Episode, ModelOutput, TerminationEvent, TerminationReason
 from evopipe.agents.workflow import Runner, Workflow, number
 from evopipe.parallel import available_cpus

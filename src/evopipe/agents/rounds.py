@@ -15,9 +15,9 @@ from torch import Tensor
 
 from evopipe import algos, rng
 from evopipe.agents import records
+from evopipe.agents.blocking import Processes
 from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job, Patience
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
-from evopipe.agents.processes import Processes
 from evopipe.agents.rows import Batch, How, Played, advantages, batch_of
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import Runner, Workflow

@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from evopipe.agents.agent import BaseAgent
+from evopipe.agents.blocking import Blocking, Threads, step_apart
 from evopipe.agents.environment import BaseEnv
 from evopipe.agents.model import Model
-from evopipe.agents.processes import step as step_apart
-from evopipe.agents.threads import Blocking, Threads
 from evopipe.agents.types import Action, Episode, Step, TerminationEvent, TerminationReason, Trajectory
 
 
