@@ -16,8 +16,8 @@ from evopipe.errors import UsageError, translate_failures
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.gyms import PreferenceGym, ReasoningGym
 from evopipe.face.language import Gym, LanguageAgent, LanguageBreed, regime_of
-from evopipe.face.language_settings import language_block
 from evopipe.face.population import one_process
+from evopipe.face.settings import language_block
 from evopipe.face.train import conduct, entering, views
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose
