@@ -8,10 +8,9 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from evopipe import policy, rng
@@ -23,6 +22,7 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, need_package, suggestion, translate_failures
 from evopipe.face.agent import Agent
 from evopipe.face.breed import Breed, params_of
+from evopipe.face.evolution import Mutations, TournamentSelection, unmutated
 from evopipe.face.given import config_of
 from evopipe.face.population import one_process
 from evopipe.face.settings import algorithm_of, block_of
@@ -127,14 +127,41 @@ def conduct(
     return champion
 
 
-class Call(SimpleNamespace):
-    """What a training function is given, by its names there; `train` and `block` say more of those blocks."""
+@dataclass
+class Call:
+    """What every training function is given, by its names there; `train` and `block` say more of those blocks."""
+
+    env: Any
+    env_name: str
+    algo: str | None
+    pop: Sequence[Agent]
+    INIT_HP: Mapping[str, Any] | None
+    MUT_P: Mapping[str, Any] | None
+    max_steps: int
+    evo_steps: int
+    eval_steps: int | None
+    eval_loop: int
+    target: float | None
+    tournament: TournamentSelection | None
+    mutation: Mutations | None
+    checkpoint: int | None
+    checkpoint_path: str | None
+    overwrite_checkpoints: bool
+    save_elite: bool
+    elite_path: str | None
+    wb: bool
+    verbose: bool
+    accelerator: Any
+    wandb_api_key: str | None
+    wandb_kwargs: Mapping[str, Any] | None = None
+    train: dict[str, Any] = field(default_factory=dict)
+    block: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, function: str, given: Mapping[str, Any]) -> Call:
-        """Return the call of a training function with these arguments. Raises UsageError if one would be without
+        """Return the call of a training function, of its arguments by name. Raises UsageError if one would be without
         effect, or the algorithm is for another function."""
-        call = cls(**{"wandb_kwargs": None, **given}, train={}, block={})
+        call = cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
         call.check()
         algo = get(call.name)
         fits = f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
@@ -205,25 +232,14 @@ class Call(SimpleNamespace):
         """Return the run as `params.yaml` would have it."""
         breed, env = self.pop[0].breed, config_of(self.env)
         block = breed.params.algo_config.model_dump() | self.block
-        evolution: dict[str, Any] = {"tournament": {"size": 0, "elitism": False}}
-        if self.tournament is not None:
-            evolution["tournament"] = self.tournament.config.model_dump()
-        if self.mutation is None:
-            kinds = "architecture", "parameters", "activation", "rl_hp"
-            evolution["mutation"] = {"probabilities": {"none": 1.0, **dict.fromkeys(kinds, 0.0)}}
-        else:
-            evolution["mutation"] = self.mutation.config.model_dump()
-            block["evolve"] = {
-                name: each.model_dump()
-                for name, each in self.mutation.ranges(self.name, breed.spec.traits.evolve).items()
-            }
+        tournament, mutation = self.tournament or TournamentSelection(0, False), self.mutation or unmutated()
+        block["evolve"] = mutation.evolve(self.name, breed.spec.traits.evolve)
         # Nobody asks how good the best is where no target ends the run and it is not written: evolution does not.
         asked = self.target is not None or self.save_elite or self.wb
         confirm = {} if asked else {"confirm_episodes": 2}
-        seed = None if self.mutation is None else self.mutation.rand_seed
         return params_of(
             {
-                "seed": breed.params.seed if seed is None else seed,
+                "seed": breed.params.seed if mutation.rand_seed is None else mutation.rand_seed,
                 "env": env.model_dump(),
                 "population": {"size": len(self.pop)},
                 "train": {
@@ -231,7 +247,7 @@ class Call(SimpleNamespace):
                     "learning_delay": 0, "eval_episodes": self.eval_loop * env.num_envs, "eval_steps": self.eval_steps,
                     "target": None if self.target is None else float(self.target), **confirm, **self.train,
                 },
-                "evolution": evolution,
+                "evolution": {"tournament": tournament.config.model_dump(), "mutation": mutation.config.model_dump()},
                 "runtime": {"device": breed.params.runtime.device},
                 "tracking": {"backends": ["wandb"] if self.wb else [], **self._tracked()},
                 "algos": {self.name: block},
