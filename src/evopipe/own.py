@@ -11,7 +11,8 @@ from typing import Any
 
 from evopipe.errors import EnvironmentFailed, ParamsError, did_you_mean, said
 
-_NAME = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
+NAME = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
+"""What code of one's own is named by."""
 
 
 def import_module(module: str, key: str) -> ModuleType:
@@ -42,7 +43,7 @@ def import_name(written: str, key: str) -> Any:
         ParamsError: it is not of that form, or there is no such thing, or nothing that can be called.
         EnvironmentFailed: importing the module raised.
     """
-    parts = _NAME.fullmatch(written)
+    parts = NAME.fullmatch(written)
     if parts is None:
         raise ParamsError(f"{key}: {written!r} is not of the form 'module:name'")
     module = import_module(parts["module"], key)

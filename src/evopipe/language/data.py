@@ -14,7 +14,6 @@ reward functions.
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingIn
 from evopipe.language.hub import REACH_SECONDS, first_line, quiet, reach
 from evopipe.language.tasks import Task
 from evopipe.rng import Purpose
-from evopipe.storage.files import RESTORE, dump_json, parse_json, read_bytes, write_bytes
+from evopipe.storage.files import RESTORE, dump_json, finite, parse_json, read_bytes, write_bytes
 
 FIELDS = {
     "reasoning": ("prompt", "answer"),
@@ -156,18 +155,11 @@ def read_jsonl(path: Path, form: str, check: Callable[[Row, str], None] | None =
 
 def _parse(line: bytes, where: str) -> Any:
     try:
-        return json.loads(line.decode(), parse_constant=_finite, parse_float=_finite)
+        return json.loads(line.decode(), parse_constant=finite, parse_float=finite)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: is not UTF-8 at byte {error.start + 1}: save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: is not valid JSON ({first_line(error)}): a line is one JSON object") from None
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is no finite number")
-    return number
 
 
 def read_datasets(name: str, split: str, columns: Mapping[str, str], form: str, subset: str | None = None) -> list[Row]:

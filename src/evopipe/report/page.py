@@ -18,6 +18,7 @@ from evopipe.film import Frames, animate
 from evopipe.layout import ELITE
 from evopipe.report import draw, figures, words
 from evopipe.report.read import Run, read
+from evopipe.track.formats import leaves
 
 WIDTH = 480  # pixels; wider frames are made smaller
 FRAMES = 300  # at most; a longer episode is shown in larger steps
@@ -80,13 +81,13 @@ def _breakable(key: str) -> Markup:
     return escape(words.clean(key)).replace(".", Markup(".<wbr>")).replace("_", Markup("_<wbr>"))
 
 
-def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
+def _flat(value: Any) -> list[tuple[str, str]]:
     """Return the leaves of nested mappings as text, by dotted name."""
-    if isinstance(value, Mapping) and value:
-        return [leaf for key, entry in value.items() for leaf in _flat(entry, f"{name}.{key}".lstrip("."))]
-    if isinstance(value, list | tuple):
-        return [(name, ", ".join(map(words.value, value)) or "none")]
-    return [(name, words.value(value))]
+
+    def text(each: Any) -> str:
+        return words.value(each) if not isinstance(each, list | tuple) else ", ".join(map(words.value, each)) or "none"
+
+    return [(name, text(each)) for name, each in leaves(value)]
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,13 @@ def ordered(*names: str) -> Any:
     return model_validator(mode="after")(check)
 
 
+def some_mass(block: Any) -> Any:
+    """See that one weight of a block is positive; the validator of mutation's probabilities."""
+    if not any(dict(block).values()):
+        raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
+    return block
+
+
 def hyper(
     default: Any = ..., *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any
 ) -> Any:
