@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -35,7 +34,7 @@ from evopipe.agents.environment import BaseEnv
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import Workflow
 from evopipe.errors import DataError, MissingInputError, ParamsError, suggestion
-from evopipe.schema.declare import explain
+from evopipe.schema.declare import parsed
 from evopipe.schema.text import LanguageParams
 
 
@@ -252,7 +251,7 @@ def _made(
             here = here.setdefault(step, {})
         here[last] = value
     agents = nested.pop("agents", {})
-    params = _validated(LanguageParams, nested, "")
+    params = parsed(LanguageParams, nested, "config: ")
     asked = params.train.algo
     able = [name for name in algos.names(of_text=True) if algos.get(name).REGIME == "dialogue"]
     if asked not in able:
@@ -263,7 +262,7 @@ def _made(
         raise ParamsError(
             "runtime.shards.engine: agents play in one process; engine='ray' lets environments live on Ray"
         )
-    made = _validated(Agents, agents, "agents")
+    made = parsed(Agents, agents, "config: agents.")
     values = "value" in algos.get(asked).asks(params.algo_config)
     for role, name in made.estimators.items():
         if values:
@@ -282,17 +281,6 @@ def _made(
         params, made, Path(folder) if folder else None, arguments, files, origin, notes,
         truth(given.get("trainer.val_only", False)),
     )  # fmt: skip
-
-
-def _validated(schema: Any, data: dict[str, Any], block: str) -> Any:
-    try:
-        return schema.model_validate(data)
-    except ValidationError as error:
-        lines = []
-        for keys, sentence in explain(error, schema, data):
-            path = ".".join(map(str, ((block,) if block else ()) + tuple(keys)))
-            lines.append(f"config: {path}: {sentence}")
-        raise ParamsError("\n".join(lines)) from None
 
 
 GIVEN_BY_US = ("rollout_engine", "executor")

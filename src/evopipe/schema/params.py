@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
 from evopipe import algos as registry
-from evopipe.errors import ParamsError, suggestion
+from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
     NEUTRAL,
     EnvConfig,
@@ -21,12 +21,11 @@ from evopipe.schema.blocks import (
     TrackingConfig,
     TrainConfig,
 )
-from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, located
+from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, line_of, located, parsed, refusal
 from evopipe.schema.read import read_yaml
 from evopipe.schema.text import LanguageParams, evolve_problems, parse_blocks, tracked
 from evopipe.types import Spaces
 
-MAX_PROBLEMS = 50
 _MAX_ENVIRONMENTS = 65_536
 _UPDATES = 1 << 13  # of a tick, whose draws are counted so far: `run.learn`
 
@@ -156,8 +155,8 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
         return schema.model_validate(document.data, context=COMPLETE)
     except ValidationError as error:
         found = explain(error, schema, document.data)
-    placed = sorted((document.mark(keys), _line(keys, sentence)) for keys, sentence in found)
-    raise _refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed)
+    placed = sorted((document.mark(keys), line_of(keys, sentence)) for keys, sentence in found)
+    raise refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed)
 
 
 def parse_params(data: Mapping[str, Any]) -> AnyParams:
@@ -171,28 +170,11 @@ def parse_params(data: Mapping[str, Any]) -> AnyParams:
         Traceback (most recent call last):
         evopipe.errors.ParamsError: population.sise: unknown key, did you mean 'size'?
     """
-    schema = _schema_of(data)
-    try:
-        return schema.model_validate(data)
-    except ValidationError as error:
-        found = explain(error, schema, data)
-    raise _refusal(_line(*problem) for problem in found)
+    return parsed(_schema_of(data), data)
 
 
 def _schema_of(data: Mapping[str, Any]) -> type[Params] | type[LanguageParams]:
     return LanguageParams if "language" in data else Params
-
-
-def _line(keys: tuple[str | int, ...], sentence: str) -> str:
-    shown = (str(key) if str(key).isprintable() else repr(key) for key in keys)
-    return ": ".join(filter(None, (".".join(shown), sentence)))
-
-
-def _refusal(problems: Iterable[str]) -> ParamsError:
-    """One line a problem, cut short where a broken file has hundreds."""
-    lines = list(problems)
-    more = [f"… and {len(lines) - MAX_PROBLEMS} more"] if len(lines) > MAX_PROBLEMS else []
-    return ParamsError("\n".join(lines[:MAX_PROBLEMS] + more))
 
 
 def json_schema() -> dict[str, Any]:
