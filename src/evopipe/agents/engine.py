@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -325,21 +325,11 @@ def _run_here(work: Coroutine[Any, Any, _T]) -> _T:
         asyncio.get_running_loop()
     except RuntimeError:
         return _run(work)
-    found: list[Any] = []
-
-    def there() -> None:
-        try:
-            found.append(_run(work))
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=there, name="evopipe-agents")
-    thread.start()
-    thread.join()
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    done: _T = found[0]
-    return done
+    another = ThreadPoolExecutor(1, "evopipe-agents")
+    try:
+        return another.submit(_run, work).result()
+    finally:
+        another.shutdown(wait=False)
 
 
 def _run(work: Coroutine[Any, Any, _T]) -> _T:
