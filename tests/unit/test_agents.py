@@ -39,7 +39,7 @@ from evopipe.agents import (
 )
 from evopipe.agents.config import read, resolve
 from evopipe.agents.engine import Engine, Job, Patience
-from evopipe.agents.games import Calculator, FrozenLake, WordGame, calculate
+from evopipe.agents.games import Calculator, FrozenLake, WordGame, _calculate
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
 from evopipe.agents.rounds import worker
 from evopipe.agents.rows import How, Played, advantages, batch_of, returns, rows_of
@@ -530,7 +530,7 @@ def test_tasks_of_a_calculator_are_of_its_numbers_and_operators() -> None:
     tasks = Calculator.tasks(200, 3, 5, 7, "+-")
     assert {task["question"][1] for task in tasks} == {"+", "-"}
     assert {int(task["question"][place]) for task in tasks for place in (0, 2)} == {5, 6, 7}
-    assert all(int(task["answer"]) == calculate(task["question"]) for task in tasks)
+    assert all(int(task["answer"]) == _calculate(task["question"]) for task in tasks)
     assert {task["answer"] for task in tasks} == {"-2", "-1", "0", "1", "2", "10", "11", "12", "13", "14"}
 
 

@@ -39,7 +39,7 @@ from evopipe.schema.text import LanguageParams
 
 
 @dataclass
-class Resolved:
+class _Resolved:
     """A configuration in effect."""
 
     params: LanguageParams  # as a `params.yaml` of language models has it
@@ -124,7 +124,7 @@ def _deep(value: Any) -> Any:
     return value
 
 
-def resolve(config: Any, population: Any, tasks: int, name: str) -> Resolved:
+def resolve(config: Any, population: Any, tasks: int, name: str) -> _Resolved:
     """Bring overrides, see `read`, to what a run of that name is configured by; `tasks` are rows of the training data.
     A population is None for one member; how many; or a mapping, the blocks `population`, `evolution` and `evolve`.
     Raises ParamsError if a key is unknown or a value cannot be used."""
@@ -242,7 +242,7 @@ def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
 
 def _made(
     told: Values, origin: dict[str, str], notes: list[str], given: Values, arguments: dict[str, dict[str, Any]]
-) -> Resolved:
+) -> _Resolved:
     nested: dict[str, Any] = {}
     for key, value in told.items():
         *path, last = key.split(".")
@@ -277,7 +277,7 @@ def _made(
         for split, key in (("train", "data.train_files"), ("val", "data.val_files"))
         if key in given
     }
-    return Resolved(
+    return _Resolved(
         params, made, Path(folder) if folder else None, arguments, files, origin, notes,
         truth(given.get("trainer.val_only", False)),
     )  # fmt: skip

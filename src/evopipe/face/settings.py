@@ -100,7 +100,7 @@ def block_of(
                 block[name] = 0.0 if (name, value) == ("target_kl", None) else float(value) if whole else value
     if "noise" in fields and (hp.get("O_U_NOISE") or hp.get("OU_NOISE")):
         block["noise"] = "ou"
-    block["network"] = network_of(net, bool(hp.get("RECURRENT")))
+    block["network"] = _network_of(net, bool(hp.get("RECURRENT")))
     encoder = net.get("encoder_config") or {}
     if "max_seq_len" in encoder and "max_seq_len" in fields:
         longest = encoder["max_seq_len"]
@@ -110,7 +110,7 @@ def block_of(
     return block
 
 
-def network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, Any]:
+def _network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, Any]:
     """Return the block `network` of what a script calls its network's configuration. Raises UsageError if a key is not
     known."""
     known = {"arch", "h_size", "hidden_size", "activation", "encoder_config", "head_config", "latent_dim", "layer_norm",
