@@ -11,7 +11,6 @@ from pydantic import Field, ValidationError, ValidationInfo, create_model, field
 from evopipe import algos as registry
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
-    NEUTRAL,
     EnvConfig,
     FetchConfig,
     MutationConfig,
@@ -23,14 +22,14 @@ from evopipe.schema.blocks import (
 )
 from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, line_of, located, parsed, refusal
 from evopipe.schema.read import read_yaml
-from evopipe.schema.text import LanguageParams, evolve_problems, parse_blocks, tracked
+from evopipe.schema.text import LanguageParams, RunParams, evolve_problems, parse_blocks
 from evopipe.types import Spaces
 
 _MAX_ENVIRONMENTS = 65_536
 _UPDATES = 1 << 13  # of a tick, whose draws are counted so far: `run.learn`
 
 
-class Params(Schema):
+class Params(RunParams):
     """All of `params.yaml`.
 
     Examples:
@@ -65,7 +64,6 @@ class Params(Schema):
             "algorithms that do not act by them",
         )
 
-    seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
     env: EnvConfig = Field(default_factory=EnvConfig)
     fetch: FetchConfig = Field(default_factory=FetchConfig)
     population: PopulationConfig = Field(default_factory=PopulationConfig)
@@ -78,15 +76,6 @@ class Params(Schema):
     algos: dict[str, Any] = Field(
         default_factory=dict, validate_default=True, description="one block an algorithm: its own `Config`"
     )
-
-    @property
-    def algo_config(self) -> Any:
-        """The chosen algorithm's `Config`."""
-        return self.algos[self.train.algo]
-
-    def tracked(self, *blocks: str) -> dict[str, Any]:
-        """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""
-        return tracked(self, {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}, blocks)
 
     @field_validator("population")
     @classmethod
