@@ -11,10 +11,11 @@ pytest.importorskip("transformers")
 
 import words
 from evopipe.agents import PettingZooEnvironment, TeamWorkflow, TerminationReason, TwentyQuestions
-from evopipe.agents.engine import Engine, Job, Patience
+from evopipe.agents.engine import Engine, Job
 from evopipe.agents.games import THINGS
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
 from evopipe.agents.rounds import worker
+from evopipe.agents.settings import Agents
 from evopipe.errors import ParamsError
 
 PLACES = tuple("012345678")
@@ -72,7 +73,7 @@ def play(turns: list[str], workflow: Any) -> Any:
         texts = [turns[next(said)] for _ in wave]
         return [Reply(words.base().encode(text), [-1.0] * len(text), [0.5] * len(text)) for text in texts]
 
-    engine = Engine(workflow, Tokens(words.base()), Limits(512, 4), decode, Patience())
+    engine = Engine(workflow, Tokens(words.base()), Limits(512, 4), decode, Agents(retries=0))
     return engine.run([Job(0, 0, "0:0", {"seed": 1}, Sampled())])[0].episode, engine.waves
 
 

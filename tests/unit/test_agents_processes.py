@@ -18,9 +18,10 @@ pytest.importorskip("transformers")
 import words
 from evopipe.agents import AgentTrainer, BaseEnv, ChatAgent, MultiTurnWorkflow, SingleTurnEnvironment, TerminationReason
 from evopipe.agents.blocking import Processes
-from evopipe.agents.engine import Done, Engine, Job, Patience
+from evopipe.agents.engine import Done, Engine, Job
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
 from evopipe.agents.rounds import worker
+from evopipe.agents.settings import Agents
 from evopipe.parallel import available_cpus
 
 DONE, ERROR, TIMEOUT = TerminationReason.ENV_DONE, TerminationReason.ERROR, TerminationReason.TIMEOUT
@@ -59,7 +60,7 @@ def play(env: Any, kinds: list[str], processes: Processes, seconds: float = 60.0
     make = worker(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=env, env_args=args)
     engine = Engine(
         make, Tokens(words.base()), Limits(64, 4), lambda wave: [Reply([8], [-1.0], [0.5]) for _ in wave],
-        Patience(env=seconds, close=5.0), processes=processes,
+        Agents(env_seconds=seconds, retries=0), grace=5.0, processes=processes,
     )  # fmt: skip
     return engine.run([Job(0, i, f"{i}:0", {"does": kind}, Sampled()) for i, kind in enumerate(kinds)])
 

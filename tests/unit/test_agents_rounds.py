@@ -25,10 +25,11 @@ from evopipe.agents import (
     Trajectory,
     Workflow,
 )
-from evopipe.agents.engine import Engine, Job, Patience
+from evopipe.agents.engine import Engine, Job
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
 from evopipe.agents.rounds import worker
 from evopipe.agents.rows import How, Played, advantages, batch_of
+from evopipe.agents.settings import Agents
 from evopipe.errors import ParamsError
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
@@ -71,7 +72,7 @@ def play(kind: Any, lengths: list[int], limit: int) -> tuple[Episode, list[int]]
         return [Reply(ids, [-1.0] * n, [0.5] * n)]
 
     make = worker(kind, agent_cls=ChatAgent, env_cls=Talk)
-    engine = Engine(make, Tokens(words.base()), Limits(99, limit), decode, Patience())
+    engine = Engine(make, Tokens(words.base()), Limits(99, limit), decode, Agents(retries=0))
     return engine.run([Job(0, 0, "0:0", {}, Sampled())])[0].episode, asked
 
 
@@ -195,7 +196,7 @@ def test_a_text_that_stops_a_completion_is_no_part_of_it_and_its_tokens_stay() -
             assert (out.content, out.finish_reason) == ("1231", "length")
             await self.rollout_engine.get_model_response("7", stop=["4", ""])
 
-    engine = Engine(worker(Own), Tokens(words.base()), Limits(99, 4, ("9", "3")), decode, Patience())
+    engine = Engine(worker(Own), Tokens(words.base()), Limits(99, 4, ("9", "3")), decode, Agents(retries=0))
     (one,) = engine.run([Job(0, 0, "0:0", {}, Sampled())])
     told = one.episode.info["error"]["error_message"]
     assert told == "get_model_response: stop=['4', ''] is no text, or several, none of them empty"

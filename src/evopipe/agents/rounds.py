@@ -16,7 +16,7 @@ from torch import Tensor
 from evopipe import algos, rng
 from evopipe.agents import records
 from evopipe.agents.blocking import Processes
-from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job, Patience
+from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
 from evopipe.agents.rows import Batch, How, Played, advantages, batch_of
 from evopipe.agents.settings import Agents
@@ -136,14 +136,12 @@ class Rounds:
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[Done]:  # fmt: skip
         """Run episodes; return them in order, failed ones too. Stopped if `stopped` said so."""
-        a = self.agents
-        patience = Patience(a.model_seconds, a.env_seconds, a.episode_seconds, a.wave_seconds, a.retries)
         language = self.spec.language
         places = getattr(self.spec.base.model.config, "max_position_embeddings", None)
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
         limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
         decoder = partial(_decode, self.spec, cohorts, purpose, when)
-        engine = Engine(self.make, self.tokens, limits, decoder, patience, a.at_once, a.workers, self.processes)
+        engine = Engine(self.make, self.tokens, limits, decoder, self.agents, self.processes)
         try:
             return engine.run(jobs, stopped)
         except Cancelled:
