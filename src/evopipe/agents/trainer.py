@@ -54,8 +54,6 @@ from evopipe.storage.lock import RunLock
 from evopipe.track.console import console_sink
 from evopipe.track.events import JsonlSink, Message, Tracker
 
-_INSTEAD = {"agent_class": "agent_cls", "agent_args": "agent_args", "env_class": "env_cls", "env_args": "env_args"}
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -117,12 +115,11 @@ class AgentTrainer:
         flow: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
         if workflow_class is not None:
-            own = {"agent_class": agent_class, "agent_args": agent_args, "env_class": env_class, "env_args": env_args}
-            for name, value in own.items():
+            idle = {"agent_class": agent_class, "agent_args": agent_args, "env_class": env_class, "env_args": env_args}
+            for name, value in idle.items():
                 if value is not None:
-                    raise ValueError(
-                        f"{name} is not supported when using workflow, instead use workflow_args['{_INSTEAD[name]}']"
-                    )
+                    own = name.replace("class", "cls")
+                    raise ValueError(f"{name} is not supported when using workflow, instead use workflow_args['{own}']")
         _engine(engine, env_class)
         self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
         self.agent_class, self.env_class = agent_class, env_class
