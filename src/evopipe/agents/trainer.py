@@ -43,7 +43,6 @@ from evopipe.run.evaluate import Episodes
 from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Run
-from evopipe.signals import StopSignal
 from evopipe.stages import tracking
 from evopipe.stages.language import export, population
 from evopipe.stages.language.describe import describe
@@ -51,8 +50,7 @@ from evopipe.stages.language.setup import about_spec, make_spec
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv, write_json
 from evopipe.storage.lock import RunLock
-from evopipe.track.console import console_sink
-from evopipe.track.events import JsonlSink, Message, Tracker
+from evopipe.track.events import Message
 
 
 @dataclass(frozen=True)
@@ -259,12 +257,8 @@ class AgentTrainer:
         folder.mkdir(parents=True, exist_ok=True)
         state = state_folder("agents", self._key(), folder)
         with RunLock(state.with_suffix(".lock")), translate_failures(LESS), closing(regime):
-            store, log = CheckpointStore(state / "checkpoints"), state / "events.jsonl"
-            with (
-                StopSignal() as stop,
-                Tracker([console_sink(quiet), JsonlSink(log)]) as tracker,
-                tracking.outbox(params, state, folder) as outbox,
-            ):
+            store = CheckpointStore(state / "checkpoints")
+            with tracking.watched(params, state, folder, quiet) as (stop, tracker, outbox):
                 regime.stopped = lambda: stop.signum is not None
 
                 def problems() -> list[str]:
@@ -283,7 +277,7 @@ class AgentTrainer:
                 write_csv(
                     folder / layout.MEASURES, ["generation", "slot", *regime.measures.names], regime.measures.rows()
                 )
-                write_timing(log, run.curve, folder)
+                write_timing(state / tracking.LOG, run.curve, folder)
                 found = self._validate(spec, regime, champion.member)
                 regime.write("elite", regime.seen)
                 played = {"Validation of the elite": "elite", "Last round of training": f"train-{clock.tick:06d}"}

@@ -33,12 +33,10 @@ from evopipe.run.learners import learner_count
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Champion, Run
 from evopipe.schema.params import AnyParams, Params
-from evopipe.signals import StopSignal
 from evopipe.stages import tracking
 from evopipe.stages.setup import about_spec, make_spec
 from evopipe.storage.checkpoint import CheckpointStore
-from evopipe.track.console import console_sink
-from evopipe.track.events import JsonlSink, Tracker
+from evopipe.track.events import Tracker
 
 Trained = tuple[list[Agent], list[list[float]]]
 
@@ -111,18 +109,17 @@ def conduct(
             for part in sorted(member.tensors):
                 begun.update(member.tensors[part].numpy().tobytes())
         state = state_folder("train", content_key({**params.tracked(), "members": begun.hexdigest()}), Path())
-    with StopSignal() as stop, tracking.outbox(params, state, Path(), name) as outbox:
-        with Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker:
+    with tracking.watched(params, state, Path(), quiet, name) as (stop, tracker, outbox):
 
-            def step() -> list[str]:
-                between(tracker)
-                return outbox.problems()
-
-            champion = train(run, CheckpointStore(folder / "checkpoints"), math.inf, stop, tracker, step)
+        def step() -> list[str]:
             between(tracker)
+            return outbox.problems()
+
+        champion = train(run, CheckpointStore(folder / "checkpoints"), math.inf, stop, tracker, step)
+        between(tracker)
         if tracked:
             write_results(run, champion, about, folder)
-            write_timing(state / "events.jsonl", run.curve, folder)
+            write_timing(state / tracking.LOG, run.curve, folder)
             tracking.finish(params, state, folder)
     return champion
 
