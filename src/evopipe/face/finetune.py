@@ -26,7 +26,6 @@ from evopipe.run.run import Champion, Run
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.language import export
 from evopipe.stages.language.describe import describe
-from evopipe.stages.language.setup import about_spec
 from evopipe.storage.files import write_csv
 from evopipe.track.events import Message, Tracker
 
@@ -237,12 +236,11 @@ class _Finetuning:
         spec, regime = regime_of(self.breed, params, env, len(self.pop), self.max_reward)
         made = Run(spec, regime, regime.clock, entering(self.pop, params.seed), [agent.mutation for agent in self.pop])
         agents = partial(views, made, LanguageAgent, self.breed, self.pop, env.data_batch_size)
-        about = {**about_spec(spec), "policy": describe(params, spec)}
         if self.wandb_entity is not None:
             os.environ["WANDB_ENTITY"] = self.wandb_entity
-        between = _Between(self, made, agents)
+        between, described = _Between(self, made, agents), describe(params, spec)
         with tempfile.TemporaryDirectory(prefix="evopipe-") as scratch, translate_failures():
-            champion = conduct(made, params, about, Path(scratch), between, not self.verbose, self.wandb_api_key,
+            champion = conduct(made, params, described, Path(scratch), between, not self.verbose, self.wandb_api_key,
                                self.wandb_run_name)  # fmt: skip
         if self.save_elite:
             self._save(spec, params, champion)

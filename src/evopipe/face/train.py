@@ -30,11 +30,11 @@ from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
 from evopipe.run.drive import begin, train
 from evopipe.run.learners import learner_count
-from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Champion, Run
 from evopipe.schema.params import AnyParams, Params
 from evopipe.stages import tracking
-from evopipe.stages.setup import about_spec, make_spec
+from evopipe.stages.setup import make_spec
+from evopipe.stages.train import finish
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.track.events import Tracker
 
@@ -92,12 +92,12 @@ def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[
 
 
 def conduct(
-    run: Run[Any], params: AnyParams, about: Mapping[str, Any], folder: Path, between: Callable[[Tracker], None],
+    run: Run[Any], params: AnyParams, described: Mapping[str, Any], folder: Path, between: Callable[[Tracker], None],
     quiet: bool, key: str | None, name: str | None = None,
 ) -> Champion:  # fmt: skip
     """Train to the end, bring it to the trackers that are asked for, and return the champion; `between` is called
-    between two steps, and at the end. Checkpoints go to the folder, and the log if no tracker is asked for; `about`
-    says what members were made for, `key` is of Weights & Biases, `name` what people read there. Raises
+    between two steps, and at the end. Checkpoints go to the folder, and the log if no tracker is asked for; `described`
+    is what a policy's description says, `key` is of Weights & Biases, `name` what people read there. Raises
     MissingInputError if that is asked for and not installed, and what `run.drive.train` raises."""
     state, tracked = folder, bool(params.tracking.backends)
     if tracked:
@@ -118,9 +118,7 @@ def conduct(
         champion = train(run, CheckpointStore(folder / "checkpoints"), math.inf, stop, tracker, step)
         between(tracker)
         if tracked:
-            write_results(run, champion, about, folder)
-            write_timing(state / tracking.LOG, run.curve, folder)
-            tracking.finish(params, state, folder)
+            finish(run, champion, params, described, state, folder)
     return champion
 
 
@@ -279,7 +277,6 @@ class Call:
             spaces = dict(spaces[0]), dict(spaces[1])  # type: ignore[call-overload]
         breed = self.pop[0].breed.told(params, spec, spaces)
         members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
-        about = {**about_spec(spec), "policy": breed.about}
         learners = learner_count(params.runtime.learners, params.runtime.threads, spec.overlapped)
         with (
             tempfile.TemporaryDirectory(prefix="evopipe-") as scratch,
@@ -291,7 +288,7 @@ class Call:
             path = self.checkpoint_path or f"{self.file}-checkpoint"
             save = _checkpoints(made, agents, self.checkpoint, path, self.overwrite_checkpoints)
             try:
-                champion = conduct(made, params, about, Path(scratch), lambda _: save(), not self.verbose,
+                champion = conduct(made, params, breed.about, Path(scratch), lambda _: save(), not self.verbose,
                                    self.wandb_api_key)  # fmt: skip
                 if adopt is not None:
                     adopt(made.regime)
