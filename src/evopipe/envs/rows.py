@@ -150,7 +150,10 @@ class Rows:
                         raise Fault(row, "reset() returned an action_mask in which no action is legal")
         return Begun(observations, masks if self._masked[0] else None)
 
-    def step(self, rows: Ints, actions: Actions) -> Step:
+    def send(self, rows: Ints, actions: Actions) -> None:
+        """Begin a step: here the work is done when its result is asked for."""
+
+    def receive(self, rows: Ints, actions: Actions) -> Step:
         """Step `rows` `[n]` with actions in an algorithm's terms: indices `[n]` or `[n, D]`, or `[n, A]` in [-1, 1].
 
         Raises:
@@ -190,13 +193,6 @@ class Rows:
             reward_t = floats(rewards).astype(np.float32)
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return Step.of(self._actions, obs_t, reward_t, *flags, np.stack(masks) if masks else None)
-
-    def send(self, rows: Ints, actions: Actions) -> None:
-        """Begin a step: here the work is done when its result is asked for."""
-
-    def receive(self, rows: Ints, actions: Actions) -> Step:
-        """End it, see `step`."""
-        return self.step(rows, actions)
 
     def close(self) -> None:
         """Close every environment."""

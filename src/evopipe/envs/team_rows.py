@@ -96,9 +96,12 @@ class TeamRows:
                 raise Fault(int(rows[i]), f"reset() returned an action_mask{whose} in which no action is legal")
         return Begun(seen.obs, mask, alive, seen.forced)
 
-    def step(self, rows: Ints, actions: Actions) -> Step:
+    def send(self, rows: Ints, actions: Actions) -> None:
+        """Begin a step: here the work is done when its result is asked for."""
+
+    def receive(self, rows: Ints, actions: Actions) -> Step:
         """Step `rows` `[n]` with actions `[n, K, …]` in an algorithm's terms, those of the living count. See
-        `Rows.step`."""
+        `Rows.receive`."""
         seen, ids = _Seen(self._space, len(rows), self._forces), self._space.ids
         own, turn = self._space.own_each(actions), self._turn
         with calling(self._guard, turn, "step"):
@@ -112,12 +115,6 @@ class TeamRows:
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
             reward = floats(seen.reward).astype(np.float32).reshape(shape)
         return team_step(self._space, seen.obs, reward, terminated, truncated, alive, mask, seen.forced)
-
-    def send(self, rows: Ints, actions: Actions) -> None:
-        """Begin a step: here the work is done when its result is asked for."""
-
-    def receive(self, rows: Ints, actions: Actions) -> Step:
-        return self.step(rows, actions)
 
     def legal(self, alive: Bools) -> Bools:
         """Return masks `[n, K, A]` where the environment gives none, of agents of whom some are alive `[n, K]`."""

@@ -215,7 +215,7 @@ class _Share:
     def _step(self, envs: Rows | TeamRows, rows: Ints) -> None:
         shared = self._shared
         began = time.perf_counter_ns()
-        step = envs.step(rows, shared["action"][rows])
+        step = envs.receive(rows, shared["action"][rows])
         shared["spent"][self._number] += time.perf_counter_ns() - began
         shared["stepped"][self._number] += len(rows)
         for name in self._given:
@@ -304,7 +304,7 @@ class _WorkerRows:
         self._ask(_STEP, rows)
 
     def receive(self, rows: Ints, actions: Actions) -> Step:
-        """End it, see `Rows.step`."""
+        """End it, see `Rows.receive`."""
         self._end(rows)
         return Step(*(self.shared[name][rows] for name in _STEP_FIELDS if name in self.shared))
 
