@@ -7,6 +7,7 @@ import json
 import math
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ from evopipe.agents.config import read, resolve
 from evopipe.agents.engine import Engine, Job
 from evopipe.agents.games import Calculator, FrozenLake, WordGame, _calculate
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
-from evopipe.agents.rounds import worker
 from evopipe.agents.rows import How, Played, advantages, batch_of, returns, rows_of
 from evopipe.agents.settings import Agents
 from evopipe.cli import app
@@ -254,7 +254,7 @@ def engine(make: Any = None, **agents: Any) -> Engine:
     def decode(wave: Any) -> list[Reply]:
         return [Reply([8], [-1.0], [0.5]) for _ in wave]
 
-    make = make or worker(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Nasty, max_steps=2)
+    make = make or partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Nasty, max_steps=2)
     return Engine(make, Tokens(words.base()), Limits(64, 4), decode, Agents(**{"retries": 0, **agents}))
 
 
@@ -308,7 +308,7 @@ def test_no_more_episodes_run_than_asked_for() -> None:
             await self.rollout_engine.get_model_response([{"role": "user", "content": "0"}])
             Counted.live -= 1
 
-    done = engine(worker(Counted), at_once=3).run(jobs(["well"] * 8))
+    done = engine(Counted, at_once=3).run(jobs(["well"] * 8))
     assert len(done) == 8
     assert max(seen) == 3
 
@@ -324,7 +324,7 @@ def test_an_episode_that_takes_too_long_ends_alone() -> None:
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             await asyncio.sleep(30)
 
-    (one,) = engine(worker(Slow), episode_seconds=0.05).run(jobs(["well"]))
+    (one,) = engine(Slow, episode_seconds=0.05).run(jobs(["well"]))
     assert one.episode.termination_reason is TerminationReason.TIMEOUT
 
 

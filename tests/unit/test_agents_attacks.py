@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -30,7 +31,6 @@ from evopipe.agents import (
 )
 from evopipe.agents.engine import Cancelled, Done, Engine, Job
 from evopipe.agents.model import Limits, Model, Reply, Sampled, Tokens
-from evopipe.agents.rounds import worker
 from evopipe.agents.rows import rows_of
 from evopipe.agents.settings import Agents
 
@@ -59,7 +59,7 @@ def flow(function: Any) -> Any:
             step = Step.from_model_output(out, CHAT)
             return Episode(trajectories=[Trajectory(steps=[step], reward=1.0)], termination_reason=DONE)
 
-    return worker(Own)
+    return Own
 
 
 def reasons(done: list[Done]) -> list[Any]:
@@ -144,7 +144,7 @@ def test_calls_of_one_episode_are_drawn_alike_whichever_thread_comes_first() -> 
 
     for late in ([0.0, 0.05], [0.05, 0.0]):
         Two.late = late
-        Engine(worker(Two), tokens, Limits(64, 4), decode, Agents(retries=0)).run([Job(0, 0, "0:0", {}, Sampled())])
+        Engine(Two, tokens, Limits(64, 4), decode, Agents(retries=0)).run([Job(0, 0, "0:0", {}, Sampled())])
     assert seen == [[("1", 0), ("2", 1)]] * 2  # one wave, in the order of their prompts
 
 
@@ -192,7 +192,7 @@ def test_an_environment_is_closed_whatever_hangs_or_raises(
     monkeypatch.setattr(Counted, "blocking", blocking, raising=False)
     Counted.open = 0
     Counted.release.clear()
-    make = worker(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Counted, env_args={"does": does})
+    make = partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Counted, env_args={"does": does})
     before = threading.active_count()
     done = play(make, 3, Agents(env_seconds=0.1, retries=0), grace=0.1)
     assert reasons(done) == [TIMEOUT if does in ("make", "reset") else DONE, DONE, DONE]
@@ -221,7 +221,7 @@ def test_environments_that_are_not_safe_beside_each_other_take_turns() -> None:
             return "", 1.0, True, {}
 
     Counted.together.clear()
-    play(worker(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Unsafe, env_args={"does": ""}), 8)
+    play(partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Unsafe, env_args={"does": ""}), 8)
     assert Counted.together == [1] * 8
 
 
@@ -242,7 +242,7 @@ def test_a_workflow_whose_close_raises_or_is_no_coroutine_ends_alone() -> None:
             return 7
 
     for kind in (Bad, Late, Plain):
-        (one,) = play(worker(kind))
+        (one,) = play(kind)
         assert one.episode.termination_reason is DONE
         assert "close" in one.episode.info
 
@@ -316,7 +316,7 @@ def test_what_an_episode_holds_is_written_whatever_it_is() -> None:
 def test_who_asks_to_stop_does_not_wait_for_what_hangs() -> None:
     Counted.open = 0
     Counted.release.clear()
-    make = worker(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Counted, env_args={"does": "reset"})
+    make = partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Counted, env_args={"does": "reset"})
     began = time.monotonic()
     with pytest.raises(Cancelled):
         play(make, 2, Agents(env_seconds=60.0, retries=0), grace=0.1, stopped=lambda: time.monotonic() - began > 0.1)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +21,6 @@ from evopipe.agents import AgentTrainer, BaseEnv, ChatAgent, MultiTurnWorkflow, 
 from evopipe.agents.blocking import Processes
 from evopipe.agents.engine import Done, Engine, Job
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
-from evopipe.agents.rounds import worker
 from evopipe.agents.settings import Agents
 from evopipe.parallel import available_cpus
 
@@ -57,7 +57,7 @@ class Apart(BaseEnv):
 
 
 def play(env: Any, kinds: list[str], processes: Processes, seconds: float = 60.0, **args: Any) -> list[Done]:
-    make = worker(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=env, env_args=args)
+    make = partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=env, env_args=args)
     engine = Engine(
         make, Tokens(words.base()), Limits(64, 4), lambda wave: [Reply([8], [-1.0], [0.5]) for _ in wave],
         Agents(env_seconds=seconds, retries=0), grace=5.0, processes=processes,

@@ -62,7 +62,7 @@ class Engine:
     CPU); what is given up has `grace` seconds to end by itself."""
 
     def __init__(
-        self, make: Callable[[Model, Runner], Workflow], tokens: Tokens, limits: Limits,
+        self, make: Callable[..., Workflow], tokens: Tokens, limits: Limits,
         decode: Callable[[Sequence[Request]], Sequence[Reply]], agents: Agents, processes: Processes | None = None,
         grace: float = 5.0,
     ) -> None:  # fmt: skip
@@ -188,7 +188,7 @@ class Engine:
         reason, late = TerminationReason.UNKNOWN, None
         wrong: BaseException | None = None
         try:
-            workflow = self.make(model, self.runners[i])
+            workflow = self.make(rollout_engine=model, executor=self.runners[i])
             workflow.reset(job.task, job.uid)
             limit = min((s for s in (agents.episode_seconds, workflow.timeout) if s is not None), default=None)
             found, raised = await _alone(partial(workflow.run, job.task, job.uid), limit, self.grace)

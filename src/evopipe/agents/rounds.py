@@ -17,10 +17,10 @@ from evopipe import algos, rng
 from evopipe.agents import records
 from evopipe.agents.blocking import Processes
 from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job
-from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
+from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
 from evopipe.agents.rows import Batch, How, Played, advantages, batch_of
 from evopipe.agents.settings import Agents
-from evopipe.agents.workflow import Runner, Workflow
+from evopipe.agents.workflow import Workflow
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.core.net import score
@@ -44,7 +44,6 @@ MEASURED = (
 )  # fmt: skip
 VALIDATED = ("mean", "pass@1", "pass@k", "failed")
 
-Make = Callable[[Model, Runner], Workflow]
 _AT_ONCE = 512  # completions of each member that are decoded at a time
 
 
@@ -101,8 +100,8 @@ class Rounds:
     threshold: float | None = None
 
     def __init__(
-        self, spec: LanguageSpec, clock: Clock, agents: Agents, make: Make, tasks: Sequence[Mapping[str, Any]],
-        held: Sequence[Mapping[str, Any]], folder: Path | None = None,
+        self, spec: LanguageSpec, clock: Clock, agents: Agents, make: Callable[..., Workflow],
+        tasks: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], folder: Path | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.clock, self.agents, self.whole = spec, clock, agents, True
         self.make, self.tasks, self.held, self.folder = make, tasks, held, folder
@@ -368,8 +367,3 @@ def own(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: own(each) for key, each in value.items()}
     return [own(each) for each in value] if isinstance(value, list) else value
-
-
-def worker(make: Callable[..., Workflow], **given: Any) -> Make:
-    """Return what makes a workflow from its model and runner, given everything else."""
-    return lambda model, runner: partial(make, **given)(rollout_engine=model, executor=runner)

@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import evopipe
 from evopipe import layout, rng
@@ -25,8 +26,7 @@ from evopipe.agents.config import (
 )
 from evopipe.agents.data import Dataset
 from evopipe.agents.elsewhere import on_ray
-from evopipe.agents.rounds import Rounds, worker
-from evopipe.agents.settings import Agents
+from evopipe.agents.rounds import Rounds
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
 from evopipe.core.member import Member
 from evopipe.errors import DataError, UsageError, need_package, translate_failures
@@ -164,16 +164,16 @@ class AgentTrainer:
 
     def make(self) -> Callable[..., Workflow]:
         """Return what makes the workflow of one episode."""
-        agents: Agents = self.resolved.agents
-        if self.workflow_class is not None:
-            return worker(self.workflow_class, **self.workflow_args)
+        agents, own = self.resolved.agents, cast("Any", self.workflow_class)
+        if own is not None:
+            return partial(own, **self.workflow_args)
         if self.flow is not None:
-            return worker(FlowWorkflow, flow=self.flow, reward_fn=self.reward_fn)
-        kind = CumulativeWorkflow if agents.cumulative else MultiTurnWorkflow
+            return partial(FlowWorkflow, flow=self.flow, reward_fn=self.reward_fn)
+        kind: Any = CumulativeWorkflow if agents.cumulative else MultiTurnWorkflow
         if self.engine == "ray" and self._elsewhere is None:
             assert self.env_class is not None
             self._elsewhere = on_ray(self.env_class)
-        return worker(
+        return partial(
             kind, agent_cls=self.agent_class, env_cls=self._elsewhere or self.env_class, agent_args=self.agent_args,
             env_args=self.env_args, max_steps=agents.max_steps,
         )  # fmt: skip
