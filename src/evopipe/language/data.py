@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from evopipe import rng
-from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, need_package, said, suggestion
+from evopipe.errors import DataError, MissingInputError, need_package, suggestion
 from evopipe.language.hub import REACH_SECONDS, first_line, quiet, reach
 from evopipe.language.tasks import Task
+from evopipe.own import foreign
 from evopipe.rng import Purpose
 from evopipe.storage.files import RESTORE, dump_json, finite, parse_json, read_bytes, write_bytes
 
@@ -110,12 +111,8 @@ def _kind(value: Any) -> str:
 def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
     """Return `n` rows that a task makes by the run's seed. Raises EnvironmentFailed if the task raised; DataError if
     its rows are not of the form."""
-    try:
+    with foreign(f"language.task: {name!r}: making rows"):
         rows = list(task.rows(rng.host(rng.run_key(seed), Purpose.BEHAVIOUR), n))
-    except EvopipeError:
-        raise
-    except Exception as error:
-        raise EnvironmentFailed(f"language.task: {name!r}: making rows raised {said(error)}") from error
     check_rows(rows, form, f"language.task: {name!r}")
     return rows
 
