@@ -224,6 +224,7 @@ def test_a_run_has_the_same_bits_by_any_number_of_learners(tmp_path: Path) -> No
 
 
 def test_a_language_model_leaves_the_kernels_as_they_are() -> None:
+    build.load()  # else they cannot be asked for
     configure(RuntimeConfig(kernels="native"))
     configure(TextRuntime())
     assert fingerprint()["kernels"] == "native"

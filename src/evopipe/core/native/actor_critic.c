@@ -58,6 +58,10 @@ static int all_finite(const nets *n, int p) {
   return fabsf(total) < INFINITY;
 }
 
+static void clear(const nets *n, int p, float *grads) {
+  for (int r = 0; r < n->rows; r++) cleared(spans_of(n->own, (ptrdiff_t)p * n->rows + r), grads + r * n->size);
+}
+
 // Clip, and step where the member is healthy and its loss and gradient finite; return whether it is.
 static int descend(const nets *n, int p, float *grads, float limit, float loss, float lr, int healthy, double beta1,
                    double beta2, double eps) {
@@ -202,7 +206,7 @@ static int climb_member(const void *told, int p) {
   }
   seen(j, rows, now, j->now_row, x);
   for (int k = 0, at = acting; k < agents; at += j->does[k++]) did(j, p, k, rows, x + at);
-  memset(grads, 0, sizeof(float) * (size_t)critic_size);
+  clear(critic, p, grads);
   memset(errors, 0, sizeof(float) * (size_t)j->batch);
   float loss = 0.0f;
   for (int k = 0; k < agents; k++) {
@@ -231,7 +235,7 @@ static int climb_member(const void *told, int p) {
   if (j->climbs) {
     // Actors climb the first twin's Q of their own action and the others' in the batch.
     float climbed = 0.0f;
-    memset(grads, 0, sizeof(float) * (size_t)actor_size);
+    clear(actor, p, grads);
     for (int k = 0, at = acting; k < agents; at += j->does[k++]) {
       const int does = j->does[k];
       shown(j, k, rows, now, j->now_row, own);

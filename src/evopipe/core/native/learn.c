@@ -11,6 +11,14 @@ INLINE spans spans_of(const int32_t *own, ptrdiff_t row) { return (spans){own + 
 
 #define EACH_SPAN(of) for (const int32_t *s = (of).begin; s < (of).end; s += 2)
 
+static void cleared(spans of, float *x) {
+  EACH_SPAN(of) memset(x + s[0], 0, sizeof(float) * (size_t)(s[1] - s[0]));
+}
+
+static void copied(spans of, const float *from, float *to) {
+  EACH_SPAN(of) memcpy(to + s[0], from + s[0], sizeof(float) * (size_t)(s[1] - s[0]));
+}
+
 static float squared(spans of, const float *x) {
   vec squares[EACH] = {0};
   EACH_SPAN(of)

@@ -188,7 +188,7 @@ static void learn_one(const policy *of, const lessons *to, int p, const int64_t 
   int given = 0;
   for (int k = 0; k < BRAINS; k++)
     if (of->brains[k].values && !rests)
-      memset(with->grads[k], 0, sizeof(float) * (size_t)(of->groups * of->brains[k].size));
+      cleared(spans_of(of->brains[k].own, p), with->grads[k]);
   for (int g = 0; g < of->groups; g++) {
     mind minds[BRAINS];
     const int rows = batch * (of->starts[g + 1] - of->starts[g]);

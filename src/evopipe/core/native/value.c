@@ -280,7 +280,7 @@ static int value_member(const void *told, int p) {
     count = lay_out(plan, j->layers, rows, j->inputs, x, saved, found);
     draw_noise(j, p, 2, found, count, into, out_of);
     aim = own;
-    memcpy(own, target, sizeof(float) * (size_t)j->size);
+    copied(all_own, target, own);
     with_noise(j, p, found, count, into, out_of, target, j->noise_target + p * j->noise_target_stride, own);
   }
   gathered(rows, j->inputs, j->next_obs + p * j->next_member, j->next_row, x);
@@ -288,7 +288,7 @@ static int value_member(const void *told, int p) {
          sizeof(float) * (size_t)outputs);
   if (noisy) {
     draw_noise(j, p, 1, found, count, into, out_of);
-    memcpy(own, values, sizeof(float) * (size_t)j->size);
+    copied(all_own, values, own);
     with_noise(j, p, found, count, into, out_of, values, j->noise + p * j->noise_stride, own);
   }
   if (j->twice)
@@ -304,11 +304,11 @@ static int value_member(const void *told, int p) {
   }
   for (int b = rows; b < j->rows; b++) errors[b] = 0.0f;
 
-  memset(grad, 0, sizeof(float) * (size_t)j->size);
+  cleared(all_own, grad);
   backward(own, grad, rows, found, count, d, next, of_f, 0, packed);
   float norm = 0.0f;
   if (noisy) {
-    memset(noise_grad, 0, sizeof(float) * (size_t)j->size);
+    cleared(all_own, noise_grad);
     with_noise(j, p, found, count, into, out_of, NULL, grad, noise_grad);
     norm = clipped(all_own, noise_grad, j->limit[p]);
   }
