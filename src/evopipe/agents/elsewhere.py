@@ -8,7 +8,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from evopipe.agents.environment import BaseEnv
 from evopipe.parallel import available_cpus
@@ -89,8 +89,6 @@ def on_ray(env_class: type[BaseEnv], processes: int | None = None, **ray_init: A
 
     class Elsewhere(BaseEnv):
         """An environment in another process."""
-
-        blocking: ClassVar[bool] = True
 
         def __init__(self, info: Mapping[str, Any]) -> None:
             self._number, self._host = hosts.next()

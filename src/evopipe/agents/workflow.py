@@ -290,7 +290,6 @@ class FlowWorkflow(Workflow):
         trajectory = Trajectory(task=task, steps=steps)
         if isinstance(found, str) and self.reward_fn is not None:
             found = await self.run_in_executor(self.reward_fn, task, found)
-            found = getattr(found, "reward", found)
         rewards = list(found) if isinstance(found, (list, tuple)) else None
         if rewards is not None:
             if len(rewards) != len(steps):
