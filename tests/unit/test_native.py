@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from evopipe import machine
 from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.layers import ACTIVATIONS
@@ -183,6 +184,7 @@ def test_without_a_compiler_torch_serves(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     build.load.cache_clear()
+    machine._say_once.cache_clear()
     configure(RuntimeConfig(kernels="auto"))
     configure(RuntimeConfig(kernels="auto"))
     assert capsys.readouterr().err.count("networks are computed by torch: no C compiler was found") == 1
