@@ -32,6 +32,7 @@ run: setup ## set up, then run the pipeline (dvc repro)
 
 test: setup ## set up, then run the tests
 	$(PYTEST) -n 2
+	$(PYTEST) -n 2 -m numerical --native tests/contract
 
 test-slow: setup ## run the tests that take minutes too
 	$(PYTEST) --slow

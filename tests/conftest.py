@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 from collections import Counter
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +27,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--native", action="store_true", help="networks go through the CPU's own kernels, not torch's")
 
 
+COMPILER = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--native"):
+        if COMPILER is None:
+            pytest.exit("there is no C compiler, and so no kernels of our own to test", returncode=0)
         build.use(build.load())
+
+
+def _unless_no_compiler() -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    except build.NoKernels as error:
+        if COMPILER is not None:
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, Any, Any]:
+    return (yield from _unless_no_compiler())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    return (yield from _unless_no_compiler())
 
 
 @pytest.fixture(autouse=True)

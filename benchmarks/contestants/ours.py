@@ -313,7 +313,7 @@ def random_batch(cohort: Cohort, spec: Spec) -> Batch:
         action = draw(p, b, spec.actions).clamp(-1.0, 1.0)
     else:
         action = torch.randint(spec.actions, (p, b), generator=generator).to(spec.device)
-    discount = cohort.hyper["gamma"][:, None].expand(p, b)
+    discount = cohort.hyper["gamma"][:, None].expand(p, b).contiguous()  # as a memory gives it
     return Batch(draw(p, b, o), action, draw(p, b), discount, draw(p, b, o), None, cohort.weight)
 
 

@@ -30,6 +30,7 @@ LANGUAGE = (
 )
 FRACTION, FRACTION_STRETCH = 0.5, 0.6  # of the machine's limit, that are the aim
 RATE = 1_500_000  # steps per second of our own CartPole that are the aim
+LANDED, LANDED_STRETCH = 187_500, 150_000  # steps to a solved LunarLander, evaluation counted: half of 375,000
 UPDATE, DRAW, MEMORY = 150, 150, 100  # µs of a small update and of a prioritised draw, MB of a million transitions
 
 
@@ -142,16 +143,18 @@ def figures(results: Results) -> list[Figure]:
         result = results["cartpole"]
         words = "seconds to a solved CartPole-v1, SB3 + Optuna over ours"
         listed.append(_ratio(words, result, solved_ratio(result, "SB3 + Optuna"), 5.0, wide=True))
-        listed.append(_cartpole_seconds(result))
+        listed.append(_to_solved("seconds to a solved CartPole-v1 on 2 cores, median", result, "seconds", 45, " s"))
+    if "lunarlander" in results:
+        words = "environment steps to a solved LunarLander-v3, evaluation counted, median"
+        listed.append(_to_solved(words, results["lunarlander"], "steps", LANDED, "", LANDED_STRETCH))
     return listed
 
 
-def _cartpole_seconds(result: Result) -> Figure:
-    words, aim = "seconds to a solved CartPole-v1 on 2 cores, median", 45
-    middle = stats.median_time(found := values(result, "evopipe", time_of))
+def _to_solved(words: str, result: Result, key: str, aim: int, unit: str, stretch: int | None = None) -> Figure:
+    middle = stats.median_time(found := values(result, "evopipe", lambda r: time_of(r, key)))
     said = "not reached" if middle.value > aim or middle.censored else "reached"
     said = said if len(found) >= stats.LEAST_PAIRS else "INCONCLUSIVE"
-    return Figure(words, f"≤ {aim} s", "", f"{duration(middle)} s", where(result), f"**{said}**")
+    return Figure(words, *_aims("≤", unit, aim, stretch), f"{duration(middle)}{unit}", where(result), f"**{said}**")
 
 
 class Limit(NamedTuple):

@@ -22,7 +22,7 @@ from evopipe.errors import DataError, EvopipeError, MissingInputError, UsageErro
 from evopipe.layout import EVALUATION, TRAINED
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
 from evopipe.schema.read import parse_yaml
-from evopipe.track.formats import clean, columns, number, score
+from evopipe.track.formats import clean, columns, leaves, number, score
 
 _LOCK = Path("dvc.lock")
 _STAGES = ("fetch", "buffer", "population", "train", "evaluate")  # what a score comes from
@@ -159,7 +159,7 @@ def _run(name: str, read: _Read) -> _Run:
         settings: dict[str, Any] = {}
         for stage in _STAGES:
             for file in stages.get(stage, {}).get("params", {}).values():
-                settings |= _leaves(file)
+                settings |= dict(leaves(file))
         run = _Run(int(settings.pop("seed")), settings, report["elite"], report["episodes"])
         _ = run.elite["mean"], run.elite["interval"], run.elite["iqm"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -194,14 +194,6 @@ def _git(*words: str) -> bytes | None:
 
 def _hash(entries: Sequence[Mapping[str, Any]], path: Path) -> Any:
     return {entry["path"]: entry["md5"] for entry in entries}[path.as_posix()]
-
-
-def _leaves(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Every value that is not a block, by its dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _leaves(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return found
 
 
 # --- configurations ---------------------------------------------------------------------------------------------------

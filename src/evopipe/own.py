@@ -1,17 +1,36 @@
-"""Code of one's own: modules from the installed packages, or from the working folder."""
+"""Code of one's own: modules from the installed packages, or from the working folder, and how it is run."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from evopipe.errors import EnvironmentFailed, ParamsError, did_you_mean, said
+from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean, said
+from evopipe.watchdog import Hung, Watchdog
 
-_NAME = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
+NAME = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
+"""What code of one's own is named by."""
+
+
+@contextlib.contextmanager
+def foreign(what: str, watched: Watchdog | None = None) -> Iterator[None]:
+    """Run code that is not evopipe's; EnvironmentFailed, which begins with `what`, says that it raised, or did not
+    return."""
+    try:
+        with watched or contextlib.nullcontext():
+            yield
+    except EvopipeError:
+        raise
+    except Hung as hung:
+        raise EnvironmentFailed(f"{what} {hung}") from None
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(f"{what} raised {said(error)}") from error
 
 
 def import_module(module: str, key: str) -> ModuleType:
@@ -42,7 +61,7 @@ def import_name(written: str, key: str) -> Any:
         ParamsError: it is not of that form, or there is no such thing, or nothing that can be called.
         EnvironmentFailed: importing the module raised.
     """
-    parts = _NAME.fullmatch(written)
+    parts = NAME.fullmatch(written)
     if parts is None:
         raise ParamsError(f"{key}: {written!r} is not of the form 'module:name'")
     module = import_module(parts["module"], key)

@@ -34,10 +34,6 @@ _UNSEEN = ("dummy", "offscreen", "evdev")  # video drivers of SDL without a wind
 _SILENT = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
 
 
-class CannotRender(EnvironmentFailed):
-    """The environment cannot draw itself in the way that is asked for."""
-
-
 @dataclass(frozen=True)
 class _Playback:
     """One episode, drawn."""
@@ -68,10 +64,10 @@ def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: 
     `max_steps` is a cap; None: the environment's own, or `LIMIT`. For `trust` and its errors see `environment_of`.
 
     Raises:
-        CannotRender: the environment has no render mode `rgb_array`, or draws something else than `[H, W, 3]` uint8.
         ParamsError: the environment is unknown or its package is not installed.
         DataError: the policy does not fit the environment.
-        EnvironmentFailed: the environment raised.
+        EnvironmentFailed: the environment raised, has no render mode `rgb_array`, or draws something else than
+            `[H, W, 3]` uint8.
     """
     cfg = environment_of(policy, trust=trust)
     with _without_display(), _opened(cfg, policy, "rgb_array") as env:
@@ -263,7 +259,7 @@ def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:
     if mode in modes:
         return make_env(cfg, mode)
     if "rgb_array" not in modes:
-        raise CannotRender(
+        raise EnvironmentFailed(
             f"environment {cfg.id!r} cannot draw itself (its metadata lists the render modes {list(modes)}); give it "
             "the mode 'rgb_array': take `render_mode` in the constructor, and let render() return an array [H, W, 3] "
             "of uint8"
@@ -285,7 +281,7 @@ def _draw(env: gymnasium.Env[Any, Any], cfg: EnvConfig) -> npt.NDArray[np.uint8]
     with _explained(cfg):
         frame = np.array(env.render())
     if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8 or not frame.size:
-        raise CannotRender(
+        raise EnvironmentFailed(
             f"environment {cfg.id!r}: render() gave {frame.dtype} of shape {list(frame.shape)}; "
             "return an array [H, W, 3] of uint8"
         )

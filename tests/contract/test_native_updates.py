@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from crews import GROUPS, SPACES, B, Crewed, P, transitions
+from evopipe import algos
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.layout import Block
@@ -17,7 +18,7 @@ from evopipe.core.native import actor_critic, build
 from evopipe.ops.distributions import gumbel
 from evopipe.rng import Purpose, Stream, member_keys
 from evopipe.types import Batch, Learned, Spaces
-from populations import same
+from populations import LONG, advance, same, unlike
 
 pytestmark = pytest.mark.numerical
 ALONE = {"continuous": Spaces(4, 3, continuous=True), "discrete": Spaces(4, 3)}
@@ -184,6 +185,34 @@ def test_a_members_bits_are_its_own(case: str) -> None:
     for part, rows in ((halves.part(0, 1), [0]), (halves.part(1, P), [1, 2])):
         it.learn(part, rows)
     assert all(torch.equal(a, b) for a, b in zip(halves.tensors(), together.tensors(), strict=True))
+
+
+SOME = {"dqn", "rainbow", "td3", "ppo"}
+COMPILED = [name for name in algos.names() if algos.get(name).COMPILED]
+
+
+@pytest.mark.parametrize(
+    ("algo", "backend"),
+    [
+        *(pytest.param(x, "sync", marks=() if x in SOME else pytest.mark.thorough) for x in COMPILED),
+        ("ppo", "torch"),
+    ],
+)
+def test_unlike_members_share_one_cohort_and_learn_what_they_learn_among_like_ones(
+    algo: str, backend: str, run: Callable[..., Any]
+) -> None:
+    """Of unlike widths, layers, activations and batches: nothing that one has shifts what is another's."""
+    found = []
+    for mode in ("exact", "merged"):
+        p = unlike(algo, norm=algo != "ppo", cohorts=mode, **LONG)
+        found.append(run(replace(p, env=p.env.model_copy(update={"backend": backend})), 5))
+    for each in found:
+        advance(each, 50)
+    apart, together = found
+    assert len(apart.cohorts) > len(together.cohorts) == 1
+    for slot in range(5):
+        assert same(apart.members[slot], together.members[slot])
+        assert float(together.members[slot].tensors["updates"]) > 0
 
 
 @each_case

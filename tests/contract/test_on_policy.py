@@ -400,10 +400,10 @@ def test_members_of_unlike_batch_sizes_and_epochs_learn_as_each_would_alone(algo
     (cohort,) = p.form(members)
     rollout = rollout_for(p, cohort)
     losses = learn_from_rollout(p, cohort, copy.deepcopy(rollout), TICKS, 3)
-    for i, member in enumerate(dissolve([cohort])):
-        (one,) = p.form([replace(members[i], slot=0)])
-        loss = learn_from_rollout(p, one, copy.deepcopy(rollout.part(i, i + 1)), TICKS, 3)
-        torch.testing.assert_close(loss[0], losses[i], rtol=1e-4, atol=1e-5)
+    for member in dissolve([cohort]):
+        (one,), row = p.form([replace(members[member.slot], slot=0)]), cohort.slots.index(member.slot)
+        loss = learn_from_rollout(p, one, copy.deepcopy(rollout.part(row, row + 1)), TICKS, 3)
+        torch.testing.assert_close(loss[0], losses[row], rtol=1e-4, atol=1e-5)
         (alone,) = dissolve([one])
         assert alone.tensors["updates"] == member.tensors["updates"] > 0
         for name, tensor in alone.tensors.items():

@@ -25,10 +25,10 @@ from evopipe import algos, layout, policy, rng
 from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
+from evopipe.data.collect import GOOD, POOR
 from evopipe.data.episodes import Episode
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, write_transitions
-from evopipe.envs.heuristics import GOOD, POOR
 from evopipe.errors import BusyError, DataError, DiskError, EnvironmentFailed, Interrupted
 from evopipe.evolve.lineage import Born, Record
 from evopipe.evolve.mutate import Mutation

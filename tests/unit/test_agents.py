@@ -7,6 +7,7 @@ import json
 import math
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ from evopipe.agents import (
     Workflow,
 )
 from evopipe.agents.config import read, resolve
-from evopipe.agents.engine import Engine, Job, Patience
-from evopipe.agents.games import Calculator, FrozenLake, WordGame, calculate
+from evopipe.agents.engine import Engine, Job
+from evopipe.agents.games import Calculator, FrozenLake, WordGame, _calculate
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
-from evopipe.agents.rounds import worker
 from evopipe.agents.rows import How, Played, advantages, batch_of, returns, rows_of
+from evopipe.agents.settings import Agents
 from evopipe.cli import app
 from evopipe.errors import DataError, EnvironmentFailed, MissingInputError, ParamsError
 from evopipe.types import Text
@@ -249,12 +250,12 @@ class Nasty(BaseEnv):
             Nasty.open -= 1
 
 
-def engine(patience: Patience, at_once: int = 256, make: Any = None) -> Engine:
+def engine(make: Any = None, **agents: Any) -> Engine:
     def decode(wave: Any) -> list[Reply]:
         return [Reply([8], [-1.0], [0.5]) for _ in wave]
 
-    make = make or worker(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Nasty, max_steps=2)
-    return Engine(make, Tokens(words.base()), Limits(64, 4), decode, patience, at_once)
+    make = make or partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Nasty, max_steps=2)
+    return Engine(make, Tokens(words.base()), Limits(64, 4), decode, Agents(**{"retries": 0, **agents}))
 
 
 def jobs(kinds: list[str]) -> list[Job]:
@@ -267,7 +268,7 @@ def faults(n: int) -> dict[TerminationReason, int]:
     kinds += ["well"] * (n - len(kinds))
     before, Nasty.open = threading.active_count(), 0
     Nasty.release.clear()
-    done = engine(Patience(env=0.5 if n == 100 else 5.0), at_once=n).run(jobs(kinds))
+    done = engine(env_seconds=0.5 if n == 100 else 5.0, at_once=n).run(jobs(kinds))
     Nasty.release.set()
     assert [each.job.place for each in done] == list(range(n))
     assert Nasty.open == 0  # hung ones are closed too
@@ -290,7 +291,7 @@ def test_what_hangs_raises_or_returns_rubbish_fails_alone(n: int) -> None:
 
 
 def test_a_failed_episode_is_tried_again_and_says_what_went_wrong() -> None:
-    (one,) = engine(Patience(retries=2)).run(jobs(["nan"]))
+    (one,) = engine(retries=2).run(jobs(["nan"]))
     assert one.attempts == 3
     assert "the reward nan, which is no finite number" in one.episode.info["error"]["error_message"]
 
@@ -307,13 +308,13 @@ def test_no_more_episodes_run_than_asked_for() -> None:
             await self.rollout_engine.get_model_response([{"role": "user", "content": "0"}])
             Counted.live -= 1
 
-    done = engine(Patience(), 3, worker(Counted)).run(jobs(["well"] * 8))
+    done = engine(Counted, at_once=3).run(jobs(["well"] * 8))
     assert len(done) == 8
     assert max(seen) == 3
 
 
 def test_all_that_wait_are_answered_in_one_wave() -> None:
-    made = engine(Patience())
+    made = engine()
     made.run(jobs(["well"] * 20))
     assert made.waves == 1
 
@@ -323,7 +324,7 @@ def test_an_episode_that_takes_too_long_ends_alone() -> None:
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             await asyncio.sleep(30)
 
-    (one,) = engine(Patience(episode=0.05), make=worker(Slow)).run(jobs(["well"]))
+    (one,) = engine(Slow, episode_seconds=0.05).run(jobs(["well"]))
     assert one.episode.termination_reason is TerminationReason.TIMEOUT
 
 
@@ -530,7 +531,7 @@ def test_tasks_of_a_calculator_are_of_its_numbers_and_operators() -> None:
     tasks = Calculator.tasks(200, 3, 5, 7, "+-")
     assert {task["question"][1] for task in tasks} == {"+", "-"}
     assert {int(task["question"][place]) for task in tasks for place in (0, 2)} == {5, 6, 7}
-    assert all(int(task["answer"]) == calculate(task["question"]) for task in tasks)
+    assert all(int(task["answer"]) == _calculate(task["question"]) for task in tasks)
     assert {task["answer"] for task in tasks} == {"-2", "-1", "0", "1", "2", "10", "11", "12", "13", "14"}
 
 

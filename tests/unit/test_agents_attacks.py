@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -28,21 +29,21 @@ from evopipe.agents import (
     Trajectory,
     Workflow,
 )
-from evopipe.agents.engine import Cancelled, Done, Engine, Job, Patience
+from evopipe.agents.engine import Cancelled, Done, Engine, Job
 from evopipe.agents.model import Limits, Model, Reply, Sampled, Tokens
-from evopipe.agents.rounds import worker
 from evopipe.agents.rows import rows_of
+from evopipe.agents.settings import Agents
 
 CHAT = [{"role": "user", "content": "0"}]
 DONE, ERROR, TIMEOUT = TerminationReason.ENV_DONE, TerminationReason.ERROR, TerminationReason.TIMEOUT
 
 
-def play(make: Any, n: int = 1, patience: Patience | None = None, **more: Any) -> list[Done]:
+def play(make: Any, n: int = 1, agents: Agents | None = None, grace: float = 0.2, **more: Any) -> list[Done]:
     """Play so many episodes of a workflow; every completion says "1"."""
     stopped = more.pop("stopped", lambda: False)
     engine = Engine(
         make, Tokens(words.base()), Limits(64, 4), lambda wave: [Reply([8], [-1.0], [0.5]) for _ in wave],
-        patience or Patience(close=0.2), **more,
+        agents or Agents(retries=0), grace=grace, **more,
     )  # fmt: skip
     return engine.run([Job(0, i, f"{i}:0", {"n": i}, Sampled()) for i in range(n)], stopped)
 
@@ -58,7 +59,7 @@ def flow(function: Any) -> Any:
             step = Step.from_model_output(out, CHAT)
             return Episode(trajectories=[Trajectory(steps=[step], reward=1.0)], termination_reason=DONE)
 
-    return worker(Own)
+    return Own
 
 
 def reasons(done: list[Done]) -> list[Any]:
@@ -107,7 +108,7 @@ def test_a_coroutine_that_will_not_be_cancelled_is_left_behind() -> None:
                 await asyncio.sleep(0.05)
 
     began = time.monotonic()
-    done = play(flow(stubborn), 2, Patience(episode=0.5, wave=0.1, close=0.05))
+    done = play(flow(stubborn), 2, Agents(episode_seconds=0.5, wave_seconds=0.1, retries=0), grace=0.05)
     assert reasons(done) == [TIMEOUT, DONE]
     assert time.monotonic() - began < 4.5  # it would go on for five seconds
 
@@ -143,7 +144,7 @@ def test_calls_of_one_episode_are_drawn_alike_whichever_thread_comes_first() -> 
 
     for late in ([0.0, 0.05], [0.05, 0.0]):
         Two.late = late
-        Engine(worker(Two), tokens, Limits(64, 4), decode, Patience()).run([Job(0, 0, "0:0", {}, Sampled())])
+        Engine(Two, tokens, Limits(64, 4), decode, Agents(retries=0)).run([Job(0, 0, "0:0", {}, Sampled())])
     assert seen == [[("1", 0), ("2", 1)]] * 2  # one wave, in the order of their prompts
 
 
@@ -191,9 +192,9 @@ def test_an_environment_is_closed_whatever_hangs_or_raises(
     monkeypatch.setattr(Counted, "blocking", blocking, raising=False)
     Counted.open = 0
     Counted.release.clear()
-    make = worker(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Counted, env_args={"does": does})
+    make = partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Counted, env_args={"does": does})
     before = threading.active_count()
-    done = play(make, 3, Patience(env=0.1, close=0.1))
+    done = play(make, 3, Agents(env_seconds=0.1, retries=0), grace=0.1)
     assert reasons(done) == [TIMEOUT if does in ("make", "reset") else DONE, DONE, DONE]
     if does in ("close", "exit"):
         assert ("the socket is gone" if does == "close" else "SystemExit") in done[0].episode.info["close"]
@@ -220,7 +221,7 @@ def test_environments_that_are_not_safe_beside_each_other_take_turns() -> None:
             return "", 1.0, True, {}
 
     Counted.together.clear()
-    play(worker(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Unsafe, env_args={"does": ""}), 8)
+    play(partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Unsafe, env_args={"does": ""}), 8)
     assert Counted.together == [1] * 8
 
 
@@ -241,7 +242,7 @@ def test_a_workflow_whose_close_raises_or_is_no_coroutine_ends_alone() -> None:
             return 7
 
     for kind in (Bad, Late, Plain):
-        (one,) = play(worker(kind))
+        (one,) = play(kind)
         assert one.episode.termination_reason is DONE
         assert "close" in one.episode.info
 
@@ -315,10 +316,10 @@ def test_what_an_episode_holds_is_written_whatever_it_is() -> None:
 def test_who_asks_to_stop_does_not_wait_for_what_hangs() -> None:
     Counted.open = 0
     Counted.release.clear()
-    make = worker(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Counted, env_args={"does": "reset"})
+    make = partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Counted, env_args={"does": "reset"})
     began = time.monotonic()
     with pytest.raises(Cancelled):
-        play(make, 2, Patience(env=60.0, close=0.1), stopped=lambda: time.monotonic() - began > 0.1)
+        play(make, 2, Agents(env_seconds=60.0, retries=0), grace=0.1, stopped=lambda: time.monotonic() - began > 0.1)
     assert time.monotonic() - began < 20  # of the 60 that the environment may take
     Counted.release.set()
     assert Counted.open == 0

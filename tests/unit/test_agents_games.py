@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ pytest.importorskip("transformers")
 
 import words
 from evopipe.agents import PettingZooEnvironment, TeamWorkflow, TerminationReason, TwentyQuestions
-from evopipe.agents.engine import Engine, Job, Patience
+from evopipe.agents.engine import Engine, Job
 from evopipe.agents.games import THINGS
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
-from evopipe.agents.rounds import worker
+from evopipe.agents.settings import Agents
 from evopipe.errors import ParamsError
 
 PLACES = tuple("012345678")
@@ -72,18 +73,18 @@ def play(turns: list[str], workflow: Any) -> Any:
         texts = [turns[next(said)] for _ in wave]
         return [Reply(words.base().encode(text), [-1.0] * len(text), [0.5] * len(text)) for text in texts]
 
-    engine = Engine(workflow, Tokens(words.base()), Limits(512, 4), decode, Patience())
+    engine = Engine(workflow, Tokens(words.base()), Limits(512, 4), decode, Agents(retries=0))
     return engine.run([Job(0, 0, "0:0", {"seed": 1}, Sampled())])[0].episode, engine.waves
 
 
 def test_each_agent_of_a_team_is_a_role_with_its_own_rewards() -> None:
     show = {"show": lambda board, who: "0"}
     args = {"id": "tictactoe_v3", "actions": PLACES, **show}
-    episode, _ = play(list("41028"), worker(TeamWorkflow, env_args=args))
+    episode, _ = play(list("41028"), partial(TeamWorkflow, env_args=args))
     assert episode.termination_reason is TerminationReason.ENV_DONE
     told = {each.name: [step.reward for step in each.steps] for each in episode.trajectories}
     assert told == {"player_1": [0.0, 0.0, 1.0], "player_2": [0.0, -1.0]}
-    cut, _ = play(list("41"), worker(TeamWorkflow, env_args=args, max_steps=2))
+    cut, _ = play(list("41"), partial(TeamWorkflow, env_args=args, max_steps=2))
     assert cut.termination_reason is TerminationReason.MAX_TURNS_EXCEEDED
 
 
@@ -91,7 +92,7 @@ def test_agents_that_act_together_are_asked_in_one_wave() -> None:
     args = {"id": "teams_for_tests:Crew", "actions": ("0", "1", "2"), "kwargs": {"length": 3},
             "show": lambda seen, who: who[-1]}  # fmt: skip
     roles = {"ant_0": "ant", "ant_1": "ant"}
-    episode, waves = play(list("012012"), worker(TeamWorkflow, env_args=args, roles=roles))
+    episode, waves = play(list("012012"), partial(TeamWorkflow, env_args=args, roles=roles))
     assert waves == 3
     assert [each.name for each in episode.trajectories] == ["ant", "ant"]
     # of a wave the prompt that ends in 0 comes first: actions (0, 1), (2, 0), (1, 2)

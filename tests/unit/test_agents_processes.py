@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,10 +18,10 @@ pytest.importorskip("transformers")
 
 import words
 from evopipe.agents import AgentTrainer, BaseEnv, ChatAgent, MultiTurnWorkflow, SingleTurnEnvironment, TerminationReason
-from evopipe.agents.engine import Done, Engine, Job, Patience
+from evopipe.agents.blocking import Processes
+from evopipe.agents.engine import Done, Engine, Job
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
-from evopipe.agents.processes import Processes
-from evopipe.agents.rounds import worker
+from evopipe.agents.settings import Agents
 from evopipe.parallel import available_cpus
 
 DONE, ERROR, TIMEOUT = TerminationReason.ENV_DONE, TerminationReason.ERROR, TerminationReason.TIMEOUT
@@ -56,10 +57,10 @@ class Apart(BaseEnv):
 
 
 def play(env: Any, kinds: list[str], processes: Processes, seconds: float = 60.0, **args: Any) -> list[Done]:
-    make = worker(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=env, env_args=args)
+    make = partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=env, env_args=args)
     engine = Engine(
         make, Tokens(words.base()), Limits(64, 4), lambda wave: [Reply([8], [-1.0], [0.5]) for _ in wave],
-        Patience(env=seconds, close=5.0), processes=processes,
+        Agents(env_seconds=seconds, retries=0), grace=5.0, processes=processes,
     )  # fmt: skip
     return engine.run([Job(0, i, f"{i}:0", {"does": kind}, Sampled()) for i, kind in enumerate(kinds)])
 
@@ -182,7 +183,7 @@ def test_a_word_for_how_code_blocks_that_nobody_knows_is_an_error() -> None:
 def test_a_script_that_runs_whenever_it_is_imported_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "bare.py"
     script.write_text(
-        "from evopipe.agents.processes import Process, packed\nProcess().begin(packed(len, ((),)))\n", encoding="utf-8"
+        "from evopipe.agents.blocking import Process, packed\nProcess().begin(packed(len, ((),)))\n", encoding="utf-8"
     )
     told = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     assert told.returncode == 1

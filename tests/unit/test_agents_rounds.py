@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -25,10 +26,10 @@ from evopipe.agents import (
     Trajectory,
     Workflow,
 )
-from evopipe.agents.engine import Engine, Job, Patience
+from evopipe.agents.engine import Engine, Job
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
-from evopipe.agents.rounds import worker
 from evopipe.agents.rows import How, Played, advantages, batch_of
+from evopipe.agents.settings import Agents
 from evopipe.errors import ParamsError
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
@@ -70,8 +71,8 @@ def play(kind: Any, lengths: list[int], limit: int) -> tuple[Episode, list[int]]
         ids = [*words.base().encode("2" * (n - ended)), *([words.base().ends[0]] * ended)]
         return [Reply(ids, [-1.0] * n, [0.5] * n)]
 
-    make = worker(kind, agent_cls=ChatAgent, env_cls=Talk)
-    engine = Engine(make, Tokens(words.base()), Limits(99, limit), decode, Patience())
+    make = partial(kind, agent_cls=ChatAgent, env_cls=Talk)
+    engine = Engine(make, Tokens(words.base()), Limits(99, limit), decode, Agents(retries=0))
     return engine.run([Job(0, 0, "0:0", {}, Sampled())])[0].episode, asked
 
 
@@ -195,7 +196,7 @@ def test_a_text_that_stops_a_completion_is_no_part_of_it_and_its_tokens_stay() -
             assert (out.content, out.finish_reason) == ("1231", "length")
             await self.rollout_engine.get_model_response("7", stop=["4", ""])
 
-    engine = Engine(worker(Own), Tokens(words.base()), Limits(99, 4, ("9", "3")), decode, Patience())
+    engine = Engine(Own, Tokens(words.base()), Limits(99, 4, ("9", "3")), decode, Agents(retries=0))
     (one,) = engine.run([Job(0, 0, "0:0", {}, Sampled())])
     told = one.episode.info["error"]["error_message"]
     assert told == "get_model_response: stop=['4', ''] is no text, or several, none of them empty"

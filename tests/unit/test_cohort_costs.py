@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 import torch
 
 import populations
 from evopipe.core.arch import Arch
-from evopipe.core.cohort import COSTS, _group, cost, dissolve
+from evopipe.core.cohort import COSTS, Grouping, _group, cost, dissolve
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.run.spec import Spec, first_members
@@ -23,7 +22,7 @@ def member(slot: int, *widths: int, batch: int = 128, activation: str = "ReLU", 
     return Member(slot, slot, None, slot, arch, {"batch_size": batch, "learn_step": learn_step}, {})
 
 
-def slots(members: Sequence[Member], mode: Literal["merged", "exact"] = "merged") -> list[list[int]]:
+def slots(members: Sequence[Member], mode: Grouping = "merged") -> list[list[int]]:
     """Which slots the cost model of the CPU puts together."""
     return [[m.slot for m in found] for found in _group(members, Spec.pace, mode, "cpu")]
 
@@ -54,6 +53,12 @@ def test_an_exact_cohort_has_one_padded_batch() -> None:
     unlike = [member(slot, 64, 64, batch=batch) for slot, batch in enumerate(sizes)]
     assert slots(unlike, "exact") == [[0, 1], [2, 3]]
     assert slots(unlike) == [[0, 1, 2, 3]]
+
+
+def test_a_whole_cohort_has_everyone_who_learns_when_it_does_and_who_has_most_to_do_first() -> None:
+    unlike = [member(0, 64, 64), member(1, 256, 512), member(2, 512, 512, learn_step=2), member(3, 64, 64, batch=512)]
+    assert slots(unlike, "whole") == [[1, 3, 0], [2]]
+    assert slots([member(0, 64, 64), member(1, 512, 512, activation="Tanh")], "whole") == [[0, 1]]
 
 
 def test_the_pair_that_gains_most_merges_first() -> None:

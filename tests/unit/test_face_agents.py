@@ -18,7 +18,7 @@ from evopipe.algos import get
 from evopipe.errors import UsageError
 from evopipe.evolve.step import evolve
 from evopipe.face.learning import batch_of, steps_of
-from evopipe.face.settings import block_of, network_of
+from evopipe.face.settings import _network_of, block_of
 from evopipe.face.vect import Marks, marked
 from evopipe.rng import Purpose, Stream
 from evopipe.run.drive import begin
@@ -371,16 +371,16 @@ def test_dictionaries_become_a_block() -> None:
     block = block_of("maddpg", {"LR": 0.01, "LR_ACTOR": 0.02, "BATCH_SIZE": 8, "DOUBLE": True}, {}, None)
     assert (block["lr_actor"], block["lr_critic"], block["batch_size"]) == (0.02, 0.01, 8)
     assert "double" not in block
-    flat = network_of({"arch": "mlp", "h_size": [64, 48, 32]})
+    flat = _network_of({"arch": "mlp", "h_size": [64, 48, 32]})
     assert (flat["encoder"], flat["latent"], flat["head"]) == ([64, 48], 32, [])
-    parts = network_of({"encoder_config": {"hidden_size": [32, 32], "activation": "GELU"}, "latent_dim": 24,
+    parts = _network_of({"encoder_config": {"hidden_size": [32, 32], "activation": "GELU"}, "latent_dim": 24,
                         "head_config": {"hidden_size": [16]}})  # fmt: skip
     assert (parts["encoder"], parts["latent"], parts["head"], parts["activation"]) == ([32, 32], 24, [16], "GELU")
     memory = block_of("ppo", {"RECURRENT": True}, {"encoder_config": {"hidden_state_size": 8, "num_layers": 2,
                                                                       "max_seq_len": None}}, None)  # fmt: skip
     assert (memory["network"]["encoder_kind"], memory["network"]["encoder"]) == ("lstm", [8, 8])
     assert memory["sequences"] == "whole"
-    convolutions = network_of({"channel_size": [8, 4], "kernel_size": [3, 2], "stride_size": [2, 1]})["conv"]
+    convolutions = _network_of({"channel_size": [8, 4], "kernel_size": [3, 2], "stride_size": [2, 1]})["conv"]
     assert convolutions == [{"channels": 8, "kernel": 3, "stride": 2}, {"channels": 4, "kernel": 2, "stride": 1}]
 
 
@@ -396,7 +396,7 @@ def test_dictionaries_become_a_block() -> None:
 )
 def test_networks_that_are_none_are_refused(net: Any, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        network_of(net)
+        _network_of(net)
 
 
 def test_ranges_are_those_that_the_script_gives() -> None:

@@ -28,7 +28,7 @@ from evopipe import (
     finetune_llm_reasoning,
 )
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError
-from evopipe.face.language_settings import language_block
+from evopipe.face.settings import language_block
 
 ROWS = [{"question": f"{n}=", "answer": str(n)} for n in range(10)]
 PAIRS = [{"prompt": f"{n}=", "chosen": str(n), "rejected": "a"} for n in range(10)]

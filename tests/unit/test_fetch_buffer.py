@@ -15,9 +15,9 @@ import pytest
 from minari import MinariDataset
 
 from evopipe import layout, policy
+from evopipe.data.collect import GOOD
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, read_transitions, statistics
-from evopipe.envs.heuristics import GOOD
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
 from evopipe.rng import Purpose, host
 from evopipe.schema.params import Params

@@ -195,13 +195,15 @@ def test_an_architecture_is_written_and_read_again() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"layers": []}, "layers: must be a list of 1 to 64 layers"),
-        ({"layers": [[1]]}, "layers.0: must be a list of heads and nodes"),
-        ({"layers": [[1, 17]]}, "layers.0: must be a multiple of 16 from 1 to 65536, got 17"),
-        ({"layers": [[0, 16]]}, "layers.0: must be a whole number from 1 to 256, got 0"),
-        ({"hidden": 24}, "hidden: must be a multiple of 16"),
-        ({"head": True}, "head: must be a multiple of 16"),
-        ({"length": None}, "length: must be a whole number from 1"),
+        ({"layers": []}, "layers: must have at least 1 item"),
+        ({"layers": 5}, "layers: must be a list, got 5"),
+        ({"layers": [[1]]}, "layers.0.1: missing key"),
+        ({"layers": [[1, 17]]}, "layers.0.1: must be a multiple of 16, got 17"),
+        ({"layers": [[0, 16]]}, "layers.0.0: must be at least 1, got 0"),
+        ({"layers": [[1, 1 << 17]]}, "layers.0.1: must be at most 65536, got 131072"),
+        ({"hidden": 24}, "hidden: must be a multiple of 16, got 24"),
+        ({"head": True}, "head: must be a whole number, got true"),
+        ({"length": None}, "length: must be a whole number, got null"),
     ],
 )
 def test_what_is_no_architecture_is_told(change: dict[str, Any], said: str) -> None:

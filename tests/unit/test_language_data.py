@@ -67,8 +67,8 @@ OK = GOOD["reasoning"][0]
     [
         ("reasoning", b'{"prompt": ', "is not valid JSON (Expecting value: line 1 column 12 (char 11)): "),
         ("reasoning", b'{"prompt": "a", "answer": "1"} {}', "is not valid JSON (Extra data: "),
-        ("reasoning", b'{"prompt": "a", "answer": NaN}', "is not valid JSON (NaN is no finite number): "),
-        ("reasoning", b'{"prompt": "a", "answer": "1", "x": 1e999}', "is not valid JSON (1e999 is no finite number): "),
+        ("reasoning", b'{"prompt": "a", "answer": NaN}', "is not valid JSON (NaN is not a finite number): "),
+        ("reasoning", b'{"prompt": "a", "answer": "1", "x": 1e999}', "is not valid JSON (1e999 is not a finite number"),
         ("reasoning", b"[" * 100_000, "is not valid JSON ("),
         ("reasoning", b'{"prompt": "\xff"}', "is not UTF-8 at byte 13: save the file as UTF-8"),
         ("reasoning", b'{"prompt": "\\ud800", "answer": "1"}', r"prompt: '\ud800' has no UTF-8 form: remove it"),

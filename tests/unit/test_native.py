@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from evopipe import machine
 from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
-from evopipe.core.native import build, dense
+from evopipe.core.native import build, dense, learn
 from evopipe.core.net import Net, forward
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
@@ -143,11 +144,22 @@ def test_learning_is_torchs_and_freezes_whoever_diverged() -> None:
 def test_polyak_copies_and_leaves_to_the_bit() -> None:
     build.use(build.load())
     online = net(archs("ReLU", False), Widths(8, 4))
-    target = Net(online.structure, normal(*online.values.shape))
+    shape = online.structure
+    target = Net(shape, shape.pack(shape.unpack(normal(*online.values.shape))))
     was = target.values.clone()
     optim.polyak(target, online, torch.tensor([1.0, 0.0, 1.0]))
     assert torch.equal(target.values[::2], online.values[::2])
     assert torch.equal(target.values[1], was[1])
+
+
+def test_spans_are_the_cache_lines_that_hold_a_members_own_numbers() -> None:
+    shape = net(archs("ReLU", True), Widths(8, 4)).structure
+    told = learn.owned(shape).tolist()
+    for row, index in enumerate(shape.index):
+        spans = told[told[row] : told[row + 1]]
+        lines = {line for a, b in zip(spans[::2], spans[1::2], strict=True) for line in range(a, b, 16)}
+        assert lines == {at // 16 * 16 for at in index.tolist()}
+    assert told[len(shape.index)] == len(told)
 
 
 def test_other_numbers_and_parameters_of_another_place_go_through_torch() -> None:
@@ -172,6 +184,7 @@ def test_without_a_compiler_torch_serves(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     build.load.cache_clear()
+    machine._say_once.cache_clear()
     configure(RuntimeConfig(kernels="auto"))
     configure(RuntimeConfig(kernels="auto"))
     assert capsys.readouterr().err.count("networks are computed by torch: no C compiler was found") == 1
@@ -213,6 +226,7 @@ def test_a_run_has_the_same_bits_by_any_number_of_learners(tmp_path: Path) -> No
 
 
 def test_a_language_model_leaves_the_kernels_as_they_are() -> None:
+    build.load()  # else they cannot be asked for
     configure(RuntimeConfig(kernels="native"))
     configure(TextRuntime())
     assert fingerprint()["kernels"] == "native"

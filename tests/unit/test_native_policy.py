@@ -160,6 +160,7 @@ def test_members_act_as_in_torch(
 def test_a_member_learns_by_itself(algo: str, config: dict[str, Any], masked: bool) -> None:
     p = problem(algo, config)
     rollout, _ = played(p, masked)
+    build.use(build.load())  # by which it is decided who shares a cohort
     together = learned(p, started(p), rollout, "native")
     spoiled, other = started(p), copy.deepcopy(rollout)
     spoiled.state.actor.values[0] = torch.nan

@@ -24,7 +24,7 @@ from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.errors import DataError, DiskError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.film import gif, mp4
-from evopipe.play import CannotRender, Score, watch
+from evopipe.play import Score, watch
 from evopipe.policy import Policy
 from evopipe.rng import Purpose
 from evopipe.types import Spaces
@@ -113,7 +113,7 @@ def test_a_frame_rate_where_none_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_environments_that_do_not_draw(tmp_path: Path, kind: str, sentence: str) -> None:
-    with pytest.raises(CannotRender, match=sentence):
+    with pytest.raises(EnvironmentFailed, match=sentence):
         play_one(picture(tmp_path, kind))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from envs_for_tests import RandomEnd
-from evopipe.envs.heuristics import GOOD
+from evopipe.data.collect import GOOD
 from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step

@@ -24,7 +24,7 @@ from envs_for_tests import Chain
 from evopipe.envs import workers as workers_module
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
-from evopipe.envs.workers import WorkerRows, Workers
+from evopipe.envs.workers import Workers, _WorkerRows
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
 from evopipe.parallel import available_cpus
 from evopipe.schema.blocks import EnvConfig
@@ -72,7 +72,7 @@ def started(cfg: EnvConfig, rows: int, workers: Workers | None) -> EnvPool:
 
 def pids(pool: EnvPool) -> list[int]:
     """Its worker processes."""
-    assert isinstance(pool._home, WorkerRows)
+    assert isinstance(pool._home, _WorkerRows)
     return [helper.pid for helper in pool._home.helpers]
 
 

@@ -28,7 +28,7 @@ from evopipe.film import Frames
 from evopipe.layout import OUTS, WRITER
 from evopipe.play import Score
 from evopipe.report import draw, figures, read, words
-from evopipe.report.page import BUDGET, FRAMES, WIDTH, Movie, compose, page, without_measured
+from evopipe.report.page import BUDGET, FRAMES, WIDTH, _Movie, compose, page, without_measured
 from evopipe.report.read import Node, Run
 from evopipe.run.outs import TIMING, write_timing
 from evopipe.stages import report
@@ -524,13 +524,13 @@ def test_timing_where_the_log_lost_lines(tmp_path: Path) -> None:
 # --- the film ---------------------------------------------------------------------------------------------------------
 
 
-def shot(frames: int, size: tuple[int, int] = (60, 40), fps: int = 50, noise: bool = False) -> Movie:
+def shot(frames: int, size: tuple[int, int] = (60, 40), fps: int = 50, noise: bool = False) -> _Movie:
     chance, kept = np.random.default_rng(0), Frames(WIDTH, FRAMES)
     with kept.begin(fps) as show:
         for number in range(frames):
             picture = np.full((size[1], size[0], 3), 37 * number % 250, np.uint8)
             show(chance.integers(0, 255, picture.shape, np.uint8) if noise else picture)
-    return Movie.of(kept, Score(3, 1.5, frames - 1))
+    return _Movie.of(kept, Score(3, 1.5, frames - 1))
 
 
 def test_a_short_film_runs_at_the_environments_pace() -> None:
@@ -563,8 +563,8 @@ def test_a_film_of_one_frame() -> None:
 
 def test_the_film_is_of_a_held_out_episode(folder: Path) -> None:
     run = read.read(folder)
-    one = Movie.filmed(folder / "models/elite", run, 60)
-    assert isinstance(one, Movie)
+    one = _Movie.filmed(folder / "models/elite", run, 60)
+    assert isinstance(one, _Movie)
     assert one.score.seed in {episode.seed for episode in run.elite.episodes}
     assert one.score.steps == 60
     assert one.cut
@@ -588,7 +588,7 @@ def test_an_environment_that_cannot_be_drawn_gets_a_sentence(copy: Path) -> None
     files = read_folder(manifest)
     write_folder(manifest, {**files, "policy.json": json.dumps(about).encode()})
     run = read.read(copy)
-    sentence = Movie.filmed(manifest, run, None)
+    sentence = _Movie.filmed(manifest, run, None)
     assert isinstance(sentence, str)
     assert sentence.startswith("There is no picture of the elite at play: ")
     assert sentence in Document(compose(run, {}, sentence)).text

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from evopipe import algos
-from evopipe.agents.data import Dataset
 from evopipe.agents.documented import (
     BLOCKS,
     BLOCKS_OF_ARGUMENTS,
@@ -31,16 +28,14 @@ from evopipe.agents.documented import (
     shape,
     truth,
 )  # fmt: skip
-from evopipe.agents.environment import BaseEnv
 from evopipe.agents.settings import Agents
-from evopipe.agents.workflow import Workflow
 from evopipe.errors import DataError, MissingInputError, ParamsError, suggestion
-from evopipe.schema.declare import explain
+from evopipe.schema.declare import parsed
 from evopipe.schema.text import LanguageParams
 
 
 @dataclass
-class Resolved:
+class _Resolved:
     """A configuration in effect."""
 
     params: LanguageParams  # as a `params.yaml` of language models has it
@@ -125,7 +120,7 @@ def _deep(value: Any) -> Any:
     return value
 
 
-def resolve(config: Any, population: Any, tasks: int, name: str) -> Resolved:
+def resolve(config: Any, population: Any, tasks: int, name: str) -> _Resolved:
     """Bring overrides, see `read`, to what a run of that name is configured by; `tasks` are rows of the training data.
     A population is None for one member; how many; or a mapping, the blocks `population`, `evolution` and `evolve`.
     Raises ParamsError if a key is unknown or a value cannot be used."""
@@ -243,7 +238,7 @@ def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
 
 def _made(
     told: Values, origin: dict[str, str], notes: list[str], given: Values, arguments: dict[str, dict[str, Any]]
-) -> Resolved:
+) -> _Resolved:
     nested: dict[str, Any] = {}
     for key, value in told.items():
         *path, last = key.split(".")
@@ -252,7 +247,7 @@ def _made(
             here = here.setdefault(step, {})
         here[last] = value
     agents = nested.pop("agents", {})
-    params = _validated(LanguageParams, nested, "")
+    params = parsed(LanguageParams, nested, "config: ")
     asked = params.train.algo
     able = [name for name in algos.names(of_text=True) if algos.get(name).REGIME == "dialogue"]
     if asked not in able:
@@ -263,7 +258,7 @@ def _made(
         raise ParamsError(
             "runtime.shards.engine: agents play in one process; engine='ray' lets environments live on Ray"
         )
-    made = _validated(Agents, agents, "agents")
+    made = parsed(Agents, agents, "config: agents.")
     values = "value" in algos.get(asked).asks(params.algo_config)
     for role, name in made.estimators.items():
         if values:
@@ -278,110 +273,7 @@ def _made(
         for split, key in (("train", "data.train_files"), ("val", "data.val_files"))
         if key in given
     }
-    return Resolved(
+    return _Resolved(
         params, made, Path(folder) if folder else None, arguments, files, origin, notes,
         truth(given.get("trainer.val_only", False)),
     )  # fmt: skip
-
-
-def _validated(schema: Any, data: dict[str, Any], block: str) -> Any:
-    try:
-        return schema.model_validate(data)
-    except ValidationError as error:
-        lines = []
-        for keys, sentence in explain(error, schema, data):
-            path = ".".join(map(str, ((block,) if block else ()) + tuple(keys)))
-            lines.append(f"config: {path}: {sentence}")
-        raise ParamsError("\n".join(lines)) from None
-
-
-GIVEN_BY_US = ("rollout_engine", "executor")
-"""Arguments of a workflow's constructor that the engine passes."""
-
-
-def check_classes(workflow: Any, agent: Any, env: Any, flow: Any) -> None:
-    """Check that there is one way to make episodes, and that the classes are such."""
-    if flow is not None:
-        if workflow is not None or agent is not None or env is not None:
-            raise ValueError("flow stands in the place of classes: pass either flow, or workflow_class, or agent_class")
-        if not inspect.iscoroutinefunction(flow):
-            raise ValueError(f"flow must be an async function, got {getattr(flow, '__name__', type(flow).__name__)!r}")
-        try:
-            inspect.signature(flow).bind(None, None)
-        except TypeError as error:
-            raise ValueError(f"flow must take (task, model): {error}") from None
-        return
-    if workflow is not None:
-        if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
-            raise ValueError(f"workflow_class must be a subclass of evopipe.agents.Workflow, got {_called(workflow)}")
-        if not inspect.iscoroutinefunction(workflow.run):
-            raise ValueError(f"workflow_class: {workflow.__name__}.run must be an async function")
-        return
-    if agent is None and env is None:
-        raise ValueError("pass workflow_class, or agent_class and env_class, or flow: there is nothing to train")
-    for name, value, wanted in (("agent_class", agent, _AGENT), ("env_class", env, _ENV)):
-        if value is None:
-            raise ValueError(f"{name} is missing: agent_class and env_class go together")
-        lacking = [method for method in wanted if not hasattr(value, method)]
-        if not isinstance(value, type) or lacking:
-            of = f", it has no {', '.join(lacking)}" if lacking else ""
-            raise ValueError(f"{name} must be a class like evopipe.agents.{_BASES[name]}, got {_called(value)}{of}")
-        if left := sorted(getattr(value, "__abstractmethods__", ())):
-            raise ValueError(f"{name}: {value.__name__} does not define {', '.join(left)}")
-
-
-_AGENT = ("chat_completions", "trajectory", "reset", "update_from_env", "update_from_model", "get_current_state")
-_ENV = ("reset", "step", "close", "from_dict")
-_BASES = {"agent_class": "BaseAgent", "env_class": "BaseEnv"}
-
-
-def _called(thing: Any) -> str:
-    return repr(getattr(thing, "__name__", type(thing).__name__))
-
-
-def has_argument(cls: type[Any], name: str) -> bool:
-    return name in _parameters(cls)
-
-
-def _parameters(cls: type[Any]) -> dict[str, inspect.Parameter]:
-    """Return what a constructor takes, its base classes' arguments included where it hands any on."""
-    found: dict[str, inspect.Parameter] = {}
-    for each in cls.__mro__:
-        if "__init__" not in vars(each) or each is object:
-            continue
-        own = dict(list(inspect.signature(vars(each)["__init__"]).parameters.items())[1:])
-        found = {**own, **found}
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
-            return {name: p for name, p in found.items() if p.kind is not p.VAR_KEYWORD}
-    return found
-
-
-def check_arguments(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
-    known, made = _parameters(cls), getattr(cls, "from_dict", None)
-    if made is not None and getattr(made, "__func__", made) is not vars(BaseEnv)["from_dict"].__func__:
-        return  # its own `from_dict` reads them
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()) and not issubclass(cls, Workflow):
-        return
-    names = [name for name, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    for name in args:
-        if name not in names:
-            near = suggestion(name, [each for each in names if each not in GIVEN_BY_US]) if names else ""
-            raise ValueError(f"{what}: {cls.__name__} takes no argument {name!r}{near}")
-
-
-def dataset_of(data: Any, name: str) -> Dataset | None:
-    if data is None:
-        return None
-    if isinstance(data, Dataset):
-        made = data
-    elif isinstance(data, (str, Path)):
-        made = Dataset.load_data(data)
-    elif hasattr(data, "get_data"):
-        made = Dataset(data.get_data())
-    elif hasattr(data, "__iter__"):
-        made = Dataset(list(data))
-    else:
-        raise ValueError(f"{name} must be a Dataset or a list of mappings, got {type(data).__name__}")
-    if not len(made):
-        raise DataError(f"{name}: is empty; pass a dataset with rows")
-    return made

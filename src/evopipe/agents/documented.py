@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from evopipe import algos
+from evopipe.agents.types import TerminationReason
 from evopipe.errors import ParamsError, suggestion
 
 Values = dict[str, Any]
@@ -79,13 +80,7 @@ OWN = {
     "rllm.mask_truncated_samples", "rllm.rejection_sample.enable",
 }  # fmt: skip
 BLOCKS_OF_ARGUMENTS = ("rllm.agent.agent_args", "rllm.env.env_args", "rllm.workflow.workflow_args")
-FILTERS = {
-    f"rllm.compact_filtering.mask_{name}": name
-    for name in (
-        "max_prompt_length_exceeded", "max_response_length_exceeded", "env_done", "max_turns_exceeded", "timeout",
-        "unknown", "error",
-    )
-}  # fmt: skip
+FILTERS = {f"rllm.compact_filtering.mask_{reason.value}": reason.value for reason in TerminationReason}
 WITHOUT: dict[str, str] = {
     "data.val_batch_size": "all tasks of a validation are played at once, see `agents.at_once`",
     "data.gen_batch_size": "all tasks of a step are played at once, see `agents.at_once`",

@@ -8,7 +8,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from evopipe.agents.environment import BaseEnv
 from evopipe.parallel import available_cpus
@@ -90,31 +90,25 @@ def on_ray(env_class: type[BaseEnv], processes: int | None = None, **ray_init: A
     class Elsewhere(BaseEnv):
         """An environment in another process."""
 
-        blocking: ClassVar[bool] = True
-
         def __init__(self, info: Mapping[str, Any]) -> None:
             self._number, self._host = hosts.next()
-            self._ask(self._host.make.remote(self._number, env_class, dict(info)))
+            self._ask("make", env_class, dict(info))
 
         @classmethod
         def from_dict(cls, info: Mapping[str, Any]) -> Self:
             return cls(info)
 
-        def reset(self) -> tuple[Any, dict[str, Any]]:
-            found: tuple[Any, dict[str, Any]] = self._ask(self._host.call.remote(self._number, "reset"))
-            return found
+        def reset(self) -> Any:
+            return self._ask("call", "reset")
 
-        def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-            found: tuple[Any, float, bool, dict[str, Any]] = self._ask(
-                self._host.call.remote(self._number, "step", action)
-            )
-            return found
+        def step(self, action: Any) -> Any:
+            return self._ask("call", "step", action)
 
         def close(self) -> None:
             self._host.close.remote(self._number)  # nobody waits for it
 
-        def _ask(self, answer: Any) -> Any:
-            return hosts.get(self._number, self._host, answer)
+        def _ask(self, what: str, *args: Any) -> Any:
+            return hosts.get(self._number, self._host, getattr(self._host, what).remote(self._number, *args))
 
     Elsewhere.__name__ = f"{env_class.__name__}OnRay"
     return Elsewhere

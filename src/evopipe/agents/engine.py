@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from evopipe.agents.blocking import Processes, Threads
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
-from evopipe.agents.processes import Processes
-from evopipe.agents.threads import Threads
+from evopipe.agents.settings import Agents
 from evopipe.agents.types import Episode, ModelOutput, TerminationEvent, TerminationReason
 from evopipe.agents.workflow import Runner, Workflow, number
 from evopipe.parallel import available_cpus
@@ -27,24 +27,12 @@ from evopipe.parallel import available_cpus
 _ASK = 0.25  # seconds between two looks at whether to stop
 _CLOSING = 60.0  # seconds that a workflow may take to close
 _ROUNDS = 3  # of the event loop, for calls that one episode makes together
+_MODEL_RETRIES = 2  # of a completion that took too long
 FAILED = (TerminationReason.ERROR, TerminationReason.TIMEOUT)
 
 
 class Cancelled(Exception):
     """The caller asked to stop; every environment is closed."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long things may take, in seconds, and how often they are tried again."""
-
-    model: float | None = None  # one completion, waiting included
-    env: float | None = 60.0  # one call of an environment
-    episode: float | None = 600.0  # all of an episode
-    wave: float = 120.0  # that episodes wait for one that does something else than ask the model
-    retries: int = 0  # of an episode that ended in an error
-    model_retries: int = 2  # of a completion that took too long
-    close: float = 5.0  # what is given up has to end by itself
 
 
 @dataclass(frozen=True)
@@ -69,17 +57,17 @@ class Done:
 
 
 class Engine:
-    """Runs episodes: `make` makes the workflow of one from its model and runner, `decode` answers requests, in order.
-    At most `at_once` of them have begun, blocking code has so many `workers`, threads, and processes where it asks for
-    these; who made them closes them (None: one a CPU)."""
+    """Runs episodes as `agents` say, how many at once and how long things may take: `make` makes the workflow of one
+    from its model and runner, `decode` answers requests, in order. Who made the processes closes them (None: one a
+    CPU); what is given up has `grace` seconds to end by itself."""
 
     def __init__(
-        self, make: Callable[[Model, Runner], Workflow], tokens: Tokens, limits: Limits,
-        decode: Callable[[Sequence[Request]], Sequence[Reply]], patience: Patience, at_once: int = 256,
-        workers: int = 64, processes: Processes | None = None,
+        self, make: Callable[..., Workflow], tokens: Tokens, limits: Limits,
+        decode: Callable[[Sequence[Request]], Sequence[Reply]], agents: Agents, processes: Processes | None = None,
+        grace: float = 5.0,
     ) -> None:  # fmt: skip
         self.make, self.tokens, self.limits, self.decode = make, tokens, limits, decode
-        self.patience, self.at_once, self.workers = patience, at_once, workers
+        self.agents, self.grace = agents, grace
         self.processes = processes or Processes(available_cpus())
         self.waves = 0
 
@@ -96,7 +84,7 @@ class Engine:
         return _run_here(self._play())
 
     async def _play(self) -> list[Done]:
-        self.changed, self.threads = asyncio.Event(), Threads(self.workers, self.processes)
+        self.changed, self.threads = asyncio.Event(), Threads(self.agents.workers, self.processes)
         self.lock = asyncio.Lock()  # of environments that are not to run beside each other
         try:
             self._admit()
@@ -129,7 +117,7 @@ class Engine:
         return True
 
     def _admit(self) -> None:
-        while self.queue and len(self.live) < self.at_once:
+        while self.queue and len(self.live) < self.agents.at_once:
             i = self.queue.popleft()
             self.live[i] = asyncio.create_task(self._episode(i))
 
@@ -137,7 +125,7 @@ class Engine:
         """Wait until every episode waits for the model, or the latest has taken too long; False if none asks any
         more."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self.patience.wave
+        until = loop.time() + self.agents.wave_seconds
         for _ in range(_ROUNDS):
             await asyncio.sleep(0)
         while any(not self.waiting[i] or self.runners[i].running for i in self.live):
@@ -176,11 +164,11 @@ class Engine:
                 self.pending = [each for each in self.pending if each is not request]
 
     async def _episode(self, i: int) -> None:
-        job, patience = self.jobs[i], self.patience
+        job, retries = self.jobs[i], self.agents.retries
         try:
-            for attempt in range(patience.retries + 1):
+            for attempt in range(retries + 1):
                 done = await self._attempt(i, job, attempt)
-                if done.episode.termination_reason is not TerminationReason.ERROR or attempt == patience.retries:
+                if done.episode.termination_reason is not TerminationReason.ERROR or attempt == retries:
                     break
                 await asyncio.sleep(back_off(attempt))
             self.done[i] = done
@@ -189,21 +177,21 @@ class Engine:
             self.changed.set()
 
     async def _attempt(self, i: int, job: Job, attempt: int) -> Done:
-        patience = self.patience
+        agents = self.agents
         model = Model(
             self.tokens, lambda request: self._submit(i, request), job.slot, job.place, job.how, self.limits,
-            patience.model, patience.model_retries,
+            agents.model_seconds, _MODEL_RETRIES,
         )  # fmt: skip
         self.asked[i] = attempt << 16  # another attempt draws anew
-        self.runners[i] = Runner(self.threads, patience.env, patience.close, self.lock, self.changed.set)
+        self.runners[i] = Runner(self.threads, agents.env_seconds, self.grace, self.lock, self.changed.set)
         workflow: Workflow | None = None
         reason, late = TerminationReason.UNKNOWN, None
         wrong: BaseException | None = None
         try:
-            workflow = self.make(model, self.runners[i])
+            workflow = self.make(rollout_engine=model, executor=self.runners[i])
             workflow.reset(job.task, job.uid)
-            limit = min((s for s in (patience.episode, workflow.timeout) if s is not None), default=None)
-            found, raised = await _alone(partial(workflow.run, job.task, job.uid), limit, patience.close)
+            limit = min((s for s in (agents.episode_seconds, workflow.timeout) if s is not None), default=None)
+            found, raised = await _alone(partial(workflow.run, job.task, job.uid), limit, self.grace)
             if isinstance(raised, TerminationEvent):
                 reason = raised.reason
             elif isinstance(raised, TimeoutError):
@@ -225,7 +213,7 @@ class Engine:
                 if type(workflow).close is Workflow.close:  # whose calls are all limited
                     late = await workflow.close()
                 else:
-                    told, raised = await _alone(workflow.close, _CLOSING, patience.close)
+                    told, raised = await _alone(workflow.close, _CLOSING, self.grace)
                     late = f"close: {type(raised).__name__}: {raised}" if raised is not None else told
         if late is not None:
             episode.info["close"] = late
@@ -326,21 +314,11 @@ def _run_here(work: Coroutine[Any, Any, _T]) -> _T:
         asyncio.get_running_loop()
     except RuntimeError:
         return _run(work)
-    found: list[Any] = []
-
-    def there() -> None:
-        try:
-            found.append(_run(work))
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=there, name="evopipe-agents")
-    thread.start()
-    thread.join()
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    done: _T = found[0]
-    return done
+    another = ThreadPoolExecutor(1, "evopipe-agents")
+    try:
+        return another.submit(_run, work).result()
+    finally:
+        another.shutdown(wait=False)
 
 
 def _run(work: Coroutine[Any, Any, _T]) -> _T:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
-from evopipe.agents.threads import Blocking
+from evopipe.agents.blocking import Blocking
 from evopipe.agents.types import RewardFunction, RewardOutput
 
 

@@ -45,7 +45,7 @@ _OPERATORS: dict[type[ast.AST], Any] = {
 _CALCULABLE = re.compile(r"[0-9+*/() -]+")
 
 
-def calculate(text: Any) -> int:
+def _calculate(text: Any) -> int:
     """Return the value of whole numbers with + − * //; ValueError where it is anything else."""
 
     def value(node: ast.AST) -> int:
@@ -76,7 +76,7 @@ class Calculator(ToolEnvironment):
     blocking: ClassVar[bool] = False
 
     def __init__(self, task: dict[str, Any], max_turns: int = 2, tool: bool = True) -> None:
-        super().__init__(task, {"calculator": calculate} if tool else {}, self.score, max_turns)
+        super().__init__(task, {"calculator": _calculate} if tool else {}, self.score, max_turns)
 
     @staticmethod
     def score(task_info: dict[str, Any], action: str) -> RewardOutput:
@@ -92,7 +92,7 @@ class Calculator(ToolEnvironment):
         draws = chance.integers(smallest, largest + 1, size=(n, 2)).tolist()
         signs = chance.integers(len(operators), size=n).tolist()
         questions = [f"{a}{operators[sign]}{b}" for (a, b), sign in zip(draws, signs, strict=True)]
-        return [{"question": question, "answer": str(calculate(question))} for question in questions]
+        return [{"question": question, "answer": str(_calculate(question))} for question in questions]
 
 
 class FrozenLake(BaseEnv):

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from evopipe import algos, rng
 from evopipe.agents import records
-from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job, Patience
-from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
-from evopipe.agents.processes import Processes
+from evopipe.agents.blocking import Processes
+from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job
+from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
 from evopipe.agents.rows import Batch, How, Played, advantages, batch_of
 from evopipe.agents.settings import Agents
-from evopipe.agents.workflow import Runner, Workflow
+from evopipe.agents.workflow import Workflow
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.core.net import score
@@ -44,7 +44,6 @@ MEASURED = (
 )  # fmt: skip
 VALIDATED = ("mean", "pass@1", "pass@k", "failed")
 
-Make = Callable[[Model, Runner], Workflow]
 _AT_ONCE = 512  # completions of each member that are decoded at a time
 
 
@@ -101,8 +100,8 @@ class Rounds:
     threshold: float | None = None
 
     def __init__(
-        self, spec: LanguageSpec, clock: Clock, agents: Agents, make: Make, tasks: Sequence[Mapping[str, Any]],
-        held: Sequence[Mapping[str, Any]], folder: Path | None = None,
+        self, spec: LanguageSpec, clock: Clock, agents: Agents, make: Callable[..., Workflow],
+        tasks: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], folder: Path | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.clock, self.agents, self.whole = spec, clock, agents, True
         self.make, self.tasks, self.held, self.folder = make, tasks, held, folder
@@ -136,14 +135,12 @@ class Rounds:
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[Done]:  # fmt: skip
         """Run episodes; return them in order, failed ones too. Stopped if `stopped` said so."""
-        a = self.agents
-        patience = Patience(a.model_seconds, a.env_seconds, a.episode_seconds, a.wave_seconds, a.retries)
         language = self.spec.language
         places = getattr(self.spec.base.model.config, "max_position_embeddings", None)
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
         limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
         decoder = partial(_decode, self.spec, cohorts, purpose, when)
-        engine = Engine(self.make, self.tokens, limits, decoder, patience, a.at_once, a.workers, self.processes)
+        engine = Engine(self.make, self.tokens, limits, decoder, self.agents, self.processes)
         try:
             return engine.run(jobs, stopped)
         except Cancelled:
@@ -370,8 +367,3 @@ def own(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: own(each) for key, each in value.items()}
     return [own(each) for each in value] if isinstance(value, list) else value
-
-
-def worker(make: Callable[..., Workflow], **given: Any) -> Make:
-    """Return what makes a workflow from its model and runner, given everything else."""
-    return lambda model, runner: partial(make, **given)(rollout_engine=model, executor=runner)

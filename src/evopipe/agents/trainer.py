@@ -9,27 +9,21 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import evopipe
 from evopipe import layout, rng
 from evopipe.agents import records
-from evopipe.agents.config import (
-    GIVEN_BY_US,
-    check_arguments,
-    check_classes,
-    dataset_of,
-    has_argument,
-    resolve,
-)
+from evopipe.agents.config import resolve
 from evopipe.agents.data import Dataset
 from evopipe.agents.elsewhere import on_ray
-from evopipe.agents.rounds import Rounds, worker
-from evopipe.agents.settings import Agents
+from evopipe.agents.environment import BaseEnv
+from evopipe.agents.rounds import Rounds
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
 from evopipe.core.member import Member
-from evopipe.errors import DataError, UsageError, need_package, translate_failures
+from evopipe.errors import DataError, UsageError, need_package, suggestion, translate_failures
 from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.language.policy import LanguagePolicy
@@ -43,7 +37,6 @@ from evopipe.run.evaluate import Episodes
 from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Run
-from evopipe.signals import StopSignal
 from evopipe.stages import tracking
 from evopipe.stages.language import export, population
 from evopipe.stages.language.describe import describe
@@ -51,10 +44,7 @@ from evopipe.stages.language.setup import about_spec, make_spec
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv, write_json
 from evopipe.storage.lock import RunLock
-from evopipe.track.console import console_sink
-from evopipe.track.events import JsonlSink, Message, Tracker
-
-_INSTEAD = {"agent_class": "agent_cls", "agent_args": "agent_args", "env_class": "env_cls", "env_args": "env_args"}
+from evopipe.track.events import Message
 
 
 @dataclass(frozen=True)
@@ -117,29 +107,28 @@ class AgentTrainer:
         flow: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
         if workflow_class is not None:
-            own = {"agent_class": agent_class, "agent_args": agent_args, "env_class": env_class, "env_args": env_args}
-            for name, value in own.items():
+            idle = {"agent_class": agent_class, "agent_args": agent_args, "env_class": env_class, "env_args": env_args}
+            for name, value in idle.items():
                 if value is not None:
-                    raise ValueError(
-                        f"{name} is not supported when using workflow, instead use workflow_args['{_INSTEAD[name]}']"
-                    )
+                    own = name.replace("class", "cls")
+                    raise ValueError(f"{name} is not supported when using workflow, instead use workflow_args['{own}']")
         _engine(engine, env_class)
         self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
         self.agent_class, self.env_class = agent_class, env_class
         self._elsewhere: type[Any] | None = None  # the environments' class, where Ray has them
         self.agent_args, self.env_args = dict(agent_args or {}), dict(env_args or {})
         self.config, self.engine, self.reward_fn, self.flow = config, engine, reward_fn, flow
-        check_classes(workflow_class, agent_class, env_class, flow)
+        _check_classes(workflow_class, agent_class, env_class, flow)
         self.train_dataset, self.val_dataset = (
-            dataset_of(train_dataset, "train_dataset"),
-            dataset_of(val_dataset, "val_dataset"),
+            _dataset_of(train_dataset, "train_dataset"),
+            _dataset_of(val_dataset, "val_dataset"),
         )
         named = workflow_class or agent_class or flow
         name = str(getattr(named, "__name__", type(named).__name__))
         first = resolve(config, population, len(self.train_dataset or []), name)
         for split, which in (("train", "train_dataset"), ("val", "val_dataset")):
             if getattr(self, which) is None and split in first.files:
-                setattr(self, which, dataset_of(Dataset.load_data(first.files[split]), which))
+                setattr(self, which, _dataset_of(Dataset.load_data(first.files[split]), which))
         if not self.train_dataset:
             raise DataError("train_dataset: no tasks; pass a Dataset with rows, or name a file by data.train_files")
         self.resolved = resolve(config, population, len(self.train_dataset), name)
@@ -155,30 +144,32 @@ class AgentTrainer:
         self.env_args |= given["env_args"]
         self.workflow_args |= {key: value for key, value in given["workflow_args"].items() if value is not None}
         if self.workflow_class is not None:
-            check_arguments(self.workflow_class, {**self.workflow_args, **dict.fromkeys(GIVEN_BY_US)}, "workflow_args")
+            _check_arguments(
+                self.workflow_class, {**self.workflow_args, **dict.fromkeys(_GIVEN_BY_US)}, "workflow_args"
+            )
             for kind in ("agent", "env"):
                 if isinstance(cls := self.workflow_args.get(f"{kind}_cls"), type):
-                    check_arguments(cls, self.workflow_args.get(f"{kind}_args") or {}, f"workflow_args['{kind}_args']")
+                    _check_arguments(cls, self.workflow_args.get(f"{kind}_args") or {}, f"workflow_args['{kind}_args']")
         elif self.flow is None:
-            if self.env_class is not None and self.reward_fn is not None and has_argument(self.env_class, "reward_fn"):
+            if self.env_class is not None and self.reward_fn is not None and "reward_fn" in _parameters(self.env_class):
                 self.env_args.setdefault("reward_fn", self.reward_fn)
             assert self.agent_class is not None
             assert self.env_class is not None
-            check_arguments(self.agent_class, self.agent_args, "agent_args")
-            check_arguments(self.env_class, self.env_args, "env_args")
+            _check_arguments(self.agent_class, self.agent_args, "agent_args")
+            _check_arguments(self.env_class, self.env_args, "env_args")
 
     def make(self) -> Callable[..., Workflow]:
         """Return what makes the workflow of one episode."""
-        agents: Agents = self.resolved.agents
-        if self.workflow_class is not None:
-            return worker(self.workflow_class, **self.workflow_args)
+        agents, own = self.resolved.agents, cast("Any", self.workflow_class)
+        if own is not None:
+            return partial(own, **self.workflow_args)
         if self.flow is not None:
-            return worker(FlowWorkflow, flow=self.flow, reward_fn=self.reward_fn)
-        kind = CumulativeWorkflow if agents.cumulative else MultiTurnWorkflow
+            return partial(FlowWorkflow, flow=self.flow, reward_fn=self.reward_fn)
+        kind: Any = CumulativeWorkflow if agents.cumulative else MultiTurnWorkflow
         if self.engine == "ray" and self._elsewhere is None:
             assert self.env_class is not None
             self._elsewhere = on_ray(self.env_class)
-        return worker(
+        return partial(
             kind, agent_cls=self.agent_class, env_cls=self._elsewhere or self.env_class, agent_args=self.agent_args,
             env_args=self.env_args, max_steps=agents.max_steps,
         )  # fmt: skip
@@ -235,7 +226,7 @@ class AgentTrainer:
             The episodes as data, failed ones too, in the order of the tasks; `Episode.from_dict` reads them.
         """
         spec, members, _ = self._begin()
-        given = dataset_of(tasks, "tasks") if tasks is not None else self.val_dataset
+        given = _dataset_of(tasks, "tasks") if tasks is not None else self.val_dataset
         assert given is not None
         with closing(self._regime(spec, Clock.of(spec, len(members)), None)) as regime:
             jobs = regime.validation(given.data, [members[0].slot], range(len(given)))
@@ -262,12 +253,8 @@ class AgentTrainer:
         folder.mkdir(parents=True, exist_ok=True)
         state = state_folder("agents", self._key(), folder)
         with RunLock(state.with_suffix(".lock")), translate_failures(LESS), closing(regime):
-            store, log = CheckpointStore(state / "checkpoints"), state / "events.jsonl"
-            with (
-                StopSignal() as stop,
-                Tracker([console_sink(quiet), JsonlSink(log)]) as tracker,
-                tracking.outbox(params, state, folder) as outbox,
-            ):
+            store = CheckpointStore(state / "checkpoints")
+            with tracking.watched(params, state, folder, quiet) as (stop, tracker, outbox):
                 regime.stopped = lambda: stop.signum is not None
 
                 def problems() -> list[str]:
@@ -286,7 +273,7 @@ class AgentTrainer:
                 write_csv(
                     folder / layout.MEASURES, ["generation", "slot", *regime.measures.names], regime.measures.rows()
                 )
-                write_timing(log, run.curve, folder)
+                write_timing(state / tracking.LOG, run.curve, folder)
                 found = self._validate(spec, regime, champion.member)
                 regime.write("elite", regime.seen)
                 played = {"Validation of the elite": "elite", "Last round of training": f"train-{clock.tick:06d}"}
@@ -355,3 +342,91 @@ def _engine(engine: str, env_class: Any) -> None:
                 "engine='ray' puts the environments of env_class into Ray's processes: a workflow of your own makes "
                 "its environments of evopipe.agents.on_ray(YourEnvironment)"
             )
+
+
+_GIVEN_BY_US = ("rollout_engine", "executor")
+"""Arguments of a workflow's constructor that the engine passes."""
+
+
+def _check_classes(workflow: Any, agent: Any, env: Any, flow: Any) -> None:
+    """Check that there is one way to make episodes, and that the classes are such."""
+    if flow is not None:
+        if workflow is not None or agent is not None or env is not None:
+            raise ValueError("flow stands in the place of classes: pass either flow, or workflow_class, or agent_class")
+        if not inspect.iscoroutinefunction(flow):
+            raise ValueError(f"flow must be an async function, got {getattr(flow, '__name__', type(flow).__name__)!r}")
+        try:
+            inspect.signature(flow).bind(None, None)
+        except TypeError as error:
+            raise ValueError(f"flow must take (task, model): {error}") from None
+        return
+    if workflow is not None:
+        if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
+            raise ValueError(f"workflow_class must be a subclass of evopipe.agents.Workflow, got {_called(workflow)}")
+        if not inspect.iscoroutinefunction(workflow.run):
+            raise ValueError(f"workflow_class: {workflow.__name__}.run must be an async function")
+        return
+    if agent is None and env is None:
+        raise ValueError("pass workflow_class, or agent_class and env_class, or flow: there is nothing to train")
+    for name, value, wanted in (("agent_class", agent, _AGENT), ("env_class", env, _ENV)):
+        if value is None:
+            raise ValueError(f"{name} is missing: agent_class and env_class go together")
+        lacking = [method for method in wanted if not hasattr(value, method)]
+        if not isinstance(value, type) or lacking:
+            of = f", it has no {', '.join(lacking)}" if lacking else ""
+            raise ValueError(f"{name} must be a class like evopipe.agents.{_BASES[name]}, got {_called(value)}{of}")
+        if left := sorted(getattr(value, "__abstractmethods__", ())):
+            raise ValueError(f"{name}: {value.__name__} does not define {', '.join(left)}")
+
+
+_AGENT = ("chat_completions", "trajectory", "reset", "update_from_env", "update_from_model", "get_current_state")
+_ENV = ("reset", "step", "close", "from_dict")
+_BASES = {"agent_class": "BaseAgent", "env_class": "BaseEnv"}
+
+
+def _called(thing: Any) -> str:
+    return repr(getattr(thing, "__name__", type(thing).__name__))
+
+
+def _parameters(cls: type[Any]) -> dict[str, inspect.Parameter]:
+    """Return what a constructor takes, its base classes' arguments included where it hands any on."""
+    found: dict[str, inspect.Parameter] = {}
+    for each in cls.__mro__:
+        if "__init__" not in vars(each) or each is object:
+            continue
+        own = dict(list(inspect.signature(vars(each)["__init__"]).parameters.items())[1:])
+        found = {**own, **found}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
+            return {name: p for name, p in found.items() if p.kind is not p.VAR_KEYWORD}
+    return found
+
+
+def _check_arguments(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
+    known, made = _parameters(cls), getattr(cls, "from_dict", None)
+    if made is not None and getattr(made, "__func__", made) is not vars(BaseEnv)["from_dict"].__func__:
+        return  # its own `from_dict` reads them
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()) and not issubclass(cls, Workflow):
+        return
+    names = [name for name, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for name in args:
+        if name not in names:
+            near = suggestion(name, [each for each in names if each not in _GIVEN_BY_US]) if names else ""
+            raise ValueError(f"{what}: {cls.__name__} takes no argument {name!r}{near}")
+
+
+def _dataset_of(data: Any, name: str) -> Dataset | None:
+    if data is None:
+        return None
+    if isinstance(data, Dataset):
+        made = data
+    elif isinstance(data, (str, Path)):
+        made = Dataset.load_data(data)
+    elif hasattr(data, "get_data"):
+        made = Dataset(data.get_data())
+    elif hasattr(data, "__iter__"):
+        made = Dataset(list(data))
+    else:
+        raise ValueError(f"{name} must be a Dataset or a list of mappings, got {type(data).__name__}")
+    if not len(made):
+        raise DataError(f"{name}: is empty; pass a dataset with rows")
+    return made

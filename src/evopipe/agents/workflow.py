@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from evopipe.agents.agent import BaseAgent
+from evopipe.agents.blocking import Blocking, Threads, step_apart
 from evopipe.agents.environment import BaseEnv
 from evopipe.agents.model import Model
-from evopipe.agents.processes import step as step_apart
-from evopipe.agents.threads import Blocking, Threads
 from evopipe.agents.types import Action, Episode, Step, TerminationEvent, TerminationReason, Trajectory
 
 
@@ -291,7 +290,6 @@ class FlowWorkflow(Workflow):
         trajectory = Trajectory(task=task, steps=steps)
         if isinstance(found, str) and self.reward_fn is not None:
             found = await self.run_in_executor(self.reward_fn, task, found)
-            found = getattr(found, "reward", found)
         rewards = list(found) if isinstance(found, (list, tuple)) else None
         if rewards is not None:
             if len(rewards) != len(steps):

@@ -75,8 +75,9 @@ class Arch:
         behind = 1 + len(self.encoder)
         return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]
 
-    def layout(self, widths: Widths) -> Layout:
-        """Return where a network's parameters lie, without pads."""
+    def layout(self, widths: Widths, line: int = 1) -> Layout:
+        """Return where a network's parameters lie, without pads; behind the one of a blend the next begins a `line` of
+        so many."""
         at = 0
 
         def part(name: str, rows: int, columns: int, groups: int = 1) -> Part:
@@ -110,6 +111,7 @@ class Arch:
                 layer = layer._replace(back=back, back_bias=back_bias)
             elif blend:
                 layer = layer._replace(alpha=part(f"{name}.alpha", 1, 1))
+                at += -at % line
             width = layer.out
             layers.append(layer)
         output = (dense("output", width, widths.outputs),) if widths.outputs else ()

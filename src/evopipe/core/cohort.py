@@ -40,6 +40,10 @@ class Pace(NamedTuple):
 
 
 PaceOf: TypeAlias = Callable[[Member], Pace]
+Grouping: TypeAlias = Literal["merged", "exact", "whole"]
+"""Who shares a cohort of those that may. `exact`: like members only, so that a member's arithmetic depends on itself
+alone. `merged`: unlike ones too, where the cost model gains by it. `whole`: all, for kernels that compute member by
+member and no pads."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +137,9 @@ class _Costs(NamedTuple):
     max_rows: int
 
 
-# CPU: from the time of one to eight members, 64 and 128 wide, by DQN, TD3, DDPG, CQN and Rainbow. A dearer algorithm is
-# dearer in both: for 400 µs of dispatch 5.5e-5 to 8.8e-5. Past 8 to 16 members activations leave the L2 cache.
+# CPU: of torch's kernels, from the time of one to eight members, 64 and 128 wide, by DQN, TD3, DDPG, CQN and Rainbow. A
+# dearer algorithm is dearer in both: for 400 µs of dispatch 5.5e-5 to 8.8e-5. Past 8 to 16 members activations leave
+# the L2 cache.
 # GPU: launches dominate, so one cohort is best until memory says otherwise.
 COSTS = {"cpu": _Costs(400.0, 7e-5, 16), "cuda": _Costs(400.0, 2e-7, 4096)}
 
@@ -146,21 +151,21 @@ def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) 
     return costs.dispatch + costs.per_unit * len(members) * batch * work
 
 
-def _group(
-    members: Sequence[Member], pace: PaceOf, mode: Literal["merged", "exact"], device: str
-) -> list[list[Member]]:
-    """Divide members into cohorts, each ordered by activation and slot: a pure function of the members.
+def _group(members: Sequence[Member], pace: PaceOf, mode: Grouping, device: str) -> list[list[Member]]:
+    """Divide members into cohorts: a pure function of the members.
 
-    `exact` makes one cohort a signature, so that a member's arithmetic depends on itself alone; `merged` also joins
-    unlike ones where the cost model gains by it. Members that learn at different times never share one, nor do
-    different families.
+    Members that learn at different times never share one, nor do different families. Those of a cohort are ordered by
+    activation, in a `whole` one then by what they have to do, so that threads that share them out end together.
     """
-    costs = COSTS[device]
     groups: dict[Hashable, list[Member]] = {}
     for member in sorted(members, key=lambda m: m.slot):
-        signature = member.arch.family, member.arch.signature, pace(member).room, pace(member).when
-        groups.setdefault(signature, []).append(member)
+        like = () if mode == "whole" else (member.arch.signature, pace(member).room)
+        groups.setdefault((member.arch.family, pace(member).when, like), []).append(member)
     found = list(groups.values())
+    if mode == "whole":
+        work = {m.slot: m.arch.work([m.arch]) * pace(m).batch for m in members}
+        return [sorted(group, key=lambda m: (m.arch.activation, -work[m.slot], m.slot)) for group in found]
+    costs = COSTS[device]
     if mode == "merged":
         found = _merge(found, pace, costs)
     chunks = [g[i : i + costs.max_rows] for g in found for i in range(0, len(g), costs.max_rows)]
@@ -197,7 +202,7 @@ def form(
     widths: Mapping[str, Widths],
     device: torch.device,
     pace: PaceOf,
-    mode: Literal["merged", "exact"] = "merged",
+    mode: Grouping = "merged",
     paths: Paths | None = None,
 ) -> list[Cohort]:
     """Form cohorts of a population: pad, stack, move to the device.
@@ -208,7 +213,7 @@ def form(
         widths: of every network.
         device: where cohorts live.
         pace: how the members learn.
-        mode: `exact`: only like members share a cohort; `merged`: unlike ones too, where that is faster.
+        mode: who shares a cohort.
         paths: the fast paths that the cohorts take, None for none.
     """
     groups = _group(members, pace, mode, device.type)

@@ -81,7 +81,7 @@ def _by_row(values: Tensor, net: Net) -> Tensor:
 def step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
     """Take one Adam step in place for the active members `[P]`, with learning rates `[P]`; others stay as they are."""
     if native.serve(net, net.values, net.grad, adam.mean):
-        native.adam(net.values, net.grad, adam.mean, adam.square, adam.steps, lr, active, (BETA1, BETA2), EPS)
+        native.adam(net, adam.mean, adam.square, adam.steps, lr, active, (BETA1, BETA2), EPS)
         return
     lr, active = _by_row(lr, net), _by_row(active, net)
     # A compiler fuses the plain formula itself, and cannot look into the kernel.
@@ -105,7 +105,7 @@ def descend(
     if all(native.serve(net, net.grad) for net, _, _ in found):
         healthy = healthy.clone()
         for net, _, _ in found:
-            native.clip(net.grad, limit, losses, healthy)
+            native.clip(net, limit, losses, healthy)
     else:
         for net, _, _ in found:
             healthy = healthy & ((losses + clip_gradients(net, limit)).abs() < torch.inf)
@@ -196,6 +196,6 @@ def polyak(target: Net | None, online: Net | None, weight: Tensor) -> None:
     if target is None or online is None:
         return
     if native.serve(target, target.values, online.values):
-        native.polyak(target.values, online.values, weight)
+        native.polyak(target, online, weight)
         return
     target.values.lerp_(online.values, _by_row(weight, target)[:, None])

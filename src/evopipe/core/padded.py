@@ -90,7 +90,8 @@ class Padded:
         self.recurrent = shared.recurrent if begins else 0  # LSTM layers, the first ones
         # One column alone would be multiplied by another kernel in a cohort of one: other bits than among neighbours.
         outputs = max(widths.outputs, 2) if widths.outputs else 0
-        fitted = shared.layout(widths._replace(outputs=outputs))
+        # A blend more would else move all behind it within their lines, by which the gradient's norm is summed.
+        fitted = shared.layout(widths._replace(outputs=outputs), LINE)
         self.layout = replace(fitted, size=round_up(fitted.size, LINE))
         self.size = self.layout.size
         self.behind_latent = sum(not name.startswith("head") for name in self.names)  # where noisy layers begin
@@ -140,6 +141,16 @@ class Padded:
                     columns = torch.arange(b.columns).view(b.groups, -1)[:, : a.units].reshape(-1)
                     a.of(index)[:] = torch.arange(a.rows)[:, None] * b.columns + columns + b.start
         return index.to(self.device)
+
+    def own_places(self, last: int) -> Tensor | None:
+        """Return which of its own layers each of the `last` ones is to a member, counted from the first of these,
+        `[last, P]`, and some other where it lacks one; None where nobody does."""
+        hidden = self.names[len(self.names) + 1 - last :]
+        present = [[name in arch.layers for arch in self.archs] for name in hidden]
+        if all(map(all, present)):
+            return None
+        counted = torch.tensor([*present, [True] * len(self.archs)]).cumsum(dim=0)
+        return (counted - 1).clamp(min=0).to(self.device)
 
     def repeat(self, times: int) -> Padded:
         return Padded([a for a in self.archs for _ in range(times)], self.widths, self.device)
@@ -302,6 +313,9 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
     most = max(max(layer.weight.shape[1:]) for layer in layers)
     drawn = draw.parts(len(layers)).normal(2 * most).view(len(layers), -1, most, 2)  # in pairs: pads shift nothing
     noise = drawn.sign() * drawn.abs().sqrt()
+    own_places = shape.own_places(len(layers))
+    if own_places is not None:
+        noise = noise[own_places, torch.arange(noise.shape[1], device=noise.device)]
     for layer, sigma, own in zip(layers, scale.views[first:], noise, strict=True):
         rows, columns = layer.weight.shape[1:]
         into, out = own[:, :rows, 0], own[:, :columns, 1]

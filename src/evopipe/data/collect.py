@@ -1,25 +1,25 @@
-"""Collecting: episodes of behaviour policies in an environment."""
+"""Collecting: episodes of behaviour policies in an environment; rules for a few, whose data is better than random."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gymnasium
 import numpy as np
+import numpy.typing as npt
 
 from evopipe.data.episodes import Episode
-from evopipe.envs.heuristics import GOOD, POOR, Heuristic
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.rng import Purpose, host
 from evopipe.schema.blocks import CollectConfig
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 _MEDIUM_RANDOM = 0.3  # share of random actions of the policy `medium`, so that its data shows what it would not do
 
+Heuristic = Callable[[gymnasium.Env[Any, Any], npt.NDArray[np.float32]], Any]
+"""A rule: `(env, obs [O]) → the environment's action`."""
 Behaviour = Callable[[EnvPool, np.random.Generator], Any]
 """From a pool of one row and the episode's own generator to an action as an algorithm knows it: an index, or `[A]`."""
 
@@ -102,14 +102,9 @@ def _behaviours(
         "medium": poor and _ruled(poor, _MEDIUM_RANDOM),
         "policy": exported and _exported(exported, cfg.policy_path, pool),
     }
-    found: dict[str, Behaviour] = {}
-    missing = []
-    for name, weight in cfg.policies.items():
-        behave = known[name]
-        if weight > 0.0 and behave is not None:
-            found[name] = behave
-        elif weight > 0.0:
-            missing.append(name)
+    wanted = {name: known[name] for name, weight in cfg.policies.items() if weight > 0.0}
+    found = {name: behave for name, behave in wanted.items() if behave is not None}
+    missing = [name for name in wanted if name not in found]
     if not found:
         what = f"{env_id} in env.wrappers" if pool.wrapped else env_id
         raise ParamsError(
@@ -151,3 +146,44 @@ def _exported(policy: Any, path: str | None, pool: EnvPool) -> Behaviour:
         return policy.action_space.relative(np.asarray([chosen]))[0]
 
     return behave
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def _lunar_lander(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> Any:
+    """Gymnasium's own demonstration controller, which asks the environment what kind of actions it takes."""
+    from gymnasium.envs.box2d.lunar_lander import heuristic
+
+    return heuristic(env, obs)  # type: ignore[no-untyped-call]
+
+
+def _cart_pole(*weights: float) -> Heuristic:
+    """Push to the right where position, speed, angle and angular speed, so weighted, are positive."""
+    return lambda _, obs: int(obs @ np.array(weights) > 0.0)
+
+
+def _pendulum(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Swing up by energy, then hold (Åström & Furuta, 2000).
+
+    With θ = 0 upright the pendulum is θ̈ = 15 sin θ + 3 u, |u| ≤ 2, so that E = ½ θ̇² + 15 cos θ changes by 3 u θ̇ and is
+    15 where it stands upright. Near there a linear law, which two units of torque are enough for, holds it.
+    """
+    cos, sin, speed = (float(x) for x in obs)
+    if cos > 0.9:
+        torque = -12.0 * np.arctan2(sin, cos) - 3.0 * speed
+    else:
+        torque = (15.0 - 0.5 * speed * speed - 15.0 * cos) * (1.0 if speed >= 0.0 else -1.0)
+    return np.array([np.clip(torque, -2.0, 2.0)], np.float32)
+
+
+# Push towards the side the pole falls to, and lean it back to the middle; or keep it up, and drive off the track.
+_balance, _drift = _cart_pole(0.05, 0.15, 1.0, 0.5), _cart_pole(-0.4, -0.4, 1.0, 0.5)
+GOOD: dict[str, Heuristic] = {
+    "LunarLander-v3": _lunar_lander,
+    "LunarLanderContinuous-v3": _lunar_lander,
+    "CartPole-v0": _balance,
+    "CartPole-v1": _balance,
+    "Pendulum-v1": _pendulum,
+}
+POOR: dict[str, Heuristic] = {"CartPole-v0": _drift, "CartPole-v1": _drift}

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import h5py
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from evopipe.errors import DataError, MissingInputError, ResourceError
 from evopipe.parallel import Died, Helper, can_help
@@ -120,9 +121,8 @@ def read_foreign(path: Path, read: Callable[[h5py.File], _T]) -> _T:
 def _limit(more: int) -> None:
     """Let this process have so many bytes of addresses more than now, and leave no core file where it crashes. Where
     the machine has less than that, the kernel is to end this process, not one that did nothing."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = pages * resource.getpagesize() + more
+    wanted = psutil.Process().memory_info().vms + more
     resource.setrlimit(resource.RLIMIT_AS, (wanted if soft == resource.RLIM_INFINITY else min(soft, wanted), hard))
     with contextlib.suppress(OSError):  # /proc may be read-only
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

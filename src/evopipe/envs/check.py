@@ -12,7 +12,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
 
 from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.pool import EnvPool
@@ -21,7 +20,7 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import EnvironmentFailed, ParamsError, text_of
 from evopipe.schema.blocks import EnvConfig
-from evopipe.schema.declare import explain
+from evopipe.schema.declare import parsed
 from evopipe.watchdog import Hung
 
 _STEPS = 500
@@ -43,11 +42,7 @@ def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> 
     """Try an environment. Each finding begins with `error:` (evopipe cannot train in it) or `warning:` (it can). Raises
     ParamsError if the id or the arguments are unknown; EnvironmentFailed if the constructor raised."""
     values = {"id": env_id, "kwargs": kwargs, "wrappers": wrappers}
-    try:
-        cfg = EnvConfig.model_validate(values)
-    except ValidationError as error:
-        found = explain(error, EnvConfig, values)
-        raise ParamsError("\n".join(f"env.{'.'.join(map(str, keys))}: {said}" for keys, said in found)) from None
+    cfg = parsed(EnvConfig, values, "env.")
     env = make_env(cfg)
     try:
         findings = [*_spaces(env), *_library(env, cfg)]

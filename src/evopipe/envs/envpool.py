@@ -74,7 +74,7 @@ class EnvpoolRows:
             batch.send(chosen[where], places[where])
 
     def receive(self, rows: Ints, actions: Actions) -> Step:
-        """End it, see `Rows.step`."""
+        """End it, see `Rows.receive`."""
         places, n = self._place[rows], len(rows)
         obs, reward = np.empty((n, self._observations.size), np.float32), np.empty(n, np.float32)
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)

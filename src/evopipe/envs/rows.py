@@ -5,9 +5,10 @@ The same code runs in the trainer and in worker processes, so that where an envi
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -17,7 +18,7 @@ from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EvopipeError, said
 from evopipe.schema.blocks import EnvConfig
-from evopipe.watchdog import Hung
+from evopipe.watchdog import Hung, Watchdog
 
 if TYPE_CHECKING:
     import gymnasium
@@ -132,32 +133,27 @@ class Rows:
         """
         observations = np.empty((len(rows), self._space.size), np.float32)
         masks = np.ones((len(rows), self._actions.size), np.bool_)
-        row = -1
-        try:
-            with self._guard:
-                for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
-                    self._turn[0] = row
-                    obs, info = self.envs[row].reset(seed=seed)
-                    observations[i] = self._observation(row, obs)
-                    if not np.isfinite(observations[i]).all():
-                        raise Fault(row, "reset() returned an observation that is not finite")
-                    if not isinstance(info, Mapping):
-                        raise Fault(row, f"reset() returned an info that is no mapping but {picture(info)}")
-                    if "action_mask" in info:
-                        self._masked[0] = True
-                    if self._masked[0]:
-                        masks[i] = self._legal(row, info)
-                        if not self._actions.possible(masks[i : i + 1])[0]:
-                            raise Fault(row, "reset() returned an action_mask in which no action is legal")
-        except (EvopipeError, Fault):
-            raise
-        except (Exception, SystemExit) as error:
-            raise Fault(row, f"reset() raised {said(error)}") from error
-        except Hung as hung:
-            raise Fault(row, f"reset() {hung}") from None
+        with calling(self._guard, self._turn, "reset"):
+            for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
+                self._turn[0] = row
+                obs, info = self.envs[row].reset(seed=seed)
+                observations[i] = self._observation(row, obs)
+                if not np.isfinite(observations[i]).all():
+                    raise Fault(row, "reset() returned an observation that is not finite")
+                if not isinstance(info, Mapping):
+                    raise Fault(row, f"reset() returned an info that is no mapping but {picture(info)}")
+                if "action_mask" in info:
+                    self._masked[0] = True
+                if self._masked[0]:
+                    masks[i] = self._legal(row, info)
+                    if not self._actions.possible(masks[i : i + 1])[0]:
+                        raise Fault(row, "reset() returned an action_mask in which no action is legal")
         return Begun(observations, masks if self._masked[0] else None)
 
-    def step(self, rows: Ints, actions: Actions) -> Step:
+    def send(self, rows: Ints, actions: Actions) -> None:
+        """Begin a step: here the work is done when its result is asked for."""
+
+    def receive(self, rows: Ints, actions: Actions) -> Step:
         """Step `rows` `[n]` with actions in an algorithm's terms: indices `[n]` or `[n, D]`, or `[n, A]` in [-1, 1].
 
         Raises:
@@ -166,51 +162,37 @@ class Rows:
         shape, dtype, steps, plain = (self._space.size,), self._dtype, self._steps, self._space.plain
         bools, reals, masked = {bool, np.bool_}, {float, int, np.float64, np.float32}, bool(self._masked[0])
         observations, rewards, terminations, truncations, masks = [], [], [], [], []
-        own, row, turn = self._actions.own(actions), -1, self._turn
-        try:
-            each = own.tolist() if self._actions.kind == "discrete" else own
-            with self._guard:
-                for row, action in zip(rows.tolist(), each, strict=True):
-                    turn[0] = row
-                    obs, reward, terminated, truncated, info = steps[row](action)
-                    if not plain:
-                        obs = self._observation(row, obs)
-                    if not (
-                        obs.__class__ is np.ndarray
-                        and obs.shape == shape
-                        and obs.dtype is dtype
-                        and reward.__class__ in reals
-                        and terminated.__class__ in bools
-                        and truncated.__class__ in bools
-                    ):  # other types than the declared ones, perhaps of the same meaning
-                        obs, reward = self._observation(row, obs) if plain else obs, number(row, reward)
-                        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-                            if flag.__class__ not in bools:
-                                raise Fault(row, f"step() returned {name} = {picture(flag)}, which is not a bool")
-                    if masked or "action_mask" in info:
-                        masks.append(self._legal(row, info))
-                    observations.append(obs)
-                    rewards.append(reward)
-                    terminations.append(terminated)
-                    truncations.append(truncated)
-        except (EvopipeError, Fault):
-            raise
-        except (Exception, SystemExit) as error:
-            raise Fault(row, f"step() raised {said(error)}") from error
-        except Hung as hung:
-            raise Fault(row, f"step() {hung}") from None
+        own, turn = self._actions.own(actions), self._turn
+        each = own.tolist() if self._actions.kind == "discrete" else own
+        with calling(self._guard, turn, "step"):
+            for row, action in zip(rows.tolist(), each, strict=True):
+                turn[0] = row
+                obs, reward, terminated, truncated, info = steps[row](action)
+                if not plain:
+                    obs = self._observation(row, obs)
+                if not (
+                    obs.__class__ is np.ndarray
+                    and obs.shape == shape
+                    and obs.dtype is dtype
+                    and reward.__class__ in reals
+                    and terminated.__class__ in bools
+                    and truncated.__class__ in bools
+                ):  # other types than the declared ones, perhaps of the same meaning
+                    obs, reward = self._observation(row, obs) if plain else obs, number(row, reward)
+                    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+                        if flag.__class__ not in bools:
+                            raise Fault(row, f"step() returned {name} = {picture(flag)}, which is not a bool")
+                if masked or "action_mask" in info:
+                    masks.append(self._legal(row, info))
+                observations.append(obs)
+                rewards.append(reward)
+                terminations.append(terminated)
+                truncations.append(truncated)
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
             obs_t = np.concatenate(observations, dtype=np.float32, casting="unsafe").reshape(-1, *shape)
             reward_t = floats(rewards).astype(np.float32)
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return Step.of(self._actions, obs_t, reward_t, *flags, np.stack(masks) if masks else None)
-
-    def send(self, rows: Ints, actions: Actions) -> None:
-        """Begin a step: here the work is done when its result is asked for."""
-
-    def receive(self, rows: Ints, actions: Actions) -> Step:
-        """End it, see `step`."""
-        return self.step(rows, actions)
 
     def close(self) -> None:
         """Close every environment."""
@@ -230,14 +212,33 @@ class Rows:
             raise Fault(row, "step() returned an action_mask, reset() did not: give it in both")
         if "action_mask" not in info:
             raise Fault(row, "returned no action_mask, earlier it did: give it at every reset and step")
-        try:
-            mask = np.asarray(self._actions.flat_mask(info["action_mask"]))
-        except ValueError as error:
-            raise Fault(row, f"returned {error}") from error
-        size = self._actions.size
-        if mask.shape != (size,) or mask.dtype.kind not in "biu":
-            raise Fault(row, f"returned an action_mask {mask.dtype}{list(mask.shape)}, expected bool[{size}]")
-        return np.asarray(mask != 0, np.bool_)
+        return read_mask(row, self._actions, info["action_mask"])
+
+
+@contextlib.contextmanager
+def calling(watched: Watchdog, turn: Ints, what: str) -> Iterator[None]:
+    """Call environments, watched; what one raises, or that it hangs, is a Fault of the row whose `turn` it is."""
+    try:
+        with watched:
+            yield
+    except (EvopipeError, Fault):
+        raise
+    except (Exception, SystemExit) as error:
+        raise Fault(int(turn[0]), f"{what}() raised {said(error)}") from error
+    except Hung as hung:
+        raise Fault(int(turn[0]), f"{what}() {hung}") from None
+
+
+def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bools:
+    """Return the mask `[A]` that an environment gave; Fault where it does not fit the actions."""
+    try:
+        mask = np.asarray(actions.flat_mask(given))
+    except ValueError as error:
+        raise Fault(row, f"returned{whose} {error}") from error
+    if mask.shape != (actions.size,) or mask.dtype.kind not in "biu":
+        found = f"{mask.dtype}{[*mask.shape]}"
+        raise Fault(row, f"returned an action_mask {found}{whose}, expected bool[{actions.size}]")
+    return np.asarray(mask != 0, np.bool_)
 
 
 def make_rows(

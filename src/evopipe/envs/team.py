@@ -4,7 +4,7 @@ A row holds the K agents in the order of `possible_agents`: `obs [K, O]`, `actio
 are unlike, O and A are the widest agent's: an observation's rest is 0, choices that an agent has not are never legal,
 and numbers of a Box action that it has not are ignored.
 
-PettingZoo is imported where a team is made (`evopipe.envs.make_team`), not here.
+PettingZoo is imported where a team is made (`evopipe.envs.make`), not here.
 """
 
 from __future__ import annotations

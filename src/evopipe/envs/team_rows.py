@@ -8,12 +8,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evopipe.envs.make import close, guard
-from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Step, Upcoming, floats, make_rows, number
+from evopipe.envs.rows import (
+    Actions,
+    Begun,
+    Bools,
+    Fault,
+    Floats,
+    Ints,
+    Step,
+    Upcoming,
+    calling,
+    floats,
+    make_rows,
+    number,
+    read_mask,
+)
 from evopipe.envs.rows import picture as name_of
 from evopipe.envs.team import TeamSpace
-from evopipe.errors import EvopipeError, said
 from evopipe.schema.blocks import EnvConfig
-from evopipe.watchdog import Hung
 
 if TYPE_CHECKING:
     import gymnasium
@@ -70,18 +82,10 @@ class TeamRows:
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in `rows` `[n]`, each from its own seed `[n]`. See `Rows.reset`."""
         seen = _Seen(self._space, len(rows), self._forces)
-        row = -1
-        try:
-            with self._guard:
-                for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
-                    self._turn[0] = row
-                    self._begin(row, i, self.envs[row].reset(seed=seed), seen)
-        except (EvopipeError, Fault):
-            raise
-        except (Exception, SystemExit) as error:
-            raise Fault(row, f"reset() raised {said(error)}") from error
-        except Hung as hung:
-            raise Fault(row, f"reset() {hung}") from None
+        with calling(self._guard, self._turn, "reset"):
+            for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
+                self._turn[0] = row
+                self._begin(row, i, self.envs[row].reset(seed=seed), seen)
         alive = np.array(seen.alive, np.bool_).reshape(len(rows), len(self._everyone))
         mask = self._space.legal(alive, seen.mask) if self._masked[0] else None
         if mask is not None:
@@ -92,35 +96,25 @@ class TeamRows:
                 raise Fault(int(rows[i]), f"reset() returned an action_mask{whose} in which no action is legal")
         return Begun(seen.obs, mask, alive, seen.forced)
 
-    def step(self, rows: Ints, actions: Actions) -> Step:
+    def send(self, rows: Ints, actions: Actions) -> None:
+        """Begin a step: here the work is done when its result is asked for."""
+
+    def receive(self, rows: Ints, actions: Actions) -> Step:
         """Step `rows` `[n]` with actions `[n, K, …]` in an algorithm's terms, those of the living count. See
-        `Rows.step`."""
+        `Rows.receive`."""
         seen, ids = _Seen(self._space, len(rows), self._forces), self._space.ids
-        own, row, turn = self._space.own_each(actions), -1, self._turn
-        try:
-            with self._guard:
-                for i, row in enumerate(rows.tolist()):
-                    turn[0] = row
-                    given = {ids[place]: own[place][i] for place in self._acting[row]}
-                    self._take(row, i, self.envs[row].step(given), seen)
-        except (EvopipeError, Fault):
-            raise
-        except (Exception, SystemExit) as error:
-            raise Fault(row, f"step() raised {said(error)}") from error
-        except Hung as hung:
-            raise Fault(row, f"step() {hung}") from None
+        own, turn = self._space.own_each(actions), self._turn
+        with calling(self._guard, turn, "step"):
+            for i, row in enumerate(rows.tolist()):
+                turn[0] = row
+                given = {ids[place]: own[place][i] for place in self._acting[row]}
+                self._take(row, i, self.envs[row].step(given), seen)
         shape, mask = (len(rows), len(ids)), seen.mask if self._masked[0] else None
         flags = seen.terminated, seen.truncated, seen.alive
         terminated, truncated, alive = (np.array(flag, np.bool_).reshape(shape) for flag in flags)
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
             reward = floats(seen.reward).astype(np.float32).reshape(shape)
         return team_step(self._space, seen.obs, reward, terminated, truncated, alive, mask, seen.forced)
-
-    def send(self, rows: Ints, actions: Actions) -> None:
-        """Begin a step: here the work is done when its result is asked for."""
-
-    def receive(self, rows: Ints, actions: Actions) -> Step:
-        return self.step(rows, actions)
 
     def legal(self, alive: Bools) -> Bools:
         """Return masks `[n, K, A]` where the environment gives none, of agents of whom some are alive `[n, K]`."""
@@ -254,26 +248,14 @@ class TeamRows:
             seen.mask[i, place] = self._space.first  # it waits: nothing depends on its action
         elif mask is not None:
             self._giving[row].add(place)
-            size = self._space.actions[place].size
-            seen.mask[i, place, :size] = self._legal(row, place, mask)
+            own = self._space.actions[place]
+            seen.mask[i, place, : own.size] = read_mask(row, own, mask, self._whose(place))
         elif place in self._giving[row]:
             raise Fault(
                 row, f"returned no action_mask{self._whose(place)}, earlier it did: give it at every reset and step"
             )
         if info.get(_FORCED) is not None:
             self._force(row, i, place, info[_FORCED], seen)
-
-    def _legal(self, row: int, place: int, given: Any) -> Bools:
-        """One agent's mask, of its own choices."""
-        space = self._space.actions[place]
-        try:
-            mask = np.asarray(space.flat_mask(given))
-        except ValueError as error:
-            raise Fault(row, f"returned{self._whose(place)} {error}") from error
-        if mask.shape != (space.size,) or mask.dtype.kind not in "biu":
-            found = f"{mask.dtype}{[*mask.shape]}"
-            raise Fault(row, f"returned an action_mask {found}{self._whose(place)}, expected bool[{space.size}]")
-        return np.asarray(mask != 0, np.bool_)
 
     def _force(self, row: int, i: int, place: int, given: Any, seen: _Seen) -> None:
         """Keep the action that the environment sets itself."""

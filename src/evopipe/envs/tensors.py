@@ -367,7 +367,7 @@ class TensorRows:
         """Begin a step: here the work is done when its result is asked for."""
 
     def receive(self, rows: Ints, actions: Actions) -> Step:
-        """End it, see `Rows.step`."""
+        """End it, see `Rows.receive`."""
         step = self._pool.step(torch.tensor(actions), torch.tensor(rows))
         obs, reward, terminated, truncated = (part.numpy() for part in step)
         if self._pool.team is None:

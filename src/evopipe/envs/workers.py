@@ -1,6 +1,6 @@
 """Worker processes that step a pool's environments, while the trainer learns or with a share of its own.
 
-`Workers` says how many, `WorkerRows` is one pool's environments in them. Every row is stepped by the code that steps it
+`Workers` says how many, `_WorkerRows` is one pool's environments in them. Every row is stepped by the code that does it
 in this process (`evopipe.envs.rows`), so nothing depends on where it lives or among how many processes rows are split.
 """
 
@@ -63,7 +63,7 @@ class Workers:
             self.workers = workers
         else:
             raise ParamsError("runtime.env_workers: worker processes are not possible on this system; set it to 0")
-        self._pools: list[WorkerRows] = []
+        self._pools: list[_WorkerRows] = []
 
     def count(self, rows: int, overlapped: bool, step_cost: float | None = None) -> int:
         """How many workers a pool of so many environments should use, besides this process where it takes a share.
@@ -88,7 +88,7 @@ class Workers:
         steps = sum(int(shared["stepped"].sum()) for shared in pools)
         return sum(int(shared["spent"].sum()) for shared in pools) / steps / 1000 if steps else None
 
-    def fork(self, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool) -> WorkerRows | None:
+    def fork(self, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool) -> _WorkerRows | None:
         """Fork as many workers as a pool may come to use, before the trainer's memory and threads grow.
 
         Returns:
@@ -102,7 +102,7 @@ class Workers:
         if cfg.backend != "sync" or not count or (self.auto and has_threads(cfg)):
             return None
         try:
-            self._pools.append(WorkerRows(self, cfg, rows, spaces, overlapped, count))
+            self._pools.append(_WorkerRows(self, cfg, rows, spaces, overlapped, count))
         except OSError as error:
             self.give_up(cfg, f"a worker process cannot be forked ({error.strerror or error})")
             return None
@@ -215,7 +215,7 @@ class _Share:
     def _step(self, envs: Rows | TeamRows, rows: Ints) -> None:
         shared = self._shared
         began = time.perf_counter_ns()
-        step = envs.step(rows, shared["action"][rows])
+        step = envs.receive(rows, shared["action"][rows])
         shared["spent"][self._number] += time.perf_counter_ns() - began
         shared["stepped"][self._number] += len(rows)
         for name in self._given:
@@ -233,7 +233,7 @@ class _Share:
         self._shared["begun"][row] = seed
 
 
-class WorkerRows:
+class _WorkerRows:
     """The rows of one pool in worker processes, and this process's share where it takes one; see `Workers.fork`."""
 
     def __init__(
@@ -304,7 +304,7 @@ class WorkerRows:
         self._ask(_STEP, rows)
 
     def receive(self, rows: Ints, actions: Actions) -> Step:
-        """End it, see `Rows.step`."""
+        """End it, see `Rows.receive`."""
         self._end(rows)
         return Step(*(self.shared[name][rows] for name in _STEP_FIELDS if name in self.shared))
 

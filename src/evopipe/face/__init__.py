@@ -24,8 +24,7 @@ from evopipe.face.functions import (
     train_on_policy,
 )
 from evopipe.face.gyms import PreferenceGym, ReasoningGym
-from evopipe.face.language import LanguageAgent
-from evopipe.face.language_algorithms import DPO, GRPO, LLMPPO, LLMREINFORCE
+from evopipe.face.language import DPO, GRPO, LLMPPO, LLMREINFORCE, LanguageAgent
 from evopipe.face.learning import RolloutBuffer
 from evopipe.face.population import create_population, observation_space_channels_to_first
 from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent, default_progress_bar

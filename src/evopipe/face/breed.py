@@ -11,14 +11,14 @@ import gymnasium
 import numpy as np
 import torch
 
-from evopipe.algos import get, unserved
-from evopipe.core.graphs import Paths
+from evopipe.algos import unserved
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import ParamsError, UsageError
 from evopipe.machine import configure
 from evopipe.run.spec import Spec
 from evopipe.schema.params import Params, parse_params
+from evopipe.stages.setup import make_spec, settings_of
 from evopipe.types import Spaces
 
 NOWHERE = "no environment yet"  # an id that none has
@@ -44,12 +44,7 @@ class Breed:
     def about(self) -> dict[str, Any]:
         """What a policy's description says, see `policy.load`."""
         own = self.team.to_json() if self.team is not None else self.actions.to_json() | self.observations.to_json()
-        return {
-            "algo": self.algo,
-            "config": self.params.algo_config.model_dump(mode="json"),
-            "env": self.params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"}),
-            **own,
-        }
+        return settings_of(self.params) | own
 
     def rows(self, obs: Any) -> tuple[np.ndarray, bool]:
         """Return observations as rows `[n, O]` float32, and whether it was one observation."""
@@ -119,13 +114,7 @@ def build(params: Params, observations: Any, actions: Any) -> Breed:
     algo, spaces = params.train.algo, spaces_of(found)
     if sentence := unserved(algo, spaces, "what is asked for", actions):
         raise ParamsError(sentence.replace("train.algo", "algo", 1))
-    device = configure(params.runtime)
-    spec = Spec(
-        seed=params.seed, env=params.env, train=params.train, tournament=params.evolution.tournament,
-        mutation=params.evolution.mutation, algo=get(algo), algo_config=params.algo_config, spaces=spaces,
-        device=device, paths=Paths.choose(params.runtime.compile, device),
-    )  # fmt: skip
-    return found.told(params, spec)
+    return found.told(params, make_spec(params, configure(params.runtime), spaces))
 
 
 def by_agent(spaces: Any) -> bool:

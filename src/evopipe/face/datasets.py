@@ -34,8 +34,7 @@ def transitions_from(
         raise UsageError("dataset: give one, or minari_dataset_id, one of both")
     if remote and minari_dataset_id is None:
         raise UsageError("remote: it would be without effect: give minari_dataset_id too")
-    pool = EnvPool(config, 1, what="described")
-    try:
+    with contextlib.closing(EnvPool(config, 1, what="described")) as pool:
         if minari_dataset_id is not None:
             found = read_minari(_local(minari_dataset_id, remote), pool.observation_space)
         else:
@@ -43,8 +42,6 @@ def transitions_from(
                 found = read_d4rl(path, pool.observation_space, pool.actions.kind == "discrete")
         check_fits(found, pool.obs_size, pool.action_space)
         transitions = pack(found.episodes, pool.actions.relative)
-    finally:
-        pool.close()
     if len(transitions) <= limit:
         return transitions
     columns = {each.name: getattr(transitions, each.name)[-limit:] for each in dataclasses.fields(transitions)}

@@ -168,6 +168,10 @@ class Mutations:
                     found[own] = Evolve(**evolve_of(algo, {own: ends})[own])
         return found
 
+    def evolve(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, dict[str, float]]:
+        """Return the same as the block `evolve`."""
+        return {name: each.model_dump() for name, each in self.ranges(algo, known).items()}
+
     def _whole(self, algo: str, own: str) -> bool:
         """Whether both ends of a range are given here."""
         return any(own in own_names(algo, name) and None not in ends for name, ends in self.ends.items())
@@ -193,6 +197,11 @@ class Mutations:
             made.go_on_from(agent, agent)
             found.append(made)
         return found
+
+
+def unmutated() -> Mutations:
+    """Return what stands where nothing mutates."""
+    return Mutations(1.0, 0.0, parameters=0.0, rl_hp=0.0)
 
 
 def _checked(block: str, values: dict[str, Any]) -> Any:

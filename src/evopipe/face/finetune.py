@@ -6,18 +6,18 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import evopipe
 from evopipe.errors import UsageError, translate_failures
-from evopipe.face.evolution import Mutations, TournamentSelection
+from evopipe.face.evolution import Mutations, TournamentSelection, unmutated
 from evopipe.face.gyms import PreferenceGym, ReasoningGym
 from evopipe.face.language import Gym, LanguageAgent, LanguageBreed, regime_of
-from evopipe.face.language_settings import language_block
 from evopipe.face.population import one_process
+from evopipe.face.settings import language_block
 from evopipe.face.train import conduct, entering, views
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose
@@ -26,7 +26,6 @@ from evopipe.run.run import Champion, Run
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.language import export
 from evopipe.stages.language.describe import describe
-from evopipe.stages.language.setup import about_spec
 from evopipe.storage.files import write_csv
 from evopipe.track.events import Message, Tracker
 
@@ -90,7 +89,7 @@ def finetune_llm_reasoning(
         >>> agent.steps, len(agent.fitness)
         ([8], 2)
     """
-    return _Finetuning(gym=ReasoningGym, **locals()).run()
+    return _Finetuning(ReasoningGym, **locals()).run()
 
 
 def finetune_llm_preference(
@@ -126,16 +125,40 @@ def finetune_llm_preference(
         >>> agent.steps, len(agent.fitness)
         ([12], 1)
     """
-    return _Finetuning(gym=PreferenceGym, max_reward=None, **locals()).run()
+    return _Finetuning(PreferenceGym, **locals()).run()
 
 
-class _Finetuning(SimpleNamespace):
+@dataclass
+class _Finetuning:
     """What both training functions are given, by its names there, and the class of their environments, `gym`."""
+
+    gym: type[Gym]
+    pop: Sequence[LanguageAgent]
+    env: Gym | None
+    env_fn: Callable[[], Gym] | None
+    init_hp: Mapping[str, Any] | None
+    save_elite: bool | None
+    elite_path: str | None
+    wb: bool
+    evo_steps: int | None
+    checkpoint_steps: int | None
+    tournament: TournamentSelection | None
+    mutation: Mutations | None
+    wandb_api_key: str | None
+    wandb_project: str
+    wandb_entity: str | None
+    wandb_run_name: str | None
+    evaluation_interval: int
+    verbose: bool
+    accelerator: Any
+    max_steps: int | None
+    num_epochs: int | None
+    log_csv: bool
+    max_reward: int | None = None
 
     @property
     def breed(self) -> LanguageBreed:
-        breed: LanguageBreed = self.pop[0].breed
-        return breed
+        return self.pop[0].breed
 
     def check(self) -> None:
         if not self.pop or not all(isinstance(agent, LanguageAgent) for agent in self.pop):
@@ -181,35 +204,26 @@ class _Finetuning(SimpleNamespace):
     def params(self, env: Gym) -> LanguageParams:
         batch, held_out = env.data_batch_size, min(64, len(env.test))
         wanted = self.num_epochs * len(env) if self.num_epochs is not None else self.max_steps or len(env)
-        evolution: dict[str, Any] = {"tournament": {"size": 0, "elitism": False}}
-        if self.tournament is not None:
-            evolution["tournament"] = self.tournament.config.model_dump()
-        if self.mutation is None:
-            evolution["mutation"] = {"probabilities": {"none": 1.0, "rank": 0.0, "rl_hp": 0.0}}
-        else:
-            made = self.mutation.config
-            kinds = {"none": made.probabilities.none, "rank": 0.0, "rl_hp": made.probabilities.rl_hp}
-            evolution["mutation"] = {"probabilities": kinds, "mutate_elite": made.mutate_elite}
-        seed = None if self.mutation is None else self.mutation.rand_seed
+        tournament, mutation = self.tournament or TournamentSelection(0, False), self.mutation or unmutated()
+        weights = mutation.config.probabilities
+        mutated = {"probabilities": {"none": weights.none, "rank": 0.0, "rl_hp": weights.rl_hp},
+                   "mutate_elite": mutation.config.mutate_elite}  # fmt: skip
         tracking = {"backends": ["wandb"], "experiment": self.wandb_project} if self.wb else {"backends": []}
         found = self.breed.params(
             {
-                "seed": self.breed.seed if seed is None else seed,
+                "seed": self.breed.seed if mutation.rand_seed is None else mutation.rand_seed,
                 "population": {"size": len(self.pop)},
                 "train": {
                     "algo": self.breed.algo, "max_steps": math.ceil(wanted / batch),
                     "evo_steps": self.evo_steps or self.evaluation_interval, "eval_episodes": held_out,
                     "confirm_episodes": max(2, min(256, len(env.test))) if self.save_elite else 2,
                 },
-                "evolution": evolution,
+                "evolution": {"tournament": tournament.config.model_dump(), "mutation": mutated},
                 "tracking": tracking,
             },
             env,
         )  # fmt: skip
-        if self.mutation is None:
-            return found
-        ranges = self.mutation.ranges(self.breed.algo, found.algo_config.evolve)
-        own = {name: each.model_dump() for name, each in ranges.items()}
+        own = mutation.evolve(self.breed.algo, found.algo_config.evolve)
         block = type(found.algo_config).model_validate({**found.algo_config.model_dump(), "evolve": own})
         return found.model_copy(update={"algos": {self.breed.algo: block}})
 
@@ -222,12 +236,11 @@ class _Finetuning(SimpleNamespace):
         spec, regime = regime_of(self.breed, params, env, len(self.pop), self.max_reward)
         made = Run(spec, regime, regime.clock, entering(self.pop, params.seed), [agent.mutation for agent in self.pop])
         agents = partial(views, made, LanguageAgent, self.breed, self.pop, env.data_batch_size)
-        about = {**about_spec(spec), "policy": describe(params, spec)}
         if self.wandb_entity is not None:
             os.environ["WANDB_ENTITY"] = self.wandb_entity
-        between = _Between(self, made, agents)
+        between, described = _Between(self, made, agents), describe(params, spec)
         with tempfile.TemporaryDirectory(prefix="evopipe-") as scratch, translate_failures():
-            champion = conduct(made, params, about, Path(scratch), between, not self.verbose, self.wandb_api_key,
+            champion = conduct(made, params, described, Path(scratch), between, not self.verbose, self.wandb_api_key,
                                self.wandb_run_name)  # fmt: skip
         if self.save_elite:
             self._save(spec, params, champion)

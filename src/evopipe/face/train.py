@@ -8,10 +8,9 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from evopipe import policy, rng
@@ -23,6 +22,7 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, need_package, suggestion, translate_failures
 from evopipe.face.agent import Agent
 from evopipe.face.breed import Breed, params_of
+from evopipe.face.evolution import Mutations, TournamentSelection, unmutated
 from evopipe.face.given import config_of
 from evopipe.face.population import one_process
 from evopipe.face.settings import algorithm_of, block_of
@@ -30,15 +30,13 @@ from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
 from evopipe.run.drive import begin, train
 from evopipe.run.learners import learner_count
-from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Champion, Run
 from evopipe.schema.params import AnyParams, Params
-from evopipe.signals import StopSignal
 from evopipe.stages import tracking
-from evopipe.stages.setup import about_spec, make_spec
+from evopipe.stages.setup import make_spec
+from evopipe.stages.train import finish
 from evopipe.storage.checkpoint import CheckpointStore
-from evopipe.track.console import console_sink
-from evopipe.track.events import JsonlSink, Tracker
+from evopipe.track.events import Tracker
 
 Trained = tuple[list[Agent], list[list[float]]]
 
@@ -94,12 +92,12 @@ def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[
 
 
 def conduct(
-    run: Run[Any], params: AnyParams, about: Mapping[str, Any], folder: Path, between: Callable[[Tracker], None],
+    run: Run[Any], params: AnyParams, described: Mapping[str, Any], folder: Path, between: Callable[[Tracker], None],
     quiet: bool, key: str | None, name: str | None = None,
 ) -> Champion:  # fmt: skip
     """Train to the end, bring it to the trackers that are asked for, and return the champion; `between` is called
-    between two steps, and at the end. Checkpoints go to the folder, and the log if no tracker is asked for; `about`
-    says what members were made for, `key` is of Weights & Biases, `name` what people read there. Raises
+    between two steps, and at the end. Checkpoints go to the folder, and the log if no tracker is asked for; `described`
+    is what a policy's description says, `key` is of Weights & Biases, `name` what people read there. Raises
     MissingInputError if that is asked for and not installed, and what `run.drive.train` raises."""
     state, tracked = folder, bool(params.tracking.backends)
     if tracked:
@@ -111,30 +109,54 @@ def conduct(
             for part in sorted(member.tensors):
                 begun.update(member.tensors[part].numpy().tobytes())
         state = state_folder("train", content_key({**params.tracked(), "members": begun.hexdigest()}), Path())
-    with StopSignal() as stop, tracking.outbox(params, state, Path(), name) as outbox:
-        with Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker:
+    with tracking.watched(params, state, Path(), quiet, name) as (stop, tracker, outbox):
 
-            def step() -> list[str]:
-                between(tracker)
-                return outbox.problems()
-
-            champion = train(run, CheckpointStore(folder / "checkpoints"), math.inf, stop, tracker, step)
+        def step() -> list[str]:
             between(tracker)
+            return outbox.problems()
+
+        champion = train(run, CheckpointStore(folder / "checkpoints"), math.inf, stop, tracker, step)
+        between(tracker)
         if tracked:
-            write_results(run, champion, about, folder)
-            write_timing(state / "events.jsonl", run.curve, folder)
-            tracking.finish(params, state, folder)
+            finish(run, champion, params, described, state, folder)
     return champion
 
 
-class Call(SimpleNamespace):
-    """What a training function is given, by its names there; `train` and `block` say more of those blocks."""
+@dataclass
+class Call:
+    """What every training function is given, by its names there; `train` and `block` say more of those blocks."""
+
+    env: Any
+    env_name: str
+    algo: str | None
+    pop: Sequence[Agent]
+    INIT_HP: Mapping[str, Any] | None
+    MUT_P: Mapping[str, Any] | None
+    max_steps: int
+    evo_steps: int
+    eval_steps: int | None
+    eval_loop: int
+    target: float | None
+    tournament: TournamentSelection | None
+    mutation: Mutations | None
+    checkpoint: int | None
+    checkpoint_path: str | None
+    overwrite_checkpoints: bool
+    save_elite: bool
+    elite_path: str | None
+    wb: bool
+    verbose: bool
+    accelerator: Any
+    wandb_api_key: str | None
+    wandb_kwargs: Mapping[str, Any] | None = None
+    train: dict[str, Any] = field(default_factory=dict)
+    block: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, function: str, given: Mapping[str, Any]) -> Call:
-        """Return the call of a training function with these arguments. Raises UsageError if one would be without
+        """Return the call of a training function, of its arguments by name. Raises UsageError if one would be without
         effect, or the algorithm is for another function."""
-        call = cls(**{"wandb_kwargs": None, **given}, train={}, block={})
+        call = cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
         call.check()
         algo = get(call.name)
         fits = f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
@@ -205,25 +227,14 @@ class Call(SimpleNamespace):
         """Return the run as `params.yaml` would have it."""
         breed, env = self.pop[0].breed, config_of(self.env)
         block = breed.params.algo_config.model_dump() | self.block
-        evolution: dict[str, Any] = {"tournament": {"size": 0, "elitism": False}}
-        if self.tournament is not None:
-            evolution["tournament"] = self.tournament.config.model_dump()
-        if self.mutation is None:
-            kinds = "architecture", "parameters", "activation", "rl_hp"
-            evolution["mutation"] = {"probabilities": {"none": 1.0, **dict.fromkeys(kinds, 0.0)}}
-        else:
-            evolution["mutation"] = self.mutation.config.model_dump()
-            block["evolve"] = {
-                name: each.model_dump()
-                for name, each in self.mutation.ranges(self.name, breed.spec.traits.evolve).items()
-            }
+        tournament, mutation = self.tournament or TournamentSelection(0, False), self.mutation or unmutated()
+        block["evolve"] = mutation.evolve(self.name, breed.spec.traits.evolve)
         # Nobody asks how good the best is where no target ends the run and it is not written: evolution does not.
         asked = self.target is not None or self.save_elite or self.wb
         confirm = {} if asked else {"confirm_episodes": 2}
-        seed = None if self.mutation is None else self.mutation.rand_seed
         return params_of(
             {
-                "seed": breed.params.seed if seed is None else seed,
+                "seed": breed.params.seed if mutation.rand_seed is None else mutation.rand_seed,
                 "env": env.model_dump(),
                 "population": {"size": len(self.pop)},
                 "train": {
@@ -231,7 +242,7 @@ class Call(SimpleNamespace):
                     "learning_delay": 0, "eval_episodes": self.eval_loop * env.num_envs, "eval_steps": self.eval_steps,
                     "target": None if self.target is None else float(self.target), **confirm, **self.train,
                 },
-                "evolution": evolution,
+                "evolution": {"tournament": tournament.config.model_dump(), "mutation": mutation.config.model_dump()},
                 "runtime": {"device": breed.params.runtime.device},
                 "tracking": {"backends": ["wandb"] if self.wb else [], **self._tracked()},
                 "algos": {self.name: block},
@@ -266,7 +277,6 @@ class Call(SimpleNamespace):
             spaces = dict(spaces[0]), dict(spaces[1])  # type: ignore[call-overload]
         breed = self.pop[0].breed.told(params, spec, spaces)
         members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
-        about = {**about_spec(spec), "policy": breed.about}
         learners = learner_count(params.runtime.learners, params.runtime.threads, spec.overlapped)
         with (
             tempfile.TemporaryDirectory(prefix="evopipe-") as scratch,
@@ -278,7 +288,7 @@ class Call(SimpleNamespace):
             path = self.checkpoint_path or f"{self.file}-checkpoint"
             save = _checkpoints(made, agents, self.checkpoint, path, self.overwrite_checkpoints)
             try:
-                champion = conduct(made, params, about, Path(scratch), lambda _: save(), not self.verbose,
+                champion = conduct(made, params, breed.about, Path(scratch), lambda _: save(), not self.verbose,
                                    self.wandb_api_key)  # fmt: skip
                 if adopt is not None:
                     adopt(made.regime)

@@ -18,7 +18,7 @@ import torch
 from evopipe.core.structure import LINE, Option, ViewOf, Widths
 from evopipe.language import hooks, layers
 from evopipe.language.base import Base
-from evopipe.language.layers import Shapes, numbers, place, split, views_of
+from evopipe.language.layers import Shapes, numbers, place, views_of
 from evopipe.schema.blocks import ArchitectureBounds
 from evopipe.types import Scored, Tensor, Text
 
@@ -69,12 +69,7 @@ class LoRA:
             found |= {f"{layer.name}.a": (layer.shape[0], self.rank), f"{layer.name}.b": (self.rank, layer.shape[1])}
         return found
 
-    def size(self, widths: Widths) -> int:
-        return numbers(self.shapes(widths))
-
-    def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
-        """Split a row: `<layer>.a` `[in, rank]` and `<layer>.b` `[rank, out]`."""
-        return split(row, self.shapes(widths))
+    size, named = layers.size_of, layers.parts_of
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """Draw A from U(−1/√in, 1/√in), as PEFT does; B is 0, so that the member begins as the base."""
@@ -145,11 +140,7 @@ class Full:
             return _of_head(widths)
         return {layer.name: layer.shape for layer in widths.base.weights}
 
-    def size(self, widths: Widths) -> int:
-        return numbers(self.shapes(widths))
-
-    def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
-        return split(row, self.shapes(widths))
+    size, named = layers.size_of, layers.parts_of
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
         return torch.zeros(self.size(widths))

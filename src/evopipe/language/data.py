@@ -14,18 +14,18 @@ reward functions.
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from evopipe import rng
-from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, need_package, said, suggestion
+from evopipe.errors import DataError, MissingInputError, need_package, suggestion
 from evopipe.language.hub import REACH_SECONDS, first_line, quiet, reach
 from evopipe.language.tasks import Task
+from evopipe.own import foreign
 from evopipe.rng import Purpose
-from evopipe.storage.files import RESTORE, dump_json, parse_json, read_bytes, write_bytes
+from evopipe.storage.files import RESTORE, dump_json, finite, parse_json, read_bytes, write_bytes
 
 FIELDS = {
     "reasoning": ("prompt", "answer"),
@@ -111,12 +111,8 @@ def _kind(value: Any) -> str:
 def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
     """Return `n` rows that a task makes by the run's seed. Raises EnvironmentFailed if the task raised; DataError if
     its rows are not of the form."""
-    try:
+    with foreign(f"language.task: {name!r}: making rows"):
         rows = list(task.rows(rng.host(rng.run_key(seed), Purpose.BEHAVIOUR), n))
-    except EvopipeError:
-        raise
-    except Exception as error:
-        raise EnvironmentFailed(f"language.task: {name!r}: making rows raised {said(error)}") from error
     check_rows(rows, form, f"language.task: {name!r}")
     return rows
 
@@ -156,18 +152,11 @@ def read_jsonl(path: Path, form: str, check: Callable[[Row, str], None] | None =
 
 def _parse(line: bytes, where: str) -> Any:
     try:
-        return json.loads(line.decode(), parse_constant=_finite, parse_float=_finite)
+        return json.loads(line.decode(), parse_constant=finite, parse_float=finite)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: is not UTF-8 at byte {error.start + 1}: save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: is not valid JSON ({first_line(error)}): a line is one JSON object") from None
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is no finite number")
-    return number
 
 
 def read_datasets(name: str, split: str, columns: Mapping[str, str], form: str, subset: str | None = None) -> list[Row]:

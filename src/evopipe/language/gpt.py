@@ -21,9 +21,10 @@ from torch.nn.functional import embedding, gelu, layer_norm, scaled_dot_product_
 
 from evopipe.core.structure import LINE, Option, ViewOf, Widths
 from evopipe.language import layers
-from evopipe.language.layers import Shapes, numbers, place, split, views_of
+from evopipe.language.layers import Shapes, parts_of, place, size_of, views_of
 from evopipe.schema.blocks import ArchitectureBounds
 from evopipe.schema.language import LanguageConfig
+from evopipe.schema.stored import StoredGPT, in_a_sentence
 from evopipe.types import Tensor
 
 _WIDE = 0.5  # standard deviation of first embeddings: what layers add at first is not to drown them
@@ -71,23 +72,9 @@ class GPT:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GPT:
         """Build what `to_json` returned; ValueError where it is another thing."""
-
-        def whole(name: str, value: Any, high: int, multiple: int = 1) -> int:
-            if type(value) is not int or not 1 <= value <= high or value % multiple:
-                of = f"multiple of {multiple}" if multiple > 1 else "whole number"
-                raise ValueError(f"{name}: must be a {of} from 1 to {high}, got {value!r:.40}")
-            return value
-
-        layers = data.get("layers")
-        if not isinstance(layers, list) or not 1 <= len(layers) <= 64:
-            raise ValueError("layers: must be a list of 1 to 64 layers")
-        blocks = []
-        for i, block in enumerate(layers):
-            if not isinstance(block, list) or len(block) != 2:
-                raise ValueError(f"layers.{i}: must be a list of heads and nodes")
-            blocks.append(Block(whole(f"layers.{i}", block[0], 256), whole(f"layers.{i}", block[1], 1 << 16, LINE)))
-        hidden, head = (whole(name, data.get(name), 1 << 14, LINE) for name in ("hidden", "head"))
-        return cls(tuple(blocks), hidden, head, whole("length", data.get("length"), 1 << 16))
+        with in_a_sentence(StoredGPT, data):
+            told = StoredGPT.model_validate(data)
+        return cls(tuple(Block(*block) for block in told.layers), told.hidden, told.head, told.length)
 
     def shapes(self, widths: Widths) -> Shapes:
         """Return the shape of every matrix by name, in their order in a row; the columns of `attend` are, head by head,
@@ -102,11 +89,7 @@ class GPT:
             }
         return {**found, "output": (self.hidden, widths.outputs)}
 
-    def size(self, widths: Widths) -> int:
-        return numbers(self.shapes(widths))
-
-    def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
-        return split(row, self.shapes(widths))
+    size, named = size_of, parts_of
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """Draw from normal distributions: embeddings from a wide one, outputs from a narrow one, else of deviation

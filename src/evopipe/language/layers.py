@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from evopipe.core.structure import ViewOf
+from evopipe.core.structure import ViewOf, Widths
 from evopipe.errors import DataError
 from evopipe.types import Tensor
 
@@ -77,6 +77,15 @@ def _kind_of(module: nn.Module, name: str, part: str, called: str) -> str:
 def numbers(shapes: Shapes) -> int:
     """Return how many numbers a row of such matrices has."""
     return sum(math.prod(shape) for shape in shapes.values())
+
+
+def size_of(self: Any, widths: Widths) -> int:
+    """See `Architecture.size`, of one that has `shapes`; as in the others below."""
+    return numbers(self.shapes(widths))
+
+
+def parts_of(self: Any, widths: Widths, row: Tensor) -> dict[str, Tensor]:
+    return split(row, self.shapes(widths))
 
 
 def split(row: Tensor, shapes: Shapes) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from evopipe.film import Frames, animate
 from evopipe.layout import ELITE
 from evopipe.report import draw, figures, words
 from evopipe.report.read import Run, read
+from evopipe.track.formats import leaves
 
 WIDTH = 480  # pixels; wider frames are made smaller
 FRAMES = 300  # at most; a longer episode is shown in larger steps
@@ -46,10 +47,10 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
             )
     if run.told is not None:
         return compose(run, params, _GAMES if run.told.games else _TEXT)
-    return compose(run, params, Movie.filmed(elite, run, params.get("evaluate", {}).get("steps")))
+    return compose(run, params, _Movie.filmed(elite, run, params.get("evaluate", {}).get("steps")))
 
 
-def compose(run: Run, params: Mapping[str, Any], movie: Movie | str) -> str:
+def compose(run: Run, params: Mapping[str, Any], movie: _Movie | str) -> str:
     """Return the page of a run that was read, with the film of its elite or the sentence in its place."""
     html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,
                           inline=lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}")  # fmt: skip
@@ -80,17 +81,17 @@ def _breakable(key: str) -> Markup:
     return escape(words.clean(key)).replace(".", Markup(".<wbr>")).replace("_", Markup("_<wbr>"))
 
 
-def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
+def _flat(value: Any) -> list[tuple[str, str]]:
     """Return the leaves of nested mappings as text, by dotted name."""
-    if isinstance(value, Mapping) and value:
-        return [leaf for key, entry in value.items() for leaf in _flat(entry, f"{name}.{key}".lstrip("."))]
-    if isinstance(value, list | tuple):
-        return [(name, ", ".join(map(words.value, value)) or "none")]
-    return [(name, words.value(value))]
+
+    def text(each: Any) -> str:
+        return words.value(each) if not isinstance(each, list | tuple) else ", ".join(map(words.value, each)) or "none"
+
+    return [(name, text(each)) for name, each in leaves(value)]
 
 
 @dataclass(frozen=True)
-class Movie:
+class _Movie:
     """One episode of the elite at play, as a WebP that the page carries inside itself, small enough."""
 
     animation: bytes
@@ -103,7 +104,7 @@ class Movie:
     speed: float  # times the environment's own pace
 
     @classmethod
-    def filmed(cls, elite: Path, run: Run, max_steps: int | None) -> Movie | str:
+    def filmed(cls, elite: Path, run: Run, max_steps: int | None) -> _Movie | str:
         """Film the policy in the folder `elite` in that of its held-out episodes whose return is nearest the mean, for
         at most so many steps; return a sentence that says why where there can be no film."""
         typical = min(run.elite.episodes, key=lambda episode: abs(episode.total - run.elite.mean))
@@ -117,7 +118,7 @@ class Movie:
         return cls.of(frames, score, cut=score.steps < typical.length)
 
     @classmethod
-    def of(cls, frames: Frames, score: play.Score, cut: bool = False) -> Movie:
+    def of(cls, frames: Frames, score: play.Score, cut: bool = False) -> _Movie:
         """Return what was filmed, within the budget."""
         images, gap = frames.images, min(_SLOWEST, frames.gap)
         webp = partial(animate, kind="WEBP", unit=1, rest=_REST, method=1)  # little effort: 100 frames take a second

@@ -131,7 +131,7 @@ class Dialogue:
         """`truth` is told of beside the judge; `most` is the reward of a completion that is all right: how many earned
         it is measured, as `accuracy`."""
         self.spec, self.clock, self.whole, self.most = spec, clock, True, most
-        self.room = Room(spec, corpus, judge, engine_of(spec, clock.members), truth)
+        self.room = Room(spec, corpus, judge, _engine_of(spec, clock.members), truth)
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, MEASURED if most is None else (*MEASURED, "accuracy"))
 
@@ -243,7 +243,7 @@ def learn(spec: LanguageSpec, clock: Clock, cohort: Cohort, text: Text) -> Tenso
     return torch.zeros_like(cohort.losses) if drift is None else drift.flatten(1).amax(dim=1)
 
 
-def engine_of(spec: LanguageSpec, members: int) -> Engine | None:
+def _engine_of(spec: LanguageSpec, members: int) -> Engine | None:
     """Return what writes completions in the place of this program's own loop, where the parameters name it."""
     if spec.language.engine == "transformers":
         return None

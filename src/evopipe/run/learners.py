@@ -30,8 +30,8 @@ _MOST = 16  # processes that `auto` uses at most
 
 
 def learner_count(asked: int | Literal["auto"], threads: int, overlapped: bool = False) -> int:
-    """Return how many processes may learn, by the kernels that `machine.configure` chose, and by whether environments
-    step meanwhile; raise ParamsError if torch has several threads, which no fork survives."""
+    """Return how many processes, or threads of our own kernels, may learn: by what `machine.configure` chose, and by
+    whether environments step meanwhile; raise ParamsError if torch has several threads, which no fork survives."""
     able = can_help() and not torch.cuda.is_available()
     if asked == "auto":
         # Our own kernels leave so little to do that more processes take their cores from the environments.

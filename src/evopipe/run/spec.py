@@ -15,7 +15,7 @@ from evopipe import rng
 from evopipe.algos import Algorithm, misfit, on_policy
 from evopipe.core import normalise
 from evopipe.core.arch import Arch
-from evopipe.core.cohort import Cohort, Pace, create, form
+from evopipe.core.cohort import Cohort, Grouping, Pace, create, form
 from evopipe.core.fit import forms_of_networks, forms_of_rows
 from evopipe.core.fit import misfit as misfit_of
 from evopipe.core.graphs import Paths
@@ -134,7 +134,7 @@ class Spec:
         """Whether the CPU's own kernels compute all that members learn."""
         arch = self.architecture()
         dense = isinstance(arch, Arch) and not (arch.residual or arch.stem.convs)
-        return build.chosen() is not None and self.algo.COMPILED and dense
+        return build.chosen() is not None and self.device.type == "cpu" and self.algo.COMPILED and dense
 
     @property
     def racing(self) -> bool:
@@ -203,7 +203,8 @@ class Spec:
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         members = [self.equip(member) for member in members]
-        return form(members, self.algo.State, self.widths, self.device, self.pace, self.cohorts, self.paths)
+        mode: Grouping = "whole" if self.compiled and self.cohorts == "merged" else self.cohorts
+        return form(members, self.algo.State, self.widths, self.device, self.pace, mode, self.paths)
 
     def form_alone(self, member: Member) -> list[Cohort]:
         return form([self.equip(member)], self.algo.State, self.widths, self.device, self.pace, "exact")

@@ -157,8 +157,8 @@ class TensorWorld:
         self._begun = self._begun + over
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        slots = torch.tensor([slot for cohort in cohorts for slot in cohort.slots])
-        self._order = upload(slots.argsort(), self.pool.device) if len(cohorts) > 1 else None
+        slots = [slot for cohort in cohorts for slot in cohort.slots]
+        self._order = None if slots == sorted(slots) else upload(torch.tensor(slots).argsort(), self.pool.device)
 
     def seen(self) -> list[Tensor]:
         begins = self.pool.begins
@@ -168,7 +168,8 @@ class TensorWorld:
         return [self._by_member(obs), self._legal, self._by_member(begins)]
 
     def actions(self, chosen: Sequence[Tensor]) -> Tensor:
-        actions = chosen[0] if self._order is None else torch.cat(list(chosen))[self._order]
+        actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
+        actions = actions if self._order is None else actions[self._order]
         actions = actions.flatten(0, 1)
         return actions if self._team is None else actions.unflatten(0, (-1, len(self._team.agents)))
 

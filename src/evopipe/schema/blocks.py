@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from evopipe.errors import suggestion
-from evopipe.schema.declare import Problem, Schema, located, ordered
+from evopipe.own import NAME
+from evopipe.schema.declare import Problem, Schema, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
@@ -88,7 +88,7 @@ class WrapperConfig(Schema):
     @classmethod
     def _known(cls, name: str) -> str:
         if ":" in name:
-            if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", name):
+            if not NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not of the form 'module:Wrapper'")
         elif name not in (known := _gymnasium_wrappers()):
             raise ValueError(
@@ -346,11 +346,7 @@ class MutationConfig(Schema):
         activation: _Weight = Field(0.2, description="another activation function")
         rl_hp: _Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
 
-        @model_validator(mode="after")
-        def _some_mass(self) -> Self:
-            if not any(dict(self).values()):
-                raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
-            return self
+        _some_mass = model_validator(mode="after")(some_mass)
 
     probabilities: Probabilities = Field(default_factory=Probabilities)
     new_layer_prob: float = Field(0.2, ge=0.0, le=1.0, description="share of layer changes in architecture mutations")

@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from types import NoneType
-from typing import Any, Self, TypeAlias, get_args
+from typing import Any, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -21,9 +21,11 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from evopipe.errors import UsageError, did_you_mean, suggestion
+from evopipe.errors import ParamsError, UsageError, did_you_mean, suggestion
 from evopipe.types import Spaces
 
+MAX_PROBLEMS = 50  # that a message has
+_Model = TypeVar("_Model", bound=BaseModel)
 COMPLETE = "complete"
 """The context of a validation in which every key must be given."""
 
@@ -93,6 +95,13 @@ def ordered(*names: str) -> Any:
     return model_validator(mode="after")(check)
 
 
+def some_mass(block: Any) -> Any:
+    """See that one weight of a block is positive; the validator of mutation's probabilities."""
+    if not any(dict(block).values()):
+        raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
+    return block
+
+
 def hyper(
     default: Any = ..., *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any
 ) -> Any:
@@ -139,6 +148,28 @@ def located(problems: Iterable[Problem]) -> ValidationError:
         for path, said in problems
     ]
     return ValidationError.from_exception_data("evopipe", lines)
+
+
+def parsed(schema: type[_Model], data: Any, begin: str = "") -> _Model:
+    """Return data as a block; ParamsError with a line for each problem, all of which `begin` alike."""
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        found = explain(error, schema, data)
+    raise refusal(begin + line_of(*problem) for problem in found)
+
+
+def line_of(keys: tuple[str | int, ...], sentence: str) -> str:
+    """Return a problem as a line."""
+    shown = (str(key) if str(key).isprintable() else repr(key) for key in keys)
+    return ": ".join(filter(None, (".".join(shown), sentence)))
+
+
+def refusal(problems: Iterable[str]) -> ParamsError:
+    """Return the error of problems, a line each, cut short where a broken file has hundreds."""
+    lines = list(problems)
+    more = [f"… and {len(lines) - MAX_PROBLEMS} more"] if len(lines) > MAX_PROBLEMS else []
+    return ParamsError("\n".join(lines[:MAX_PROBLEMS] + more))
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from evopipe.schema.declare import Schema, located, ordered
+from evopipe.own import NAME
+from evopipe.schema.declare import Schema, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
 _Weight = Annotated[float, Field(ge=0.0)]
-_OWN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 Form = Literal["reasoning", "preference", "supervised", "games"]
 
 
@@ -92,14 +91,14 @@ class LanguageConfig(Schema):
     @field_validator("reward")
     @classmethod
     def _a_function_or_a_folder(cls, reward: str | None) -> str | None:
-        if reward is not None and not re.fullmatch(_OWN, reward) and "/" not in reward:
+        if reward is not None and not NAME.fullmatch(reward) and "/" not in reward:
             raise ValueError(f"{reward!r} is not of the form 'module:function', and no folder's path: ./{reward}")
         return reward
 
     @property
     def reward_model(self) -> Path | None:
         """The folder of the reward model that scores completions, if one does."""
-        return Path(self.reward) if self.reward is not None and not re.fullmatch(_OWN, self.reward) else None
+        return Path(self.reward) if self.reward is not None and not NAME.fullmatch(self.reward) else None
 
 
 class TextFetch(Schema):
@@ -179,11 +178,7 @@ class TextMutation(Schema):
                 raise located([((name,), sentence) for name in named])
             return data
 
-        @model_validator(mode="after")
-        def _some_mass(self) -> Self:
-            if not any(dict(self).values()):
-                raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
-            return self
+        _some_mass = model_validator(mode="after")(some_mass)
 
     class Gpt(Schema):
         """How far, and in which steps, the form of GPTs may wander."""

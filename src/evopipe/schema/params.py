@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
 from evopipe import algos as registry
-from evopipe.errors import ParamsError, suggestion
+from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
-    NEUTRAL,
     EnvConfig,
     FetchConfig,
     MutationConfig,
@@ -21,17 +20,16 @@ from evopipe.schema.blocks import (
     TrackingConfig,
     TrainConfig,
 )
-from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, located
+from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, line_of, located, parsed, refusal
 from evopipe.schema.read import read_yaml
-from evopipe.schema.text import LanguageParams, evolve_problems, parse_blocks, tracked
+from evopipe.schema.text import LanguageParams, RunParams, evolve_problems, parse_blocks
 from evopipe.types import Spaces
 
-MAX_PROBLEMS = 50
 _MAX_ENVIRONMENTS = 65_536
 _UPDATES = 1 << 13  # of a tick, whose draws are counted so far: `run.learn`
 
 
-class Params(Schema):
+class Params(RunParams):
     """All of `params.yaml`.
 
     Examples:
@@ -66,7 +64,6 @@ class Params(Schema):
             "algorithms that do not act by them",
         )
 
-    seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
     env: EnvConfig = Field(default_factory=EnvConfig)
     fetch: FetchConfig = Field(default_factory=FetchConfig)
     population: PopulationConfig = Field(default_factory=PopulationConfig)
@@ -79,15 +76,6 @@ class Params(Schema):
     algos: dict[str, Any] = Field(
         default_factory=dict, validate_default=True, description="one block an algorithm: its own `Config`"
     )
-
-    @property
-    def algo_config(self) -> Any:
-        """The chosen algorithm's `Config`."""
-        return self.algos[self.train.algo]
-
-    def tracked(self, *blocks: str) -> dict[str, Any]:
-        """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""
-        return tracked(self, {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}, blocks)
 
     @field_validator("population")
     @classmethod
@@ -156,8 +144,8 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
         return schema.model_validate(document.data, context=COMPLETE)
     except ValidationError as error:
         found = explain(error, schema, document.data)
-    placed = sorted((document.mark(keys), _line(keys, sentence)) for keys, sentence in found)
-    raise _refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed)
+    placed = sorted((document.mark(keys), line_of(keys, sentence)) for keys, sentence in found)
+    raise refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed)
 
 
 def parse_params(data: Mapping[str, Any]) -> AnyParams:
@@ -171,28 +159,11 @@ def parse_params(data: Mapping[str, Any]) -> AnyParams:
         Traceback (most recent call last):
         evopipe.errors.ParamsError: population.sise: unknown key, did you mean 'size'?
     """
-    schema = _schema_of(data)
-    try:
-        return schema.model_validate(data)
-    except ValidationError as error:
-        found = explain(error, schema, data)
-    raise _refusal(_line(*problem) for problem in found)
+    return parsed(_schema_of(data), data)
 
 
 def _schema_of(data: Mapping[str, Any]) -> type[Params] | type[LanguageParams]:
     return LanguageParams if "language" in data else Params
-
-
-def _line(keys: tuple[str | int, ...], sentence: str) -> str:
-    shown = (str(key) if str(key).isprintable() else repr(key) for key in keys)
-    return ": ".join(filter(None, (".".join(shown), sentence)))
-
-
-def _refusal(problems: Iterable[str]) -> ParamsError:
-    """One line a problem, cut short where a broken file has hundreds."""
-    lines = list(problems)
-    more = [f"… and {len(lines) - MAX_PROBLEMS} more"] if len(lines) > MAX_PROBLEMS else []
-    return ParamsError("\n".join(lines[:MAX_PROBLEMS] + more))
 
 
 def json_schema() -> dict[str, Any]:

@@ -39,6 +39,11 @@ _Shape = Annotated[tuple[_Column, ...], Field(max_length=32, strict=False)]
 _Wholes = Annotated[tuple[Whole, ...], Field(max_length=_COLUMNS, strict=False)]
 _Numbers = Annotated[tuple[Number, ...], Field(max_length=_COLUMNS, strict=False)]
 _Choices = Annotated[tuple[_Side, ...], Field(max_length=_COLUMNS, strict=False)]
+_Line = Annotated[int, Field(ge=1, le=1 << 14, multiple_of=16)]
+_Heads = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=256)], Annotated[int, Field(ge=1, le=1 << 16, multiple_of=16)]],
+    Field(strict=False),
+]
 
 
 class _Stored(BaseModel):
@@ -58,6 +63,15 @@ class StoredArch(_Stored):
     images: Annotated[tuple[_Image, ...], Field(max_length=64, strict=False)] = ()
     convs: Annotated[tuple[_Conv, ...], Field(max_length=_LAYERS, strict=False)] = ()
     kind: EncoderKind = "mlp"
+
+
+class StoredGPT(_Stored):
+    """A small GPT, see `language.gpt.GPT`: heads and nodes of each layer, widths and the most tokens of a row."""
+
+    layers: Annotated[tuple[_Heads, ...], Field(min_length=1, max_length=64, strict=False)]
+    hidden: _Line
+    head: _Line
+    length: Annotated[int, Field(ge=1, le=1 << 16)]
 
 
 class StoredMember(_Stored):

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from evopipe import algos as registry
 from evopipe.errors import suggestion
-from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, PopulationConfig, TournamentConfig, TrackingConfig
+from evopipe.schema.blocks import (
+    NEUTRAL,
+    ArchitectureBounds,
+    MutationConfig,
+    PopulationConfig,
+    TournamentConfig,
+    TrackingConfig,
+)
 from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located
 from evopipe.schema.language import LanguageConfig, TextFetch, TextMutation, TextRuntime, TextTrain
 
-NEUTRAL = {"checkpoint_seconds", "learners", "shards"}
-"""Keys of `runtime` that change no result."""
+
+class RunParams(Schema):
+    """What every `params.yaml` has: members that learn in environments, or language models."""
+
+    seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
+
+    @property
+    def algo_config(self) -> Any:
+        """The chosen algorithm's `Config`."""
+        own: Any = self
+        return own.algos[own.train.algo]
+
+    def tracked(self, *blocks: str) -> dict[str, Any]:
+        """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""
+        neutral = {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}
+        values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
+        kept = {name: values[name] for name in blocks or values}
+        return {**kept, "algo": self.algo_config.model_dump(mode="json")}
 
 
-class LanguageParams(Schema):
+class LanguageParams(RunParams):
     """All of `params.yaml` of a population of language models."""
 
     of_text: ClassVar[bool] = True
@@ -42,7 +65,6 @@ class LanguageParams(Schema):
             True, description="also write the base with the elite's adapter merged into it, a folder that can be a base"
         )
 
-    seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
     language: LanguageConfig = Field(default_factory=LanguageConfig)
     fetch: TextFetch = Field(default_factory=TextFetch)
     population: PopulationConfig = Field(default_factory=PopulationConfig)
@@ -55,11 +77,6 @@ class LanguageParams(Schema):
     algos: dict[str, Any] = Field(
         default_factory=dict, validate_default=True, description="one block an algorithm: its own `Config`"
     )
-
-    @property
-    def algo_config(self) -> Any:
-        """The chosen algorithm's `Config`."""
-        return self.algos[self.train.algo]
 
     @property
     def mutation(self) -> MutationConfig:
@@ -80,10 +97,6 @@ class LanguageParams(Schema):
             new_layer_prob=0.2 if whole else 0.0, mutate_elite=cfg.mutate_elite, before_training=cfg.before_training,
             architecture=bounds,
         )  # fmt: skip
-
-    def tracked(self, *blocks: str) -> dict[str, Any]:
-        """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""
-        return tracked(self, {"runtime": NEUTRAL}, blocks)
 
     @model_validator(mode="before")
     @classmethod
@@ -126,14 +139,6 @@ class LanguageParams(Schema):
     @classmethod
     def _algos_parsed(cls, blocks: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         return parse_blocks(blocks, info, True, lambda name, config, chosen: _algo_problems(config))
-
-
-def tracked(params: Any, neutral: Mapping[str, set[str]], blocks: Sequence[str]) -> dict[str, Any]:
-    """Return what results depend on as JSON data: of these blocks, or all, what is not neutral, and the chosen
-    algorithm's as `algo`."""
-    values = params.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
-    kept = {name: values[name] for name in blocks or values}
-    return {**kept, "algo": params.algo_config.model_dump(mode="json")}
 
 
 def parse_blocks(

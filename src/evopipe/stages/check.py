@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from evopipe import algos
-from evopipe.errors import EnvironmentFailed, ParamsError, said
+from evopipe.errors import ParamsError
+from evopipe.own import foreign
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import AnyParams, Params
-from evopipe.watchdog import Hung
 
 _CHOICE = ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", "LunarLander-v3")
 _BOX = ("Pendulum-v1", "MountainCarContinuous-v0", "LunarLanderContinuous-v3", "BipedalWalker-v3", "CarRacing-v3")
@@ -52,11 +52,6 @@ def needs_dataset(params: AnyParams) -> bool:
 def _reset(env: Any, cfg: EnvConfig) -> dict[str, Any]:
     from evopipe.envs.make import guard
 
-    try:
-        with guard(cfg):
-            _, info = env.reset(seed=0)
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(f"environment {cfg.id!r}: reset() raised {said(error)}") from error
-    except Hung as hung:
-        raise EnvironmentFailed(f"environment {cfg.id!r}: reset() {hung}") from None
+    with foreign(f"environment {cfg.id!r}: reset()", guard(cfg)):
+        _, info = env.reset(seed=0)
     return info if isinstance(info, dict) else {}

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from evopipe.run.language import LanguageSpec
 
 
-def make_spec(params: Params, device: torch.device | None = None) -> Spec:
-    """Bundle what a run is about; errors are those of `spaces_of`."""
+def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> Spec:
+    """Bundle what a run is about; spaces that are not given are the environment's, with the errors of `spaces_of`."""
     device = device or torch.device("cpu")
     return Spec(
         seed=params.seed,
@@ -36,7 +36,7 @@ def make_spec(params: Params, device: torch.device | None = None) -> Spec:
         mutation=params.evolution.mutation,
         algo=get(params.train.algo),
         algo_config=params.algo_config,
-        spaces=spaces_of(params.env, params.train.algo),
+        spaces=spaces or spaces_of(params.env, params.train.algo),
         device=device,
         cohorts=params.runtime.cohorts,
         paths=Paths.choose(params.runtime.compile, device),
@@ -57,14 +57,13 @@ def describe(params: Params) -> dict[str, Any]:
     """Return as JSON data the algorithm, its configuration, the environment and its spaces, see `policy.load`."""
     with opened(params.env) as env:
         shown = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
-        _, spaces = read_spaces(env)
-    return {
-        "algo": params.train.algo,
-        "config": params.algo_config.model_dump(mode="json"),
-        "env": params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"}),
-        **shown,
-        **spaces,
-    }
+        return {**settings_of(params), **shown, **read_spaces(env)[1]}
+
+
+def settings_of(params: Params) -> dict[str, Any]:
+    """Return the same without the spaces."""
+    env = params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"})
+    return {"algo": params.train.algo, "config": params.algo_config.model_dump(mode="json"), "env": env}
 
 
 def about_spec(spec: Spec | LanguageSpec) -> dict[str, Any]:

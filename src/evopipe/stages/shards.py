@@ -32,7 +32,7 @@ from evopipe.stages.setup import make_spec
 from evopipe.track.events import Message, Tracker
 
 
-class Divided:
+class _Divided:
     """A training whose members live in shards; where there is no engine, one process trains all."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Divided:
 
 
 @contextlib.contextmanager
-def divided(params: AnyParams, members: int, folder: Path, learn: bool = True) -> Iterator[Divided]:
+def divided(params: AnyParams, members: int, folder: Path, learn: bool = True) -> Iterator[_Divided]:
     """Open the engine that `runtime.shards` names, for members to `learn`, or to be scored alone.
 
     Raises:
@@ -102,7 +102,7 @@ def divided(params: AnyParams, members: int, folder: Path, learn: bool = True) -
     """
     cfg = params.runtime.shards
     if cfg.engine == "none" and cfg.count in ("auto", 1):
-        yield Divided(params, members, folder)
+        yield _Divided(params, members, folder)
         return
     _refuse(params)
     engine: Engine
@@ -117,7 +117,7 @@ def divided(params: AnyParams, members: int, folder: Path, learn: bool = True) -
     else:
         engine = Here(make)
     try:
-        yield Divided(params, members, folder, _together(params) if learn else 1, engine)
+        yield _Divided(params, members, folder, _together(params) if learn else 1, engine)
     finally:
         engine.close()
 

@@ -13,6 +13,9 @@ from evopipe.errors import EvopipeError
 from evopipe.keys import dvc_root
 from evopipe.machine import git_revision
 from evopipe.schema.params import AnyParams
+from evopipe.signals import StopSignal
+from evopipe.track.console import console_sink
+from evopipe.track.events import JsonlSink, Tracker
 from evopipe.track.outbox import ADVICE, Outbox
 from evopipe.track.record import TRAINED, TrainingRecord, md5_of
 
@@ -25,7 +28,24 @@ _WRITTEN_BY = {
 """Which of `record.FILES` a stage writes: the others in the folder may still be another training's."""
 
 
-def outbox(params: AnyParams, state: Path, folder: Path, name: str | None = None) -> Outbox:
+LOG = "events.jsonl"
+
+
+@contextlib.contextmanager
+def watched(
+    params: AnyParams, state: Path, folder: Path, quiet: bool, name: str | None = None
+) -> Iterator[tuple[StopSignal, Tracker, Outbox]]:
+    """Watch a training, for the arguments see `_outbox`: give what notes signals, what tells of it on the console and
+    in the log of its state, and the outbox that follows this log."""
+    with (
+        StopSignal() as stop,
+        Tracker([console_sink(quiet), JsonlSink(state / LOG)]) as tracker,
+        _outbox(params, state, folder, name) as outbox,
+    ):
+        yield stop, tracker, outbox
+
+
+def _outbox(params: AnyParams, state: Path, folder: Path, name: str | None) -> Outbox:
     """Begin a training's record in its `state` folder and return the outbox that will deliver it; the pipeline runs in
     `folder`. People read `name`, or the DVC experiment's."""
     wanted = None

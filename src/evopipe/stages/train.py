@@ -21,15 +21,10 @@ from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Champion, Run
 from evopipe.run.warm import read_warm
 from evopipe.schema.params import AnyParams, Params
-from evopipe.signals import StopSignal
 from evopipe.stages import shards, tracking
 from evopipe.stages.setup import about_spec, describe, make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.lock import RunLock
-from evopipe.track.console import console_sink
-from evopipe.track.events import JsonlSink, Tracker
-
-LOG = "events.jsonl"
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
@@ -56,11 +51,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         made = divided.begin(spec, members, births) or begin(spec, members, warm, births, workers, learners)
         warm = None  # the memory holds it now, its images as bytes
         try:
-            with (
-                StopSignal() as stop,
-                Tracker([console_sink(quiet), JsonlSink(state / LOG)]) as tracker,
-                tracking.outbox(params, state, folder) as outbox,
-            ):
+            with tracking.watched(params, state, folder, quiet) as (stop, tracker, outbox):
                 champion = train(made, store, runtime.checkpoint_seconds, stop, tracker, divided.also(outbox.problems))
                 divided.tell(tracker)
                 finish(made, champion, params, described, state, folder)
@@ -81,7 +72,7 @@ def finish(
 ) -> None:
     """Write the outs of a run that has ended, put them into its record, and remove its checkpoints."""
     write_results(made, champion, {**about_spec(made.spec), "policy": described}, folder)
-    write_timing(state / LOG, made.curve, folder)
+    write_timing(state / tracking.LOG, made.curve, folder)
     tracking.finish(params, state, folder)
     for each in state.glob("checkpoints*"):  # those of another number of shards, too
         CheckpointStore(each).clear()

@@ -207,12 +207,13 @@ def read_json(path: Path) -> Any:
 def parse_json(data: bytes, where: str) -> Any:
     """Parse JSON bytes; what is not valid (NaN and infinity are not) is a `DataError`, which begins with `where`."""
     try:
-        return json.loads(data.decode(), parse_constant=_finite, parse_float=_finite)
+        return json.loads(data.decode(), parse_constant=finite, parse_float=finite)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: is not valid JSON ({error}): {RESTORE}") from error
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
+    """Read a number of JSON; ValueError where it is not finite."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")

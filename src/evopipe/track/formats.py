@@ -1,9 +1,10 @@
-"""Numbers and texts in few characters, for terminals and pages."""
+"""Numbers, texts and settings in few characters, for terminals and pages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 
 def score(value: float) -> str:
@@ -43,6 +44,15 @@ def duration(seconds: float) -> str:
 def clean(text: str) -> str:
     """Return a text on one line and without control characters, which could move a terminal's cursor."""
     return "".join(char if char.isprintable() else " " for char in text)
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what stands in nested mappings by its dotted name; a mapping without keys as it is."""
+    if isinstance(value, Mapping) and value:
+        for key, entry in value.items():
+            yield from leaves(entry, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -17,7 +17,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from evopipe import layout
 from evopipe.errors import DataError, EvopipeError
 from evopipe.storage.files import make_folder, read_bytes, read_json, write_bytes, write_json
 from evopipe.track.events import End, Event, Generation, Start, read_event
+from evopipe.track.formats import leaves
 
 TRAINED = str(layout.TRAINED)
 _SHOWN = (layout.LINEAGE, layout.FITNESS, layout.TIMING, layout.TRAIN, layout.EVALUATION, layout.MEMBERS, layout.REPORT)
@@ -127,15 +128,7 @@ class Run:
             sources = {"collect", "minari", "hdf5", "generate", "jsonl", "datasets"}
             unused = sources - {used["fetch"].get("source")}
             used["fetch"] = {name: value for name, value in used["fetch"].items() if name not in unused}
-        return dict(_leaves(used, ""))
-
-
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for key, entry in value.items():
-            yield from _leaves(entry, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        return {n: v if isinstance(v, str) else json.dumps(v, sort_keys=True) for n, v in leaves(used)}
 
 
 class New(Counter[str]):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,18 +21,27 @@ from torch.utils.benchmark import Timer
 from evopipe import algos, rng
 from evopipe.core.graphs import Paths
 from evopipe.core.member import tensor_kinds
+from evopipe.core.net import score
 from evopipe.data.transitions import Transitions
 from evopipe.errors import DataError, ResourceError, UsageError, suggestion
+from evopipe.language.data import generate
+from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
 from evopipe.rng import Purpose
 from evopipe.run.act import choose, step
+from evopipe.run.clock import Clock
 from evopipe.run.drive import begin
+from evopipe.run.language import LanguageSpec
 from evopipe.run.learn import learn
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
+from evopipe.run.text import on_device, rows_for
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.params import Params
+from evopipe.schema.text import LanguageParams
+from evopipe.stages.language.setup import form_of, regime_of, task_of
+from evopipe.stages.language.setup import make_spec as make_language_spec
 from evopipe.stages.setup import make_spec
 
 _UPDATES, _ROWS = 4, 4096  # updates at a time; transitions that are there before the first step
@@ -40,12 +49,8 @@ _DRAWS = "random draws and sampled rows"
 _CLOSE = 1e-3  # of the largest number: sums in another order, and a unit near 0 that falls on its other side
 
 
-class _Finding(NamedTuple):
-    """What was looked at, and what came out; `good` is None where it is a figure only."""
-
-    what: str
-    result: str
-    good: bool | None = None
+_Finding: TypeAlias = tuple[str, str, bool | None]
+"""What was looked at, what came out, and whether that is good, None of a figure."""
 
 
 def find_device(kind: str) -> torch.device:
@@ -75,17 +80,14 @@ def check(
     bad, usual = [], [name for name in able if with_text or name not in of_text]
     for name in names or usual:
         if name in of_text:
-            from evopipe.verify import gpu_language  # with the extra `language`
-
-            told = gpu_language.findings(name, device, members, repeats, _distance)
-            found: Iterator[_Finding] = (_Finding(*each) for each in told)
+            found = _check_language(name, device, members, repeats)
         else:
             found = _check(_spec(name, device, envs), members, repeats)
-        for finding in found:
-            verdict = {True: "ok", False: "BAD", None: ""}[finding.good]
-            tell(f"{name:8} {finding.what:44} {verdict:4} {finding.result}".rstrip())
-            if finding.good is False:
-                bad.append(f"{name}: {finding.what}: {finding.result}")
+        for what, result, good in found:
+            verdict = {True: "ok", False: "BAD", None: ""}[good]
+            tell(f"{name:8} {what:44} {verdict:4} {result}".rstrip())
+            if good is False:
+                bad.append(f"{name}: {what}: {result}")
     if bad:
         raise DataError("\n".join([*bad, "train with runtime.compile: off, or runtime.device: cpu, until it agrees"]))
 
@@ -124,24 +126,21 @@ def _check(spec: Spec, members: int, repeats: int) -> Iterator[_Finding]:
     eager, fast, here = (begin(each, first_members(each, members)[0], warm) for each in specs)
     with closing(eager.regime), closing(fast.regime), closing(here.regime):
         there, cpu = _numbers(eager), _numbers(here)
-        for what in cpu:
-            far, allowed = max(map(_distance, there[what], cpu[what])), 0.0 if what == _DRAWS else _CLOSE
-            apart = f"{far:.1e} of the largest apart, {allowed:.0e} allowed"
-            yield _Finding(f"{what} are the CPU's", apart, far <= allowed)
+        yield from _apart(there, cpu)
         for run in (eager, fast):
             _train(run)
         one, two = ({name: x.numpy().tobytes() for name, x in run.state()[0].items()} for run in (eager, fast))
         differ = sum(one.get(name) != two.get(name) for name in one.keys() | two.keys())
         given_up = "; ".join(fast.spec.paths.given_up)
-        yield _Finding(f"{way} were captured", given_up or "yes", not given_up)
-        yield _Finding(f"{way} compute what eager code does", f"{differ} of {len(one)} tensors differ", not differ)
+        yield f"{way} were captured", given_up or "yes", not given_up
+        yield f"{way} compute what eager code does", f"{differ} of {len(one)} tensors differ", not differ
         for work, what in ((_act, "time to act"), (_learn, f"time of {_UPDATES} updates")):
             turns = [[_seconds(work, run) for run in (eager, fast)] for _ in range(repeats)]
             slow, quick = (1e6 * statistics.median(column) for column in zip(*turns, strict=True))
-            yield _Finding(what, f"{slow:.0f} µs eager, {quick:.0f} µs with {way}: {slow / quick:.2f} ×")
+            yield what, f"{slow:.0f} µs eager, {quick:.0f} µs with {way}: {slow / quick:.2f} ×", None
         if on_cuda:
             waits = "; ".join(filter(None, map(_waits, (eager, fast))))
-            yield _Finding("learning waits for nothing", waits or "yes", not waits)
+            yield "learning waits for nothing", waits or "yes", not waits
 
 
 def _numbers(run: Run[Spec]) -> dict[str, list[torch.Tensor]]:
@@ -156,11 +155,22 @@ def _numbers(run: Run[Spec]) -> dict[str, list[torch.Tensor]]:
     values = [of(spec.algo_config, state, obs).cpu() for state in alone]
     for _ in range(_UPDATES if algos.on_policy(algo) else 1):
         run.advance()
-    kinds = tensor_kinds(algo.State, spec.widths)
+    return {_DRAWS: [draws.cpu(), *rows], "values": values, **_learned(run)}
+
+
+def _learned(run: Run[Any]) -> dict[str, list[torch.Tensor]]:
+    """Return what came of learning, after one member the next."""
+    kinds = tensor_kinds(run.spec.algo.State, run.spec.widths)
     names = [name for name, (kind, _) in kinds.items() if kind == "moments" and name.endswith(".mean")]
-    moments = [member.tensors[name] for member in run.members for name in names]
-    losses = [run.state()[0]["losses_here"]]
-    return {_DRAWS: [draws.cpu(), *rows], "values": values, "losses": losses, "first moments": moments}
+    moments = [member.tensors[name].cpu() for member in run.members for name in names]
+    return {"losses": [run.state()[0]["losses_here"]], "first moments": moments}
+
+
+def _apart(there: Mapping[str, list[torch.Tensor]], cpu: Mapping[str, list[torch.Tensor]]) -> Iterator[_Finding]:
+    """Say how far numbers are from the CPU's."""
+    for what, expected in cpu.items():
+        far, allowed = max(map(_distance, there[what], expected)), 0.0 if what == _DRAWS else _CLOSE
+        yield f"{what} are the CPU's", f"{far:.1e} of the largest apart, {allowed:.0e} allowed", far <= allowed
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -215,3 +225,56 @@ def _waits(run: Run[Spec]) -> str:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return ""
+
+
+# --- language models --------------------------------------------------------------------------------------------------
+
+
+def _check_language(name: str, device: torch.device, members: int, repeats: int) -> Iterator[_Finding]:
+    """Look whether a GPU writes and learns as the CPU does: members of unlike ranks over a tiny base."""
+    there, here = (_language_run(name, each, members) for each in (device, torch.device("cpu")))
+    with closing(there.regime), closing(here.regime):
+        yield from _apart(_language_numbers(there), _language_numbers(here))
+        regime: Any = there.regime
+        first = dict(zip(regime.measures.names, next(iter(regime.measures.rows()))[2:], strict=True))
+        if "drift" in first:
+            drift = first["drift"]
+            yield "what learns is what wrote", f"{drift:.1e} apart, {_CLOSE:.0e} allowed", 0 <= drift <= _CLOSE
+        timer = Timer("run.advance()", globals={"run": there}, num_threads=torch.get_num_threads())
+        seconds = statistics.median(timer.timeit(3).mean for _ in range(repeats))
+        yield "time of a step", f"{1e3 * seconds:.1f} ms", None
+
+
+def _language_run(name: str, device: torch.device, members: int) -> Run[LanguageSpec]:
+    rows = {"rows": 16, "group_size": 4, "batch_size": 16, "lr": 1e-2, "evolve": {}}
+    able = algos.get(name).Config.model_fields
+    params = LanguageParams.model_validate({
+        "language": {
+            "task": "reverse", "kwargs": {"shortest": 2, "by_place": True}, "rank": 4, "max_prompt": 8,
+            "max_completion": 6,
+        },
+        "train": {"algo": name, "max_steps": 10**6, "evo_steps": 10**6},
+        "evolution": {"mutation": {"probabilities": {"rank": 1.0, "rl_hp": 0.0}, "before_training": True}},
+        "algos": {name: {key: value for key, value in rows.items() if key in able}},
+    })  # fmt: skip
+    spec, form = make_language_spec(params, device), form_of(params)
+    made = generate(task_of(spec.language), spec.language.task, params.seed, 200, form)
+    corpus = tokenise(made, form, spec.base, spec.language, params.fetch, params.seed)
+    first, _ = first_members(spec, members)
+    clock = Clock.of(spec, members)
+    return Run(spec, regime_of(spec, clock, corpus), clock, first)
+
+
+def _language_numbers(run: Run[LanguageSpec]) -> dict[str, list[torch.Tensor]]:
+    """Return what members say of the same rows before they learn; let all learn once, and return what came of it."""
+    spec = run.spec
+    cfg = spec.language
+    pairs = generate(task_of(cfg), cfg.task, 1, 32, "supervised")
+    told = tokenise(pairs, "supervised", spec.base, cfg, LanguageParams().fetch, 1)
+    said = []
+    for cohort in run.cohorts:
+        text = rows_for(spec, told, np.arange(len(told.rows)), len(cohort.members), None)
+        now = score(getattr(cohort.state, spec.algo.POLICY).frozen, on_device(text, spec.device))
+        said.append(now.log_prob.masked_fill(~text.mask.to(spec.device), 0.0).cpu())
+    run.advance()
+    return {"log-probabilities": said, **_learned(run)}

@@ -3,7 +3,7 @@
 
 // Like networks of every member, `rows` of them with a clip and an Adam each, in every row `copies` next to each other.
 typedef struct {
-  const int32_t *plan;
+  const int32_t *plan, *own;  // own: see `spans_of`
   float *values, *means, *squares, *steps;
   ptrdiff_t stride, moment_stride, size, keep;
   int layers, rows, copies, inputs, widest;
@@ -47,31 +47,38 @@ static void make(const nets *n, int p, int i, int rows, const float *x, float *s
 static int all_finite(const nets *n, int p) {
   float total = 0.0f;
   for (int r = 0; r < n->rows; r++) {
-    const float *at = n->values + ((ptrdiff_t)p * n->rows + r) * n->stride;
+    const ptrdiff_t row = (ptrdiff_t)p * n->rows + r;
+    const float *at = n->values + row * n->stride;
     vec parts[EACH] = {0};
-    for (ptrdiff_t j = 0; j < n->size; j += SUMS)
-      for (int i = 0; i < EACH; i++) parts[i] += load(at + j + i * LANES);
+    EACH_SPAN(spans_of(n->own, row))
+      for (ptrdiff_t j = s[0]; j < s[1]; j += SUMS)
+        for (int i = 0; i < EACH; i++) parts[i] += load(at + j + i * LANES);
     total += sum(parts);
   }
   return fabsf(total) < INFINITY;
 }
 
+static void clear(const nets *n, int p, float *grads) {
+  for (int r = 0; r < n->rows; r++) cleared(spans_of(n->own, (ptrdiff_t)p * n->rows + r), grads + r * n->size);
+}
+
 // Clip, and step where the member is healthy and its loss and gradient finite; return whether it is.
 static int descend(const nets *n, int p, float *grads, float limit, float loss, float lr, int healthy, double beta1,
                    double beta2, double eps) {
-  for (int r = 0; r < n->rows; r++) loss += clipped(n->size, grads + r * n->size, limit);
+  const ptrdiff_t first = (ptrdiff_t)p * n->rows;
+  for (int r = 0; r < n->rows; r++) loss += clipped(spans_of(n->own, first + r), grads + r * n->size, limit);
   healthy = healthy && fabsf(loss) < INFINITY;
   for (int r = 0; healthy && r < n->rows; r++) {
-    const ptrdiff_t row = (ptrdiff_t)p * n->rows + r, moments = row * n->moment_stride;
-    adam_step(n->size, n->values + row * n->stride, grads + r * n->size, n->means + moments, n->squares + moments,
-              n->steps + row, lr, beta1, beta2, eps);
+    const ptrdiff_t row = first + r, moments = row * n->moment_stride;
+    adam_step(spans_of(n->own, row), n->values + row * n->stride, grads + r * n->size, n->means + moments,
+              n->squares + moments, n->steps + row, lr, beta1, beta2, eps);
   }
   return healthy;
 }
 
 static void follow(const nets *target, const nets *online, int p, float share) {
   for (int i = p * target->rows; i < (p + 1) * target->rows; i++)
-    mixed(target->size, target->values + i * target->stride, online->values + i * online->stride, share);
+    mixed(spans_of(target->own, i), target->values + i * target->stride, online->values + i * online->stride, share);
 }
 
 INLINE float least(float a, float b) { return b < a || b != b ? b : a; }
@@ -199,7 +206,7 @@ static int climb_member(const void *told, int p) {
   }
   seen(j, rows, now, j->now_row, x);
   for (int k = 0, at = acting; k < agents; at += j->does[k++]) did(j, p, k, rows, x + at);
-  memset(grads, 0, sizeof(float) * (size_t)critic_size);
+  clear(critic, p, grads);
   memset(errors, 0, sizeof(float) * (size_t)j->batch);
   float loss = 0.0f;
   for (int k = 0; k < agents; k++) {
@@ -228,7 +235,7 @@ static int climb_member(const void *told, int p) {
   if (j->climbs) {
     // Actors climb the first twin's Q of their own action and the others' in the batch.
     float climbed = 0.0f;
-    memset(grads, 0, sizeof(float) * (size_t)actor_size);
+    clear(actor, p, grads);
     for (int k = 0, at = acting; k < agents; at += j->does[k++]) {
       const int does = j->does[k];
       shown(j, k, rows, now, j->now_row, own);

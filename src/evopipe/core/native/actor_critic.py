@@ -12,6 +12,7 @@ import torch
 
 from evopipe.core.native import build, dense
 from evopipe.core.native.build import at
+from evopipe.core.native.learn import owned
 from evopipe.core.optim import BETA1, BETA2, EPS, Adam
 from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Hyper, Learned, Tensor
@@ -215,8 +216,8 @@ def _nets(net: Net | None, adam: Adam | None, inputs: int, members: int) -> Any:
         return None
     mean, square, steps = (at(adam.mean), at(adam.square), at(adam.steps)) if adam else (None, None, None)
     return build.structure("nets")(
-        plan=at(plan.fields), values=at(net.values), means=mean, squares=square, steps=steps,
-        stride=net.values.stride(0), moment_stride=adam.mean.stride(0) if adam else 0, size=structure.size,
+        plan=at(plan.fields), own=at(owned(structure)), values=at(net.values), means=mean, squares=square,
+        steps=steps, stride=net.values.stride(0), moment_stride=adam.mean.stride(0) if adam else 0, size=structure.size,
         keep=plan.room, layers=plan.layers, rows=len(net.values) // members, copies=structure.copies, inputs=inputs,
         widest=plan.widest,
     )  # fmt: skip

@@ -163,8 +163,14 @@ static float *backward(const float *value, float *grad, int rows, layer *layers,
         for (int b = 0; b < rows; b++) total += part(df + (ptrdiff_t)b * l->n + j, left);
         put(bias + j, left, total);
       }
-      product(l->in, rows, l->n, l->x, 1, l->in, df, l->n, 0, grad + at[WEIGHT], at[STRIDE], NULL, ADDED,
-              packed);
+      float *of_weights = grad + at[WEIGHT];
+      if (l->n <= LANES / 2 && l->n <= rows) {  // the longer side fills the vectors
+        product(l->n, rows, l->in, df, 1, l->n, l->x, l->in, 0, next, l->in, NULL, WRITTEN, packed);
+        for (int i = 0; i < l->in; i++)
+          for (int j = 0; j < l->n; j++) of_weights[(ptrdiff_t)i * at[STRIDE] + j] += next[(ptrdiff_t)j * l->in + i];
+      } else {
+        product(l->in, rows, l->n, l->x, 1, l->in, df, l->n, 0, of_weights, at[STRIDE], NULL, ADDED, packed);
+      }
     }
     if (wanted) {
       product(rows, l->n, l->in, df, l->n, 1, value + at[WEIGHT], at[STRIDE], 1, next, l->in, NULL, WRITTEN,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from evopipe.core.native import build
 from evopipe.core.native.build import at, kernels
+from evopipe.core.structure import LINE
 from evopipe.types import Tensor
 
 if TYPE_CHECKING:
     from evopipe.core.net import Net
+    from evopipe.core.structure import Structure
 
 
 def serve(net: Net, *tensors: Tensor) -> bool:
@@ -25,33 +27,55 @@ def serve(net: Net, *tensors: Tensor) -> bool:
     )
 
 
-def clip(grads: Tensor, limit: Tensor, losses: Tensor, healthy: Tensor) -> None:
-    """Scale every row's gradient `[P · K, N]` to at most its member's limit `[P]`; healthy `[P]` becomes false where a
-    loss `[P]` or a norm is not finite. Both in place."""
-    rows, size = grads.shape
-    each = rows // len(limit)
+def owned(structure: Structure) -> Tensor:
+    """Return where each of R rows has its network's own numbers, `[n]` int32: where in this each row's spans begin and
+    the last one's end, then from and to which number of the row each span goes, whole cache lines."""
+    inner: Any = getattr(structure, "inner", structure)
+    copies = structure.copies
+    key = "owned", copies
+    if key not in inner.plans:
+        rows = len(inner.index) // copies
+        spans = [[_spans(inner.index[row * copies + i]) + i * inner.size for i in range(copies)] for row in range(rows)]
+        counts = [sum(each.numel() for each in row) for row in spans]
+        begins = torch.tensor([rows + 1 + sum(counts[:row]) for row in range(rows + 1)])
+        flat = [each.flatten() for row in spans for each in row]
+        inner.plans[key] = torch.cat([begins, *flat]).int()
+    found: Tensor = inner.plans[key]
+    return found
+
+
+def _spans(index: Tensor) -> Tensor:
+    """Return the runs of cache lines that hold numbers `index` `[n]`, which ascend: `[runs, 2]`."""
+    line = index // LINE
+    apart = torch.nonzero(line[1:] - line[:-1] > 1)[:, 0] + 1
+    begin, end = torch.cat([apart.new_zeros(1), apart]), torch.cat([apart, apart.new_tensor([len(line)])])
+    return torch.stack([line[begin] * LINE, (line[end - 1] + 1) * LINE], dim=1)
+
+
+def clip(net: Net, limit: Tensor, losses: Tensor, healthy: Tensor) -> None:
+    """Scale the gradient of every row of a network to at most its member's limit `[P]`; healthy `[P]` becomes false
+    where a loss `[P]` or a norm is not finite. Both in place."""
+    grads, each, own = net.grad, len(net.grad) // len(limit), owned(net.structure)
     limit, losses = limit.float().contiguous(), losses.detach().float().contiguous()
-    kernels().clip(len(limit), each, size, at(grads), grads.stride(0), at(limit), at(losses), at(healthy))
+    kernels().clip(len(limit), each, at(own), at(grads), grads.stride(0), at(limit), at(losses), at(healthy))
 
 
 def adam(
-    values: Tensor, grads: Tensor, mean: Tensor, square: Tensor, steps: Tensor, lr: Tensor, active: Tensor,
-    betas: tuple[float, float], eps: float,
+    net: Net, mean: Tensor, square: Tensor, steps: Tensor, lr: Tensor, active: Tensor, betas: tuple[float, float],
+    eps: float,
 ) -> None:  # fmt: skip
-    """Take one step in place: rows `[P · K, N]`, steps `[P · K]`, lr and active `[P]`."""
-    rows, size = values.shape
-    each, lr, active = rows // len(lr), lr.float().contiguous(), active.contiguous()
+    """Take one step of a network in place: moments `[P · K, N]`, steps `[P · K]`, lr and active `[P]`."""
+    values, grads, own = net.values, net.grad, owned(net.structure)
+    each, lr, active = len(values) // len(lr), lr.float().contiguous(), active.contiguous()
     kernels().adam(
-        len(lr), each, size, at(values), values.stride(0), at(grads), grads.stride(0), at(mean),
+        len(lr), each, at(own), at(values), values.stride(0), at(grads), grads.stride(0), at(mean),
         at(square), mean.stride(0), at(steps), at(lr), at(active), *betas, eps,
     )  # fmt: skip
 
 
-def polyak(target: Tensor, online: Tensor, weight: Tensor) -> None:
-    """target ← target + weight · (online − target) in place, `[P · K, N]`, weight `[P]`."""
-    rows, size = target.shape
-    weight = weight.float().contiguous()
+def polyak(target: Net, online: Net, weight: Tensor) -> None:
+    """target ← target + weight · (online − target) in place, weight `[P]`."""
+    to, of, own, weight = target.values, online.values, owned(target.structure), weight.float().contiguous()
     kernels().polyak(
-        len(weight), rows // len(weight), size, at(target), target.stride(0), at(online),
-        online.stride(0), at(weight),
-    )  # fmt: skip
+        len(weight), len(to) // len(weight), at(own), at(to), to.stride(0), at(of), of.stride(0), at(weight)
+    )

@@ -6,6 +6,7 @@ enum { CHOICES, BITS, NUMBERS };  // kinds of action
 
 typedef struct {  // one network of all members, in copies: one for every group of agents
   const int32_t *plan, *gated;  // of dense layers, and of LSTM layers before them: fields a copy
+  const int32_t *own;           // see `spans_of`
   float *values, *mean, *square, *steps;
   ptrdiff_t layers, recurrent, reads, room, widest, size, values_stride, moments_stride;
 } brain;

@@ -17,6 +17,7 @@ from evopipe.core.native import build
 from evopipe.core.native.actor_critic import Places
 from evopipe.core.native.build import at, kernels
 from evopipe.core.native.dense import MOST, plan_of
+from evopipe.core.native.learn import owned
 from evopipe.core.optim import BETA1, BETA2, EPS
 from evopipe.rng import Purpose, Stream, salt
 from evopipe.types import Chosen, Hyper, Learned, Spaces, Tensor
@@ -114,9 +115,10 @@ def _brain(net: Net, adam: Adam, inputs: int, policy: Any) -> Any:
     policy.keep += [plan.fields, fields]
     widest = max(plan.widest, inputs, *(2 * hidden[i].out for i in range(count)))
     return build.structure("brain")(
-        plan=at(plan.fields), gated=at(fields), values=at(net.values), mean=at(adam.mean), square=at(adam.square),
-        steps=at(adam.steps), layers=plan.layers, recurrent=count, reads=inputs, room=plan.room + kept, widest=widest,
-        size=structure.size, values_stride=net.values.stride(0), moments_stride=adam.mean.stride(0),
+        plan=at(plan.fields), gated=at(fields), own=at(owned(net.structure)), values=at(net.values),
+        mean=at(adam.mean), square=at(adam.square), steps=at(adam.steps), layers=plan.layers, recurrent=count,
+        reads=inputs, room=plan.room + kept, widest=widest, size=structure.size, values_stride=net.values.stride(0),
+        moments_stride=adam.mean.stride(0),
     )  # fmt: skip
 
 

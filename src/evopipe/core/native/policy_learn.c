@@ -102,16 +102,6 @@ static double objective(const policy *of, const lessons *to, int p, int rows, co
   return total;
 }
 
-static double squared(ptrdiff_t size, const float *x) {
-  vec squares[EACH] = {0};
-  for (ptrdiff_t j = 0; j < size; j += SUMS)
-    for (int i = 0; i < EACH; i++) {
-      vec g = load(x + j + i * LANES);
-      squares[i] += g * g;
-    }
-  return (double)sum(squares);
-}
-
 // One step of Adam of single numbers, each with two moments and its steps beside it.
 static void scalar_step(ptrdiff_t count, float *value, float *state, const float *grad, float lr, const lessons *to) {
   for (ptrdiff_t j = 0; j < count; j++, state += 3) {
@@ -198,7 +188,7 @@ static void learn_one(const policy *of, const lessons *to, int p, const int64_t 
   int given = 0;
   for (int k = 0; k < BRAINS; k++)
     if (of->brains[k].values && !rests)
-      memset(with->grads[k], 0, sizeof(float) * (size_t)(of->groups * of->brains[k].size));
+      cleared(spans_of(of->brains[k].own, p), with->grads[k]);
   for (int g = 0; g < of->groups; g++) {
     mind minds[BRAINS];
     const int rows = batch * (of->starts[g + 1] - of->starts[g]);
@@ -218,18 +208,17 @@ static void learn_one(const policy *of, const lessons *to, int p, const int64_t 
 
   double squares = 0.0;
   for (int k = 0; k < BRAINS; k++)
-    if (of->brains[k].values) squares += squared(of->groups * of->brains[k].size, with->grads[k]);
+    if (of->brains[k].values) squares += (double)squared(spans_of(of->brains[k].own, p), with->grads[k]);
   for (int j = 0; j < numbers; j++) squares += (double)(std[j] * std[j]);
   const float norm = sqrtf((float)squares), share = to->grad_clip[p] / (norm + 1e-6f);
   to->healthy[p] = fabsf(loss + norm) < INFINITY;
   if (!to->healthy[p]) return;
   for (int k = 0; k < BRAINS; k++) {
     const brain *net = &of->brains[k];
-    const ptrdiff_t size = of->groups * net->size;
     if (!net->values) continue;
-    if (share < 1.0f)
-      for (ptrdiff_t j = 0; j < size; j += LANES) store(with->grads[k] + j, load(with->grads[k] + j) * share);
-    adam_step(size, net->values + p * net->values_stride, with->grads[k], net->mean + p * net->moments_stride,
+    const spans own = spans_of(net->own, p);
+    if (share < 1.0f) scaled(own, with->grads[k], share);
+    adam_step(own, net->values + p * net->values_stride, with->grads[k], net->mean + p * net->moments_stride,
               net->square + p * net->moments_stride, net->steps + p, to->lr[p], to->beta1, to->beta2, to->eps);
   }
   for (int j = 0; j < numbers; j++) std[j] *= share < 1.0f ? share : 1.0f;

@@ -13,7 +13,8 @@ static struct {
   member_work *work;
   const void *job;
   fenv_t floats;  // the caller's way with denormal numbers is everybody's
-  int threads, started;
+  atomic_int threads;
+  int started;
   pid_t owner;  // a fork has none of the threads
 } pool = {.calls = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .begun = PTHREAD_COND_INITIALIZER,
           .ended = PTHREAD_COND_INITIALIZER, .threads = 1};
@@ -45,23 +46,27 @@ static void rest(void) {
 #endif
 }
 
-static void *serve_calls(void *unused) {
+// Whether there is work for the thread that was started `number`th: later calls may want fewer.
+static int wanted(intptr_t number) { return number < atomic_load(&pool.threads) - 1 && members_left(); }
+
+static void *serve_calls(void *told) {
+  const intptr_t number = (intptr_t)told;
   for (;;) {
-    for (int looks = 0; looks < LOOKS && !members_left(); looks++) rest();
-    if (!members_left()) {
+    for (int looks = 0; looks < LOOKS && !wanted(number); looks++) rest();
+    if (!wanted(number)) {
       pthread_mutex_lock(&pool.lock);
       atomic_fetch_add(&pool.sleeping, 1);
-      while (!members_left()) pthread_cond_wait(&pool.begun, &pool.lock);
+      while (!wanted(number)) pthread_cond_wait(&pool.begun, &pool.lock);
       atomic_fetch_sub(&pool.sleeping, 1);
       pthread_mutex_unlock(&pool.lock);
     }
     take_members(0);
   }
-  return unused;
+  return told;
 }
 
 // Let so many threads share members out from now on, the caller's included.
-void share_among(int threads) { pool.threads = threads < MOST_THREADS ? threads : MOST_THREADS; }
+void share_among(int threads) { atomic_store(&pool.threads, threads < MOST_THREADS ? threads : MOST_THREADS); }
 
 static void start_threads(void) {
   sigset_t every, before;
@@ -69,7 +74,7 @@ static void start_threads(void) {
   pthread_sigmask(SIG_SETMASK, &every, &before);  // signals are the interpreter's
   for (; pool.started < pool.threads - 1; pool.started++) {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, serve_calls, NULL)) break;
+    if (pthread_create(&thread, NULL, serve_calls, (void *)(intptr_t)pool.started)) break;
     pthread_detach(thread);
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -195,13 +195,13 @@ typedef struct {
   float beta;
 } sample;
 
-// Split rows of a memory into [members, n, …] each.
-static void gather(const sample *j, int p) {
+// Split a member's first n rows of a batch into [members, n, …] each.
+static void gather(const sample *j, int p, int n) {
   const float *rows = j->rows + j->first[p] * j->width, gamma = j->gamma[p];
   const int64_t *own = j->index + (ptrdiff_t)p * j->n;
   const int steps = j->steps, each = j->each, wide = j->wide, acts = j->acts, masks = j->masks;
-  for (int b = 0; b < j->n; b++) {
-    if (b + AHEAD < j->n) {
+  for (int b = 0; b < n; b++) {
+    if (b + AHEAD < n) {
       const char *later = (const char *)(rows + own[b + AHEAD] * j->width);
       for (ptrdiff_t byte = 0; byte < 4 * j->width; byte += 64) __builtin_prefetch(later + byte);
     }
@@ -240,17 +240,19 @@ static void gather(const sample *j, int p) {
   }
 }
 
-// Draw rows [members, n] of one step, by priority where there are sums, and take them apart.
+// Draw rows [members, n] of one step, by priority where there are sums, and take them apart. What is behind a member's
+// own batch is left as it is.
 void draw_batch(const sample *j) {
   for (int p = 0; p < j->members; p++) {
     const ptrdiff_t at = (ptrdiff_t)p * j->n;
-    shares_of(j->n, j->keys[p], j->salt, *j->step, j->u);
+    const int n = rows_that_count(j->n, j->counts + at);
+    shares_of(n, j->keys[p], j->salt, *j->step, j->u);
     if (j->sums) {
-      draw_by(j->sums, j->n, j->slots[p], j->u, j->index + at, j->chance, j->ends, j->places);
-      importance(j->n, (float)j->filled[p], j->chance, j->beta, j->counts + at, j->weight + at);
+      draw_by(j->sums, n, j->slots[p], j->u, j->index + at, j->chance, j->ends, j->places);
+      importance(n, (float)j->filled[p], j->chance, j->beta, j->counts + at, j->weight + at);
     } else {
-      for (int b = 0; b < j->n; b++) j->index[at + b] = (int64_t)(j->u[b] * (double)j->filled[p]);
+      for (int b = 0; b < n; b++) j->index[at + b] = (int64_t)(j->u[b] * (double)j->filled[p]);
     }
-    gather(j, p);
+    gather(j, p, n);
   }
 }

@@ -55,18 +55,18 @@ class Batches:
         actions = (layout.actions // k,)
 
         def room(*more: int, dtype: Any = torch.float32) -> Tensor:
-            return torch.empty(*lead, *more, dtype=dtype)
+            return torch.zeros(*lead, *more, dtype=dtype)  # what is behind a member's own batch stays as it is here
 
-        self.index = torch.empty(members, n, dtype=torch.int64)
+        self.index = torch.zeros(members, n, dtype=torch.int64)
         self.batch = Batch(
             obs=room(layout.obs // k),
             action=room(*actions) if layout.continuous else room(dtype=torch.int64),
             reward=room(),
             discount=room(),
             next_obs=room(layout.obs // k),
-            next_legal=room(*actions, dtype=torch.bool) if layout.masked else None,
-            weight=torch.empty_like(weight) if levels else given[3],
-            legal=room(*actions, dtype=torch.bool) if layout.legal else None,
+            next_legal=~room(*actions, dtype=torch.bool) if layout.masked else None,
+            weight=torch.zeros_like(weight) if levels else given[3],
+            legal=~room(*actions, dtype=torch.bool) if layout.legal else None,
             alive=room() if layout.agents else None,
         )
         u, chance = torch.empty(n, dtype=torch.float64), torch.empty(n)

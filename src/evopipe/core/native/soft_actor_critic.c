@@ -119,7 +119,7 @@ static int soft_member(const void *told, int p) {
     gathered(rows, actions, (const float *)j->action + p * j->action_member, j->action_row, act);
     joined(rows, obs, actions, x, act, both);
   }
-  memset(grads, 0, sizeof(float) * (size_t)critic_size);
+  clear(critic, p, grads);
   memset(errors, 0, sizeof(float) * (size_t)j->batch);
   float loss = 0.0f;
   for (int t = 0; t < 2; t++) {
@@ -191,7 +191,7 @@ static int soft_member(const void *told, int p) {
     }
     surplus = __builtin_fmaf(w, entropy - aim, surplus);  // for any vector width
   }
-  memset(grads, 0, sizeof(float) * (size_t)actor->size);
+  clear(actor, p, grads);
   backward(by.values, grads, rows, by.found, by.count, d_out, next, of_f, 0, packed);
   healthy = descend(actor, p, grads, j->limit[p], climbed, j->lr_actor[p], healthy, j->beta1, j->beta2, j->eps);
   if (healthy && j->learns) {

@@ -6,7 +6,7 @@ typedef struct {
   int rows, inputs, actions, outputs, layers, widest, twice, huber, interval, atoms, dueling, noisy;
   ptrdiff_t keep, size, stride, target_stride, moment_stride, obs_member, obs_row, next_member, next_row;
   ptrdiff_t noise_stride, noise_target_stride, noise_moment_stride, salt;
-  const int32_t *plan;
+  const int32_t *plan, *own;  // own: see `spans_of`
   float *values, *target, *mean, *square, *steps, *updates, *losses, *errors;
   float *noise, *noise_target, *noise_mean, *noise_square, *noise_steps;
   const float *obs, *next_obs, *reward, *discount, *weight, *lr, *limit, *tau, *alpha, *support;
@@ -55,14 +55,14 @@ static void noise_of(uint64_t at, int n, int every, int offset, float *to) {
 static uint64_t part_of(uint64_t key, uint64_t name) { return mixed_bits(key + name * INIT); }
 
 // Draw a member's noise: factors of what each noisy layer reads and gives, one behind the other, as `core.padded.noisy`
-// has them.
+// has them. Layers are counted as the member has them, whatever its neighbours have between.
 static void draw_noise(const value_job *j, int p, uint64_t name, const layer *found, int count, float *into,
                        float *out) {
   const uint64_t key = part_of((uint64_t)j->keys[p], name);
+  uint64_t place = 0;
   for (int i = 0; i < count; i++) {
-    const ptrdiff_t place = (found[i].at - (j->plan + (ptrdiff_t)p * j->layers * FIELDS)) / FIELDS;
-    if (place < j->noisy) continue;
-    const uint64_t base = mixed_bits(part_of(key, (uint64_t)(place - j->noisy + 1)) + (uint64_t)j->salt);
+    if ((found[i].at - (j->plan + (ptrdiff_t)p * j->layers * FIELDS)) / FIELDS < j->noisy) continue;
+    const uint64_t base = mixed_bits(part_of(key, ++place) + (uint64_t)j->salt);
     const uint64_t at = mixed_bits(base + (uint64_t)*j->step * GOLDEN);
     noise_of(at, found[i].in, 2, 0, into);
     noise_of(at, found[i].n, 2, 1, out);
@@ -271,6 +271,7 @@ static int value_member(const void *told, int p) {
   float *values = j->values + p * j->stride, *target = j->target + p * j->target_stride, *errors = j->errors + first;
   float *own = values, *aim = target, *into = NULL, *out_of = NULL, *noise_grad = NULL;
   const int32_t *plan = j->plan + (ptrdiff_t)p * j->layers * FIELDS;
+  const spans all_own = spans_of(j->own, p);
   layer found[MOST];
   int count;
   if (noisy) {
@@ -279,7 +280,7 @@ static int value_member(const void *told, int p) {
     count = lay_out(plan, j->layers, rows, j->inputs, x, saved, found);
     draw_noise(j, p, 2, found, count, into, out_of);
     aim = own;
-    memcpy(own, target, sizeof(float) * (size_t)j->size);
+    copied(all_own, target, own);
     with_noise(j, p, found, count, into, out_of, target, j->noise_target + p * j->noise_target_stride, own);
   }
   gathered(rows, j->inputs, j->next_obs + p * j->next_member, j->next_row, x);
@@ -287,7 +288,7 @@ static int value_member(const void *told, int p) {
          sizeof(float) * (size_t)outputs);
   if (noisy) {
     draw_noise(j, p, 1, found, count, into, out_of);
-    memcpy(own, values, sizeof(float) * (size_t)j->size);
+    copied(all_own, values, own);
     with_noise(j, p, found, count, into, out_of, values, j->noise + p * j->noise_stride, own);
   }
   if (j->twice)
@@ -303,29 +304,29 @@ static int value_member(const void *told, int p) {
   }
   for (int b = rows; b < j->rows; b++) errors[b] = 0.0f;
 
-  memset(grad, 0, sizeof(float) * (size_t)j->size);
+  cleared(all_own, grad);
   backward(own, grad, rows, found, count, d, next, of_f, 0, packed);
   float norm = 0.0f;
   if (noisy) {
-    memset(noise_grad, 0, sizeof(float) * (size_t)j->size);
+    cleared(all_own, noise_grad);
     with_noise(j, p, found, count, into, out_of, NULL, grad, noise_grad);
-    norm = clipped(j->size, noise_grad, j->limit[p]);
+    norm = clipped(all_own, noise_grad, j->limit[p]);
   }
-  norm += clipped(j->size, grad, j->limit[p]);
+  norm += clipped(all_own, grad, j->limit[p]);
   j->losses[p] = loss;
   j->healthy[p] = j->healthy[p] && fabsf(loss + norm) < INFINITY;
   if (j->healthy[p]) {
-    adam_step(j->size, values, grad, j->mean + p * j->moment_stride, j->square + p * j->moment_stride, j->steps + p,
+    adam_step(all_own, values, grad, j->mean + p * j->moment_stride, j->square + p * j->moment_stride, j->steps + p,
               j->lr[p], j->beta1, j->beta2, j->eps);
     if (noisy)
-      adam_step(j->size, j->noise + p * j->noise_stride, noise_grad, j->noise_mean + p * j->noise_moment_stride,
+      adam_step(all_own, j->noise + p * j->noise_stride, noise_grad, j->noise_mean + p * j->noise_moment_stride,
                 j->noise_square + p * j->noise_moment_stride, j->noise_steps + p, j->lr[p], j->beta1, j->beta2, j->eps);
     j->updates[p] += 1.0f;
   }
   const float when = j->interval ? (float)(fmodf(j->updates[p], (float)j->interval) == 0.0f) : j->tau[p];
   const float share = j->healthy[p] ? when : 0.0f;
-  mixed(j->size, target, values, share);
-  if (noisy) mixed(j->size, j->noise_target + p * j->noise_target_stride, j->noise + p * j->noise_stride, share);
+  mixed(all_own, target, values, share);
+  if (noisy) mixed(all_own, j->noise_target + p * j->noise_target_stride, j->noise + p * j->noise_stride, share);
   return 0;
 }
 

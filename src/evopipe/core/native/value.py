@@ -9,6 +9,7 @@ import torch
 
 from evopipe.core.native import build, dense
 from evopipe.core.native.build import at, kernels
+from evopipe.core.native.learn import owned
 from evopipe.core.optim import BETA1, BETA2, EPS, Adam
 from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Learned, Tensor
@@ -61,7 +62,7 @@ def update(
         job = build.structure("value_job")(
             rows=rows, inputs=inputs, actions=plan.out // atoms - dueling, outputs=plan.out, layers=plan.layers,
             widest=plan.widest, twice=double, huber=huber, interval=interval, atoms=atoms, dueling=dueling,
-            keep=plan.room, size=online.structure.size, plan=at(plan.fields),
+            keep=plan.room, size=online.structure.size, plan=at(plan.fields), own=at(owned(online.structure)),
             values=at(online.values), stride=online.values.stride(0),
             target=at(target.values), target_stride=target.values.stride(0),
             mean=at(adam.mean), square=at(adam.square), moment_stride=adam.mean.stride(0), steps=at(adam.steps),

@@ -6,21 +6,20 @@ serve several kinds of algorithm at once, see `language.data.check_row`.
 
 from __future__ import annotations
 
-import contextlib
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, said, suggestion
+from evopipe.errors import ParamsError, said, suggestion
 from evopipe.language.tasks.arithmetic import Arithmetic
 from evopipe.language.tasks.gym import ReasoningGym
 from evopipe.language.tasks.symbols import Symbols
 from evopipe.language.tasks.wordle import Wordle
-from evopipe.own import import_name
+from evopipe.own import foreign, import_name
 from evopipe.schema.declare import Schema, explain
 from evopipe.watchdog import Hung, Watchdog
 
@@ -64,7 +63,7 @@ def get(name: str, kwargs: Mapping[str, Any]) -> Task:
     if name not in TASKS and ":" not in name:
         raise ParamsError(f"language.task: no task {name!r} (`module:Class` is one's own){suggestion(name, TASKS)}")
     make, given = TASKS.get(name, (None, {}))
-    with _foreign(f"language.task: making {name!r}"):
+    with foreign(f"language.task: making {name!r}", Watchdog(_SECONDS)):
         make = make or import_name(name, "language.task")
         try:
             task: Task = make(**{**given, **kwargs})
@@ -88,7 +87,7 @@ def score_of(task: Task, own: str | None) -> Score:
     module raised, or did not return."""
     if own is None:
         return task.score
-    with _foreign(f"language.reward: importing {own!r}"):
+    with foreign(f"language.reward: importing {own!r}", Watchdog(_SECONDS)):
         function = import_name(own, "language.reward")
 
     def score(row: Mapping[str, Any], completion: str) -> float:
@@ -96,20 +95,6 @@ def score_of(task: Task, own: str | None) -> Score:
         return found
 
     return score
-
-
-@contextlib.contextmanager
-def _foreign(what: str) -> Iterator[None]:
-    """Run code of one's own; a sentence that begins with `what` says where it raised or did not return."""
-    try:
-        with Watchdog(_SECONDS):
-            yield
-    except Hung as hung:
-        raise EnvironmentFailed(f"{what} {hung}") from None
-    except EvopipeError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(f"{what} raised {said(error)}") from error
 
 
 _LARGEST = float(np.finfo(np.float32).max)

@@ -68,7 +68,7 @@ def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) 
 def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
     """Return what members live on; at most so many processes divide what GPTs learn."""
     if corpus.form == "reasoning":
-        return Dialogue(spec, clock, corpus, judge_of(spec.language, spec.device), truth_of(spec.language))
+        return Dialogue(spec, clock, corpus, _judge_of(spec.language, spec.device), _truth_of(spec.language))
     if corpus.form == "games":
         return TextRows(spec, clock, GameLessons(spec, corpus, task_of(spec.language)), learners)
     return TextRows(spec, clock, Texts(spec, corpus))
@@ -79,7 +79,7 @@ def room_of(params: LanguageParams, spec: LanguageSpec, folder: Path) -> tuple[R
     corpus = corpus_of(folder, spec, form_of(params))
     rows = corpus.splits["test"]
     index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
-    return Room(spec, corpus, judge_of(spec.language, spec.device), truth=truth_of(spec.language)), index
+    return Room(spec, corpus, _judge_of(spec.language, spec.device), truth=_truth_of(spec.language)), index
 
 
 def held_out_of(
@@ -137,7 +137,7 @@ def spec_of(
     )
 
 
-def judge_of(cfg: LanguageConfig, device: torch.device | None = None) -> Judge:
+def _judge_of(cfg: LanguageConfig, device: torch.device | None = None) -> Judge:
     """Return what rewards completions; whatever a score does, a run goes on. For errors see `language.tasks.score_of`
     and `language.policy.load_reward`."""
     if cfg.reward_model is not None:
@@ -145,7 +145,7 @@ def judge_of(cfg: LanguageConfig, device: torch.device | None = None) -> Judge:
     return _guarded(cfg, cfg.reward)
 
 
-def truth_of(cfg: LanguageConfig) -> Judge | None:
+def _truth_of(cfg: LanguageConfig) -> Judge | None:
     """Return the task's own score where a reward model stands in its place, of which the faults may be learned."""
     return None if cfg.reward_model is None else _guarded(cfg, None)
 

@@ -17,16 +17,13 @@ from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.learners import learner_count
 from evopipe.run.run import Run
 from evopipe.schema.text import LanguageParams
-from evopipe.signals import StopSignal
 from evopipe.stages import shards, tracking
 from evopipe.stages.language.describe import describe
 from evopipe.stages.language.setup import corpus_of, form_of, make_spec, regime_of
 from evopipe.stages.setup import read_members
-from evopipe.stages.train import LOG, alone, finish
+from evopipe.stages.train import alone, finish
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv
-from evopipe.track.console import console_sink
-from evopipe.track.events import JsonlSink, Tracker
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
@@ -46,11 +43,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
             clock = Clock.of(spec, len(members))
             made = Run(spec, regime_of(spec, clock, corpus, learners), clock, members, births)
         regime: Any = made.regime
-        with (
-            StopSignal() as stop,
-            Tracker([console_sink(quiet), JsonlSink(state / LOG)]) as tracker,
-            tracking.outbox(params, state, folder) as outbox,
-        ):
+        with tracking.watched(params, state, folder, quiet) as (stop, tracker, outbox):
             champion = train(made, store, runtime.checkpoint_seconds, stop, tracker, divided.also(outbox.problems))
             divided.tell(tracker)
             write_csv(folder / layout.MEASURES, ["generation", "slot", *regime.measures.names], regime.measures.rows())

@@ -1,0 +1,231 @@
+"""Blocking code of users: in threads that nothing waits for, not even the end of the process; or in processes.
+
+Processes are for what keeps a CPU busy, or may hang and is killed then. What a call needs travels with it, both ways,
+so that any process can take any call, and one that dies takes no other episode along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+Blocking = bool | Literal["process"]
+_BEGINNING = 120.0  # seconds that a process may take to begin, and to import what its first call needs
+
+
+class Process:
+    """A process that takes one call at a time, and ends with its last reference, or with this process."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of this process hold
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), name="evopipe-agent", daemon=True)
+        self._process.start()
+        theirs.close()
+        self.begun = False
+
+    def begin(self, data: bytes) -> None:
+        """Wait until it has begun, and has imported what this call needs."""
+        try:
+            self._told(data)
+        except RuntimeError as error:
+            text = f"{error} before it began: a script must start its run below `if __name__ == '__main__':`"
+            raise RuntimeError(text) from None
+        self.begun = True
+
+    def ask(self, data: bytes) -> tuple[Any, Exception | None]:
+        """Have a call done that `packed` made; return its result, or what it raised."""
+        found: tuple[Any, Exception | None] = pickle.loads(self._told(data))
+        return found
+
+    def _told(self, data: bytes) -> bytes:
+        """Return the process's answer; RuntimeError if it died."""
+        try:
+            self._pipe.send_bytes(data)
+            return self._pipe.recv_bytes()
+        except (EOFError, OSError):
+            raise RuntimeError("the process that this ran in died") from None
+
+    def kill(self) -> None:
+        """End it, whatever it does. Who waits for its answer is told that it died."""
+        self._process.kill()
+        self._process.join()
+
+
+class Processes:
+    """Processes that are begun when there are calls for them, and kept until `close`, at most `most`."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._idle: list[Process] = []
+
+    def take(self) -> Process:
+        return self._idle.pop() if self._idle else Process()
+
+    def give(self, process: Process) -> None:
+        self._idle.append(process)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().kill()
+
+
+def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Return a call as bytes. Raises TypeError if something of it cannot be pickled."""
+    try:
+        return pickle.dumps((function, args))
+    except Exception as error:
+        raise TypeError(
+            f"what says blocking = 'process' travels to another one by pickle, and this cannot ({error}): let it be "
+            "defined in a module, hold nothing that is open, or say True"
+        ) from None
+
+
+def step_apart(env: Any, method: str, args: tuple[Any, ...]) -> tuple[Any, dict[str, Any]]:
+    """Call an environment's method, there; return its result, and what the environment has become."""
+    return getattr(env, method)(*args), vars(env)
+
+
+def _serve(pipe: Connection) -> None:
+    """What the other process does: calls, until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the process that asks
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, OSError):
+        with contextlib.suppress(Exception):  # it is told of when the call itself comes
+            pickle.loads(pipe.recv_bytes())
+        pipe.send_bytes(b"")
+        while True:
+            pipe.send_bytes(_done(pipe.recv_bytes()))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _done(data: bytes) -> bytes:
+    """Do a call; return its result and None, or None and what it raised: as it is, if it can travel."""
+    try:
+        function, args = pickle.loads(data)
+        return pickle.dumps((function(*args), None))
+    except BaseException as raised:  # a SystemExit of user code, too, is its caller's
+        text = RuntimeError(f"{type(raised).__name__}: {raised}")
+        if not isinstance(raised, Exception):
+            return pickle.dumps((None, text))
+        with contextlib.suppress(Exception):
+            told = pickle.dumps((None, raised))
+            pickle.loads(told)
+            return told
+        return pickle.dumps((None, text))
+
+
+class _Worker:
+    """A thread that takes one call at a time, and ends when it is told None."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._work, name="evopipe-agent", daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        while (call := self.calls.get()) is not None:
+            loop, future, function, args, undo = call
+            try:
+                result, error = function(*args), None
+            except BaseException as raised:  # a SystemExit of user code, too, is its caller's
+                result, error = None, raised
+            try:
+                loop.call_soon_threadsafe(_settle, future, result, error, undo)
+            except RuntimeError:  # the loop is over: nobody waits
+                if error is None and undo is not None:
+                    undo(result)
+                return
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None, undo: Callable[[Any], Any]) -> None:
+    if future.done():  # it was given up
+        if error is None and undo is not None:
+            threading.Thread(target=undo, args=(result,), name="evopipe-agent", daemon=True).start()
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(
+            error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        )
+
+
+class Threads:
+    """Up to `most` calls at a time; one that is given up leaves its thread to itself, and another takes its place."""
+
+    def __init__(self, most: int, processes: Processes) -> None:
+        self._slots, self._turns = asyncio.Semaphore(most), asyncio.Semaphore(processes.most)
+        self._idle: list[_Worker] = []
+        self._processes = processes
+
+    async def call(
+        self, function: Callable[..., Any], *args: Any, blocking: Blocking, seconds: float | None,
+        undo: Callable[[Any], Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """Call a function or a coroutine function; TimeoutError if it takes longer than so many seconds. A plain one
+        runs in a thread, or in a process, which is killed if it is given up, where it is `blocking`; else it is not
+        timed. `undo` takes the result of a call that was given up, in a thread."""
+        if inspect.iscoroutinefunction(function):
+            async with asyncio.timeout(seconds):
+                return await function(*args)
+        if not blocking:
+            return function(*args)
+        if blocking == "process":
+            async with self._turns:
+                return await self._apart(packed(function, args), seconds)
+        async with self._slots:
+            worker = self._idle.pop() if self._idle else _Worker()
+            future = asyncio.get_running_loop().create_future()
+            worker.calls.put((asyncio.get_running_loop(), future, function, args, undo))
+            try:
+                async with asyncio.timeout(seconds):
+                    await asyncio.wait([future])
+            except TimeoutError:
+                if not future.done():  # else it was in time, and the loop late
+                    raise
+            finally:
+                if future.done():
+                    self._idle.append(worker)
+                else:
+                    future.cancel()
+                    worker.calls.put(None)  # it ends when the call does
+            return future.result()
+
+    async def _apart(self, data: bytes, seconds: float | None) -> Any:
+        process, answered = self._processes.take(), False
+        try:
+            if not process.begun:
+                await self.call(process.begin, data, blocking=True, seconds=_BEGINNING)
+            found, error = await self.call(process.ask, data, blocking=True, seconds=seconds)
+            answered = True
+        finally:
+            if answered:
+                self._processes.give(process)
+            else:
+                process.kill()
+        if error is not None:
+            raise error
+        return found
+
+    def close(self) -> None:
+        while self._idle:
+            worker = self._idle.pop()
+            worker.calls.put(None)
+            worker.thread.join()
