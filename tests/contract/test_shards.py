@@ -30,7 +30,7 @@ from evopipe.schema.params import Params, parse_params
 from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
 from evopipe.stages.setup import make_spec
-from evopipe.stages.shards import Divided, divided, make
+from evopipe.stages.shards import _Divided, divided, make
 from populations import UNLIKE, advance, close_generation, finish, plant_weight, problem, started
 from tiny import TRAINED, call, digests, params
 
@@ -338,13 +338,13 @@ def test_how_many_shards_there_are_and_what_is_told_of_them(tmp_path: Path) -> N
         assert whole.checkpoints == "checkpoints"
         assert whole.begin(problem(), first_members(problem(), 4)[0], []) is None
     asked = parse_params(data)
-    assert Divided(asked, 4, tmp_path, engine=Roomy(make)).checkpoints == "checkpoints-4", "no more than members"
+    assert _Divided(asked, 4, tmp_path, engine=Roomy(make)).checkpoints == "checkpoints-4", "no more than members"
     data["runtime"]["shards"] = {"count": 3}
     asked = parse_params(data)
     assert isinstance(asked, Params)
     spec = make_spec(asked)
     members, births = first_members(spec, 4)
-    made = Divided(asked, 4, tmp_path, engine=Roomy(make))
+    made = _Divided(asked, 4, tmp_path, engine=Roomy(make))
     run = made.begin(spec, members, births)
     assert run is not None
     assert made.checkpoints == "checkpoints-3"
