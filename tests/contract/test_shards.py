@@ -182,7 +182,9 @@ def test_what_was_empty_is_told_whole(shape: tuple[int, ...]) -> None:
     assert torch.equal(fold([{"rows": torch.zeros(shape)}, told])["rows"], now["rows"])
 
 
-@pytest.mark.parametrize("case", ["rainbow", "ppo", "maddpg", "cqn"])
+@pytest.mark.parametrize(
+    "case", ["rainbow", "ppo", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("maddpg", "cqn"))]
+)
 def test_a_regimes_state_does_not_change_with_what_it_was_taken_of(case: str) -> None:
     """Or else nothing would have changed when a shard next tells it."""
     offline = {"train": {"mode": "offline", "replay": {"capacity": 200, "prioritised": True}}}
