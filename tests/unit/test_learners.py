@@ -214,15 +214,21 @@ def test_our_own_kernels_leave_half_of_the_cpus_to_environments_that_step_meanwh
     for cpus, by_torch, by_ours in ((1, 1, 1), (2, 2, 1), (4, 4, 2)):
         monkeypatch.setattr(learners, "available_cpus", lambda cpus=cpus: cpus)
         build.use(None)
-        assert learner_count("auto", threads=1, overlapped=True) == by_torch
+        assert learner_count("auto", threads=1, environments_first=True) == by_torch
         build.use(build.load())
-        assert learner_count("auto", threads=1, overlapped=True) == by_ours
-        assert learner_count("auto", threads=1, overlapped=False) == by_torch
+        assert learner_count("auto", threads=1, environments_first=True) == by_ours
+        assert learner_count("auto", threads=1, environments_first=False) == by_torch
 
 
 def test_environments_step_while_members_learn_from_older_steps_and_not_for_long() -> None:
     long = {"learn_step": 1, "batch_size": 128, "network": {"encoder": [128], "latent": 128, "head": [128]}}
     assert problem(algo="dqn").overlapped
+    assert problem(algo="dqn").environments_first
+    # (4 · 128 + 128 + 128 · 128 + 128 + 128 · 2 + 2) parameters · 128 rows, every second step: between 1 and 2 million.
+    middling = problem(algo="dqn", config={"network": {"encoder": [128], "latent": 128}, "batch_size": 128})
+    assert middling.overlapped
+    assert not middling.environments_first
+    assert not problem(algo="ppo").environments_first
     assert not problem(algo="dqn", config=long).overlapped
     assert not problem(algo="ppo").overlapped
     assert not problem(algo="dqn", train={"mode": "offline"}).overlapped

@@ -277,7 +277,7 @@ class Call:
             spaces = dict(spaces[0]), dict(spaces[1])  # type: ignore[call-overload]
         breed = self.pop[0].breed.told(params, spec, spaces)
         members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
-        learners = learner_count(params.runtime.learners, params.runtime.threads, spec.overlapped)
+        learners = learner_count(params.runtime.learners, params.runtime.threads, spec.environments_first)
         with (
             tempfile.TemporaryDirectory(prefix="evopipe-") as scratch,
             translate_failures(),

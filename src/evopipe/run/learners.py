@@ -29,13 +29,13 @@ LEAST_WORK = 2e5  # µs of modelled work in a generation below which forking is 
 _MOST = 16  # processes that `auto` uses at most
 
 
-def learner_count(asked: int | Literal["auto"], threads: int, overlapped: bool = False) -> int:
+def learner_count(asked: int | Literal["auto"], threads: int, environments_first: bool = False) -> int:
     """Return how many processes, or threads of our own kernels, may learn: by what `machine.configure` chose, and by
-    whether environments step meanwhile; raise ParamsError if torch has several threads, which no fork survives."""
+    `Spec.environments_first`; raise ParamsError if torch has several threads, which no fork survives."""
     able = can_help() and not torch.cuda.is_available()
     if asked == "auto":
         # Our own kernels leave so little to do that more processes take their cores from the environments.
-        most = available_cpus() // (2 if overlapped and build.chosen() is not None else 1)
+        most = available_cpus() // (2 if environments_first and build.chosen() is not None else 1)
         return max(1, min(most, _MOST)) if able and threads == 1 else 1
     if asked > 1 and threads > 1:
         raise ParamsError(f"runtime.learners: {asked} processes need runtime.threads: 1, not {threads}")

@@ -33,7 +33,9 @@ from evopipe.types import Spaces
 if TYPE_CHECKING:
     from evopipe.schema.blocks import TrainConfig
 
-_LONG = 2e6  # parameters of a member, times rows of a batch, over steps from one update to the next
+# Parameters of a member, times rows of a batch, over steps from one update to the next: from where on all CPUs learn
+# though environments step meanwhile, and from where on these wait.
+_SHARED, _LONG = 1e6, 2e6
 
 
 class Job(Protocol):
@@ -123,11 +125,23 @@ class Spec:
     def overlapped(self) -> bool:
         """Whether environments step while members learn: not where these learn from their last steps, nor where an
         update takes so long that every process should learn."""
-        if self.train.mode == "offline" or on_policy(self.algo):
-            return False
+        return self._learns_from_memory and self._work < _LONG
+
+    @property
+    def environments_first(self) -> bool:
+        """Whether environments, which step meanwhile, make better use of half of the CPUs than more threads that learn:
+        updates are short."""
+        return self._learns_from_memory and self._work < _SHARED
+
+    @property
+    def _learns_from_memory(self) -> bool:
+        return self.train.mode != "offline" and not on_policy(self.algo)
+
+    @property
+    def _work(self) -> float:
         arch, cfg = self.architecture(), self.algo_config
         size = sum(arch.size(widths) for widths in self.widths.values())
-        return bool(size * cfg.batch_size < _LONG * cfg.learn_step)
+        return float(size * cfg.batch_size / cfg.learn_step)
 
     @property
     def compiled(self) -> bool:

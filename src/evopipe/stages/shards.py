@@ -192,7 +192,7 @@ def make(about: Mapping[str, Any], together: Any = None) -> tuple[Job, Regime, C
     clock = Clock.of(spec, len(keys))
     alone = runtime.shards.resources.get("cpu", 1.0) < 2  # and with its one CPU it does all by itself
     asked = 1 if alone and runtime.learners == "auto" else runtime.learners
-    learners = learner_count(asked, runtime.threads, spec.overlapped)
+    learners = learner_count(asked, runtime.threads, spec.environments_first)
     workers = Workers(0 if alone and runtime.env_workers == "auto" else runtime.env_workers, learners)
     if rows := about.get("held out"):
         scored: Any = in_environments(spec, params.env.on_gymnasium, len(keys), rows, params.evaluate.steps, workers)

@@ -35,7 +35,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     if shards.served(runtime.shards):
         return
     spec, described = make_spec(params, configure(runtime)), describe(params)
-    learners = learner_count(runtime.learners, runtime.threads, spec.overlapped)
+    learners = learner_count(runtime.learners, runtime.threads, spec.environments_first)
     members, about = read_members(folder, layout.POPULATION, spec)
     births = read_births(about.get("mutations"), len(members))
     warm = read_warm(spec, folder)
