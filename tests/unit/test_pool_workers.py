@@ -544,6 +544,9 @@ def test_auto_goes_by_what_a_step_cost_so_far(monkeypatch: pytest.MonkeyPatch) -
             cost = workers.step_cost(cfg)
             assert cost is not None
             assert (cost >= 500) == (cfg is dear)
+            if cfg is cheap:  # on a busy machine it may seem dearer than it is
+                for pool in workers._pools:
+                    pool.shared["spent"][:] = 10_000 * pool.shared["stepped"]
             play(evaluation, 2, False)
             assert evaluation.worker_count == count
 
