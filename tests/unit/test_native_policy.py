@@ -175,6 +175,7 @@ def test_a_member_learns_by_itself(algo: str, config: dict[str, Any], masked: bo
 
 @pytest.mark.thorough
 def test_another_instruction_set_gives_the_same_bits() -> None:
+    build.use(build.load())  # by which it is decided who shares a cohort
     for algo, config, masked in CASES:
         p = problem(algo, config)
         rollout, _ = played(p, masked)
