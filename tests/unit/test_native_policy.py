@@ -61,8 +61,10 @@ def problem(algo: str, config: dict[str, Any]) -> Spec:
 
 def started(p: Spec) -> Cohort:
     """A cohort in the middle of training: moments that are not 0."""
-    members = first_members(p, SEVERAL)[0]
-    cohort = max(p.form(members), key=lambda each: len(each.members))
+    members, chosen = first_members(p, SEVERAL)[0], build.chosen()
+    build.use(build.load())  # whoever computes: with these all share a cohort
+    (cohort,) = p.form(members)
+    build.use(chosen)
     draw = torch.Generator().manual_seed(1)
     for name in ("encoder", "actor", "critic"):
         net, adam = (getattr(cohort.state, each, None) for each in (name, f"{name}_adam"))
@@ -160,7 +162,6 @@ def test_members_act_as_in_torch(
 def test_a_member_learns_by_itself(algo: str, config: dict[str, Any], masked: bool) -> None:
     p = problem(algo, config)
     rollout, _ = played(p, masked)
-    build.use(build.load())  # by which it is decided who shares a cohort
     together = learned(p, started(p), rollout, "native")
     spoiled, other = started(p), copy.deepcopy(rollout)
     spoiled.state.actor.values[0] = torch.nan
@@ -175,7 +176,6 @@ def test_a_member_learns_by_itself(algo: str, config: dict[str, Any], masked: bo
 
 @pytest.mark.thorough
 def test_another_instruction_set_gives_the_same_bits() -> None:
-    build.use(build.load())  # by which it is decided who shares a cohort
     for algo, config, masked in CASES:
         p = problem(algo, config)
         rollout, _ = played(p, masked)

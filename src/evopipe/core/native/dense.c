@@ -146,7 +146,7 @@ static float *backward(const float *value, float *grad, int rows, layer *layers,
           const float g = d[(ptrdiff_t)b * l->out + j];
           const float old = j < l->in ? l->x[(ptrdiff_t)b * l->in + j] : 0.0f;
           const float made = j < l->n ? l->f[(ptrdiff_t)b * l->n + j] : 0.0f;
-          total += g * (made - old);
+          total = __builtin_fmaf(g, made - old, total);  // for any vector width
           if (j < l->n) df[(ptrdiff_t)b * l->n + j] = alpha * g;
         }
       if (grad) grad[at[ALPHA]] += total;

@@ -104,7 +104,8 @@ static float *backward_gated(const float *values, float *grad, int steps, int ba
     if (l->at[SHARE] >= 0) {
       float total = 0.0f;
       for (ptrdiff_t row = 0; row < rows; row++)
-        for (int j = 0; j < l->out; j++) total += d[row * l->out + j] * (own_of(l, row, j) - old_of(l, row, j));
+        for (int j = 0; j < l->out; j++)  // fused for any vector width
+          total = __builtin_fmaf(d[row * l->out + j], own_of(l, row, j) - old_of(l, row, j), total);
       grad[l->at[SHARE]] += total;
     }
     for (int t = steps - 1; t >= 0; t--) {
