@@ -22,7 +22,7 @@ $(shell rm -f $(READY))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check docs bench setup clean
+.PHONY: help run test test-slow sanitize check docs bench setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -34,8 +34,17 @@ test: setup ## set up, then run the tests
 	$(PYTEST) -n 2
 	$(PYTEST) -n 2 -m numerical --native tests/contract
 
-test-slow: setup ## run the tests that take minutes too
+test-slow: setup sanitize ## run the tests that take minutes too
 	$(PYTEST) --slow
+
+# Of the kernels alone: what others allocate is not looked at. They are compiled for this, and kept apart.
+CC_FILE = $(shell $(CC) -print-file-name=$(1))
+sanitize: setup ## look for faults of memory in the kernels (gcc)
+	XDG_CACHE_HOME="$(ROOT)/build/sanitize" LD_PRELOAD="$(call CC_FILE,libasan.so) $(call CC_FILE,libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  CC="$(CC)" $(PYTEST) -x -s --sanitize --native tests/contract/test_native_health.py tests/contract/test_native_updates.py \
+	  tests/unit/test_native_bits.py tests/unit/test_native_policy.py tests/unit/test_native_replay.py \
+	  tests/unit/test_native_value.py tests/unit/test_native_steps.py
 
 check: setup ## format, lint, types, import contract, tests
 	ruff format --check

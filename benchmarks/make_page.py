@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from harness.page import page  # noqa: E402
+from harness.per_step import ROWS  # noqa: E402
 from harness.plots import plots  # noqa: E402
 
 from evopipe.storage.files import read_json, write_bytes, write_text  # noqa: E402
@@ -24,7 +25,7 @@ NAMES = (
     "ippo", "grpo", "grpo_small", "dpo", "completions", "ppo_native", "priorities", "roofline", "parts", "curve_64",
     "curve_128", "efficiency_lander", "efficiency_cartpole", "checkpoint", "script_dqn", "script_ppo",
     "script_ppo_recurrent", "script_cqn", "script_ddpg", "script_maddpg", "cartpole", "lunarlander",
-    "hpo_cartpole", "hpo_acrobot", "hpo_pendulum", "hpo_lander",
+    "hpo_cartpole", "hpo_acrobot", "hpo_pendulum", "hpo_lander", *ROWS,
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src
 
 from harness import machine, venvs  # noqa: E402
 from harness.measurements import Measurement, Options, measurements  # noqa: E402
+from harness.per_step import PREFIX  # noqa: E402
 from harness.results import UnequalWork, check_updates  # noqa: E402
 from harness.turns import RESULTS, ContestantFailed, Record, measure  # noqa: E402
 
@@ -52,7 +53,7 @@ def _one(m: Measurement, options: Options, args: argparse.Namespace) -> bool:
         "measurement": m.name,
         "command": shlex.join(["python", "benchmarks/run.py", m.name, *_options(args)]),
         "quick": options.quick,
-        "repeats": args.repeats,
+        "repeats": args.repeats or m.repeats,
         "lanes": count,
         "settings": m.settings(options),
         "contestants": [{"name": c.name, "environment": c.environment, "changes": c.changes} for c in m.contestants],
@@ -60,10 +61,10 @@ def _one(m: Measurement, options: Options, args: argparse.Namespace) -> bool:
     }
     device = "" if options.device == "cpu" else f"_{options.device}"
     record = Record(args.results / f"{m.name}{device}.json", about, args.fresh)
-    record.data["repeats"] = args.repeats
+    record.data["repeats"] = args.repeats or m.repeats
     began = time.perf_counter()
     try:
-        measure(m, options, args.repeats, cores, record)
+        measure(m, options, args.repeats or m.repeats, cores, record)
         if m.task == "end-to-end":
             check_updates(record.data)
     except (ContestantFailed, UnequalWork) as error:
@@ -76,7 +77,8 @@ def _one(m: Measurement, options: Options, args: argparse.Namespace) -> bool:
 
 
 def _asked(name: str, names: list[str] | None) -> bool:
-    return not names or name in names
+    """Whether a measurement is named, or a group of them by what their names begin with: `per_step`."""
+    return not names or name in names or any(group == "per_step" and name.startswith(PREFIX) for group in names)
 
 
 def _options(args: argparse.Namespace) -> list[str]:
@@ -87,7 +89,7 @@ def _options(args: argparse.Namespace) -> list[str]:
         ("threads", 1),
         ("cores", 2),
         ("lanes", 1),
-        ("repeats", 5),
+        ("repeats", None),
         ("seconds", None),
     ):
         value = getattr(args, name)
@@ -102,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("measurements", nargs="*", metavar="MEASUREMENT", help=f"all, or of {', '.join(names)}")
     parser.add_argument("--only", action="append", choices=names, help="leave out every other measurement")
     parser.add_argument("--contestants", action="append", metavar="NAME", help="leave out every other contestant")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of each measurement (5)")
+    parser.add_argument("--repeats", type=int, help="turns of each measurement (5, 10 of a curve)")
     parser.add_argument("--cores", type=int, default=2, help="processor cores of a lane (2)")
     parser.add_argument("--lanes", type=int, default=1, help="seeds of time to solved that run side by side (1)")
     parser.add_argument("--seconds", type=float, help="budget of a run to a solved elite (240)")

@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write or check the pages."""
     names = (*algos.names(), *algos.names(of_text=True))
     pages = {FOLDER / f"{name}.md": render(name) for name in names}
-    code = publish(pages, "Write docs/algorithms/ from the algorithms' files.", arguments)
+    code = publish(pages, "Write docs/algorithms/ from the algorithms' files.", arguments, "make_algorithms")
     for name in names:
         stale = learning_curves.stale(name)
         if stale and "--check" in (arguments if arguments is not None else sys.argv):

@@ -31,6 +31,7 @@ Notes: TypeAlias = "dict[str, tuple[str, str]]"
 NOTES: Notes = {
     "seed": ("", "nothing but another run"),
     "env.num_envs": ("environments", "faster stepping; experience comes from more episodes at once"),
+    "env.step_limit": ("environment steps", "an episode that does not end by itself lasts longer"),
     "env.step_seconds": ("seconds", "slower environments are no hang; a hang is noticed later"),
     "fetch.collect.episodes": ("episodes", "more data, longer stage"),
     "fetch.collect.max_steps": ("environment steps", "longer episodes"),
@@ -80,6 +81,8 @@ NOTES: Notes = {
     "runtime.shards.count": ("shards", "members train side by side on more devices; none has more than its own"),
     "runtime.checkpoint_seconds": ("seconds", "less time spent saving, more lost by a kill"),
     "<algo>.network.latent": ("units", "more capacity, slower updates"),
+    "<algo>.network.initialisation.acting": ("", "first policies farther from uniform, or first values larger"),
+    "<algo>.network.initialisation.others": ("", "first values larger"),
     "<evolve>.min": ("of the value", "small values are out of reach"),
     "<evolve>.max": ("of the value", "larger values come into reach"),
     "<evolve>.grow": ("factor", "larger steps upwards"),
@@ -381,15 +384,17 @@ def _block(annotation: Any) -> type[BaseModel] | None:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def publish(pages: dict[Path, str], description: str, arguments: list[str] | None = None) -> int:
-    """Write pages, or with `--check` compare them; return the exit code."""
+def publish(
+    pages: dict[Path, str], description: str, arguments: list[str] | None = None, script: str = "make_parameters"
+) -> int:
+    """Write pages, or with `--check` compare them, and name the `script` that writes them; return the exit code."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
     check = parser.parse_args(arguments).check
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if check:
         for path in stale:
-            print(f"{path}: stale, run `python {Path(sys.argv[0]).as_posix()}`", file=sys.stderr)
+            print(f"{path}: stale, run `python docs/{script}.py`", file=sys.stderr)
         return 1 if stale else 0
     for path in stale:
         path.parent.mkdir(parents=True, exist_ok=True)

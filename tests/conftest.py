@@ -23,20 +23,20 @@ torch.set_num_threads(1)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
     parser.addoption("--native", action="store_true", help="networks go through the CPU's own kernels, not torch's")
+    parser.addoption("--sanitize", action="store_true", help="kernels look for faults of memory; see `make sanitize`")
 
 
-def _compiled_here() -> bool:
-    """Whether there is a compiler: where there is one, a test that cannot have the kernels fails."""
-    try:
-        return bool(build._compiler())
-    except build.NoKernels:
-        return False
+# Whether there is a compiler: where there is one, a test that cannot have the kernels fails.
+COMPILER = any(build._compilers([]))
 
 
-COMPILER = _compiled_here()
+SANITIZERS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--sanitize"):
+        build.FLAGS = (*build.FLAGS, *SANITIZERS)
+        build.TARGETS["native"] = ()  # masked instructions, which wider vectors have, are not looked at
     if config.getoption("--native"):
         if not COMPILER:
             pytest.exit("there is no C compiler, and so no kernels of our own to test", returncode=0)

@@ -3,7 +3,7 @@ torch, agent by agent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -12,13 +12,13 @@ import torch
 
 from evopipe import algos
 from evopipe.core.arch import Arch
-from evopipe.core.cohort import Cohort, create, dissolve, form
+from evopipe.core.cohort import Cohort, Grouping, create, dissolve, form
 from evopipe.core.layout import Block
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.rng import Purpose, Stream, host, member_keys
 from evopipe.run.spec import Spec
 from evopipe.schema.declare import evolvable
-from evopipe.types import Batch, Learned, Spaces, Team
+from evopipe.types import ACTS, CUT, GONE, Batch, Learned, Spaces, Team
 from reference import function
 
 P, B = 3, 7
@@ -45,16 +45,19 @@ def own(agent: int, width: tuple[int, ...], room: int = 0) -> torch.Tensor:
 class Crewed:
     """Three members of an algorithm in one cohort: unlike in architecture and in hyper-parameters, or `alike`."""
 
-    def __init__(self, name: str, spaces: Spaces, alike: bool = False, kind: str = "mlp", arch: Arch | None = None,
-                 **config: Any) -> None:  # fmt: skip
+    def __init__(self, name: str, spaces: Spaces, alike: bool = False, kind: str = "mlp",
+                 arch: Arch | Sequence[Arch] | None = None, **config: Any) -> None:  # fmt: skip
         self.algo, self.spaces = algos.get(name), spaces
         self.cfg = self.algo.Config(**config).at(spaces)
         self.widths = dict(self.algo.networks(self.cfg, spaces))
         names, keys = evolvable(self.algo.Config), [int(key) for key in member_keys(3, range(P))]
         given = {name: getattr(self.cfg, name) for name in names}
+        archs = [arch] * P if isinstance(arch, Arch) else arch
+        self.unlike = archs is not None and arch is archs
         bare = [
             Member(
-                i, i, None, keys[i], arch or replace(ARCHS[0 if alike else i], kind=kind),  # type: ignore[arg-type]
+                i, i, None, keys[i],
+                archs[i] if archs else replace(ARCHS[0 if alike else i], kind=kind),  # type: ignore[arg-type]
                 given if alike else given | {n: UNLIKE_HYPER[n][i] for n in names if n in UNLIKE_HYPER}, {},
             )
             for i in range(P)
@@ -76,7 +79,8 @@ class Crewed:
     def cohort(self, *slots: int) -> Cohort:
         """A new cohort of the members, or of some."""
         members = [m for m in self.members if not slots or m.slot in slots]
-        (cohort,) = form(members, self.algo.State, self.widths, torch.device("cpu"), Spec.pace)
+        mode: Grouping = "whole" if self.unlike else "merged"
+        (cohort,) = form(members, self.algo.State, self.widths, torch.device("cpu"), Spec.pace, mode)
         hyper = {name: torch.tensor([m.hyper[name] for m in cohort.members]) for name in cohort.hyper}
         return replace(cohort, hyper=hyper)
 
@@ -105,14 +109,18 @@ def masks(spaces: Spaces, shape: tuple[int, ...], g: torch.Generator) -> torch.T
 
 
 def transitions(spaces: Spaces, at: int = 0, masked: bool = False, members: int = P, rows: int = B) -> Batch:
-    """Random transitions of a team: some agents are gone, some terminate, pads are 0."""
+    """Random transitions of a team: some agents are gone, some terminate, some are truncated with others or alone, some
+    come, some learn nothing of what they do; what is seen of those who are gone is noise. Pads are 0."""
     assert spaces.team is not None
     g, team = torch.Generator().manual_seed(10 + at), spaces.team
     shape = (members, rows, len(team.agents))
     alive = (torch.rand(shape, generator=g) < 0.8).to(torch.get_default_dtype())
     alive[..., 0] = 1.0
     seen = torch.stack([own(k, team.observations, spaces.observations) for k in range(len(team.agents))]).to(alive)
-    obs, next_obs = (alive[..., None] * seen * torch.randn(*shape, spaces.observations, generator=g) for _ in range(2))
+    obs, next_obs = (seen * torch.randn(*shape, spaces.observations, generator=g) for _ in range(2))
+    next_alive = torch.tensor([GONE, ACTS, ACTS, CUT])[torch.randint(4, shape, generator=g)].to(alive)
+    learns = alive * (torch.rand(shape, generator=g) < 0.8)
+    learns[..., 0] = 1.0
     legal, next_legal = (masks(spaces, shape[:2], g) for _ in range(2))
     action = legal.to(alive).flatten(0, 2).multinomial(1, generator=g).view(shape)
     if spaces.continuous:
@@ -120,9 +128,9 @@ def transitions(spaces: Spaces, at: int = 0, masked: bool = False, members: int 
     weight = torch.rand(shape[:2], generator=g) * (torch.rand(shape[:2], generator=g) < 0.8)
     return Batch(
         obs=obs, action=action, reward=alive * 2 * torch.randn(shape, generator=g),
-        discount=0.9 * (torch.rand(shape, generator=g) > 0.3), next_obs=next_obs,
+        discount=0.9 * (next_alive > 0) * (torch.rand(shape, generator=g) > 0.1), next_obs=next_obs,
         next_legal=next_legal if masked else None, weight=weight / weight.sum(dim=1, keepdim=True),
-        legal=legal if masked else None, alive=alive,
+        legal=legal if masked else None, alive=alive, learns=learns, next_alive=next_alive,
     )  # fmt: skip
 
 

@@ -264,6 +264,13 @@ class Masked(Chain):
         return {"action_mask": np.array([self.cell > 0, True], np.int8)}
 
 
+class MaskedNumbers(Chain):
+    """Gives a mask of its one number, which it never rules out."""
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.ones(1, np.int8)}
+
+
 class MaskedOut(Masked):
     """Leaves no legal action in a running episode."""
 
@@ -434,7 +441,63 @@ class Lottery(Chain):
         return np.array([self.ticket, 1 - self.ticket, self.ticket**2, 1.0], np.float32)
 
 
+class Seeds(Chain):
+    """Keeps the seeds of all episodes that begin in this process."""
+
+    begun: ClassVar[list[int]] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        assert seed is not None
+        Seeds.begun.append(seed)
+        return super().reset(seed=seed)
+
+
+class Chosen(Chain):
+    """Pays nothing; but in the episode of one seed its third step pays 1, or raises while a file is there."""
+
+    def __init__(self, seed: int, trigger: str = "") -> None:
+        super().__init__()
+        self.seed, self.trigger, self.chosen = seed, trigger, False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.chosen = seed == self.seed
+        return super().reset(seed=seed)
+
+    def reward(self, value: float) -> Any:
+        if self.chosen and self.steps == 3 and self.trigger and os.path.exists(self.trigger):
+            raise RuntimeError("the motor broke")
+        return float(self.chosen and self.steps == 3)
+
+    def ended(self, end: bool) -> Any:
+        return False
+
+
+class Luck(Chain):
+    """Three steps, the last of which pays what the seed and the actions drew from the standard normal distribution:
+    nobody can be better than another, only luckier. The observation, of the seed, asks for unlike actions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(-np.inf, np.inf, (LENGTH,), np.float32)
+        self.taken: list[int] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.taken = [int(self.np_random.integers(2**31))]
+        return self.seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.taken.append(int(action))
+        end = len(self.taken) == 4
+        return self.seen(), float(np.random.default_rng(self.taken).normal()) if end else 0.0, end, False, {}
+
+    def seen(self) -> Any:
+        return np.random.default_rng([*self.taken, 0]).normal(size=LENGTH).astype(np.float32)
+
+
 ALL = [kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Chain)]
+if "Unlimited-v0" not in gymnasium.registry:
+    gymnasium.register("Unlimited-v0", entry_point=Endless)  # without a time limit
 for _env in ALL:
     if f"{_env.__name__}-v0" not in gymnasium.registry:
         gymnasium.register(f"{_env.__name__}-v0", entry_point=_env, max_episode_steps=10)

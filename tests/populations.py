@@ -29,7 +29,7 @@ from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig, TrainConfig
 from evopipe.schema.declare import evolvable
 from evopipe.stages.setup import spaces_of
-from evopipe.types import Batch, Learned
+from evopipe.types import ACTS, CUT, GONE, Batch, Learned
 
 CPU = torch.device("cpu")
 ALIKE = {
@@ -263,7 +263,8 @@ def rollout_for(
     p: Spec, cohort: Cohort, seed: int = 0, ticks: int = TICKS, envs: int = 4, masked: bool = False,
     broken: float = 0.05,
 ) -> Rollout:  # fmt: skip
-    """What a cohort did on random observations, with random rewards, ends and broken steps."""
+    """What a cohort did on random observations, with random rewards, ends and broken steps; who of a team is there next
+    is random, too."""
     envs, masked = envs * p.spaces.agents, masked or (p.spaces.team is not None and p.spaces.kind == "discrete")
     g, members = torch.Generator().manual_seed(seed), len(cohort.members)
     shape, device = (members, ticks, envs), cohort.keys.device
@@ -276,11 +277,13 @@ def rollout_for(
     legal = own_for(p, shape) if p.spaces.team or not masked else legal_for(p, shape, g)
     terminated, truncated, bad, begins, legal = (x.to(device) for x in (terminated, truncated, bad, begins, legal))
     memory = torch.zeros(members, envs, size, device=device)
+    left = torch.tensor([GONE, ACTS, ACTS, CUT], dtype=torch.float32)[torch.randint(4, shape, generator=g)].to(device)
     for t in range(ticks):
         took = acting.step(p, cohort, obs[:, t], legal[:, t], begins[:, t], memory, 1000 * seed + t)
         rollout.enter(t, obs[:, t], legal[:, t], begins[:, t], memory, took)
         memory = took.memory
-        rollout.finish(t, after[:, t], reward[:, t], terminated[:, t], truncated[:, t], bad[:, t])
+        next_alive = [left[:, t]] if p.spaces.team else []
+        rollout.finish(t, after[:, t], reward[:, t], terminated[:, t], truncated[:, t], bad[:, t], *next_alive)
     return rollout
 
 

@@ -155,6 +155,13 @@ class Returns(Crew):
         return [agent for agent in reversed(self.IDS) if self.number(agent) or not self.now]
 
 
+class StaysCut(Stays):
+    """The first agent's episode is cut at step `when`; it is never removed from `agents`, and goes on giving."""
+
+    def ends(self, agent: Any) -> tuple[Any, Any]:
+        return False, (self.t >= self.when and not self.number(agent)) or self.t == self.length
+
+
 class Numbers(Crew):
     """Ids are whole numbers."""
 
@@ -240,11 +247,46 @@ class MasksDies(Dies, Masks):
     """The first agent dies, and masks are given."""
 
 
+class MasksCut(IsCut):
+    """The first agent is cut at step `when`; masks are given at every step, the last one too: all but the first choice.
+    `blank`: that last one leaves nothing."""
+
+    def __init__(self, blank: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.blank = blank
+
+    def info(self, agent: Any) -> Any:
+        sizes = {"discrete": 3, "multidiscrete": 5}
+        mask = np.ones(sizes[self.kind], np.int8)
+        mask[0] = 0
+        return {"action_mask": mask * (not (self.blank and agent not in self.agents))}
+
+
 class Sees(Masks):
     """Masks are part of the observation."""
 
     def sees(self, i: int) -> spaces.Space[Any]:
         return spaces.Dict({"observation": super().sees(i), "action_mask": spaces.Box(0, 1, (3,), np.int8)})
+
+    def seen(self, agent: Any) -> Any:
+        return {"observation": super().seen(agent), **super().info(agent)}
+
+    def info(self, agent: Any) -> Any:
+        return {}
+
+
+class MasksNumbers(Crew):
+    """`info` rules out the first agent's first number at odd steps; it has two."""
+
+    def info(self, agent: Any) -> Any:
+        return {"action_mask": np.array([self.number(agent) == 1 or self.t % 2 == 0, True], np.int8)}
+
+
+class SeesNumbers(MasksNumbers):
+    """The same in observations."""
+
+    def sees(self, i: int) -> spaces.Space[Any]:
+        return spaces.Dict({"observation": super().sees(i), "action_mask": spaces.Box(0, 1, (2,), np.int8)})
 
     def seen(self, agent: Any) -> Any:
         return {"observation": super().seen(agent), **super().info(agent)}
@@ -634,3 +676,126 @@ def incomplete() -> None:
 
 if "tests/Crew-v0" not in pettingzoo.parallel_registry:
     pettingzoo.register("parallel", "tests/Crew-v0", Crew)
+
+
+class Guest(ParallelEnv[Any, Any, Any]):
+    """Two agents, of which the second is paid 1 at each of `steps` steps, `choosy`: not for its first action. The first
+    comes after `since` of them and is there `until` another one: then it goes, `how` it does. The last step
+    ends the episode for the second, how says `last`."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "guest", "render_modes": []}
+    render_mode: str | None = None
+
+    def __init__(
+        self, kind: str = "discrete", how: str = "dies", since: int = 0, until: int = 1, steps: int = 3,
+        last: str = "dies", choosy: bool = False, choices: tuple[int, int] = (2, 2),
+    ) -> None:  # fmt: skip
+        self.possible_agents, self.agents, self.t = ["guest_0", "host_0"], [], 0
+        self.how, self.since, self.until, self.steps, self.last_how, self.choosy = (
+            how,
+            since,
+            until,
+            steps,
+            last,
+            choosy,
+        )
+        box = spaces.Box(-9.0, 9.0, (1,), np.float32)
+        self._does = {
+            agent: spaces.Box(-1.0, 1.0, (1,), np.float32) if kind == "continuous" else spaces.Discrete(n)
+            for agent, n in zip(self.possible_agents, choices, strict=True)
+        }
+        self._sees = dict.fromkeys(self.possible_agents, box)
+
+    def observation_space(self, agent: Any) -> spaces.Space[Any]:
+        return self._sees[agent]
+
+    def action_space(self, agent: Any) -> spaces.Space[Any]:
+        return self._does[agent]
+
+    def there(self) -> list[Any]:
+        return ["guest_0"] * (self.since <= self.t < self.until) + ["host_0"] * (self.t < self.steps)
+
+    def seen(self, agent: Any) -> Any:
+        at = self.t if self.steps > 1 else 0  # of one step there is one state
+        return np.array([2.0 if agent == "guest_0" else 1.5 * (at - 1)], np.float32)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.t = 0
+        self.agents = self.there()
+        return {agent: self.seen(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[Any, Any]) -> Any:
+        before, self.t = self.agents, self.t + 1
+        self.agents = self.there()
+        how = {"guest_0": self.how, "host_0": self.last_how}
+        gone = {agent: how[agent] for agent in before if agent not in self.agents}
+        shown = [*dict.fromkeys((*before, *self.agents))]
+        return (
+            {agent: self.seen(agent) for agent in shown},
+            {agent: float(agent == "host_0" and not (self.choosy and actions[agent] == 0)) for agent in shown},
+            {agent: gone.get(agent) == "dies" for agent in shown},
+            {agent: gone.get(agent) == "is cut" for agent in shown},
+            {agent: {} for agent in shown},
+        )
+
+
+class Comings(Relay):
+    """Unlike agents that come, die, are cut, leave and come back, as the seed has it; after `length` steps all that are
+    there are cut. What they see and are paid is drawn, too. `log` keeps every step as it was given."""
+
+    def __init__(self, kind: str = "discrete", length: int = 8, masks: bool = False) -> None:
+        super().__init__(kind, length)
+        self.log: list[dict[str, Any]] = []
+        self.masks = masks
+
+    def living(self) -> list[Any]:
+        if self.t == 0:
+            self.rng = np.random.default_rng(int(1e6 * self.ticket))
+            self.ended: dict[Any, tuple[bool, bool]] = {}
+            return [agent for agent in self.IDS if agent == "red_1" or self.rng.random() < 0.7]
+        goes = {agent: self.rng.choice(["stays"] * 7 + ["dies", "is cut", "leaves"]) for agent in self.agents}
+        goes = dict.fromkeys(goes, "is cut") if self.t == self.length else goes
+        self.ended = {agent: (how == "dies", how == "is cut") for agent, how in goes.items()}
+        stay = [agent for agent, how in goes.items() if how == "stays"]
+        return [
+            agent for agent in self.IDS if agent in stay or (stay and agent not in goes and self.rng.random() < 0.4)
+        ]
+
+    def ends(self, agent: Any) -> tuple[Any, Any]:
+        return self.ended.get(agent, (False, False))
+
+    def seen(self, agent: Any) -> Any:
+        return np.append([np.float32(self.ticket)], self.rng.normal(size=SIZE - 1))[
+            : SIZE - self.number(agent) % 2
+        ].astype(np.float32)
+
+    def pays(self, agent: Any) -> Any:
+        return float(self.rng.normal())
+
+    def info(self, agent: Any) -> Any:
+        if not self.masks:
+            return {}
+        mask = (self.rng.random(2 + self.number(agent)) < 0.5).astype(np.int8)
+        mask[int(self.rng.integers(len(mask)))] = 1
+        return {"action_mask": mask}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.shown = super().reset(seed, options)
+        return self.shown
+
+    def step(self, actions: dict[Any, Any]) -> Any:
+        before, (obs, infos) = self.agents, self.shown
+        self.t, after = self.t + 1, None
+        self.given = dict(actions)
+        after = self.living()
+        everyone = [*dict.fromkeys((*before, *after))]
+        ends = {agent: self.ends(agent) for agent in everyone}
+        self.agents = after
+        self.shown = {a: self.seen(a) for a in everyone}, {a: self.info(a) for a in everyone}
+        rewards = {agent: self.pays(agent) for agent in everyone}
+        terminated, truncated = ({agent: bool(end[i]) for agent, end in ends.items()} for i in (0, 1))
+        self.log.append({
+            "before": before, "after": after, "obs": obs, "infos": infos, "actions": actions, "rewards": rewards,
+            "terminated": terminated, "next_obs": self.shown[0], "next_infos": self.shown[1],
+        })  # fmt: skip
+        return self.shown[0], rewards, terminated, truncated, self.shown[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from evopipe.language.adapters import Adapted, Full, LoRA
 from evopipe.language.base import Base, load_base
 from evopipe.schema.language import LanguageConfig
 from evopipe.schema.text import LanguageParams
+from evopipe.schema.write import dump_yaml
 from evopipe.types import Text
 
 CHARACTERS = "0123456789=abc"
@@ -34,6 +36,12 @@ def config(**changes: Any) -> LanguageConfig:
 def base(seed: int = 1) -> Base:
     """A base that tests share: none may change it."""
     return load_base(config(), seed)
+
+
+def special(text: str) -> list[int]:
+    """The tokens of a text in which special ones act, as a template's."""
+    found: list[int] = base().tokenizer.encode(text, add_special_tokens=False)
+    return found
 
 
 def row(arch: LoRA | Full, seed: int, over: Base) -> torch.Tensor:
@@ -84,3 +92,17 @@ def small_params() -> dict[str, Any]:
         name: algos.get(name).Config().model_dump(mode="json") for name in ("dpo", "reinforce", "reward_model")
     }
     return data
+
+
+def project(folder: Path, **changes: Any) -> Path:
+    """Write a params.yaml of a tiny run; changes are dotted keys with `__` for the dots."""
+    data = small_params()
+    for key, value in changes.items():
+        *blocks, name = key.split("__")
+        place = data
+        for each in blocks:
+            place = place[each]
+        place[name] = value
+    path = folder / "params.yaml"
+    path.write_text(dump_yaml(data), encoding="utf-8")
+    return path

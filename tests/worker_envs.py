@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 
 from envs_for_tests import Chain
 from evopipe.errors import DataError
@@ -139,9 +140,87 @@ class Deaf(Chain):
     """Never returns from its step, holds Python's lock and hears no alarm: for a worker process."""
 
     def reward(self, value: float) -> Any:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         ctypes.PyDLL(None).sleep(100)
         return value
+
+
+class Shouts(Chain):
+    """Raises an error of many lines, in colour, longer than any sentence."""
+
+    def reward(self, value: float) -> Any:
+        raise RuntimeError("\x1b[31mthe motor\nbroke\x1b[0m\r\n" + "and broke\n" * 20_000 + "\udc80")
+
+
+class Fiddles(Chain):
+    """Uses the alarm for itself, and then never returns from its step."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def reward(self, value: float) -> Any:
+        if self.how == "cancels":
+            signal.alarm(0)
+        elif self.how == "ignores":
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        else:
+            signal.signal(signal.SIGALRM, lambda *_: None)
+            signal.setitimer(signal.ITIMER_REAL, 1000.0)
+        time.sleep(100)
+        return value
+
+
+class Widens(Chain):
+    """Sets what torch makes of numbers, and whether it follows them, wherever it can."""
+
+    def __init__(self, where: str = "") -> None:
+        super().__init__()
+        self.where = where
+        self.set("made")
+
+    def set(self, where: str) -> None:
+        if self.where == where:
+            torch.set_default_dtype(torch.float64)
+            torch.set_grad_enabled(False)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.set("reset")
+        return super().reset(seed=seed)
+
+    def reward(self, value: float) -> Any:
+        self.set("step")
+        return value
+
+    def close(self) -> None:
+        self.set("closed")
+
+
+class Closes(Chain):
+    """Leaves a file named by its process when it is closed."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def close(self) -> None:
+        Path(self.folder, str(os.getpid())).touch()
+
+
+class Clings(Closes):
+    """Leaves a file of its own when it is closed, and the first one never returns from that, or none does."""
+
+    closed = 0
+
+    def __init__(self, folder: str, every: bool = False) -> None:
+        super().__init__(folder)
+        self.every = every
+
+    def close(self) -> None:
+        Clings.closed += 1
+        Path(self.folder, f"{os.getpid()}-{Clings.closed}").touch()
+        if Clings.closed == 1 or self.every:
+            time.sleep(100)
 
 
 class Rings(Chain):
@@ -188,17 +267,6 @@ class Process(Chain):
         return np.full(4, level, np.float32)
 
 
-class Closes(Chain):
-    """Leaves a file named by its process when it is closed."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def close(self) -> None:
-        Path(self.folder, str(os.getpid())).touch()
-
-
 class OnlyIn(Chain):
     """Can be constructed in one process."""
 
@@ -233,7 +301,7 @@ def Refuses(env: Any) -> Any:  # noqa: N802
 
 
 for _env in (
-    Closes, OnlyIn, Threaded,
+    Closes, OnlyIn, Shouts, Fiddles, Widens, Clings, Threaded,
     Leaves, Mute, Googol, Moves, Moody,
     Segfault, Exit, SysExit, Typed, Hangs, Slow, Deaf, Rings, SecondReset, Denormal, Process,
 ):  # fmt: skip

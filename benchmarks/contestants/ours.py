@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 import torch
 from common import EnvClock, Parts, draws, main, processor, sync_of, timed
+from per_step import per_step
 from scripts import script
 
 from evopipe import rng
@@ -652,6 +653,6 @@ if __name__ == "__main__":
         "curve": curve, "efficiency": efficiency, "checkpoint": checkpoint, "roofline": roofline,
         "learn-step": learn_step, "acting": acting, "priorities": priorities,
         "grpo": lambda s: language("step", s, "grpo"), "dpo": lambda s: language("step", s, "dpo"),
-        "completions": lambda s: language("completions", s),
+        "completions": lambda s: language("completions", s), "per-step": per_step,
     }  # fmt: skip
     main({name: telling(task) for name, task in tasks.items()})

@@ -35,8 +35,9 @@ from common import (  # noqa: E402
     play_episodes,
     processor,
 )
-from stable_baselines3 import DQN, PPO, SAC  # noqa: E402
+from stable_baselines3 import DDPG, DQN, PPO, SAC, TD3  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
+from stable_baselines3.common.noise import NormalActionNoise  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: E402
 
 Settings = Mapping[str, Any]
@@ -84,9 +85,11 @@ def evaluation(s: Settings, clock: EnvClock, envs: int) -> gymnasium.vector.Sync
     return gymnasium.vector.SyncVectorEnv([lambda: clock.watch(gymnasium.make(s["env"])) for _ in range(envs)])
 
 
-def mean_return(model: Model, env: gymnasium.vector.SyncVectorEnv, seeds: list[int]) -> float:
-    """Return the mean of one greedy episode a seed."""
-    return float(play_episodes(env, lambda obs: model.predict(obs, deterministic=True)[0], seeds).mean())
+def mean_return(
+    model: Model, env: gymnasium.vector.SyncVectorEnv, seeds: list[int], deterministic: bool = True
+) -> float:
+    """Return the mean of one episode a seed, greedy or by actions that the policy draws."""
+    return float(play_episodes(env, lambda obs: model.predict(obs, deterministic=deterministic)[0], seeds).mean())
 
 
 def start(s: Settings) -> None:
@@ -298,5 +301,59 @@ def heir(model: Model, of: Model) -> Model:
     return model
 
 
+def per_step(s: Settings) -> dict[str, Any]:
+    """Train one learner, and evaluate it after every stretch of `every` steps; all that a row does not name is SB3's
+    default."""
+    start(s)
+    env = DummyVecEnv([lambda: gymnasium.make(s["env"]) for _ in range(s["num_envs"])])
+    held = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(s["env"])] * s["episodes"])
+    seeds, algo = held_out_seeds(s["seed"], 0, s["episodes"]), s["algo"]
+    common: dict[str, Any] = {
+        "policy": "MlpPolicy", "env": env, "learning_rate": s["lr"], "gamma": s["gamma"], "seed": s["seed"],
+        "batch_size": s["batch_size"], "device": s["device"],
+        "policy_kwargs": {"net_arch": list(s["widths"]), "activation_fn": getattr(torch.nn, s["activation"])},
+    }  # fmt: skip
+    if algo == "ppo":
+        common["policy_kwargs"]["log_std_init"] = math.log(s["std"])
+        model: Any = PPO(
+            **common, n_steps=s["learn_step"] // s["num_envs"], n_epochs=s["epochs"], gae_lambda=s["gae_lambda"],
+            clip_range=s["clip"], ent_coef=s["ent_coef"], vf_coef=s["vf_coef"], max_grad_norm=s["grad_clip"],
+        )  # fmt: skip
+    else:
+        common |= {"buffer_size": s["capacity"], "learning_starts": s["random_steps"], "train_freq": s["learn_step"]}
+        if algo == "dqn":
+            model = DQN(
+                **common, target_update_interval=s["target_interval"], max_grad_norm=s["grad_clip"],
+                exploration_fraction=s["eps_steps"] / s["steps"], exploration_final_eps=s["eps_end"],
+            )  # fmt: skip
+        elif algo == "sac":
+            model = SAC(**common, tau=s["tau"])
+        else:
+            size = env.action_space.shape
+            noise = NormalActionNoise(np.zeros(size), np.full(size, s["noise_sd"]))
+            model = (TD3 if algo == "td3" else DDPG)(**common, tau=s["tau"], action_noise=noise)
+    found: dict[str, list[float]] = {"steps": [], "greedy": [], **({"sampled": []} if algo in ("ppo", "sac") else {})}
+
+    def judge(model: Any) -> None:
+        found["steps"].append(model.num_timesteps)
+        for kind in ("greedy", "sampled"):
+            if kind in found:
+                found[kind].append(mean_return(model, held, seeds, deterministic=kind == "greedy"))
+
+    class Between(BaseCallback):
+        """Evaluates between a rollout's updates and the next rollout."""
+
+        def _on_rollout_start(self) -> None:
+            if self.num_timesteps and self.num_timesteps % s["every"] == 0:
+                judge(self.model)
+
+        def _on_step(self) -> bool:
+            return True
+
+    model.learn(s["steps"], callback=Between())
+    judge(model)
+    return {"sampled": None, **found}
+
+
 if __name__ == "__main__":
-    main({"end-to-end": end_to_end, "time-to-solved": time_to_solved})
+    main({"end-to-end": end_to_end, "time-to-solved": time_to_solved, "per-step": per_step})

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from harness import per_step
 from harness.machine import ROOT
 
 Settings = dict[str, Any]
@@ -51,6 +52,7 @@ class Measurement:
         lanes: whether independent turns may run side by side.
         chosen: for a contestant, variants of which its best is taken before the first turn.
         timeout: seconds that a run may take.
+        repeats: turns, where the command line names no other number.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Measurement:
     lanes: bool = False
     chosen: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     timeout: float = 1200.0
+    repeats: int = 5
 
 
 EVOPIPE, AGILERL, SB3 = Contestant("evopipe"), Contestant("AgileRL", "agilerl"), Contestant("SB3", "sb3")
@@ -431,6 +434,11 @@ def searching(
     }  # fmt: skip
 
 
+def curve_of(o: Options, name: str) -> Settings:
+    """A row of the learning curves by environment step."""
+    return per_step.settings(name, o.quick, o.device, o.threads)
+
+
 # --- language models --------------------------------------------------------------------------------------------------
 
 
@@ -522,5 +530,8 @@ def measurements() -> dict[str, Measurement]:
                         partial(searching, **own), cores=1, lanes=True)
             for name, (tensors, own) in SEARCHES.items()
         ),
+        *(Measurement(name, "per-step", (EVOPIPE, SB3), partial(curve_of, name=name), cores=1, lanes=True,
+                      repeats=10)
+          for name in per_step.ROWS),
     )  # fmt: skip
     return {m.name: m for m in listed}

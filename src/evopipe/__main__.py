@@ -11,7 +11,7 @@ import os
 from itertools import islice
 from pathlib import Path
 
-from evopipe.errors import EvopipeError, Interrupted, UsageError, said, translate_failures
+from evopipe.errors import EvopipeError, Interrupted, UsageError, redacted, said, translate_failures
 
 _REEXECUTED = "EVOPIPE_REEXECUTED"
 
@@ -85,7 +85,7 @@ def _report(error: Exception | Interrupted) -> int:
 
 def _complain(message: str, code: int) -> int:
     for line in message.splitlines() or [message]:
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {redacted(line)}", file=sys.stderr)
     return code
 
 

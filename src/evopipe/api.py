@@ -60,7 +60,7 @@ def run(
 
     Examples:
         >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}
-        >>> result = run({**small, "evaluate": {"episodes": 4}})
+        >>> result = evopipe.train({**small, "evaluate": {"episodes": 4}})
         >>> result.policy.act([0.0, 0.1, 0.0, -0.1]) in (0, 1)
         True
     """

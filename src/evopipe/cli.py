@@ -10,8 +10,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -23,7 +23,7 @@ import typer
 
 from evopipe import __version__
 from evopipe.cli_agent import agent
-from evopipe.errors import EnvironmentFailed, ParamsError, UsageError, suggestion
+from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, suggestion
 
 if TYPE_CHECKING:
     from evopipe.schema.params import AnyParams
@@ -71,6 +71,24 @@ class _Options:
         from evopipe.schema.params import load_params
 
         return load_params(self.params)
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """Give a `ParamsError`, of which a line begins with a key's path, the line and column of that key."""
+        try:
+            yield
+        except ParamsError as error:
+            from evopipe.schema.read import read_yaml
+
+            lines = str(error).splitlines()
+            with suppress(EvopipeError):  # a file that is gone by now gives no place
+                document = read_yaml(self.params)
+                for i, text in enumerate(lines):
+                    keys = tuple(text.partition(":")[0].split("."))
+                    if keys[0] in document.data:
+                        line, column = document.mark(keys)
+                        lines[i] = f"{self.params}:{line}:{column}: {text}"
+            raise ParamsError("\n".join(lines)) from error
 
     def tell(self, sentence: str, err: bool = False) -> None:
         if not self.quiet:
@@ -126,12 +144,13 @@ def _stage(name: str) -> Callable[[typer.Context], None]:
 
         watch_ancestors()
         params = context.obj.load()
-        if name in ("fetch", "population"):  # the first of either shape of pipeline
-            from evopipe.stages.check import check
+        with context.obj.placing():
+            if name in ("fetch", "population"):  # the first of either shape of pipeline
+                from evopipe.stages.check import check
 
-            check(params)
-        stage = import_module(f"evopipe.stages.{'language.' if params.of_text else ''}{name}")
-        stage.run(params, quiet=context.obj.quiet)
+                check(params)
+            stage = import_module(f"evopipe.stages.{'language.' if params.of_text else ''}{name}")
+            stage.run(params, quiet=context.obj.quiet)
         from evopipe.stages import tracking
 
         tracking.attach(params, [name])
@@ -318,15 +337,11 @@ _params.callback()(_without_torch)
 @_params.command("check")
 def _params_check(context: typer.Context) -> None:
     """Say what is wrong with the params file, and where; it makes the environment where that is not Gymnasium's own."""
-    from evopipe.schema.read import read_yaml
     from evopipe.stages.check import check
 
     params = context.obj.load()
-    try:
+    with context.obj.placing():
         check(params)
-    except ParamsError as error:
-        line, column = read_yaml(context.obj.params).mark(tuple(str(error).partition(":")[0].split(".")))
-        raise ParamsError(f"{context.obj.params}:{line}:{column}: {error}") from error
     context.obj.tell(f"{context.obj.params}: ok")
 
 

@@ -10,9 +10,11 @@ import contextlib
 import difflib
 import errno
 import importlib.util
+import re
 from collections.abc import Iterable, Iterator
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
+_LONGEST = 600  # characters of a foreign error's text that are told
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
 # HDF5 and safetensors report a failed write in words, in errors of their own.
 _DISK_WORDS = ("No space left on device", "Disk quota exceeded", "Read-only file system")
@@ -21,6 +23,9 @@ _MEMORY_WORDS = (
     "DefaultCPUAllocator: not enough memory",
     "OutOfMemoryError: ",  # torch's, which need not be imported for that
 )
+
+_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>]*@")  # to the last @: passwords may hold others, and slashes
+_SECRET = re.compile(r"(?i)([?&][^=&\s]*(?:password|passwd|pwd|token|secret|key)=)[^&\s'\"]+")
 
 
 class EvopipeError(Exception):
@@ -97,16 +102,29 @@ def need_package(name: str, extra: str, what: str) -> None:
 
 
 def said(error: BaseException) -> str:
-    """Return an error's type and text."""
+    """Return an error's type and text, see `text_of`."""
     return f"{type(error).__name__}: {text_of(error)}"
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text; of foreign errors even that may raise."""
+    """Return an error's text in one line of at most `_LONGEST` characters; of foreign errors even that may raise."""
     try:
-        return str(error)
+        text = str(error)
     except Exception as broken:
         return f"its text cannot be read, for __str__ raised {type(broken).__name__}"
+    return one_line(text)
+
+
+def one_line(text: str) -> str:
+    """Return a foreign text in one line of at most `_LONGEST` characters, what a terminal would obey written out."""
+    words = " ".join(text[: 4 * _LONGEST].split())
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    return shown if len(shown) <= _LONGEST and len(text) <= 4 * _LONGEST else shown[: _LONGEST - 3] + "..."
+
+
+def redacted(text: str) -> str:
+    """Return a text in which no address holds who logs in, with which password, or a secret among its parameters."""
+    return _SECRET.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -94,6 +94,7 @@ def fingerprint(device: torch.device | None = None) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "kernels": "native" if build.chosen() else "torch",
+        "compiler": build.compiler(),
         "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",
         "cuda": torch.version.cuda if on_cuda else None,
     }

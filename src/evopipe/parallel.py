@@ -126,7 +126,7 @@ class Helper:
 
     def dismiss(self) -> None:
         """Let it end: by itself where it is idle, else at once."""
-        self._end()
+        dismiss([self])
 
     def _is_stopped(self) -> bool:
         how = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
@@ -180,6 +180,16 @@ class Helper:
             self._done.ring()
 
 
+def dismiss(helpers: Sequence[Helper]) -> None:
+    """Let helpers end, side by side: all that are idle have the same `_PATIENCE` for what is last."""
+    ends = [end for helper in helpers if (end := helper._end.detach()) is not None]
+    for _, _, (_, owner, told, note, _), _ in ends:
+        _ask_to_end(owner, told, note)
+    by = time.monotonic() + _PATIENCE / 1000
+    for _, _, (pid, owner, told, note, life), _ in ends:
+        _end(pid, owner, told, note, life, by)
+
+
 class _WakeUp:
     """Tells another process that it is its turn. By an eventfd: Linux moves a pipe's reader to the writer's CPU."""
 
@@ -216,13 +226,21 @@ def _poll(fd: int, life: int | None, milliseconds: int | None = None) -> bool | 
     return any(each == fd for each, _ in ready) if ready else None
 
 
-def _end(pid: int, owner: int, told: _WakeUp, note: mmap.mmap, life: int) -> None:
+def _ask_to_end(owner: int, told: _WakeUp, note: mmap.mmap) -> bool:
+    """Tell an idle helper to end; return whether it will, by itself."""
+    if os.getpid() != owner or note[0] == _BUSY:
+        return False
+    note[0] = _DISMISSED
+    told.ring()
+    return True
+
+
+def _end(pid: int, owner: int, told: _WakeUp, note: mmap.mmap, life: int, by: float | None = None) -> None:
+    """End a helper, which may take until `by`, a time of `time.monotonic`, to do it by itself."""
     if os.getpid() != owner:  # a fork of its parent, which has a copy of the reference
         return
-    if note[0] != _BUSY:
-        note[0] = _DISMISSED
-        told.ring()
-        _poll(life, None, _PATIENCE)
+    if _ask_to_end(owner, told, note):
+        _poll(life, None, _PATIENCE if by is None else max(0, round(1000 * (by - time.monotonic()))))
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -239,13 +257,13 @@ def _pack(error: BaseException) -> bytes:
     """Return an exception as bytes, with where it was raised as a note; one that has no such form as its text."""
     import pickle
 
-    error.add_note("raised in a helper process:\n" + "".join(traceback.format_tb(error.__traceback__)))
+    error.add_note("raised in a helper process:\n" + "".join(traceback.format_tb(error.__traceback__))[-_ROOM // 4 :])
     with contextlib.suppress(Exception):
         packed = pickle.dumps(error)
         pickle.loads(packed)
         if len(packed) <= _ROOM - 5:
             return packed
-    return pickle.dumps(RuntimeError(said(error)[:4000]))
+    return pickle.dumps(RuntimeError(said(error)))
 
 
 def _flush() -> None:

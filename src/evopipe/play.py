@@ -196,7 +196,7 @@ def _limits(policy: TeamPolicy, env: TeamEnv, info: Mapping[Any, Any]) -> tuple[
     masks = {agent: own["action_mask"] for agent, own in info.items() if own.get("action_mask") is not None}
     taken = {agent: own["env_defined_actions"] for agent, own in info.items()
              if own.get("env_defined_actions") is not None}  # fmt: skip
-    if env.turn is not None:
+    if env.turn is not None and not policy.team.action.continuous:
         sizes = {agent: space.size for agent, space in zip(env.ids, policy.team.actions, strict=True)}
         masks |= {agent: policy.team.first[: sizes[agent]] for agent in info if agent != env.turn}
     return masks, taken
@@ -210,7 +210,7 @@ def _explained(cfg: EnvConfig) -> Iterator[None]:
     except EvopipeError:
         raise
     except (Exception, SystemExit, Hung) as error:
-        text = " ".join(text_of(error).split())
+        text = text_of(error)
         if "video device" in text or "x11 not available" in text or "wayland not available" in text:
             raise UsageError(f"play: no window can be opened ({text}); write a file with --gif or --mp4") from error
         raise EnvironmentFailed(

@@ -129,7 +129,8 @@ class TeamPolicy:
         before = torch.zeros(count, k, self.memory) if memory is None else torch.as_tensor(memory).float()
         if before.shape != (count, k, self.memory):
             raise UsageError(f"memory has shape {tuple(before.shape)}; expected [{count}, {k}, {self.memory}]")
-        return self._cohort.shown(rows), found.single, legal, before.flatten(0, 1)[None]
+        there = torch.from_numpy(found.alive).flatten()[None]
+        return self._cohort.shown(rows, there), found.single, legal, before.flatten(0, 1)[None]
 
     def module(self, place: int) -> torch.nn.Module:
         """Return one agent's greedy policy as a plain module: its obs `[B, O]` → its own actions; with a memory too:

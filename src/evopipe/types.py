@@ -114,10 +114,17 @@ class Spaces:
         return found
 
 
+GONE, ACTS, CUT = 0, 1, 2
+"""Where a step leaves each agent of a team, `next_alive`: it takes no part in the next one, because it terminated or
+was away; it acts next, whether it acted before or comes; it was truncated, and has a last observation. A target of
+agent k is a value of the situation in which those stand that act next and, where k itself was truncated, those that
+were truncated with it; all others are zeros."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Transitions of every member over one environment step or n. Of a team all but the weight have an axis `K` behind
-    `B`, and a reward counts until its agent is gone."""
+    `B`, and each agent's reward and discount are those of its own steps until it terminates or is truncated."""
 
     obs: Tensor  # [P, B, O] float32
     action: Tensor  # [P, B] int64, or [P, B, A] float32 in [-1, 1] where the space is continuous
@@ -127,7 +134,10 @@ class Batch:
     next_legal: Tensor | None  # [P, B, A] bool, legal actions there; None where all always are
     weight: Tensor  # [P, B] float32, how much a transition counts; sampled uniformly (j < b_p) / b_p, which sums to 1
     legal: Tensor | None = None  # [P, B, A] bool, legal actions in `obs`; None also where no loss reads it
-    alive: Tensor | None = None  # [P, B, K] float32 of a team, 1 where an agent acted in `obs`, 0 where it was gone
+    # Of a team, [P, B, K] float32 each:
+    alive: Tensor | None = None  # 1 where an agent acted in `obs`, 0 where it was gone
+    learns: Tensor | None = None  # 1 where the transition is one of the agent's own, 0 where others' alone
+    next_alive: Tensor | None = None  # GONE, ACTS or CUT in `next_obs`
 
 
 class Chosen(NamedTuple):

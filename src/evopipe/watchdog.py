@@ -1,13 +1,16 @@
-"""Foreign code that must give its process back as it was: code that hangs, that exits, or that changes the folder."""
+"""Foreign code that must give its process back as it was: code that hangs, that exits, or that changes the folder, or
+what torch makes of numbers."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -17,6 +20,8 @@ _LOOKS = 4  # looks at it in the time that it may take
 _watching: Watchdog | None = None  # in the main thread: Python handles signals in no other
 _hurried = False
 _former: Any = None  # what handled SIGALRM before
+_exit: Callable[[int], Any] = os._exit
+_foreign = threading.local()  # `pid`: of the process in which a thread runs foreign code now
 
 
 class Hung(BaseException):
@@ -26,45 +31,56 @@ class Hung(BaseException):
 class Watchdog:
     """A context for foreign code, entered again and again. Contexts do not nest.
 
-    Code that makes no progress for so many seconds is ended by `Hung`, at most a quarter later, and `GRACE` seconds
-    after `hurry`. That takes the main thread, a system with SIGALRM, and code that Python can interrupt: an extension
-    that holds Python's lock cannot be ended from within its process. `os._exit` raises SystemExit, in this process and
-    thread. The working folder is afterwards what it was. `what` names the parameter that gives the seconds; the value
-    of `progress` changes while there is some.
+    Code that makes no progress for so many seconds is ended by `Hung`, at most a quarter later, and `grace` seconds
+    (None: `GRACE`) after `hurry`. That takes the main thread, a system with SIGALRM, and code that Python can
+    interrupt: an extension that holds Python's lock cannot be ended from within its process. Code may use the alarm for
+    itself: on Linux another timer looks as well. `os._exit` raises SystemExit, in this process and thread. The working
+    folder is afterwards what it was, and so are torch's default type and whether it records gradients. `what` names the
+    parameter that gives the seconds; the value of `progress` changes while there is some.
     """
 
-    def __init__(self, seconds: float, what: str = "", progress: Callable[[], object] = lambda: None) -> None:
-        self._seconds, self._what, self._progress = seconds, what, progress
+    def __init__(
+        self, seconds: float, what: str = "", progress: Callable[[], object] = lambda: None, grace: float | None = None
+    ) -> None:  # fmt: skip
+        self._seconds, self._what, self._progress, self._grace = seconds, what, progress, grace
         self._seen: object = None
         self._since = 0.0
         self._folder = ""
-        self._exit = os._exit
-        self._place = 0, 0
+        self._before: int | None = None
+        self._torch: tuple[Any, bool] | None = None
         _install()
 
     @property
     def _limit(self) -> float:
-        return min(self._seconds, GRACE) if _hurried else self._seconds
+        return min(self._seconds, GRACE if self._grace is None else self._grace) if _hurried else self._seconds
 
     def __enter__(self) -> Watchdog:
         global _watching
-        self._place = os.getpid(), threading.get_ident()
-        self._exit, os._exit = os._exit, self._leave
+        self._before = _stay(os.getpid())
+        torch = sys.modules.get("torch")
+        self._torch = None if torch is None else (torch.get_default_dtype(), torch.is_grad_enabled())
         try:
             self._folder = os.getcwd()
         except OSError:  # it was deleted
             self._folder = ""
-        if self._place[1] == threading.main_thread().ident and hasattr(signal, "setitimer"):
+        if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
             _watching = self
             self.begin()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         global _watching
-        os._exit = self._exit
+        _stay(self._before)
         if _watching is self:
             _watching = None
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            if signal.getsignal(signal.SIGALRM) is _ring:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        if (torch := sys.modules.get("torch")) is not None:
+            dtype, gradients = self._torch or (torch.float32, True)
+            if torch.get_default_dtype() != dtype:
+                torch.set_default_dtype(dtype)
+            if torch.is_grad_enabled() != gradients:
+                torch.set_grad_enabled(gradients)
         with contextlib.suppress(OSError):
             if self._folder and os.getcwd() != self._folder:
                 os.chdir(self._folder)
@@ -72,7 +88,9 @@ class Watchdog:
     def begin(self) -> None:
         """Count the seconds from now on."""
         self._seen, self._since, period = self._progress(), time.monotonic(), self._limit / _LOOKS
-        signal.setitimer(signal.ITIMER_REAL, period, period)
+        if signal.getsignal(signal.SIGALRM) is _ring:  # else it is that code's own
+            signal.setitimer(signal.ITIMER_REAL, period, period)
+        _timer.begin(period)
 
     def look(self) -> None:
         """Raise Hung if there was no progress for too long."""
@@ -83,10 +101,31 @@ class Watchdog:
             why = " after a signal asked to stop" if _hurried else f" ({self._what})" if self._what else ""
             raise Hung(f"did not return within {self._limit:g} seconds{why}")
 
-    def _leave(self, status: int) -> NoReturn:
-        if self._place != (os.getpid(), threading.get_ident()):  # a fork of that code's own, or another thread
-            self._exit(status)
-        raise SystemExit(f"os._exit({status})")
+
+@contextlib.contextmanager
+def staying() -> Iterator[None]:
+    """A context for foreign code, in any thread, in which `os._exit` raises SystemExit: what it is called by ends, and
+    not the process. In other threads, and in a fork, it is what it was."""
+    before = _stay(os.getpid())
+    try:
+        yield
+    finally:
+        _stay(before)
+
+
+def _stay(pid: int | None) -> int | None:
+    """Say in which process this thread runs foreign code, None: in none; return what was said before."""
+    global _exit
+    if os._exit is not _leave:
+        _exit, os._exit = os._exit, _leave
+    before, _foreign.pid = getattr(_foreign, "pid", None), pid
+    return before
+
+
+def _leave(status: int) -> NoReturn:
+    if getattr(_foreign, "pid", None) != os.getpid():
+        _exit(status)
+    raise SystemExit(f"os._exit({status})")
 
 
 def hurry(hurried: bool = True) -> None:
@@ -95,6 +134,61 @@ def hurry(hurried: bool = True) -> None:
     _hurried = hurried
     if hurried and _watching is not None:
         _watching.begin()
+
+
+class _Timer:
+    """A timer that foreign code knows nothing of: POSIX's, by a real-time signal. It goes on between two contexts, so
+    that these cost nothing, until it finds none. Elsewhere than on Linux there is none."""
+
+    signum = getattr(signal, "SIGRTMAX", 0) - 5
+
+    def __init__(self) -> None:
+        self._set: Any = None  # sets the period of this process's timer, in seconds
+        self._period, self._pid = 0.0, 0
+
+    def begin(self, period: float) -> None:
+        """Look every so many seconds from now on, 0: no more; in the main thread."""
+        if os.getpid() != self._pid:  # a fork has none of its parent's timers
+            self._set, self._period, self._pid = self._make(), 0.0, os.getpid()
+        if period != self._period and self._set is not None:
+            self._set(period)
+            self._period = period
+
+    def _make(self) -> Callable[[float], None] | None:
+        if not sys.platform.startswith("linux") or signal.getsignal(self.signum) not in (signal.SIG_DFL, self._ring):
+            return None
+        import ctypes
+
+        class Event(ctypes.Structure):
+            _fields_ = (
+                ("value", ctypes.c_void_p), ("signo", ctypes.c_int), ("notify", ctypes.c_int),
+                ("rest", ctypes.c_byte * 48),
+            )  # fmt: skip
+
+        system, timer = ctypes.CDLL(None), ctypes.c_void_p()
+        if not hasattr(system, "timer_create"):
+            return None
+        signal.signal(self.signum, self._ring)
+        if system.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(Event(None, self.signum)), ctypes.byref(timer)):
+            return None
+
+        def set_period(seconds: float) -> None:
+            whole, rest = divmod(round(1e9 * seconds), 10**9)
+            span = (ctypes.c_long * 4)(whole, rest, whole, rest)  # between two, and until the first
+            system.timer_settime(timer, 0, span, None)
+
+        # Python gives signals back to the system as it ends: one that came then would kill the process.
+        atexit.register(set_period, 0.0)
+        return set_period
+
+    def _ring(self, signum: int, frame: FrameType | None) -> None:
+        if _watching is None:
+            self.begin(0.0)
+        else:
+            _watching.look()
+
+
+_timer = _Timer()
 
 
 def _install() -> None:

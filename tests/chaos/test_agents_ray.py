@@ -66,6 +66,12 @@ def test_an_environment_on_ray_is_the_one_that_was_made() -> None:
         def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
             if action == "raise":
                 raise KeyError("nothing")
+            if action == "leave":
+                os._exit(0)
+            if action == "generator":
+                raise GeneratorExit
+            if action == "stop":
+                raise StopIteration
             self.count += 1
             return self.count, 0.5, self.count == 7, {}
 
@@ -76,7 +82,17 @@ def test_an_environment_on_ray_is_the_one_that_was_made() -> None:
     assert first.step("go") == (7, 0.5, True, {})
     with pytest.raises(KeyError, match="nothing"):
         first.step("raise")
-    assert second.reset()[0] == 1
+    for action, told in (
+        ("leave", r"SystemExit: os\._exit\(0\)"),
+        ("generator", "GeneratorExit"),
+        ("stop", "StopIter"),
+    ):
+        with pytest.raises(RuntimeError, match=told):
+            first.step(action)
+    assert second.reset() == (1, info)  # in the same process, which lives
+
+    two = on_ray(Counts, processes=2)
+    assert len({two.from_dict({}).reset()[1]["pid"] for _ in range(4)}) == 2  # they take turns
 
     os.kill(info["pid"], signal.SIGKILL)
     with pytest.raises(RuntimeError, match="the Ray process of this environment died"):

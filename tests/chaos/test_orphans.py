@@ -114,6 +114,7 @@ def test_the_stage_ends_by_itself_when_dvc_lives(
     assert (folder / "out").read_text() == "done"
 
 
+@pytest.mark.thorough
 def test_dvc_killed_while_the_stage_is_starting(
     repository: Callable[[str, float], Path], environment: dict[str, str]
 ) -> None:

@@ -17,6 +17,7 @@ import torch
 import populations
 import tiny
 from evopipe import algos, layout
+from evopipe.core.native import build
 from evopipe.run.drive import begin
 from evopipe.run.run import Run as Training
 from evopipe.schema.params import Params, load_params
@@ -324,6 +325,21 @@ def interrupted(start: Starter, folder: Path, times: int = 1) -> Path:
         run.send(signal.SIGTERM)
         assert run.wait() == 143, run.log
     return checkpoints(folder)[-1]
+
+
+@pytest.mark.thorough
+def test_a_run_that_our_own_kernels_began_is_begun_anew_where_torch_computes(start: Starter, tmp_path: Path) -> None:
+    """`runtime.kernels: auto` finds no compiler any more: one run is computed by one kind alone."""
+    build.load()  # else there is none to begin with
+    whole, folder = (prepared(tmp_path / name) for name in ("whole", "other"))
+    before = interrupted(start, folder)
+    for each in (whole, folder):
+        ran = evopipe(each, "train", PATH=str(tmp_path), CC="")
+        assert ran.returncode == 0, ran.stderr
+        assert "networks are computed by torch" in ran.stderr
+        assert "goes on at" not in ran.stderr
+    assert digests(folder) == digests(whole)
+    assert before.exists(), "it is the other kernels' still"
 
 
 @pytest.mark.thorough

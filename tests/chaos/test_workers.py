@@ -82,6 +82,7 @@ def in_the_middle(run: Run, folder: Path, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [2, pytest.param("auto", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
 def test_no_result_depends_on_the_number_of_workers(tmp_path: Path, expected: dict[str, str], count: Any) -> None:
     assert trained(prepared(tmp_path, FAST | {"runtime.env_workers": count})) == expected
 
@@ -125,6 +126,7 @@ def test_ctrl_c_saves_before_anything_else(tmp_path: Path, start: Starter, expec
     assert trained(folder) == expected
 
 
+@pytest.mark.thorough
 def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path: Path, start: Starter) -> None:
     trigger = tmp_path / "trigger"
     hangs = {"env.id": "breaking_envs:Breakable-v0", "env.kwargs": {"trigger": str(trigger), "how": "hangs"}}

@@ -47,6 +47,7 @@ pytestmark = pytest.mark.parametrize("algo", populations.cases(teams=True))
 # ------------------------------------------------------------------------------------------------- determinism
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(algo: str, run: Callable[..., Any]) -> None:
     states = []
     for seed, go_on in ((3, finish), (3, finish), (4, lambda loop: advance(loop, 1))):
@@ -61,6 +62,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(algo: str, ru
 
 @pytest.mark.product
 @pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.thorough
 def test_a_member_trains_alike_in_populations_of_1_2_and_8(algo: str, norm: bool, run: Callable[..., Any]) -> None:
     """With exact cohorts and its own memory, to the bit."""
     p = unlike(algo, norm, **LONG)
@@ -76,6 +78,7 @@ def test_a_member_trains_alike_in_populations_of_1_2_and_8(algo: str, norm: bool
     assert all(float(m.tensors["updates"]) > (10 if is_on_policy(algo) else 50) for m in crowd.members)
 
 
+@pytest.mark.thorough
 def test_members_of_equal_padded_but_unlike_own_widths_train_as_alone(algo: str, run: Callable[..., Any]) -> None:
     """A layer without pads must not begin to be masked because a neighbour's has some."""
     network = {"encoder": [24], "latent": 64, "layer_norm": True}
@@ -158,6 +161,7 @@ def test_a_nan_leaves_the_other_members_bit_identical(
     assert all(torch.isfinite(t).all() for m in ill.members for t in m.tensors.values())
 
 
+@pytest.mark.thorough
 def test_a_nan_that_no_update_saw_is_found_by_the_evaluation(algo: str, run: Callable[..., Any]) -> None:
     loop = run(unlike(algo), 4)
     while not loop.clock.generation_over:
@@ -168,6 +172,7 @@ def test_a_nan_that_no_update_saw_is_found_by_the_evaluation(algo: str, run: Cal
     assert all(child.parent_slot != 0 for child in loop.lineage[-1].children)
 
 
+@pytest.mark.thorough
 def test_where_all_diverge_the_last_good_generation_returns(algo: str, run: Callable[..., Any]) -> None:
     loop = run(unlike(algo), 3)
     while not loop.clock.generation_over:
@@ -181,6 +186,7 @@ def test_where_all_diverge_the_last_good_generation_returns(algo: str, run: Call
     assert all(m.healthy for m in loop.members)
 
 
+@pytest.mark.thorough
 def test_the_lineage_says_who_came_from_whom_and_what_changed(algo: str, run: Callable[..., Any]) -> None:
     loop = run(unlike(algo), 4)
     finish(loop)
@@ -238,6 +244,7 @@ def test_a_restored_run_continues_bit_for_bit(algo: str, ticks: int, run: Callab
 
 @pytest.mark.product
 @pytest.mark.parametrize("cohorts", ["exact", "merged"])
+@pytest.mark.thorough
 def test_forming_and_dissolving_cohorts_is_the_identity(
     algo: str, cohorts: Literal["exact", "merged"], run: Callable[..., Any]
 ) -> None:
@@ -253,6 +260,7 @@ def test_forming_and_dissolving_cohorts_is_the_identity(
 # ----------------------------------------------------------------------------------------------------- update
 
 
+@pytest.mark.thorough
 def test_one_members_hyper_parameter_changes_that_member_only(algo: str) -> None:
     p = populations.problem(algo=algo)
     (cohort,) = p.form(first_members(p, 4)[0])

@@ -95,6 +95,7 @@ def try_graph(p: Spec, device: Device) -> None:
 @pytest.mark.product
 @off_policy
 @pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.thorough
 def test_act_and_update_fit_a_graph(algo: str, norm: bool, device: Device) -> None:
     """No value is read on the host, nothing comes from it, no shape depends on data, nothing outlives the recording."""
     try_graph(small(algo, norm), device)
@@ -104,6 +105,7 @@ def test_act_and_update_fit_a_graph(algo: str, norm: bool, device: Device) -> No
 @pytest.mark.parametrize(
     ("norm", "kind"), [(True, "lstm"), *(pytest.param(norm, "mlp", marks=pytest.mark.slow) for norm in (False, True))]
 )
+@pytest.mark.thorough
 def test_step_and_epochs_fit_a_graph(algo: str, norm: bool, kind: str, device: Device) -> None:
     """A whole rollout's epochs are one graph."""
     p = small(algo, norm, kind=kind)
@@ -123,6 +125,7 @@ def test_step_and_epochs_fit_a_graph(algo: str, norm: bool, kind: str, device: D
 
 
 @on_policy
+@pytest.mark.thorough
 def test_learning_from_a_rollout_never_waits(algo: str, device: Device) -> None:
     p = replace(small(algo), device=DEVICE)
     for cohort in p.form(first_members(p, 4)[0]):
@@ -163,6 +166,7 @@ def parts(state: Any) -> dict[str, torch.Tensor]:
 
 
 @each_algorithm
+@pytest.mark.thorough
 def test_networks_and_moments_are_updated_where_they_are(algo: str, device: Device) -> None:
     """Nothing copies what an update left elsewhere: graphs, and the other processes that learn, would not see it."""
     assert moved(small(algo)) == set()
@@ -171,6 +175,7 @@ def test_networks_and_moments_are_updated_where_they_are(algo: str, device: Devi
 @pytest.mark.product
 @pytest.mark.parametrize("algo", populations.cases(["dqn", "ppo"]))
 @pytest.mark.parametrize("capture", [pytest.param("none", marks=pytest.mark.slow), "buffers"])
+@pytest.mark.thorough
 def test_a_run_on_another_device_is_the_run_on_the_host(algo: str, capture: Capture, device: Device) -> None:
     """Act, store, learn, evaluate, evolve, save and restore, to the bit; the host waits for actions, once a tick."""
     run_here_and_there(small(algo, learning_delay=20, evo_steps=96, max_steps=192), capture, device)
@@ -208,6 +213,7 @@ def run_here_and_there(p: Spec, capture: Capture, device: Device) -> None:
 
 
 @off_policy
+@pytest.mark.thorough
 def test_learning_never_waits(algo: str, device: Device) -> None:
     """Neither recorded nor eager: the host goes on to the environments while the device learns."""
     p = replace(small(algo), device=DEVICE)
@@ -297,6 +303,7 @@ def moves_its_weights(update: Any, cfg: Any, state: Any, *rest: Any) -> Any:
         (moves_its_weights, "outlive it"),
     ],
 )
+@pytest.mark.thorough
 def test_a_bad_update_is_found(change: Callable[..., Any], sentence: str, device: Device) -> None:
     try:
         with pytest.raises(RuntimeError, match=sentence) as raised:
@@ -307,6 +314,7 @@ def test_a_bad_update_is_found(change: Callable[..., Any], sentence: str, device
         gc.collect()
 
 
+@pytest.mark.thorough
 def test_a_bad_act_is_found(device: Device) -> None:
     def act(original: Any, cfg: Any, state: Any, obs: Any, legal: Any, epsilon: Any, draw: Any) -> Any:
         return original(cfg, state, obs, legal, epsilon if epsilon[0] > 0.1 else 0 * epsilon, draw)
@@ -315,6 +323,7 @@ def test_a_bad_act_is_found(device: Device) -> None:
         try_graph(bad(small("dqn"), "act", act), device)
 
 
+@pytest.mark.thorough
 def test_an_update_that_moves_its_weights_is_found(device: Device) -> None:
     assert moved(bad(small("dqn"), "update", moves_its_weights)) == {"target.values"}
 
@@ -323,6 +332,7 @@ def test_an_update_that_moves_its_weights_is_found(device: Device) -> None:
 
 
 @each_algorithm
+@pytest.mark.thorough
 def test_a_run_on_fixed_buffers_is_the_eager_run(algo: str) -> None:
     """To the bit, over generations, and from any checkpoint of either to the end."""
     config = {} if is_on_policy(algo) else {"learn_step": 3}
@@ -346,6 +356,7 @@ def test_a_run_on_fixed_buffers_is_the_eager_run(algo: str) -> None:
 
 
 @each_algorithm
+@pytest.mark.thorough
 def test_evaluation_on_fixed_buffers_is_the_eager_one(algo: str) -> None:
     p = populations.problem(algo=algo, mutation=UNLIKE)
     loop = started(p, 3)
@@ -359,6 +370,7 @@ def test_evaluation_on_fixed_buffers_is_the_eager_one(algo: str) -> None:
 
 
 @each_algorithm
+@pytest.mark.thorough
 def test_a_nan_on_fixed_buffers_stays_with_its_member(algo: str) -> None:
     p = populations.problem(algo=algo, mutation=UNLIKE, train=LONG, cohorts="merged")
     clean, ill = (started(replace(p, paths=Paths("buffers")), 4) for _ in range(2))

@@ -58,6 +58,7 @@ def learned(algo: str, env: str, ticks: int = 200, **config: Any) -> np.ndarray:
 @valued
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("target", ["soft", "hard"])
+@pytest.mark.thorough
 def test_a_chain_that_terminates(algo: str, double: bool, target: str) -> None:
     q = learned(algo, "Chain", double=double, target=target)
     np.testing.assert_allclose(q[:, :3], [CHAIN] * 2, atol=0.1)
@@ -79,6 +80,7 @@ def test_a_truncated_episode_bootstraps(algo: str) -> None:
 
 
 @valued
+@pytest.mark.thorough
 def test_an_episode_that_ends_with_its_first_step_does_not_bootstrap(algo: str) -> None:
     q = learned(algo, "OneStep")
     np.testing.assert_allclose(q[:, :2], [ONE_STEP] * 2, atol=0.1)
@@ -107,6 +109,7 @@ def state_values(algo: str, env: str, ticks: int = 480, **config: Any) -> np.nda
 
 @on_policy
 @pytest.mark.parametrize("clip_value", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_values_of_states_after_which_an_episode_terminates(algo: str, clip_value: bool) -> None:
     """Whatever is done: 1 a step for as many steps as are left."""
     left = np.cumsum(GAMMA ** np.arange(4))[::-1]
@@ -114,6 +117,7 @@ def test_values_of_states_after_which_an_episode_terminates(algo: str, clip_valu
 
 
 @on_policy
+@pytest.mark.thorough
 def test_values_of_states_of_episodes_that_are_truncated(algo: str) -> None:
     """Taken for an end, the time limit after ten steps would pull them down to at most 4.5."""
     found = state_values(algo, "Endless", ticks=640, **WANDERS)
@@ -153,6 +157,7 @@ def in_the_dark(algo: str, ticks: int, length: int = 1, **config: Any) -> Any:
 
 
 @valued
+@pytest.mark.thorough
 def test_action_values_where_only_zeros_are_seen(algo: str) -> None:
     loop = in_the_dark(algo, QUICK)
     for cohort in loop.cohorts:
@@ -161,6 +166,7 @@ def test_action_values_where_only_zeros_are_seen(algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac:continuous"])
+@pytest.mark.thorough
 def test_values_of_continuous_actions_where_only_zeros_are_seen(algo: str) -> None:
     """Of all actions, those too that are far from the ones that were taken: with biases that begin at 0 a critic of
     zeros is two straight lines that meet at action 0, and these were 1.6."""
@@ -177,6 +183,7 @@ def test_values_of_continuous_actions_where_only_zeros_are_seen(algo: str) -> No
 @pytest.mark.product
 @pytest.mark.parametrize("algo", ["ppo", "ppo:continuous"])
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
+@pytest.mark.thorough
 def test_values_of_states_where_only_zeros_are_seen(algo: str, kind: str) -> None:
     """Of an episode's steps only a memory can tell which one it is."""
     length = 3 if kind == "lstm" else 1

@@ -18,6 +18,7 @@ from evopipe.language.tokens import Corpus, games, tokenise
 from evopipe.run.clock import Clock
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Run
+from evopipe.run.shards import Here, Shards
 from evopipe.run.spec import first_members
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.language.setup import form_of, make_spec, regime_of, task_of
@@ -78,6 +79,7 @@ def run_of(algo: str, members: int | list[Member] = 4, seed: int = 3) -> Any:
     return Run(spec, regime_of(spec, clock, corpus), clock, first)
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(algo: str) -> None:
     states = []
     for seed in (3, 3, 4):
@@ -122,6 +124,7 @@ def test_a_member_that_is_no_number_leaves_the_others_bit_identical(algo: str) -
 
 
 @pytest.mark.parametrize("ticks", [1, 2])
+@pytest.mark.thorough
 def test_a_run_goes_on_from_a_checkpoint_to_the_same_end(algo: str, ticks: int) -> None:
     """From the middle of a generation, and from its end."""
     whole, stopped, again = run_of(algo), run_of(algo), run_of(algo)
@@ -143,3 +146,32 @@ def test_what_learns_is_what_wrote(algo: str) -> None:
         assert all(row["failed"] == 0 and 1 <= row["length"] <= 4 and row["entropy"] > 0 for row in rows)
     else:
         assert all(math.isfinite(row["loss"]) for row in rows)
+
+
+def test_what_members_did_in_shards_is_told_by_generation_and_slot(algo: str) -> None:
+    """As in one process, to the bit; where a value head learns, whose sums have other last bits for other numbers of
+    members, but for those."""
+    spec, corpus = problem(algo)
+    first, slots = first_members(spec, 3)[0], [range(2), range(2, 3)]
+
+    def make(about: Any) -> Any:
+        clock = Clock.of(spec, len(about["slots"]))
+        return spec, regime_of(spec, clock, corpus), clock
+
+    clock, whole = Clock.of(spec, 3), run_of(algo, 3)
+    begin = [{"slots": list(own)} for own in slots]
+    apart = Run(spec, Shards(spec, clock, slots, begin, Here(make)), clock, first)  # type: ignore[arg-type]
+    for run in (whole, apart):
+        finish(run)
+    rows = [list(run.regime.measures.rows()) for run in (whole, apart)]
+    assert {(row[0], row[1]) for row in rows[0]} == {(generation, slot) for generation in (1, 2) for slot in range(3)}
+    assert len({tuple(map(str, row[2:])) for row in rows[0]}) > 1
+    if algo == "ppo_language":
+        for one, other in zip(*rows, strict=True):
+            assert [x for x in one if isinstance(x, str)] == [x for x in other if isinstance(x, str)]
+            numbers = ([x for x in row if not isinstance(x, str)] for row in (one, other))
+            assert next(numbers) == pytest.approx(next(numbers), rel=1e-4, abs=1e-6)
+    else:
+        assert rows[1] == rows[0]
+    for run in (whole, apart):
+        run.close()

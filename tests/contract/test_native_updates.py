@@ -198,6 +198,7 @@ COMPILED = [name for name in algos.names() if algos.get(name).COMPILED]
         ("ppo", "torch"),
     ],
 )
+@pytest.mark.thorough
 def test_unlike_members_share_one_cohort_and_learn_what_they_learn_among_like_ones(
     algo: str, backend: str, run: Callable[..., Any]
 ) -> None:

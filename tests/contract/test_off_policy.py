@@ -39,6 +39,7 @@ def test_non_finite_rows_never_enter_a_shared_replay(algo: str, run: Callable[..
         assert loop.clock.env_steps == 30 * loop.regime.world.pool.rows
 
 
+@pytest.mark.thorough
 def test_a_neighbours_broken_transitions_delay_nobody(algo: str, run: Callable[..., Any]) -> None:
     """Members lose unlike numbers of transitions: each still begins to learn at the same step as alone."""
     train = {**LONG, "learning_delay": 0}
@@ -155,6 +156,7 @@ def test_the_learn_step_is_exact_over_a_generation(algo: str, every: int, envs: 
     assert max(due) - min(due) <= 1
 
 
+@pytest.mark.thorough
 def test_members_of_unlike_learn_steps_learn_each_at_their_own(algo: str, run: Callable[..., Any]) -> None:
     train = {**LONG, "learning_delay": 0, "warm_start": 0, "replay": {"updates": 2}}
     p = populations.problem(algo=algo, cohorts="merged", train=train)

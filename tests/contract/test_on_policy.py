@@ -98,6 +98,7 @@ def copied(loop: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 @each_variant
+@pytest.mark.thorough
 def test_a_member_trains_alike_alone_and_in_a_crowd(name: str, run: Callable[..., Any]) -> None:
     p = variant(name, **LONG)
     crowd = run(p, 6)
@@ -137,6 +138,7 @@ def test_a_restored_run_continues_bit_for_bit(name: str, chosen: bool, run: Call
 
 @each_variant
 @pytest.mark.parametrize("cohorts", [pytest.param("exact", marks=pytest.mark.slow), "merged"])
+@pytest.mark.thorough
 def test_no_bit_depends_on_how_many_processes_learn(
     name: str, cohorts: Literal["exact", "merged"], run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +157,7 @@ def test_no_bit_depends_on_how_many_processes_learn(
 
 
 @each_variant
+@pytest.mark.thorough
 def test_a_run_on_fixed_buffers_is_the_eager_run(name: str, run: Callable[..., Any]) -> None:
     p, paths = variant(name, "merged"), Paths("buffers")
     eager, fixed = run(p, 3), run(replace(p, paths=paths), 3)
@@ -188,6 +191,7 @@ def test_a_diverged_member_harms_nobody(name: str, run: Callable[..., Any]) -> N
 
 @each_variant
 @pytest.mark.parametrize("kind", ["architecture", "parameters", "activation", "rl_hp"])
+@pytest.mark.thorough
 def test_every_kind_of_mutation_learns_on(name: str, kind: str, run: Callable[..., Any]) -> None:
     chances = dict.fromkeys(("none", "architecture", "parameters", "activation", "rl_hp"), 0.0) | {kind: 1.0}
     loop = run(variant(name, mutation={**UNLIKE, "before_training": False, "probabilities": chances}), 3)
@@ -482,6 +486,7 @@ def test_each_step_is_learned_from_once_an_epoch(kind: str, cut: str, longest: i
 
 
 @each_algorithm
+@pytest.mark.thorough
 def test_learning_never_asks_the_host(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device there are no numbers: `.item()`, `if tensor` and boolean indexing all raise."""
     monkeypatch.setitem(COSTS, "meta", COSTS["cuda"])
@@ -617,6 +622,7 @@ def collecting(collect_rollouts: Any, algo: str = "ppo") -> Run:
     return begin(p, first_members(p, 2)[0], collect_rollouts=collect_rollouts)
 
 
+@pytest.mark.thorough
 def test_a_function_that_does_what_the_loop_does_gives_the_same_bits() -> None:
     own, plain = collecting(collect), started(populations.problem(algo="ppo"), 2)
     for loop in (own, plain):

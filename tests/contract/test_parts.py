@@ -73,6 +73,7 @@ def learned(p: Spec, members: list[Member], borders: tuple[int, ...]) -> list[Me
 
 
 @pytest.mark.parametrize("algo", cases(teams=True))
+@pytest.mark.thorough
 def test_no_bit_of_a_member_depends_on_the_part_that_it_learns_in(algo: str) -> None:
     p, members = main_size(algo)
     whole = learned(p, members, ())

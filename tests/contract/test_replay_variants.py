@@ -59,6 +59,7 @@ def run() -> Iterator[Callable[..., OffPolicy]]:
 @pytest.mark.product
 @pytest.mark.parametrize("sharing", ["own", "shared"])
 @pytest.mark.parametrize("ticks", [1, 50, 93])
+@pytest.mark.thorough
 def test_a_restored_run_continues_bit_for_bit(
     algo: str, sharing: Sharing, ticks: int, run: Callable[..., OffPolicy]
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_restored_run_continues_bit_for_bit(
 @pytest.mark.product
 @pytest.mark.parametrize("sharing", ["own", "shared"])
 @pytest.mark.parametrize("cohorts", ["exact", "merged"])
+@pytest.mark.thorough
 def test_no_bit_depends_on_how_many_processes_learn(
     algo: str, cohorts: Literal["exact", "merged"], sharing: Sharing, run: Callable[..., OffPolicy],
     monkeypatch: pytest.MonkeyPatch,
@@ -103,6 +105,7 @@ def test_no_bit_depends_on_how_many_processes_learn(
     assert equal_states(alone.state(), divided.state()) == []
 
 
+@pytest.mark.thorough
 def test_a_member_trains_alike_alone_and_in_a_crowd(algo: str, run: Callable[..., OffPolicy]) -> None:
     """With exact cohorts and its own replay, to the bit, priorities included."""
     p = variant(algo, **LONG)
@@ -121,6 +124,7 @@ def test_a_member_trains_alike_alone_and_in_a_crowd(algo: str, run: Callable[...
     assert all(float(m.tensors["updates"]) > 50 for m in crowd.members)
 
 
+@pytest.mark.thorough
 def test_a_diverged_member_spoils_nobodys_priorities(algo: str, run: Callable[..., OffPolicy]) -> None:
     """On a shared memory with merged cohorts: its own tree stays finite too."""
     p = variant(algo, "shared", "merged", **LONG)
@@ -147,6 +151,7 @@ def test_a_diverged_member_spoils_nobodys_priorities(algo: str, run: Callable[..
 @pytest.mark.product
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("sharing", ["own", "shared"])
+@pytest.mark.thorough
 def test_a_child_draws_by_its_parents_priorities_or_by_none(
     algo: str, sharing: Sharing, processes: int, run: Callable[..., OffPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +184,7 @@ def test_a_child_draws_by_its_parents_priorities_or_by_none(
 
 
 @pytest.mark.parametrize("sharing", ["own", "shared"])
+@pytest.mark.thorough
 def test_where_all_diverge_their_priorities_go_with_them(
     algo: str, sharing: Sharing, run: Callable[..., OffPolicy]
 ) -> None:
@@ -196,6 +202,7 @@ def test_where_all_diverge_their_priorities_go_with_them(
     assert trees.largest.tolist() == [1.0] * 3
 
 
+@pytest.mark.thorough
 def test_broken_steps_never_enter_the_memory(algo: str, run: Callable[..., OffPolicy]) -> None:
     if populations.env_for(algo) != "CartPole-v1":
         pytest.skip("the small environments that break have discrete actions")
@@ -207,6 +214,7 @@ def test_broken_steps_never_enter_the_memory(algo: str, run: Callable[..., OffPo
         assert all(m.healthy for m in loop.members)
 
 
+@pytest.mark.thorough
 def test_a_run_on_fixed_buffers_is_the_eager_run(algo: str, run: Callable[..., OffPolicy]) -> None:
     p = variant(algo)
     eager, paths = run(p, 3), Paths("buffers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evopipe import layout
+from evopipe import layout, rng
+from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions, write_transitions
 from evopipe.errors import EnvironmentFailed, ParamsError, ResourceError
 from evopipe.rng import Purpose
@@ -62,9 +64,11 @@ class Deadly(Here):
         return answer
 
 
-def sharded(p: Spec, each: int, engine: Any = Here, members: int = MEMBERS, **more: Any) -> Run[Spec]:
+def sharded(
+    p: Spec, each: int, engine: Any = Here, members: int = MEMBERS, first: Sequence[Member] = (), **more: Any
+) -> Run[Spec]:
     """A run with its first population, in shards of so many members, the last one of what is left."""
-    first = first_members(p, members)[0]
+    first = first or first_members(p, members)[0]
     slots = [range(start, min(start + each, members)) for start in range(0, members, each)]
 
     def make(about: Mapping[str, Any]) -> tuple[Spec, Any, Clock]:
@@ -109,6 +113,69 @@ def test_no_bit_depends_on_the_number_of_shards(case: str) -> None:
         np.testing.assert_array_equal(*(each.more[name] for each in played))
 
 
+def wild(member: Member) -> Member:
+    """A member that diverges when it first learns."""
+    return replace(member, hyper={**member.hyper, "lr": 1e30})
+
+
+@pytest.mark.thorough
+def test_the_books_of_many_generations_are_those_of_one_process() -> None:
+    """Of members that inherit priorities, in an environment that breaks steps; some diverge, in the first generation
+    and in a later one, and they are replaced."""
+    replay = {"capacity": 200, "sharing": 2, "n_step": 2, "prioritised": True}
+    p = problem(
+        "envs_for_tests:Lottery-v0", seed=4, num_envs=2, tournament={"window": 2},
+        kwargs={"least": 0.1, "steps": 3, "bonus": 0.3},
+        train={
+            "learning_delay": 0, "evo_steps": 14, "max_steps": 14 * 5, "eval_steps": None, "replay": replay,
+            "normalise": {"observations": True},
+        },
+        config={"batch_size": 8, "learn_step": 4},
+    )  # fmt: skip
+    first = first_members(p, 6)[0]
+    first[3] = wild(first[3])
+    runs = [begin(p, first), sharded(p, 4, members=6, first=first)]
+    books: list[list[Any]] = [[], []]
+    for run, kept in zip(runs, books, strict=True):
+        while not run.reason:
+            if run.clock.generation_over:
+                close_generation(run)
+                kept.append([vars(run.clock).copy(), [repr(x) for x in run.losses], copy.deepcopy(run.curve)])
+                if run.clock.generation == 3:
+                    run._form([wild(m) if m.slot in (1, 4) else m for m in run.members])
+            else:
+                run.advance()
+    assert [[scored.slot for scored in record.members if not scored.healthy] for record in runs[0].lineage[1:5]] == [
+        [3], [], [], [1, 4],
+    ]  # fmt: skip
+    came = [(child.slot, child.parent_slot) for record in runs[0].lineage[1:4] for child in record.children]
+    assert {(4, 5), (5, 4)} & {*came}, "or else nobody in the second shard inherits from a neighbour"
+    assert runs[0].clock.broken > 0
+    assert books[1] == books[0]
+    assert outcome(runs[1]) == outcome(runs[0])
+    whole, apart = runs[0].regime.state(), states(runs[1])
+    for name in ("replay.size", "episodes"):
+        assert b"".join(each[name] for each in apart) == whole[name].numpy().tobytes()
+    played = [run.regime.evaluate(run.cohorts, p.seeds(Purpose.HELD_OUT, 3), lambda: False) for run in runs]
+    assert played[1].steps == played[0].steps
+    for run in runs:
+        run.close()
+
+
+def test_what_a_shard_says_of_its_task_is_the_run_s() -> None:
+    """The score at which it counts as solved; and how many environments did not come back to where they were."""
+    for env in ("CartPole-v1", "envs_for_tests:Random-v0"):
+        p = problem(env, train={"learning_delay": 10**6, "target": "auto"})
+        runs = [started(p, 3), sharded(p, 2, members=3)]
+        assert runs[1].target == runs[0].target == (475.0 if env == "CartPole-v1" else None)
+        for run in runs:
+            advance(run, 2)
+        lost = [run.restore(*copy.deepcopy(run.state())) for run in runs]
+        assert lost == [0 if env == "CartPole-v1" else 12] * 2
+        for run in runs:
+            run.close()
+
+
 def test_losses_come_back_to_their_slots() -> None:
     """Of members that are computed in another order."""
     p = problem(seed=12, mutation=UNLIKE, train={"learning_delay": 0, "evo_steps": 40, "max_steps": 40})
@@ -138,6 +205,7 @@ def test_shards_that_die_are_made_anew_and_change_no_bit(after: bool) -> None:
 
 
 @pytest.mark.parametrize("deaths", [pytest.param([], marks=pytest.mark.thorough), [9, 13]])
+@pytest.mark.thorough
 def test_what_has_changed_of_a_memory_tells_all_of_it(deaths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever size counts as large, and a memory that comes round."""
     p = problem(train={"max_steps": 400, "replay": {"capacity": 120, "sharing": "own"}})
@@ -165,7 +233,7 @@ def test_changes_of_any_shape_fold_to_what_they_were_made_of(seed: int, monkeypa
         told.append({name: x.clone() for name, x in changes(before, state).items()})
         before, more = state, step % 3
         rows = torch.cat((state["rows"], drawn(2, more, 3)), dim=1)
-        rows[step % 2, step % 5] = -0.0 if step % 2 else math.nan
+        rows[step % 2, step % 5, step % 3 :] = -0.0 if step % 2 else math.nan
         state = {"rows": rows, "frames": torch.cat((state["frames"], drawn(more, 2, 3))), "new": drawn(2, 2 + step)}
         assert sum(x.nbytes for x in told[-1].values()) < 900
     found = fold([*told, changes(before, state)])
@@ -216,6 +284,7 @@ def test_a_shard_that_always_dies_ends_the_run_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("ticks", [50, *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 3, 80))])
+@pytest.mark.thorough
 def test_a_run_in_shards_goes_on_from_what_was_saved(ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evopipe.run.changes._LARGE", 1)
     p = problem(train={"max_steps": 400})
@@ -233,6 +302,21 @@ def test_a_run_in_shards_goes_on_from_what_was_saved(ticks: int, monkeypatch: py
     assert states(second) == states(first) == states(whole)
 
 
+def test_a_restored_shard_knows_the_losses_of_members_that_learn_no_more_in_this_generation() -> None:
+    p = problem(train={"learning_delay": 0, "evo_steps": 32, "max_steps": 32}, config={"learn_step": 20})
+    first, second = sharded(p, 2), sharded(p, 2)
+    first.regime._ticks = 6  # type: ignore[attr-defined]
+    first.advance()
+    assert first.clock.tick == 6
+    second.restore(*copy.deepcopy(first.state()))
+    for run in (first, second):
+        finish(run)
+        run.close()
+    assert all(map(math.isfinite, first.losses))
+    assert second.losses == first.losses
+
+
+@pytest.mark.thorough
 def test_an_environment_that_breaks_in_one_shard_is_mended_and_changes_no_bit(tmp_path: Path) -> None:
     trigger = tmp_path / "trigger"
     p = problem(
@@ -250,6 +334,31 @@ def test_an_environment_that_breaks_in_one_shard_is_mended_and_changes_no_bit(tm
     second.restore(*first.state())
     finish(second)
     assert outcome(second) == outcome(whole)
+
+
+def test_a_shard_whose_environment_fails_waits_for_the_others(tmp_path: Path) -> None:
+    """It alone stands before the step that failed, and the run with it; mended, it catches up and no bit is lost. And
+    what one shard alone was paid counts."""
+    trigger = tmp_path / "trigger"
+    keys = np.array([first_members(problem("envs_for_tests:Chain-v0"), 4)[0][3].key])
+    seed = int(rng.seeds(keys, Purpose.EPISODE, np.array([1]), np.array([1]))[0])  # its second in another environment
+    p = problem(
+        "envs_for_tests:Chosen-v0", kwargs={"seed": seed, "trigger": str(trigger)}, num_envs=2,
+        train={"learning_delay": 10**6, "evo_steps": 40, "max_steps": 40},
+    )  # fmt: skip
+    runs = [started(p, 4), sharded(p, 2), sharded(p, 2)]
+    finish(runs[0])
+    trigger.touch()
+    with pytest.raises(EnvironmentFailed, match="the motor broke"):
+        finish(runs[1])
+    assert (runs[1].clock.tick, runs[1].clock.here, runs[1].regime.whole) == (12, 12, True), "an episode is 10 steps"
+    trigger.unlink()
+    runs[2].restore(*runs[1].state())
+    finish(runs[2])
+    assert outcome(runs[2]) == outcome(runs[0])
+    assert runs[2].clock.rewarded
+    for run in runs:
+        run.close()
 
 
 def test_what_was_broken_before_it_was_mended_counts_no_more_in_any_shard() -> None:
@@ -270,6 +379,7 @@ def test_what_was_broken_before_it_was_mended_counts_no_more_in_any_shard() -> N
     assert 0 < whole.clock.broken_here < whole.clock.broken
 
 
+@pytest.mark.thorough
 def test_where_all_diverge_every_shards_priorities_go_with_them() -> None:
     replay = {"capacity": 200, "sharing": "own", "prioritised": True}
     p = problem(train={"learning_delay": 0, "evo_steps": 80, "max_steps": 160, "replay": replay})
@@ -287,6 +397,7 @@ def test_where_all_diverge_every_shards_priorities_go_with_them() -> None:
     assert outcome(runs[1])[0] == outcome(runs[0])[0]
 
 
+@pytest.mark.thorough
 def test_a_stop_while_members_are_scored_leaves_nothing_behind() -> None:
     p = problem(train={"max_steps": 200})
     whole, run = sharded(p, 2), sharded(p, 2)
@@ -306,6 +417,7 @@ def transitions(n: int) -> Transitions:
     return Transitions(obs, g.integers(0, 2, n), np.ones(n, np.float32), ends, ends, obs + 1, np.zeros(n, np.int64))
 
 
+@pytest.mark.thorough
 def test_stages_train_and_score_in_shards_as_in_one_process(tmp_path: Path) -> None:
     """Of six members pairs share a memory, so shards are of four and of two; they begin with transitions, and are
     scored in shards of their own, the elite a seventh."""

@@ -81,7 +81,7 @@ def test_a_rollout_has_each_agents_own_ends(run: Callable[..., Any]) -> None:
     loop = run(p, 1)
     advance(loop, 30)  # less than a rollout; episodes have 9 steps
     rollout = loop.regime.playing[0].rollout
-    flags = rollout.after[0, :30, :, -3:].view(30, 2, 3, 3).bool()  # [T, E, K, (terminated, cut, valid)]
+    flags = rollout.after[0, :30, :, -4:-1].view(30, 2, 3, 3).bool()  # [T, E, K, (terminated, cut, valid)]
     tickets = rollout.rows[0, :30, :, 0].view(30, 2, 3)[..., 2]
     for t in range(30):
         for env in range(2):
@@ -113,6 +113,25 @@ def test_a_cut_team_is_followed_by_its_true_last_observation(run: Callable[..., 
     assert (batch.obs[0, step >= dies, 0] == 0).all()
 
 
+@pytest.mark.parametrize("algo", ["mappo", "maddpg"])
+def test_who_is_gone_is_not_taken_note_of_and_is_seen_as_zeros(algo: str, run: Callable[..., Any]) -> None:
+    """Where observations are normalised: its zeros are no observations, and stay zeros."""
+    train = {**LONG, "learning_delay": 1000, "normalise": {"observations": True}}
+    loop = run(populations.problem(algo=algo, num_envs=2, train=train, config={"learn_step": 64}), 1)
+    there = 0
+    for _ in range(20):
+        there += int(loop.regime.world.pool.alive.sum())
+        loop.advance()
+    (cohort,) = loop.cohorts
+    assert cohort.normaliser.observations.count.tolist() == [there]
+    assert there < 20 * 2 * 3
+    if algo == "mappo":
+        rollout = loop.regime.playing[0].rollout
+        gone = rollout.after[0, :20, :, -2] == 0
+        assert gone.any()
+        assert (rollout.rows[0, :20, :, :3][gone] == 0).all()
+
+
 @pytest.mark.parametrize("algo", ["ippo", "maddpg"])
 def test_agents_that_take_turns_and_see_one_number_learn(algo: str, run: Callable[..., Any]) -> None:
     p = populations.problem("teams_for_tests:Turns", algo, num_envs=2, train={**LONG, "learning_delay": 4})
@@ -129,6 +148,7 @@ def test_agents_that_take_turns_and_see_one_number_learn(algo: str, run: Callabl
 
 
 @each_variant
+@pytest.mark.thorough
 def test_a_nan_of_one_agents_reward_freezes_its_member_alone(name: str, run: Callable[..., Any]) -> None:
     p = variant(name, **LONG)
     clean, ill = run(p, 3), run(p, 3)
@@ -178,6 +198,7 @@ def test_a_member_trains_alike_alone_and_in_a_crowd(name: str, run: Callable[...
 
 
 @quick("n steps and priorities", "memory")
+@pytest.mark.thorough
 def test_a_saved_run_continues_bit_for_bit(name: str, tmp_path: Path, run: Callable[..., Any]) -> None:
     """In the middle of a generation, of rollouts and of windows, while some agents are gone; by way of a file."""
     p = variant(name)

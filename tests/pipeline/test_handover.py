@@ -25,6 +25,7 @@ from evopipe import algos, layout, policy, rng
 from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
+from evopipe.core.native import build
 from evopipe.data.collect import GOOD, POOR
 from evopipe.data.episodes import Episode
 from evopipe.data.minari import read_own
@@ -381,7 +382,7 @@ def test_what_training_writes_by_hand(tmp_path: Path) -> None:
     populations.finish(loop)
     before = first_members(replace(problem, seed=8), 3)[0][2]
     champion = replace(before, id=77, parent=70, slot=1, fitness=(1.0, 12.5))
-    loop.champion = Champion(champion, 12.25, 0.75, True, 4)
+    loop.champion = Champion(champion, 12.25, 0.75, True, 4, np.zeros(4))
     loop.curve = [[1, 60, 180, 45, None, None, None], [2, 120, 360, 93, 0.0, -2.25, 12.25]]
     clock = loop.clock
     clock.tick, clock.generation, clock.env_steps, clock.eval_steps = 40, 2, 360, 93
@@ -478,6 +479,8 @@ def test_a_checkpoint_serves_the_run_that_wrote_it_and_no_other(
         (tmp_path / "package/part.py").write_text(code)
         others[code] = key({})
     others["no dataset"] = train._key(small(made), tmp_path, False)
+    build.use(None if build.chosen() else build.load())  # as `runtime.kernels: auto` finds a compiler or none
+    others["kernels"] = key({})
     assert len({first, *others.values()}) == 1 + len(others)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tiny import ROOT, environment, params
 
@@ -69,3 +73,36 @@ def test_the_repository_installs_every_extra() -> None:
     more_than_wheels = {"vllm", "reasoning"}
     named = set(all_of_them.removeprefix("evopipe[").removesuffix("]").split(","))
     assert named == set(extras) - {"dev"} - more_than_wheels
+
+
+def wanted() -> set[str]:
+    """Everything that `pip install -e '.[dev]'` brings along here, by normalised name."""
+    found: set[str] = set()
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [named["dependencies"], *named["optional-dependencies"].values()]
+    left = [Requirement(each) for each in chain(*lists)]
+    left = [each for each in left if each.name not in ("vllm", "reasoning-gym", "evopipe")]
+    seen = set()
+    while left:
+        needed = left.pop()
+        name = canonicalize_name(needed.name)
+        if (name, *sorted(needed.extras)) in seen:
+            continue
+        seen.add((name, *sorted(needed.extras)))
+        try:
+            more = [Requirement(each) for each in importlib.metadata.requires(name) or ()]
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of another platform
+        found.add(name)
+        for extra in ("", *needed.extras):
+            left += [each for each in more if not each.marker or each.marker.evaluate({"extra": extra})]
+    return found
+
+
+def test_whatever_the_set_up_installs_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    here = {name: importlib.metadata.version(name).partition("+")[0] for name in wanted()}
+    assert len(here) > 150
+    assert {name: version for name, version in here.items() if pins.get(name) != version} == {}
+    assert lines == sorted(lines, key=lambda line: canonicalize_name(line.partition("==")[0]))

@@ -25,16 +25,18 @@ RUNS: dict[str, dict[str, Any]] = {
     "ddpg": {"env.id": "Pendulum-v1"},
     "td3": {"env.id": "Pendulum-v1"},
     "sac": {"env.id": "Pendulum-v1"},
+    "sac:discrete": {},
 }
 """What is different from the others' task."""
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("algo", sorted(PORTABLE))
-def test_a_run_has_the_same_bits_on_another_processor(algo: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", sorted(PORTABLE | RUNS.keys()))
+def test_a_run_has_the_same_bits_on_another_processor(case: str, tmp_path: Path) -> None:
+    algo = case.partition(":")[0]
     config = algos.get(algo).Config
     block = config.model_validate({name: value for name, value in SMALL.items() if name in config.model_fields})
-    changes = {"train.algo": algo, f"algos.{algo}": block.model_dump(mode="json"), **RUNS.get(algo, {})}
+    changes = {"train.algo": algo, f"algos.{algo}": block.model_dump(mode="json"), **RUNS.get(case, {})}
     found = []
     for name, kernels, more in (("here", "native", {}), ("there", "portable", OTHER)):
         folder = tmp_path / name

@@ -101,6 +101,7 @@ def test_in_a_browser(browser: Browser, page: tuple[str, Path], width: int, dark
     assert all(address.startswith("data:") for address in browser.requests[1:])
 
 
+@pytest.mark.thorough
 def test_the_browser_would_notice(browser: Browser, tmp_path: Path) -> None:
     """What the test above finds clean is looked at: requests, the console, overflow, contrast, plots of no size."""
     bad = tmp_path / "bad.html"
@@ -133,6 +134,7 @@ def test_who_wants_no_motion_gets_a_still_picture(browser: Browser, page: tuple[
     assert sources[1] < sources[0]
 
 
+@pytest.mark.thorough
 def test_a_mark_tells_what_it_is(browser: Browser, page: tuple[str, Path]) -> None:
     """Every member of the tree has a tooltip."""
     members, generations = SIZES[page[0]]
@@ -144,6 +146,7 @@ def test_a_mark_tells_what_it_is(browser: Browser, page: tuple[str, Path]) -> No
     assert all("fitness" in title or "diverged" in title for title in titles)
 
 
+@pytest.mark.thorough
 def test_every_fold_opens(browser: Browser, page: tuple[str, Path]) -> None:
     browser.open(page[1], 390)
     browser.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
@@ -176,6 +179,7 @@ def episodes() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.thorough
 def test_episodes_in_a_browser(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
     """What was written has its reward's colour, what nothing is learned from a dashed line; nothing sticks out."""
     file = tmp_path / "episodes.html"

@@ -112,6 +112,7 @@ def cut(path: Path, draw: random.Random) -> None:
         ("export", "models/trained/members.json"),
     ],
 )
+@pytest.mark.thorough
 def test_an_upstream_out_is_damaged(
     folder: Path, stage: str, path: str, damage: Callable[[Path, random.Random], None]
 ) -> None:

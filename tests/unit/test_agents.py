@@ -107,7 +107,7 @@ def model(replies: list[list[int]], limits: Limits | None = None) -> tuple[Model
 
 def test_a_chat_goes_on_with_the_tokens_that_were_written_and_not_with_their_text() -> None:
     base = words.base()
-    end, role = base.ends[0], base.encode("<|user|>")[0]
+    end, role = base.ends[0], words.special("<|user|>")[0]
     strange = [*base.encode("1"), role, *base.encode("2"), end]  # its text is "12": no special token is told
     told, asked = model([strange, [9]])
 
@@ -121,7 +121,7 @@ def test_a_chat_goes_on_with_the_tokens_that_were_written_and_not_with_their_tex
     asyncio.run(talk())
     first = base.prompt([{"role": "user", "content": "0"}], True, None)
     assert asked[0].ids == first
-    assert asked[1].ids == [*first, *strange, *base.encode("<|user|>3<|end|><|assistant|>")]
+    assert asked[1].ids == [*first, *strange, *words.special("<|user|>3<|end|><|assistant|>")]
     steps = [Step(model_output=out) for out in told.log]
     (row,) = rows_of(Trajectory(steps=steps))
     assert [*row.prompt, *row.ids] == [*asked[1].ids, 9]
@@ -419,6 +419,7 @@ def test_what_has_no_meaning_here_is_said_once_and_the_rest_is_explained() -> No
     assert "agents.workers = 64  (default)" in told
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     class Stop(Exception):
         pass

@@ -101,12 +101,14 @@ def test_tasks_that_a_workflow_forgets_end_with_it() -> None:
     assert sorted(cancelled) == ["ask", "sleep"]
 
 
+@pytest.mark.thorough
 def test_a_coroutine_that_will_not_be_cancelled_is_left_behind() -> None:
     async def stubborn(self: Workflow) -> None:
         for _ in range(100):
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.05)
 
+    words.base()  # the first one imports transformers, which takes seconds
     began = time.monotonic()
     done = play(flow(stubborn), 2, Agents(episode_seconds=0.5, wave_seconds=0.1, retries=0), grace=0.05)
     assert reasons(done) == [TIMEOUT, DONE]

@@ -50,7 +50,7 @@ def test_no_documented_key_is_ignored_silently(key: str) -> None:
     plain = resolve(None, None, 10, "x")
     found = resolve({key: VALUES[key], **NEEDS.get(key, {})}, None, 10, "x")
     assert found != plain
-    assert found.notes == [] or found.notes[0].startswith(f"{key}: has no meaning here: ")
+    assert found.notes == [] or found.notes[0].startswith((f"{key}: has no meaning here: ", f"{key}.a: has no meaning"))
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce", "gae"])
@@ -67,6 +67,24 @@ def test_gamma_is_of_tokens_where_values_are_learned_and_of_turns_elsewhere() ->
     gae = resolve({"algorithm.gamma": 0.5, "algorithm.adv_estimator": "gae"}, None, 10, "x")
     assert gae.params.algo_config.gamma == 0.5
     assert resolve({"algorithm.gamma": 0.5}, None, 10, "x").agents.gamma == 0.5
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"ray_init.num_cpus": 3, "ray_init.address": None, "ray_init.runtime_env": {"env_vars": {"A": "1"}}},
+        {"ray_init": {"num_cpus": 3, "address": None, "runtime_env": {"env_vars": {"A": "1"}}}},
+    ],
+)
+def test_settings_of_ray_reach_it_where_it_is_the_engine_and_are_said_to_be_idle_elsewhere(config: Any) -> None:
+    there, here = resolve(config, None, 10, "x", "ray"), resolve(config, None, 10, "x")
+    assert there.arguments["ray_init"] == {"num_cpus": 3, "runtime_env": {"env_vars": {"A": "1"}}}
+    assert there.notes == []
+    told = "ray_init.num_cpus, ray_init.runtime_env: have no meaning here: nothing starts Ray with engine='local'"
+    assert here.notes == [told]
+    assert resolve({"ray_init": {"num_cpus": None}}, None, 10, "x").notes == []  # as rLLM's own file has it
+    with pytest.raises(ParamsError, match="config: ray_init: of type int, expected a mapping of arguments"):
+        resolve({"ray_init": 4}, None, 10, "x", "ray")
 
 
 @dataclass

@@ -35,7 +35,7 @@ def done(uid: str, reward: float, text: str = "12", reason: TerminationReason = 
     """An episode of two turns: it was shown 0, wrote a text, was shown 3, and wrote 4."""
     base = words.base()
     first = base.prompt([{"role": "user", "content": "0"}], True, None)
-    written, between = base.encode(text), base.encode("<|end|><|user|>3<|end|><|assistant|>")
+    written, between = base.encode(text), words.special("<|end|><|user|>3<|end|><|assistant|>")
     outs = [
         ModelOutput(text, text, prompt_ids=first, completion_ids=written, logprobs=[-1.0] * len(written)),
         ModelOutput(

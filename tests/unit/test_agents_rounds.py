@@ -137,6 +137,7 @@ class Parity(Workflow):
         ((3, 3), {"correct": 0.75, "none": 0.0, "all": 0.0, "effective": 0.0, "silent": 2.0, "failed": 0.25}),
     ],
 )
+@pytest.mark.thorough
 def test_a_round_is_measured_as_by_hand(right: tuple[int, int], expected: dict[str, float]) -> None:
     tasks = [{"right": n} for n in right]
     config = {**SMALL, "agents.retries": 0}
@@ -249,3 +250,21 @@ def test_workflows_at_once_take_a_fifth_of_the_time_that_they_take_one_by_one() 
         seconds[at_once] = time.perf_counter() - start
         assert sum(len(each.episode.trajectories[0].steps) for each in found) == 64 * 3
     assert seconds[64] <= seconds[1] / 5, seconds
+
+
+@pytest.mark.parametrize(("most", "said"), [(2047, None), (2048, "has places for 2048 tokens; lower it")])
+def test_responses_that_leave_a_prompt_no_place_are_refused_at_the_start(most: int, said: str | None) -> None:
+    from evopipe.agents import SingleTurnEnvironment
+
+    config = {**SMALL, "data.max_response_length": most}
+    trainer = AgentTrainer(
+        agent_class=ChatAgent, env_class=SingleTurnEnvironment, config=config,
+        train_dataset=[{"question": "1", "answer": "1"}] * 2,
+        env_args={"reward_fn": lambda task, action: 0.0},
+    )  # fmt: skip
+    spec, members, _ = trainer._begin()
+    if said is None:
+        trainer._regime(spec, Clock.of(spec, len(members)), None).close()
+        return
+    with pytest.raises(ParamsError, match=f"data.max_response_length: completions of {most} tokens leave no .*{said}"):
+        trainer._regime(spec, Clock.of(spec, len(members)), None)

@@ -691,6 +691,7 @@ def test_the_page_lists_what_is_not_won() -> None:
     assert "- aim not shown: steps/s of DQN end to end over AgileRL, ≥ 5 ×: 1.00 × [1.00, 1.00]" in text
 
 
+@pytest.mark.thorough
 def test_the_page_says_against_whom_a_search_is_won() -> None:
     from harness.measurements import Options, measurements
     from harness.page import page
@@ -715,7 +716,7 @@ def test_the_page_says_against_whom_a_search_is_won() -> None:
     assert "| SB3 + PB2 | processor seconds | 0 of 6 | > 60.0 |" in text
     assert "- search: steps to a solved CartPole-v1 against SB3 + Optuna: 0.500 × [0.500, 0.500]" in text
     assert "first trials of a seed" in text
-    assert text.endswith("\n\nNot measured yet: `hpo_acrobot`, `hpo_pendulum`, `hpo_lander`.\n")
+    assert "\n\nNot measured yet: `hpo_acrobot`, `hpo_pendulum`, `hpo_lander`.\n\n## " in text
 
 
 def test_unequal_work_gives_no_page() -> None:
@@ -740,6 +741,7 @@ def test_plots_are_the_same_for_the_same_results() -> None:
     assert b"AgileRL" in first["bench-end-to-end.svg"]
 
 
+@pytest.mark.thorough
 def test_the_committed_page_is_what_the_committed_results_give(capsys: pytest.CaptureFixture[str]) -> None:
     import make_page
 
@@ -755,3 +757,49 @@ def test_the_pipeline_runs_every_measurement() -> None:
     stages = read_yaml(BENCHMARKS / "dvc.yaml").data["stages"]
     assert set(stages["measure"]["foreach"]) == set(measurements()) == set(make_page.NAMES)
     assert not [name for name in sys.modules if name.startswith(("agilerl", "stable_baselines3"))]
+
+
+# --- learning curves by environment step ------------------------------------------------------------------------------
+
+
+def _curve_result(**curves: list[list[float]]) -> dict[str, Any]:
+    runs = [
+        {"turn": turn, "contestant": name.replace("_", " "), "result": {"steps": [100, 300], "greedy": curve}}
+        for name, seeds in curves.items()
+        for turn, curve in enumerate(seeds)
+    ]
+    return {"runs": runs, "contestants": [{"name": name} for name in curves]}
+
+
+def test_an_area_weighs_each_evaluation_by_the_steps_before_it_and_begins_at_the_floor() -> None:
+    from harness.per_step import Curves
+
+    curves = Curves.of(_curve_result(evopipe=[[0.0, 30.0], [-10.0, -10.0]]), "evopipe", "greedy")
+    # 100 steps at 0 and 200 at 30, above −10: (100 · 10 + 200 · 40) / 300.
+    assert curves.areas(-10.0).tolist() == [30.0, 0.0]
+    assert curves.first(25.0) == [(300.0, False), (300.0, True)]
+    assert curves.first(0.0)[0] == (100.0, False)
+
+
+def test_a_ratio_of_means_draws_each_groups_seeds_by_themselves() -> None:
+    from harness.per_step import ratio_of_means
+
+    assert ratio_of_means([2.0, 2.0, 2.0], [1.0, 1.0]) == (2.0, 2.0, 2.0, 2)
+    # Paired by place the ratio would be 1 in every pair; unpaired, means of three of 1, 2, 3 lie between 1 and 3.
+    ratio = ratio_of_means([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    assert ratio.median == 1.0
+    assert ratio.low < 0.6
+    assert ratio.high > 1.6
+    with pytest.raises(ValueError, match="no values"):
+        ratio_of_means([], [1.0])
+
+
+def test_rows_of_curves_give_both_sides_the_same_steps() -> None:
+    from harness.per_step import ROWS, settings
+
+    for name, row in ROWS.items():
+        assert row["steps"] % row["every"] == 0, name
+        rollout = row["learn_step"] if row["algo"] == "ppo" else row["num_envs"]
+        assert row["every"] % rollout == 0, name  # evaluations lie between rollouts
+        quick = settings(name, True, "cpu", 1)
+        assert quick["steps"] % quick["every"] == 0, name

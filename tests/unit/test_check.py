@@ -53,10 +53,10 @@ def test_params_check_says_where_an_environment_does_not_fit(
 
 @pytest.mark.parametrize(("values", "line", "sentence"), MISTAKES)
 def test_fetch_and_population_refuse_it_first(tmp_path: Path, values: dict[str, Any], line: str, sentence: str) -> None:
-    write_params(tmp_path, values)
+    lines = write_params(tmp_path, values).read_text().splitlines()
     for stage in ("fetch", "population"):
         code, _, err = call(tmp_path, stage)
-        assert (code, err.startswith(f"error: {sentence}")) == (65, True), err
+        assert (code, err.startswith(f"error: params.yaml:{lines.index(line) + 1}:3: {sentence}")) == (65, True), err
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
 
 
@@ -85,6 +85,38 @@ def test_an_environment_that_cannot_be_reset_is_one_sentence(tmp_path: Path) -> 
         "",
         "error: environment 'broken_at_reset:Broken-v0': reset() raised ValueError: no map\n",
     )
+
+
+def of_numbers(env_id: str, algo: str) -> dict[str, Any]:
+    """A run of an algorithm in an environment of ours whose actions are numbers."""
+    block = algos.get(algo).Config().model_dump(mode="json")
+    datasets_only = algos.get(algo).OFFLINE_ONLY
+    return {
+        "env.id": env_id, "env.kwargs": {"kind": "continuous"}, "train.algo": algo, f"algos.{algo}": block,
+        "train.max_steps": 100_000, "train.mode": "offline" if datasets_only else "online",
+    }  # fmt: skip
+
+
+NUMBERS = [name for name in algos.names() if "continuous" in algos.get(name).ACTIONS]
+REFUSED = "action_mask for actions that are numbers (Box), of which none can be ruled out: leave it out, or make them "
+
+
+@pytest.mark.parametrize("algo", NUMBERS)
+def test_masks_of_numbers_are_refused_before_anything_is_done(tmp_path: Path, algo: str) -> None:
+    """By every algorithm, of one agent or a team, in info or in observations."""
+    team = algos.get(algo).TEAM
+    for env_id in (
+        ("teams_for_tests:MasksNumbers", "teams_for_tests:SeesNumbers")
+        if team
+        else ("envs_for_tests:MaskedNumbers-v0",)
+    ):
+        path = write_params(tmp_path, of_numbers(env_id, algo))
+        line = path.read_text().splitlines().index(f"  id: {env_id}") + 1
+        for stage in (("params", "check"), ("population",)):
+            code, _, err = call(tmp_path, *stage)
+            assert (code, err.count("\n")) == (65, 1), err
+            assert err.startswith(f"error: params.yaml:{line}:3: env.id: ")
+            assert REFUSED in err
 
 
 @pytest.mark.parametrize("env_id", KNOWN)

@@ -241,6 +241,7 @@ print(sorted(path.name for path in store.folder.iterdir()))
 """
 
 
+@pytest.mark.thorough
 def test_full_disk_keeps_the_previous_checkpoints(tmp_path: Path) -> None:
     wrapper = ("unshare", "--mount", "--map-root-user", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"')
     probe = [*wrapper, str(tmp_path), "true"]
@@ -272,6 +273,7 @@ for attempt in (lambda: store.save(3, {"a": torch.zeros(2)}, {}), store.clear):
 """
 
 
+@pytest.mark.thorough
 def test_read_only_folder_loads_and_says_why_it_cannot_save(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "run")
     store.save(2, state(2), {})

@@ -104,12 +104,14 @@ def test_params_show_prints_what_is_in_effect(workspace: Path) -> None:
         ("evolution.tournament", "size: 2\nelitism: true\nwindow: 1"),
     ],
 )
+@pytest.mark.thorough
 def test_params_show_one_value(workspace: Path, key: str, shown: str) -> None:
     path = workspace / "params.yaml"
     path.write_text(path.read_text().replace("encoder: [64]", "encoder: [128]"))
     assert run("params", "show", key, cwd=workspace).stdout == f"{shown}\n"
 
 
+@pytest.mark.thorough
 def test_params_show_of_an_unknown_key(workspace: Path) -> None:
     assert outcome(run("params", "show", "train.algi", cwd=workspace)) == (
         64,
@@ -121,6 +123,7 @@ def test_params_show_of_an_unknown_key(workspace: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_params_block_prints_what_a_params_file_lacks(workspace: Path) -> None:
     path = workspace / "params.yaml"
     path.write_text(path.read_text().replace("algo: dqn", "algo: ppo"))
@@ -140,6 +143,7 @@ def test_params_block_of_an_unknown_algorithm() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_params_schema_is_json() -> None:
     assert "dqn" in json.loads(run("params", "schema").stdout)["$defs"]["Algos"]["properties"]
 
@@ -215,7 +219,11 @@ def test_a_stage_without_params_file_exits_66(
         (Interrupted(15, "saved"), 143, "error: saved\n"),
         (MemoryError("no"), 72, "error: memory ran out (no); lower "),
         (OSError(errno.ENOSPC, "full", "x"), 74, "error: x: a file could not be written (full); free some space "),
-        (ValueError("odd\nstate"), 1, "error: internal error: ValueError: odd; this is a bug in evopipe: re-run with "),
+        (
+            ValueError("odd\nstate"),
+            1,
+            "error: internal error: ValueError: odd state; this is a bug in evopipe: re-run with ",
+        ),
         (
             KeyError(),
             1,
@@ -307,6 +315,7 @@ def test_light_commands_answer_at_once() -> None:
     "arguments",
     [["params", "check"], ["params", "show"], ["params", "schema"], ["params", "block", "ppo"], ["algos"]],
 )
+@pytest.mark.thorough
 def test_light_commands_load_no_heavy_package(arguments: list[str]) -> None:
     program = f"""
 import sys

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
+import re
 import subprocess
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 
-from evopipe.compare import compare
+from evopipe.compare import compare, draw
+from evopipe.compare import table as lines_of
 from evopipe.schema.write import dump_yaml
 from tiny import Answer, call
 
@@ -62,6 +69,14 @@ def test_two_seeds_are_the_ends_of_their_interval(tmp_path: Path, monkeypatch: p
     names = [str(write_run(tmp_path / str(seed), seed, mean)) for seed, mean in enumerate((3.0, 8.0))]
     ((row,), notes) = compare(names)
     assert (row.mean, row.interval, row.means, notes) == (5.5, (3.0, 8.0), (3.0, 8.0), [])
+
+
+def test_of_one_configuration_and_seed_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [str(write_run(tmp_path / str(score), 4, score)) for score in (3.0, 8.0)]
+    for order in (names, names[::-1]):
+        ((row,), _) = compare(order)
+        assert (row.over, row.mean) == ("7 episodes of seed 4", float(order[0].rpartition("/")[2]))
 
 
 def test_one_seed_has_its_episodes(tmp_path: Path) -> None:
@@ -133,3 +148,83 @@ def test_the_picture(tmp_path: Path) -> None:
     assert drawn == (tmp_path / "two.svg").read_text()
     assert (tmp_path / "three.png").read_bytes().startswith(b"\x89PNG")
     assert call(tmp_path, "compare", "a", "--picture", "x.doc").code == 64
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+A, B, C = {1: -3.5, 2: 0.0, 3: 12.0, 4: 5.0, 5: 4.25}, {9: 30.0, 2: 41.0, 5: 33.5}, {7: 17.0}
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> list[str]:
+    """Three configurations of five, three and one seeds, of which none are named in order."""
+    found = []
+    for lr, scores in ((0.3, C), (0.1, A), (0.2, B)):
+        found += [str(write_run(tmp_path / f"{lr}-{seed}", seed, score, lr)) for seed, score in scores.items()]
+    return [*found[::2], *found[1::2]]
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """The ends of the middle 95 % of all resamples there are."""
+    means = sorted(fmean(each) for each in itertools.product(values, repeat=len(values)))
+    out = math.ceil(0.025 * len(means))
+    return means[out - 1], means[-out]
+
+
+def test_the_table_is_computed_from_the_seeds_means(names: list[str]) -> None:
+    rows, notes = compare(names)
+    assert notes == []
+    assert [row.label for row in rows] == [f"algos.a.lr={lr}" for lr in (0.2, 0.3, 0.1)], "the best mean first"
+    assert [row.over for row in rows] == ["3 seeds", "7 episodes of seed 7", "5 seeds"]
+    assert [sorted(row.means) for row in rows] == [sorted(each.values()) for each in (B, C, A)]
+    assert [row.mean for row in rows] == pytest.approx([fmean(each.values()) for each in (B, C, A)])
+    for row, scores in ((rows[0], B), (rows[2], A)):
+        low, high = interval([*scores.values()])
+        spread = max(scores.values()) - min(scores.values())
+        assert row.interval == (pytest.approx(low, abs=0.03 * spread), pytest.approx(high, abs=0.03 * spread))
+    # Each of three has a third, of which the middle half covers a twelfth of the outer ones; of five each has a fifth.
+    low, middle, high = sorted(B.values())
+    assert rows[0].iqm == pytest.approx(((1 / 3 - 0.25) * (low + high) + middle / 3) / 0.5)
+    ordered = sorted(A.values())
+    assert rows[2].iqm == pytest.approx((0.15 * (ordered[1] + ordered[3]) + 0.2 * ordered[2]) / 0.5)
+    assert (rows[1].interval, rows[1].iqm) == ((16.0, 19.0), 17.5)
+    lines = [re.split(r"\s{2,}", line) for line in lines_of(rows).splitlines()]
+    assert lines[0] == ["configuration", "over", "mean", "95 % interval", "IQM"]
+    for cells, row in zip(lines[1:], rows, strict=True):
+        low, high = row.interval
+        assert cells == [row.label, row.over, f"{row.mean:.1f}", f"[{low:.1f}, {high:.1f}]", f"{row.iqm:.1f}"]
+
+
+def places(group: ElementTree.Element) -> list[tuple[float, float]]:
+    """Where marks of a drawn line are."""
+    return [(float(use.attrib["x"]), float(use.attrib["y"])) for use in group.iter("{http://www.w3.org/2000/svg}use")]
+
+
+def test_the_picture_has_the_tables_numbers_at_its_axes_own_places(names: list[str], tmp_path: Path) -> None:
+    """From the written file alone: ticks say where which number is."""
+    rows, _ = compare(names)
+    draw(rows, tmp_path / "x.svg")
+    root = ElementTree.fromstring((tmp_path / "x.svg").read_text())
+    groups = [each for each in root.iter("{http://www.w3.org/2000/svg}g") if "id" in each.attrib]
+    ticks = {}
+    for group in groups:
+        if re.fullmatch(r"xtick_\d+", group.attrib["id"]):
+            text = "".join(group.itertext()).strip().replace("−", "-")
+            line = next(group.iter("{http://www.w3.org/2000/svg}path"))
+            ticks[float(text)] = float(line.attrib["d"].split()[1])
+    values, pixels = zip(*sorted(ticks.items()), strict=True)
+    scale, first = np.polyfit(values, pixels, 1)
+    assert np.allclose(first + scale * np.array(values), pixels, atol=0.01)
+    labels = ["".join(group.itertext()).strip() for group in groups if re.fullmatch(r"ytick_\d+", group.attrib["id"])]
+    assert labels == [row.label for row in rows]
+
+    def drawn(gid: str) -> list[list[float]]:
+        return [[(x - first) / scale for x, _ in places(group)] for group in groups if group.attrib["id"] == gid]
+
+    assert drawn("runs") == [pytest.approx(list(row.means), abs=0.05) for row in rows]
+    assert drawn("mean") == [[pytest.approx(row.mean, abs=0.05)] for row in rows]
+    assert drawn("iqm") == [[pytest.approx(row.iqm, abs=0.05)] for row in rows]
+    shown = (tmp_path / "x.svg").read_text()
+    lines = re.findall(r'd="M ([\d.]+) ([\d.]+) \s*L ([\d.]+) ([\d.]+)\s*"[^>]*stroke: #cf4a1f', shown)
+    ends = [tuple((float(line[i]) - first) / scale for i in (0, 2)) for line in lines]
+    assert ends == [pytest.approx(row.interval, abs=0.05) for row in rows]

@@ -252,6 +252,7 @@ def test_two_marks_are_found_and_valued(algo: str) -> None:
 
 @pytest.mark.parametrize("env", ["Pendulum-v1", "LunarLanderContinuous-v3"])
 @pytest.mark.parametrize("algo", [pytest.param(a, marks=pytest.mark.slow if a == "ddpg" else ()) for a in sorted(OWN)])
+@pytest.mark.thorough
 def test_an_exported_policy_acts_within_the_bounds_and_so_does_its_program(algo: str, env: str, tmp_path: Path) -> None:
     p, _, members = formed(algo, env)
     space = actions_of(env)

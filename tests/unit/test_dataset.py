@@ -270,6 +270,7 @@ def test_minari_itself_reads_what_we_write(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dataset[0].terminations, some()[0].terminated)
 
 
+@pytest.mark.thorough
 def test_equal_data_gives_equal_bytes_in_another_process(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; import tests.unit.test_dataset as t; out = Path(sys.argv[1]);"
@@ -306,6 +307,7 @@ def test_an_own_dataset_without_its_manifest_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("times", [8, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_truncated_and_flipped_foreign_datasets_end_in_one_sentence(times: int, tmp_path: Path) -> None:
     folder, file = foreign(tmp_path / "set")
     whole = file.read_bytes()

@@ -230,6 +230,7 @@ def test_hand_computed_values_behind_a_mask() -> None:
 
 
 @pytest.mark.parametrize("kind", MASKED)
+@pytest.mark.thorough
 def test_what_is_illegal_has_probability_zero_and_is_never_drawn(kind: str) -> None:
     """10⁵ draws of every member, with illegal logits far above the legal ones."""
     n, legal = 100_000, mask()[:, :1]

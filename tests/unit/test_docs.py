@@ -61,7 +61,8 @@ def test_a_stale_page_is_told_and_made_anew(
     page = tmp_path / "folder/page.md"
     publish = scripts[0].publish
     assert publish({page: "new"}, "", ["--check"]) == 1
-    assert f"{page}: stale" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"{page}: stale, run `python docs/make_parameters.py`\n"
+    assert (ROOT / "docs/make_parameters.py").is_file()
     assert publish({page: "new"}, "", []) == 0
     assert page.read_text() == "new"
     assert publish({page: "new"}, "", ["--check"]) == 0
@@ -152,6 +153,7 @@ def test_keys_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thorough
 def test_named_tests_exist(name: str) -> None:
     for file, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", prose(ROOT / name)):
         tree = ast.parse((ROOT / file).read_text())
@@ -234,6 +236,7 @@ def test_the_python_page_runs(
     assert len(names["born"].members) == 2
 
 
+@pytest.mark.thorough
 def test_the_page_of_scripts_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

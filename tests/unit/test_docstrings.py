@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ def documented(name: str) -> Any:
 
 def example(name: str) -> doctest.DocTest:
     thing = documented(name)
-    names = {**vars(sys.modules[thing.__module__]), name: getattr(evopipe, name)}
-    return doctest.DocTestParser().get_doctest(thing.__doc__ or "", names, name, None, None)
+    # A reader has what the page says, `import evopipe`, and none of the names of the module that it stands in.
+    return doctest.DocTestParser().get_doctest(thing.__doc__ or "", {"evopipe": evopipe}, name, None, None)
 
 
 @pytest.mark.parametrize("name", NAMES)

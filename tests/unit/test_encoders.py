@@ -238,6 +238,7 @@ MUTATION = {
 
 
 @pytest.mark.parametrize("algo", ["dqn", pytest.param("rainbow", marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_a_population_with_images_trains_mutates_and_resumes_alike(algo: str) -> None:
     p = populations.problem("envs_for_tests:Pixels-v0", algo, config=SMALL, mutation=MUTATION, cohorts="merged")
     runs = [started(p, 4) for _ in range(2)]
@@ -249,6 +250,7 @@ def test_a_population_with_images_trains_mutates_and_resumes_alike(algo: str) ->
         run.close()
 
 
+@pytest.mark.thorough
 def test_a_member_with_images_trains_alike_alone_and_in_a_crowd() -> None:
     p = populations.problem(
         "envs_for_tests:Pixels-v0", config=SMALL, mutation=MUTATION, train={"evo_steps": 100_000, "max_steps": 100_000}
@@ -406,6 +408,7 @@ def test_every_addition_to_a_residual_network_leaves_its_function_unchanged(
 
 
 @pytest.mark.parametrize("kind", ["simba", "resnet"])
+@pytest.mark.thorough
 def test_a_population_of_residual_networks_trains_and_mutates(kind: EncoderKind) -> None:
     config = {"network": {"encoder_kind": kind, "encoder": [32, 32], "latent": 16}}
     mutation = {"before_training": True, "probabilities": {"none": 0, "architecture": 1}}

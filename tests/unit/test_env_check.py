@@ -68,6 +68,15 @@ def test_a_fault_is_said_in_one_exact_sentence(name: str, sentence: str) -> None
     assert sentence in own(name)
 
 
+@pytest.mark.parametrize(
+    "name", ["envs_for_tests:MaskedNumbers-v0", "teams_for_tests:MasksNumbers", "teams_for_tests:SeesNumbers"]
+)
+def test_a_mask_of_numbers_is_an_error(name: str) -> None:
+    found = [each for each in check(name, {"kind": "continuous"}) if each.startswith("error: ")]
+    assert len(found) == 1
+    assert "action_mask for actions that are numbers (Box), of which none can be ruled out: leave it out" in found[0]
+
+
 def test_dependence_on_the_episode_before_is_found() -> None:
     [finding] = own("Remembers")
     assert finding.startswith("warning: an episode depends on what its environment played before")

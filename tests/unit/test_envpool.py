@@ -157,6 +157,7 @@ def test_the_time_limit_truncates() -> None:
     assert pool.episode_length.tolist() == [20, 20]
 
 
+@pytest.mark.thorough
 def test_it_plays_the_same_game_as_gymnasium() -> None:
     """Not the same bits: its own build. Random play lasts about as long and scores about as much."""
     means = []

@@ -263,6 +263,7 @@ def test_a_new_layer_is_as_wide_as_the_last_and_blended_in() -> None:
     assert grown["head.add_layer"].head == (Block(40, True),)
 
 
+@pytest.mark.thorough
 def test_growth_is_as_likely_as_shrinkage() -> None:
     """For every kind of change that goes both ways; unlikely by 4.5 standard deviations otherwise."""
 

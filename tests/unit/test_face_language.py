@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
@@ -26,9 +29,12 @@ from evopipe import (
     create_population,
     finetune_llm_preference,
     finetune_llm_reasoning,
+    load,
 )
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError
 from evopipe.face.settings import language_block
+from evopipe.language.policy import LanguagePolicy
+from evopipe.track.formats import score
 
 ROWS = [{"question": f"{n}=", "answer": str(n)} for n in range(10)]
 PAIRS = [{"prompt": f"{n}=", "chosen": str(n), "rejected": "a"} for n in range(10)]
@@ -179,6 +185,22 @@ def test_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert kept == ["grpo_0_3", "grpo_1_3"]
     read = GRPO.load("grpo_1_3", words.base().model, group_size=2, lora_config={"r": 2})
     assert (read.index, read.steps) == (1, [12])
+
+
+def test_the_interval_of_a_saved_elite_is_the_95_percent_one(tmp_path: Path) -> None:
+    """By plain code from the score of each held-out row, under the elite's own greedy completions."""
+    env = gym(reward_fn=lambda completion, answer, question: len(completion) + 7.0 * (answer == "9"))
+    trained(agents(), env, max_steps=8, save_elite=True, elite_path=str(tmp_path / "elite"))
+    about = json.loads((tmp_path / "elite/policy.json").read_text())
+    elite = load(tmp_path / "elite")
+    assert isinstance(elite, LanguagePolicy)
+    written = elite.generate([row["question"] for row in ROWS[8:]], max_tokens=2)
+    scores = [len(text) + 7.0 * (row["answer"] == "9") for text, row in zip(written, ROWS[8:], strict=True)]
+    error = stdev(scores) / math.sqrt(len(scores))
+    assert about["training"]["standard_error"] == pytest.approx(error)
+    low, high = mean(scores) - 1.96 * error, mean(scores) + 1.96 * error
+    assert about["evaluation"] == {"mean": pytest.approx(mean(scores)), "interval": pytest.approx([low, high])}
+    assert f"95 % interval [{score(low)}, {score(high)}]" in (tmp_path / "elite/README.md").read_text()
 
 
 def test_equal_runs_are_equal_and_their_questions_ordered_by_the_environments_seed() -> None:

@@ -211,6 +211,7 @@ def test_the_collected_rows_of_a_nested_space_are_a_source_too() -> None:
     assert [each.obs.tobytes() for each in before] == [each.obs.tobytes() for each in after]
 
 
+@pytest.mark.thorough
 def test_a_population_learns_from_them() -> None:
     recorded("nested")
     for stage in (fetch, buffer, population, train):
@@ -518,6 +519,7 @@ def test_a_remote_dataset_is_downloaded_once_and_completed_where_it_was_cut_shor
     fetch.run(params("tuple"), quiet=True)  # from Minari's cache
 
 
+@pytest.mark.thorough
 def test_an_id_that_the_remote_has_not_is_named(remote: Path) -> None:
     settings = params("tuple", source="minari", minari={"dataset": "tiny/set-v7"})
     text = "fetch.minari.dataset: the remote has no dataset 'tiny/set-v7'; it has tiny/set-v0"

@@ -474,6 +474,7 @@ def test_which_images_are_bytes() -> None:
         ("own", {"n_step": 3, "prioritised": True}),
     ],
 )
+@pytest.mark.thorough
 def test_a_run_is_that_of_a_memory_of_plain_numbers(sharing: str, more: dict[str, Any], runs: list[Run]) -> None:
     p = pictures(**memory_of(sharing, **more))
     runs += [begun(p), begun(p, framed=False)]
@@ -487,6 +488,7 @@ def test_a_run_is_that_of_a_memory_of_plain_numbers(sharing: str, more: dict[str
 
 
 @pytest.mark.parametrize("more", [{}, {"n_step": 3, "prioritised": True}])
+@pytest.mark.thorough
 def test_a_run_goes_on_bit_for_bit(more: dict[str, Any], runs: list[Run]) -> None:
     p = pictures(**memory_of(**more))
     runs += [begun(p), begun(p)]
@@ -512,6 +514,7 @@ def test_no_bit_depends_on_how_many_processes_learn(runs: list[Run], monkeypatch
     assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
+@pytest.mark.thorough
 def test_fixed_tensors_change_nothing(runs: list[Run]) -> None:
     p, paths = pictures(**memory_of()), Paths("buffers")
     runs += [begun(p), begun(replace(p, paths=paths))]
@@ -531,6 +534,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         yield made
 
 
+@pytest.mark.thorough
 def test_a_graph_sees_frames_that_come_later(device: Device) -> None:
     p = pictures()
     (formed,) = replace(p, device=DEVICE).form(first_members(p, 3)[0])
@@ -613,6 +617,7 @@ def test_a_dataset_is_kept_as_frames_each_once(
 
 
 @pytest.mark.parametrize("more", [{}, {"n_step": 3}, {"prioritised": True}, {"n_step": 3, "prioritised": True}])
+@pytest.mark.thorough
 def test_offline_training_is_that_on_plain_numbers(more: dict[str, Any], runs: list[Run]) -> None:
     p = pictures(mode="offline", **memory_of(**more))
     data = recorded(p)
@@ -624,6 +629,7 @@ def test_offline_training_is_that_on_plain_numbers(more: dict[str, Any], runs: l
 
 
 @pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.thorough
 def test_a_checkpoint_of_offline_training_holds_no_dataset(prioritised: bool, runs: list[Run]) -> None:
     p = pictures(mode="offline", **memory_of(n_step=3, prioritised=prioritised))
     runs += [studied(p, recorded(p)) for _ in range(2)]

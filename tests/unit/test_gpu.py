@@ -106,6 +106,7 @@ def test_a_device_that_computes_something_else_is_refused(grouped_like_a_gpu: No
     assert str(raised.value).endswith("until it agrees")
 
 
+@pytest.mark.thorough
 def test_an_algorithm_with_state_outside_its_state_is_found() -> None:
     """What happens in Python happens once while recording, and never in a replay."""
     spec, ticks = gpu._spec("dqn", CPU, envs=2), count()

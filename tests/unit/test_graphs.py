@@ -139,6 +139,7 @@ def test_recorded_once_for_the_same_tensors_and_anew_for_others() -> None:
     assert paths.recorded == 5, "of a tensor that it reads"
 
 
+@pytest.mark.thorough
 def test_graphs_go_with_their_runner() -> None:
     runner, total = Runner(Paths("buffers")), torch.zeros(1)
     make = accumulate(total, [])

@@ -12,7 +12,7 @@ import words
 from evopipe.core.net import Net, score
 from evopipe.language.adapters import LoRA
 from evopipe.language.base import Base
-from evopipe.language.generate import Sampling, Stops, Written, choose, generate, texts
+from evopipe.language.generate import Sampling, Stops, Written, chances, choose, generate, texts
 from evopipe.types import Text
 
 KEYS = torch.tensor([5, 6, 7])
@@ -172,6 +172,41 @@ def test_tokens_are_drawn_by_their_chances() -> None:
     assert set(chosen(chances, [i / 50 for i in range(50)], p=0.75)) == {1, 2, 3}
     assert chosen(chances, [0.0, 0.999], p=1e-9) == [1, 1]
     assert chosen(chances, [0.0, 0.5, 0.999], temperature=0.0) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("ties", [False, True], ids=["apart", "near"])
+def test_top_k_and_top_p_give_the_chances_of_transformers_warpers(ties: bool) -> None:
+    """Temperature, then the k likeliest, then of these as many as reach p: as `generate` of transformers has it."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    draws = torch.Generator().manual_seed(4)
+    ids = torch.zeros(1, 1, dtype=torch.int64)
+    for _ in range(60):
+        logits = 3 * torch.randn(1, 24, generator=draws, dtype=torch.float64)
+        if ties:
+            logits = logits.round() + 1e-5 * torch.arange(24)  # nearly equal ones
+        k, p = int(torch.randint(1, 24, (), generator=draws)), float(torch.rand((), generator=draws)) * 0.98 + 0.01
+        t = float(torch.rand((), generator=draws)) + 0.5
+        wanted = logits
+        for warper in (TemperatureLogitsWarper(t), TopKLogitsWarper(k), TopPLogitsWarper(p)):
+            wanted = warper(ids, wanted)
+        how = Sampling(
+            torch.full((1, 1), t, dtype=torch.float64),
+            torch.full((1, 1), k),
+            torch.full((1, 1), p, dtype=torch.float64),
+        )
+        found = chances(logits[None].log_softmax(dim=-1), how)[0, 0]
+        torch.testing.assert_close(found, wanted.softmax(dim=-1)[0], atol=1e-9, rtol=0)
+        # What is drawn has these chances: at the middle of each token's share it is that token.
+        edges = found.cumsum(dim=-1)
+        for token in found.nonzero().flatten().tolist():
+            u = (edges[token] - found[token] / 2).view(1, 1)
+            assert choose(logits[None].log_softmax(dim=-1), how, u).item() == token
+
+
+def test_all_tokens_that_share_the_last_place_stay() -> None:
+    assert set(chosen([0.25, 0.25, 0.25, 0.25], [i / 50 for i in range(50)], k=2)) == {0, 1, 2, 3}
+    assert set(chosen([0.4, 0.2, 0.2, 0.2], [i / 50 for i in range(50)], k=1)) == {0}
 
 
 def test_rows_may_be_drawn_unlike() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import shutil
@@ -15,6 +16,7 @@ import torch
 import words
 from evopipe import layout
 from evopipe.errors import DataError, ParamsError, UsageError
+from evopipe.language.tokens import read_corpus
 from evopipe.schema.params import load_params, parse_params
 from evopipe.schema.text import LanguageParams
 from evopipe.schema.write import block, dump_yaml
@@ -68,6 +70,21 @@ def test_the_report_shows_what_was_written(finished: Path) -> None:
     assert "What members did while they learned" in page
     for each in json.loads((finished / layout.COMPLETIONS).read_text()):
         assert f"<td>{each['prompt']}</td>" in page.replace("\n", "")
+
+
+def test_what_is_reported_is_of_the_rows_of_the_test_alone(finished: Path) -> None:
+    """Which no fitness saw, and no training; of each member, and of the base, the same."""
+    corpus = read_corpus(finished / layout.TOKENS)
+    with (finished / layout.EPISODES).open() as file:
+        rows = list(csv.DictReader(file))
+    for name in {row["member"] for row in rows}:
+        seen = [int(row["seed"]) for row in rows if row["member"] == name]
+        assert len(seen) == len(set(seen)) == 6
+        assert set(seen) <= set(corpus.splits["test"].tolist())
+    shown = json.loads((finished / layout.COMPLETIONS).read_text())
+    for which in ("elite", "base"):  # what is shown of each is what it earned
+        told = [float(row["return"]) for row in rows if row["member"] == which]
+        assert [each[which]["reward"] for each in shown] == pytest.approx(told, abs=1e-5)
 
 
 @pytest.mark.thorough

@@ -81,7 +81,7 @@ def test_every_row_is_in_one_split() -> None:
     assert {name: len(index) for name, index in made(QUESTIONS[:3], "reasoning").splits.items()} == {
         "train": 1, "validation": 1, "test": 1,
     }  # fmt: skip
-    with pytest.raises(DataError, match="2 are too few to split"):
+    with pytest.raises(DataError, match="2 rows are too few to split"):
         made(QUESTIONS[:2], "reasoning")
 
 
@@ -128,3 +128,24 @@ def test_held_out_rows_are_chosen_by_the_seeds_alone_and_none_twice() -> None:
     assert len(set(chosen.tolist())) == 8
     assert held_out(seeds, 20).tolist() == chosen.tolist() != held_out(seeds + 1, 20).tolist()
     assert held_out(seeds, 8).tolist() == [*held_out(seeds, 5).tolist(), 5, 6, 7] == list(range(8))
+
+
+@pytest.mark.parametrize(("prompts", "pairs"), [(1, 40), (2, 40)])
+def test_pairs_that_share_one_prompt_are_told_so_and_not_that_rows_are_too_long(prompts: int, pairs: int) -> None:
+    rows = [{"prompt": f"{i % prompts}=", "chosen": f"{i % 10}", "rejected": "abc"} for i in range(pairs)]
+    with pytest.raises(DataError) as refused:
+        tokenise(rows, "preference", words.base(), words.config(), TextFetch(), 1)
+    said = str(refused.value)
+    assert f"the {pairs} pairs have {prompts} prompt{'s' * (prompts > 1)} in all" in said
+    assert "pairs of one prompt are in one split, and there are three" in said
+    assert "bring pairs of 3 prompts or more" in said
+    assert "longer than" not in said
+
+
+def test_too_few_short_rows_name_what_is_too_long_and_too_few_rows_do_not() -> None:
+    rows = [{"prompt": "1=", "answer": "1"}] * 2
+    with pytest.raises(DataError, match=r"^2 rows are too few to split into three: bring more$"):
+        tokenise(rows, "reasoning", words.base(), words.config(), TextFetch(), 1)
+    long = [{"prompt": "1" * 80, "answer": "1"}] * 9
+    with pytest.raises(DataError, match=r"^of 11 rows 9 are longer than language.max_prompt \(64\).*, and 2 are too"):
+        tokenise([*rows, *long], "reasoning", words.base(), words.config(), TextFetch(), 1)

@@ -58,6 +58,7 @@ def runs() -> Iterator[list[Run]]:
 @pytest.mark.product
 @pytest.mark.parametrize("cohorts", ["merged", "exact"])
 @pytest.mark.parametrize("processes", [2, 3, 9])
+@pytest.mark.thorough
 def test_no_bit_depends_on_how_many_processes_learn(
     processes: int, cohorts: Literal["merged", "exact"], runs: list[Run]
 ) -> None:
@@ -74,6 +75,7 @@ def test_no_bit_depends_on_how_many_processes_learn(
 
 
 @pytest.mark.parametrize("algo", cases(teams=True))
+@pytest.mark.thorough
 def test_every_algorithm_learns_alike_in_two_processes(algo: str, runs: list[Run]) -> None:
     runs += [online(1, algo=algo), online(2, algo=algo)]
     for run in runs:

@@ -42,6 +42,7 @@ def run(folder: Path, seed: int = 1, algo: str = "ddpg", mean: float = -150.0, *
     return folder
 
 
+@pytest.mark.thorough
 def test_a_run_is_added_to_its_algorithms_data_picture_and_page(scripts: Any) -> None:
     for seed, mean in ((2, -160.0), (1, -150.0), (2, -170.5)):  # the last one replaces the first
         folder = run(scripts.folder / f"{seed}{mean}", seed, "td3", mean)

@@ -7,9 +7,11 @@ import copy
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import pytest
 import torch
 
 import populations
-from envs_for_tests import Diary, Lottery
+from envs_for_tests import Diary, Lottery, Seeds
 from evopipe import rng
 from evopipe.core.cohort import dissolve
 from evopipe.data.transitions import Transitions
@@ -26,7 +28,7 @@ from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.lineage import Best
 from evopipe.evolve.mutate import NONE
 from evopipe.rng import Purpose, Stream
-from evopipe.run.drive import _drive, begin, train
+from evopipe.run.drive import _drive, _Saver, _Stopwatch, begin, train
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Champion
 from evopipe.run.spec import Spec, first_members, go_on
@@ -221,6 +223,7 @@ def test_tensors_begin_each_episode_from_its_own_seed(resumed: bool, run: Callab
                 assert torch.equal(after[:, 5] > 0, (after[:, 2].abs() > 0.20944) | (after[:, 0].abs() > 2.4))
 
 
+@pytest.mark.thorough
 def test_a_run_on_tensors_is_the_same_through_a_pool(run: Callable[..., Any]) -> None:
     """Into the second generation: what the device does by itself, and what the host does row by row."""
     p = populations.problem(
@@ -449,7 +452,7 @@ def test_who_is_the_champion_after_a_generation(
     loop = run(p, 3)
     if held is not None:
         score = {"better": first + 0.1, "between": (first + second) / 2, "worse": second - 0.1}[held]
-        loop.champion = Champion(replace(loop.members[2], id=77), score, 0.0, confirmed, 0)
+        loop.champion = Champion(replace(loop.members[2], id=77), score, 0.0, confirmed, 0, np.full(2, score))
     before = loop.champion
     # In generations before, the last was best. They are not the first in their slots.
     loop._form([replace(m, id=m.id + 40, fitness=(float(m.slot),)) for m in loop.members])
@@ -821,3 +824,95 @@ def test_who_is_told_the_time_left_is_told_the_target(run: Callable[..., Any]) -
         _drive(loop, Tracker([heard]), lambda: False, lambda: None)
         told = [event for event in heard.events if isinstance(event, Progress)]
         assert {event.target for event in told} == {target}
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_episodes_are_begun_from_seeds_of_their_own(algo: str, run: Callable[..., Any], monkeypatch: Any) -> None:
+    """Those of training are all unlike, and others each generation; those of evaluation are the same for all members
+    and generations; those that confirm are others again, and none is in two sets."""
+    train = {
+        "evo_steps": 48, "max_steps": 144, "eval_episodes": 3, "confirm_episodes": 5, "learning_delay": 10**6,
+        "eval_steps": None,
+    }  # fmt: skip
+    monkeypatch.setattr(Seeds, "begun", [])
+    loop = run(populations.problem("envs_for_tests:Seeds-v0", algo, train=train), 3)
+    chosen, again = (
+        loop.spec.seeds(purpose, n).tolist() for purpose, n in ((Purpose.EVALUATE, 3), (Purpose.CONFIRM, 5))
+    )
+    trained: list[int] = []
+    for generation in range(3):
+        ready(loop)
+        trained += Seeds.begun
+        Seeds.begun.clear()
+        close_generation(loop)
+        played = Counter(Seeds.begun)
+        assert {seed: played.pop(seed) for seed in chosen} == dict.fromkeys(chosen, 3)
+        assert played == (Counter(again) if played or not generation else {})
+        Seeds.begun.clear()
+    assert len(trained) > 40
+    assert len({*trained, *chosen, *again}) == len(trained) + 8
+
+
+def test_the_mean_of_a_generation_is_that_of_its_healthy_members(run: Callable[..., Any]) -> None:
+    loop = run(lottery(kwargs={"bonus": 1.0}, mutation=populations.UNLIKE), 4)
+    ready(loop)
+    plant_weight(loop, 2)
+    close_generation(loop)
+    scored = [member.fitness for member in loop.lineage[-1].members]
+    assert scored[2] == -math.inf
+    healthy = [scored[slot] for slot in (0, 1, 3)]
+    assert loop.curve[-1][4:6] == pytest.approx([max(healthy), sum(healthy) / 3])
+    told = Generation.of(loop.lineage[-1], dict(enumerate(loop.births)), ["lr"], 1.0, (0, 0), loop.losses)
+    assert [told.best, told.mean] == pytest.approx([max(healthy), sum(healthy) / 3])
+
+
+def test_how_fast_a_run_is_and_how_long_it_will_take_is_of_this_process(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of all members that were taken since it went on, a second; the rest as fast as these."""
+    loop, now = run(lottery(max_steps=80), 3), 100.0
+    advance(loop, 6)
+    monkeypatch.setattr("evopipe.run.drive.time", SimpleNamespace(perf_counter=lambda: now))
+    watch = _Stopwatch(loop)
+    assert watch.progress("learning").seconds_left is None
+    before = loop.clock.env_steps
+    advance(loop, 5)
+    now = 104.0
+    told = watch.progress("learning")
+    taken = loop.clock.env_steps - before
+    assert taken % 12 == 0
+    assert told.steps_per_second == pytest.approx(taken / 4.0)
+    assert told.seconds_left == pytest.approx((80 - loop.clock.step) * 4.0 / (taken / 3))
+    assert (told.step, told.max_steps, told.env_steps) == (loop.clock.step, 80, loop.clock.env_steps)
+
+
+def test_saving_takes_a_hundredth_of_the_time_at_most(run: Callable[..., Any], tmp_path: Path) -> None:
+    loop = run(lottery())
+    saver = _Saver(loop, CheckpointStore(tmp_path), 0.0)
+    for cost, saves in ((1000.0, 0), (0.0, 1)):
+        advance(loop, 1)
+        before, saver.cost = {*tmp_path.iterdir()}, cost
+        saver.save_if_due()
+        assert len({*tmp_path.iterdir()} - before) == saves
+    saver.seconds = 1000.0
+    before = {*tmp_path.iterdir()}
+    advance(loop, 1)
+    saver.save_if_due()
+    assert {*tmp_path.iterdir()} == before
+
+
+def test_a_mended_environment_begins_with_a_clean_slate(run: Callable[..., Any], tmp_path: Path) -> None:
+    """What it broke before it was mended, which ended the run, does not end it again."""
+    trigger, store = tmp_path / "trigger", CheckpointStore(tmp_path / "state")
+    p = populations.problem(
+        "breaking_envs:Breakable-v0", kwargs={"trigger": str(trigger), "how": "nan reward", "when": 1},
+        train={"evo_steps": 160, "max_steps": 160, "learning_delay": 10**6, "eval_steps": 5},
+    )  # fmt: skip
+    trigger.touch()
+    with StopSignal() as stop:
+        with pytest.raises(EnvironmentFailed, match="in 88 of its last 88 steps"):
+            train(run(p), store, 1e9, stop, Tracker([]), list)
+        trigger.unlink()
+        mended = run(p)
+        assert train(mended, store, 1e9, stop, Tracker([]), list).generation == 1
+    assert mended.clock.broken == 88

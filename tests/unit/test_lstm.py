@@ -208,6 +208,7 @@ def test_one_cell_by_hand() -> None:
 @pytest.mark.product
 @pytest.mark.parametrize(("activation", "norm"), [("Tanh", False), ("ReLU", True), ("Sigmoid", False), ("GELU", True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.thorough
 def test_members_of_an_unlike_cohort_compute_what_they_compute_alone(
     activation: str, norm: bool, dtype: torch.dtype
 ) -> None:
@@ -305,6 +306,7 @@ def test_gradients_flow_through_time_and_stop_where_an_episode_begins() -> None:
     assert to_memory.any()
 
 
+@pytest.mark.thorough
 def test_the_gradient_of_a_sequence_is_the_numerical_one() -> None:
     g = torch.Generator().manual_seed(0)
     shapes = ((2, 4, 3, 20), (2, 5, 20), (2, 3, 5), (2, 3, 5))
@@ -487,6 +489,7 @@ def test_what_was_added_learns(arch: Arch) -> None:
         assert net.structure.unpack(net.grad)[0][survived == 0].any(), (method, what)
 
 
+@pytest.mark.thorough
 def test_a_chain_of_mutations_stays_consistent() -> None:
     traits = Traits({"policy": WIDTHS}, ["policy"], {"policy": ("parameters", "policy")}, {}, frozenset())
     cfg = MutationConfig.model_validate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from evopipe.core.native import build
 from evopipe.errors import ParamsError
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.schema.blocks import RuntimeConfig
@@ -51,6 +53,15 @@ def test_fingerprint_is_stable_and_tells_no_host() -> None:
     assert told["device"] == "cpu"
     assert {"python", "numpy", "gymnasium", "platform", "cpu", "cpu_capability"} <= told.keys()
     assert os.uname().release not in str(told)
+
+
+def test_fingerprint_names_what_compiled_the_kernels() -> None:
+    """Another compiler, or version of one, may round otherwise."""
+    assert fingerprint()["compiler"] is None
+    build.use(build.load())
+    told = fingerprint()
+    assert told["kernels"] == "native"
+    assert re.fullmatch(r"(GCC|.*[Cc]lang) \d+\.\d+.*", told["compiler"])
 
 
 def _git(folder: Path, *words: str) -> str:

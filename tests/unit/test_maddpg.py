@@ -16,7 +16,7 @@ from evopipe.algos import _central, _team
 from evopipe.core.cohort import dissolve
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.rng import Purpose, Stream
-from evopipe.types import Spaces, Team
+from evopipe.types import ACTS, CUT, Spaces, Team
 from populations import same
 
 pytestmark = pytest.mark.numerical
@@ -52,10 +52,15 @@ def logits(out: torch.Tensor, legal: torch.Tensor | None, k: int) -> torch.Tenso
 
 
 def plain_update(agent: Plain, name: str, batch: Any, draw: Stream, turn: int) -> torch.Tensor:
-    """The papers' update of one member; return the critics' loss."""
+    """The papers' update of one member; return the critics' loss. A target of agent k is a value of those that act
+    next, and where k was truncated itself of those that were truncated with it."""
     cfg, continuous, twins = agent.cfg, agent.cfg.spaces.continuous, 2 if name == "matd3" else 1
     critic = "critics" if twins == 2 else "critic"
-    after = (batch.alive > 0) & (batch.discount > 0)
+
+    def there(k: int, j: int) -> torch.Tensor:
+        cut = (batch.next_alive[:, j] == CUT) & (batch.next_alive[:, k] == CUT)
+        return ((batch.next_alive[:, j] == ACTS) | cut).to(batch.obs)[:, None]
+
     with torch.no_grad():
         acts = []
         for k in range(K):
@@ -67,19 +72,19 @@ def plain_update(agent: Plain, name: str, batch: Any, draw: Stream, turn: int) -
                     act = (act + noise.clamp(-cfg.target_clip, cfg.target_clip)).clamp(-1, 1)
             else:
                 act = torch.eye(A)[(logits(out, batch.next_legal, k) + gumbel(draw)[:, k]).argmax(dim=1)]
-            acts.append(act * after[:, k, None])
-        x = joint(batch, batch.next_obs, acts)
-        y = [
-            batch.reward[:, k] + batch.discount[:, k]
-            * torch.stack([agent.net(f"{critic}_target", k, x, i, twins)[:, 0] for i in range(twins)]).amin(dim=0)
-            for k in range(K)
-        ]  # fmt: skip
+            acts.append(act)
+        y = []
+        for k in range(K):
+            seen = torch.stack([batch.next_obs[:, j] * there(k, j) for j in range(K)], dim=1)
+            x = joint(batch, seen, [acts[j] * there(k, j) for j in range(K)])
+            q = torch.stack([agent.net(f"{critic}_target", k, x, i, twins)[:, 0] for i in range(twins)])
+            y.append(batch.reward[:, k] + batch.discount[:, k] * q.amin(dim=0))
     taken = [batch.action[:, k] if continuous else torch.eye(A)[batch.action[:, k]] for k in range(K)]
     taken = [each * batch.alive[:, k, None] for k, each in enumerate(taken)]
-    loss = torch.zeros(())
+    loss, obs = torch.zeros(()), batch.obs * batch.alive[..., None]
     for k, i in itertools.product(range(K), range(twins)):
-        error = agent.net(critic, k, joint(batch, batch.obs, taken), i, twins)[:, 0] - y[k]
-        loss = loss + (batch.weight * batch.alive[:, k] * error**2).sum()
+        error = agent.net(critic, k, joint(batch, obs, taken), i, twins)[:, 0] - y[k]
+        loss = loss + (batch.weight * batch.learns[:, k] * error**2).sum()
     agent.descend(loss, **{critic: agent.hyper["lr_critic"]})
     if turn == cfg.policy_delay - 1:
         climb = torch.zeros(())
@@ -91,10 +96,10 @@ def plain_update(agent: Plain, name: str, batch: Any, draw: Stream, turn: int) -
                 scores = logits(out, batch.legal, k) + gumbel(draw.part(1))[:, k]
                 soft = (scores / cfg.temperature).softmax(dim=1)
                 mine = torch.eye(A)[scores.argmax(dim=1)] + soft - soft.detach()
-            x = joint(batch, batch.obs, [mine if j == k else taken[j] for j in range(K)])
+            x = joint(batch, obs, [mine if j == k else taken[j] for j in range(K)])
             penalty = cfg.output_penalty * out[:, : TEAM.actions[k]].square().mean(dim=1)
             each = penalty - agent.net(critic, k, x, 0, twins)[:, 0]
-            climb = climb + (batch.weight * batch.alive[:, k] * each).sum()
+            climb = climb + (batch.weight * batch.learns[:, k] * each).sum()
         agent.descend(climb, actor=agent.hyper["lr_actor"])
         agent.follow(**{f"{critic}_target": critic, "actor_target": "actor"})
     return loss.detach()
@@ -236,7 +241,7 @@ def test_the_target_by_hand(name: str, double: None) -> None:
     discount = torch.tensor([0.9, 0.0, 0.5]).expand(P, B, K)  # the second one dies
     reward = torch.tensor([1.0, -3.0, 0.5]).expand(P, B, K)
     alive = torch.tensor([1.0, 1.0, 0.0]).expand(P, B, K)  # the third one has died before
-    batch = replace(batch, discount=discount, reward=reward, alive=alive)
+    batch = replace(batch, discount=discount, reward=reward, alive=alive, learns=alive)
     losses, errors = given.algo.loss(
         given.cfg, state, {}, batch, Stream(given.cohort().keys, Purpose.UPDATE, torch.tensor([0]))
     )
@@ -248,7 +253,8 @@ def test_the_target_by_hand(name: str, double: None) -> None:
 @each_algorithm
 @each_kind
 def test_who_is_gone_teaches_nothing(name: str, kind: str) -> None:
-    """Whatever its reward, its action and what it will see: neither its own networks, nor the others'."""
+    """Whatever its reward, its action, and what stands in the place of what it saw and will see: neither its own
+    networks, nor the others'."""
     given = Crewed(name, SPACES[kind], policy_delay=1)
     batch = transitions(SPACES[kind])
     gone = batch.alive == 0  # type: ignore[operator]
@@ -258,10 +264,14 @@ def test_who_is_gone_teaches_nothing(name: str, kind: str) -> None:
     )
     action = torch.zeros_like(batch.action)
     shaped = gone if kind == "discrete" else gone[..., None]
-    spoilt = replace(spoilt, action=torch.where(shaped, action, batch.action))
+    after = (batch.next_alive == 0)[..., None]  # type: ignore[operator, index]
+    spoilt = replace(
+        spoilt, action=torch.where(shaped, action, batch.action), obs=torch.where(gone[..., None], 7.0, batch.obs),
+        next_obs=torch.where(after, 7.0, batch.next_obs),
+    )  # fmt: skip
     found = [given.updated(given.cohort(), each, 0, 0) for each in (batch, spoilt)]
     assert all(same(a, b) for a, b in zip(*found, strict=True))
-    alone = replace(batch, alive=torch.ones_like(batch.reward) * torch.tensor([1.0, 0.0, 1.0]))
+    alone = replace(batch, learns=torch.ones_like(batch.reward) * torch.tensor([1.0, 0.0, 1.0]))
     cohort = given.cohort()
     before = dissolve([cohort])
     after = given.updated(cohort, alone, 0, 0)
@@ -279,7 +289,7 @@ def test_agents_that_share_learn_from_each_other_and_others_do_not(name: str) ->
         given = Crewed(name, SPACES["continuous"], share=share, policy_delay=1)
         assert given.widths["actor"].copies == len(groups)
         batch = transitions(SPACES["continuous"])
-        batch = replace(batch, alive=torch.ones_like(batch.reward) * torch.tensor([1.0, 0.0, 0.0]))
+        batch = replace(batch, learns=torch.ones_like(batch.reward) * torch.tensor([1.0, 0.0, 0.0]))
         before = given.members
         after = given.updated(given.cohort(), batch, 0, 0)
         for old, new in zip(before, after, strict=True):
@@ -291,7 +301,7 @@ def test_agents_that_share_are_told_apart() -> None:
     """Seeing the same, they may do unlike things: by the numbers behind what they see, and by nothing else."""
     twins = Spaces(2, 2, continuous=True, team=Team(("a_0", "a_1"), (2, 2), (2, 2)))
     given = Crewed("maddpg", twins, share="group")
-    assert given.widths["actor"] == (2 + 2, 2, "whole", 1)
+    assert given.widths["actor"][:4] == (2 + 2, 2, "whole", 1)
     state, obs = given.cohort().state, torch.ones(P, 2, 2)
     first, second = given.algo.greedy(given.cfg, state, obs, None).unbind(dim=1)
     assert (first != second).any()
@@ -350,6 +360,11 @@ def test_a_policy_answers_with_its_critics(name: str, kind: str) -> None:
     assert asked.q_values is not None
     v = asked.value(given.cfg, state, obs, None, None)
     assert torch.equal(v, asked.q_values(given.cfg, state, obs, best))
+    every = q(given, critic_of(given, state), batch.obs, numbers(given, best.unflatten(1, (-1, K)))).detach()
+    if name == "matd3":
+        assert (every[0] != every[1]).any()
+        every = torch.minimum(*every)  # of twins the least
+    torch.testing.assert_close(v, every.flatten(1))
     assert not torch.equal(v, asked.q_values(given.cfg, state, obs, action))
     if kind == "discrete":
         assert asked.chances is not None
@@ -385,7 +400,8 @@ def test_a_number_that_is_none_freezes_its_member_alone(name: str, kind: str) ->
     """In any network, of any agent, at every turn, and in any agent's reward."""
     given = Crewed(name, SPACES[kind], policy_delay=2)
     batch = transitions(SPACES[kind])
-    batch = replace(batch, alive=torch.ones_like(batch.reward))
+    everyone = torch.ones_like(batch.reward)
+    batch = replace(batch, alive=everyone, learns=everyone, next_alive=everyone, discount=0.9 * everyone)
     for turn in range(2):
         clean = given.updated(given.cohort(), batch, turn, 0)
         nets = [f.name for f in fields(given.algo.State) if f.metadata["kind"] == "parameters"]
@@ -419,8 +435,8 @@ def test_the_first_of_twin_critics_is_on_the_same_memory() -> None:
 def test_one_agent_alone_is_a_team_too() -> None:
     """So that widths, files and pages can be made where no environment is known."""
     found = algos.get("maddpg").networks(algos.get("maddpg").Config(), Spaces(4, 2))
-    assert found["actor"] == (4, 2, "whole", 1)
-    assert found["critic"] == (6, 1, "whole", 1)
+    assert found["actor"][:4] == (4, 2, "whole", 1)
+    assert found["critic"][:4] == (6, 1, "whole", 1)
     assert _team.crew(algos.get("maddpg").Config(), Spaces(4, 2)).agents == 1
 
 

@@ -105,6 +105,7 @@ def test_discrete_sac_keeps_its_temperature_and_its_mass_on_legal_actions(opened
 @pytest.mark.product
 @pytest.mark.parametrize("algo", ["sac", pytest.param("cqn", marks=pytest.mark.slow), "iql"])
 @pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.thorough
 def test_a_restored_run_with_masks_continues_bit_for_bit(algo: str, steps: int, opened: list[OffPolicy]) -> None:
     """In the middle of episodes and windows."""
     p = pairs(algo, steps)

@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from evopipe import watchdog
+import worker_envs
+from evopipe import parallel, watchdog
+from evopipe.envs import make
 from evopipe.envs.check import check
 from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
@@ -112,6 +115,7 @@ def test_many_slow_ones_are_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
         started(odd("Rings", seconds=100.0, times=3), rows=8).step([LEFT] * 8)
 
 
+@pytest.mark.thorough
 def test_after_a_signal_little_time_is_left(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "GRACE", 0.1)
     pool = started(odd("Hangs"), workers)
@@ -159,3 +163,72 @@ def test_a_reward_that_no_seed_governs_is_noticed() -> None:
     state = pool.state()
     assert started(odd("Moody")).restore(state).tolist() == [True, True]
     assert any("differ at step 1" in finding for finding in check("worker_envs:Moody-v0", {}))
+
+
+def test_an_error_of_many_lines_is_told_in_one_with_its_place(workers: Workers) -> None:
+    """However long, and whatever it would do to a terminal."""
+    pool = started(odd("Shouts"), workers)
+    with pytest.raises(EnvironmentFailed) as failed:
+        pool.step([LEFT] * 2)
+    text = str(failed.value)
+    where = "training environment 'worker_envs:Shouts-v0' (row 0, episode seed 0, step 1): step() raised RuntimeError: "
+    assert text.startswith(where + "\\x1b[31mthe motor broke\\x1b[0m and broke and broke")
+    assert text.isprintable()
+    assert len(text) < 1000
+
+
+@pytest.mark.parametrize("how", ["cancels", "ignores", "takes"])
+def test_one_that_hangs_is_ended_whatever_it_does_to_the_alarm(how: str) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    for _ in range(2):
+        pool, began = started(odd("Fiddles", seconds=0.2, how=how)), time.monotonic()
+        with pytest.raises(
+            EnvironmentFailed, match=r"row 0, .* did not return within 0.2 seconds \(env.step_seconds\)"
+        ):
+            pool.step([LEFT] * 2)
+        assert time.monotonic() - began < 10
+    signal.signal(signal.SIGALRM, before)
+    with pytest.raises(Hung), Watchdog(0.05):
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("where", ["made", "reset", "step", "closed"])
+def test_what_an_environment_does_to_torch_is_undone(where: str) -> None:
+    try:
+        pool = started(odd("Widens", where=where))
+        pool.step([LEFT] * 2)
+        pool.close()
+        assert torch.get_default_dtype() == torch.float32
+        assert torch.is_grad_enabled()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+
+
+def test_environments_that_cling_are_closed_in_one_time_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the first hangs, and all others are closed, or every one."""
+    monkeypatch.setattr(make, "_CLOSING", 1.0)
+    for every in (False, True):
+        monkeypatch.setattr(worker_envs.Clings, "closed", 0)
+        folder = tmp_path / str(every)
+        folder.mkdir()
+        pool, began = started(odd("Clings", folder=str(folder), every=every), rows=40), time.monotonic()
+        pool.close()
+        assert time.monotonic() - began < 4
+        assert every or len([*folder.iterdir()]) == 40
+
+
+@pytest.mark.skipif(not can_help(), reason="needs fork and eventfd")
+@pytest.mark.thorough
+def test_workers_whose_environments_cling_end_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_PATIENCE", 700)
+    with Workers(6) as workers:
+        pool = EnvPool(odd("Clings", folder=str(tmp_path), every=True), 6, workers=workers)
+        monkeypatch.setattr(make, "_CLOSING", 0.2)  # of the pool's own first one, here
+        pool.reset(np.arange(6), np.arange(6))
+        began = time.monotonic()
+        pool.close()
+        assert time.monotonic() - began < 3
+    assert len({file.name.split("-")[0] for file in tmp_path.iterdir()}) == 6 + 1

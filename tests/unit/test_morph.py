@@ -225,6 +225,7 @@ def test_equal_generators_give_both_networks_the_same_new_weights() -> None:
 @pytest.mark.parametrize(
     ("activation", "norm"), [("ReLU", False), ("GELU", True), ("Sigmoid", True), ("Softplus", False)]
 )
+@pytest.mark.thorough
 def test_a_chain_of_200_mutations_stays_consistent(activation: str, norm: bool) -> None:
     rng = generators(3)
     arch = Arch((Block(16),), 16, (), activation, norm)

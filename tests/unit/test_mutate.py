@@ -68,6 +68,7 @@ def changed(a: Member, b: Member) -> bool:
 # ----------------------------------------------------------------------------------------------- probabilities
 
 
+@pytest.mark.thorough
 def test_kinds_come_as_often_as_their_weights_say() -> None:
     (member,), traits = world()
     weights = {"none": 2.0, "architecture": 1.0, "parameters": 3.0, "activation": 2.5, "rl_hp": 1.5}
@@ -114,6 +115,7 @@ def test_a_mutation_that_would_change_nothing_gives_way_to_another_and_is_never_
     assert set(seen) == {"architecture", "rl_hp"}  # a head layer can still come
 
 
+@pytest.mark.thorough
 def test_with_two_layers_of_32_no_architecture_mutation_is_a_no_op() -> None:
     """Peer fault: there, 32 % of the architecture mutations were."""
     (member,), traits = world(encoder=(32, 32))
@@ -137,6 +139,7 @@ def test_where_nothing_can_change_the_child_is_its_parent() -> None:
 # ------------------------------------------------------------------------------------------------ architecture
 
 
+@pytest.mark.thorough
 def test_layers_change_as_often_as_new_layer_prob_says() -> None:
     (member,), traits = world(encoder=(64, 64))
     for share, n in ((0.0, 50), (0.2, 400), (1.0, 50)):
@@ -157,6 +160,7 @@ def test_without_layer_changes_and_at_every_width_bound_there_is_no_architecture
     )
 
 
+@pytest.mark.thorough
 def test_records_say_what_changed_from_what_to_what() -> None:
     (member,), traits = world(encoder=(64, 64))
     rng = generator()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -96,21 +94,6 @@ def test_a_members_bits_are_its_own(activation: str) -> None:
         assert torch.equal(few[0][0], out[i, 4:9])
 
 
-@pytest.mark.thorough
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other instruction set is x86's")
-def test_another_instruction_set_gives_the_same_bits() -> None:
-    told = {}
-    for kernels in build.TARGETS:
-        digest = hashlib.sha256()
-        for activation in ACTIVATIONS:
-            for tensor in found(net(archs(activation, True), Widths(8, 4)), normal(3, ROWS, 8), kernels):
-                digest.update(tensor.numpy().tobytes())
-        values, moved = stepped(kernels)
-        digest.update(values.numpy().tobytes() + moved.numpy().tobytes())
-        told[kernels] = digest.hexdigest()
-    assert len(set(told.values())) == 1
-
-
 def stepped(kernels: str | None) -> tuple[Tensor, Tensor]:
     """Parameters and a target after three steps down a quadratic; the second member's loss is NaN, the third rests."""
     build.use(build.load(kernels) if kernels else None)
@@ -191,10 +174,6 @@ def test_without_a_compiler_torch_serves(
     assert fingerprint()["kernels"] == "torch"
     with pytest.raises(ParamsError, match=r"^runtime\.kernels: no C compiler was found; install gcc"):
         configure(RuntimeConfig(kernels="native"))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setenv("CC", "false")
-    with pytest.raises(ParamsError, match="could not compile the kernels"):
-        configure(RuntimeConfig(kernels="native"))
 
 
 @pytest.mark.thorough
@@ -204,7 +183,7 @@ def test_they_are_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     for _ in range(2):
         build.load.cache_clear()
         build.load()
-        (file,) = (tmp_path / "evopipe").iterdir()
+        (file,) = (tmp_path / "evopipe").glob("*.so")
         made.append(file.stat().st_mtime_ns)
     assert made[0] == made[1]
     build.load.cache_clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import platform
 from collections.abc import Iterator
 
 import pytest
@@ -102,17 +101,3 @@ def test_priorities_follow_errors_as_torchs_do() -> None:
         assert all(torch.equal(a, b) for a, b in zip(trees.tensors(), again.tensors(), strict=True))
     for ours, theirs in zip(found[0].tensors(), found[1].tensors(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0.0)
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other instruction set is x86's")
-def test_another_instruction_set_gives_the_same_bits() -> None:
-    found = []
-    for target in build.TARGETS:
-        build.use(build.load(target))
-        replay = memory(LAYOUTS[2], prioritised=True)
-        (given, drawn), trees = batch(replay, build.load(target)), replay.priorities
-        assert trees is not None
-        trees.update(torch.arange(3), drawn, given.obs[..., 0])
-        found.append([drawn, given.weight, given.reward, given.discount, *trees.tensors()])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,10 @@ from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
+from evopipe.run.spec import first_members
 from evopipe.schema.blocks import EncoderKind
+from evopipe.schema.params import parse_params
+from evopipe.stages.setup import make_spec
 from evopipe.types import Image
 
 pytestmark = pytest.mark.numerical
@@ -132,6 +136,7 @@ def test_a_member_without_a_layer_that_a_neighbour_has(norm: bool) -> None:
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("activations", [("ELU", "GELU", "Tanh"), tuple(sorted(ACTIVATIONS))])
+@pytest.mark.thorough
 def test_pads_stay_exactly_zero_over_fifty_updates(
     norm: bool, fused: bool, activations: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,3 +297,46 @@ def test_names_cover_a_row_without_overlap() -> None:
     for part in arch.named(WIDTHS, row).values():
         part += 1
     assert row.eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("biases", "activation", "zeros"),
+    [("zeros", "ReLU", True), ("zeros", "Tanh", True), ("auto", "ReLU", False), ("auto", "Tanh", True),
+     ("auto", "ELU", True), ("uniform", "Tanh", False)],
+)  # fmt: skip
+def test_what_hidden_biases_begin_with_is_a_parameter(biases: Any, activation: str, zeros: bool) -> None:
+    arch = Arch((Block(24), Block(40)), 16, (Block(8),), activation, False)
+    widths = Widths(6, 3, biases=biases)
+    parts = arch.named(widths, arch.initialise(widths, np.random.default_rng(1)))
+    hidden = torch.cat([part for name, part in parts.items() if name.endswith("bias") and name != "output.bias"])
+    assert bool((hidden == 0).all()) is zeros
+    assert bool((hidden != 0).any()) is not zeros
+    # No draw of a weight depends on it.
+    plain = arch.named(Widths(6, 3), arch.initialise(Widths(6, 3), np.random.default_rng(1)))
+    assert all(torch.equal(parts[name], plain[name]) for name in parts if name.endswith("weight"))
+
+
+@pytest.mark.parametrize("gain", [0.01, 0.1, 1.0, 3.0])
+def test_the_output_layers_gain_is_its_singular_value(gain: float) -> None:
+    arch, widths = Arch((Block(32),), 16, (), "Tanh", False), Widths(6, 3, gain=gain)
+    parts = arch.named(widths, arch.initialise(widths, np.random.default_rng(2)))
+    assert torch.allclose(torch.linalg.svdvals(parts["output.weight"]), torch.full((3,), gain), rtol=1e-5)
+    assert torch.allclose(torch.linalg.svdvals(parts["latent.weight"]), torch.full((16,), 2.0**0.5), rtol=1e-5)
+
+
+def test_a_runs_first_members_begin_as_its_parameters_say() -> None:
+    def outputs(algo: str, **network: Any) -> dict[str, float]:
+        block = {"network": {"encoder": [16], "latent": 16, "activation": "Tanh", **network}}
+        params = parse_params({"env": {"id": "CartPole-v1"}, "train": {"algo": algo}, "algos": {algo: block}})
+        spec = make_spec(params)
+        (member,), _ = first_members(spec, 1)
+        found = {}
+        for name, widths in spec.widths.items():
+            weight = member.arch.named(widths, member.tensors[name])["output.weight"]
+            found[name] = round(float(torch.linalg.matrix_norm(weight, 2)), 4)
+        return found
+
+    assert outputs("ppo") == {"actor": 0.01, "critic": 1.0}
+    assert outputs("ppo", initialisation={"acting": 0.5, "others": 2.0}) == {"actor": 0.5, "critic": 2.0}
+    assert outputs("dqn") == {"q": 0.1}
+    assert outputs("dqn", initialisation={"acting": 0.5}) == {"q": 0.5}

@@ -329,6 +329,7 @@ def test_a_clone_has_seen_what_its_parent_has(algo: str, run: Callable[..., Any]
 
 @BOTH
 @pytest.mark.parametrize("ticks", [pytest.param(7, marks=pytest.mark.thorough), 61])
+@pytest.mark.thorough
 def test_a_run_that_is_restored_goes_on_bit_for_bit(algo: str, ticks: int, run: Callable[..., Any]) -> None:
     p = normalising(algo, mutation=UNLIKE)
     whole, stopped, resumed = run(p), run(p), run(p)
@@ -341,6 +342,7 @@ def test_a_run_that_is_restored_goes_on_bit_for_bit(algo: str, ticks: int, run: 
 
 
 @BOTH
+@pytest.mark.thorough
 def test_a_member_trains_alike_alone_and_among_others(algo: str, run: Callable[..., Any]) -> None:
     p = normalising(algo, LONG, mutation=UNLIKE)
     crowd, one = run(p, 5), run(p, [populations.alone(p, 3)])
@@ -350,6 +352,7 @@ def test_a_member_trains_alike_alone_and_among_others(algo: str, run: Callable[.
 
 
 @BOTH
+@pytest.mark.thorough
 def test_no_bit_depends_on_how_many_processes_learn(
     algo: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +368,7 @@ def test_no_bit_depends_on_how_many_processes_learn(
 
 
 @BOTH
+@pytest.mark.thorough
 def test_recorded_work_reads_statistics_where_they_are(algo: str, run: Callable[..., Any]) -> None:
     p = normalising(algo, mutation=UNLIKE)
     recorded = replace(p, paths=Paths("buffers"))
@@ -378,6 +382,7 @@ def test_recorded_work_reads_statistics_where_they_are(algo: str, run: Callable[
 
 
 @pytest.mark.parametrize("algo", [pytest.param("dqn", marks=pytest.mark.thorough), "ppo"])
+@pytest.mark.thorough
 def test_another_device_need_not_be_waited_for(
     algo: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,6 +507,7 @@ def test_offline_learns_as_from_a_dataset_that_was_normalised_before(run: Callab
         torch.testing.assert_close(ours.tensors["q"], theirs.tensors["q"], atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.thorough
 def test_offline_statistics_are_the_dataset_s_to_the_end(run: Callable[..., Any]) -> None:
     obs, after = dataset()
     loop = run(normalising("cqn", {"mode": "offline"}, mutation=UNLIKE), 3, warm=transitions(400, obs, after))
@@ -522,6 +528,7 @@ def test_a_warm_start_counts_as_seen(run: Callable[..., Any]) -> None:
 
 
 @BOTH
+@pytest.mark.thorough
 def test_an_exported_policy_acts_as_the_member_is_evaluated(algo: str, run: Callable[..., Any], tmp_path: Path) -> None:
     p = normalising(algo, LONG, env="scaled_envs:Scaled-v0")
     loop = run(p)
@@ -555,6 +562,7 @@ def test_an_exported_policy_acts_as_the_member_is_evaluated(algo: str, run: Call
 
 
 @BOTH
+@pytest.mark.thorough
 def test_an_elite_s_episodes_are_those_of_its_evaluation(algo: str, tmp_path: Path) -> None:
     """From the population to the folder that `evopipe.load` reads, in observations of thousands."""
     block = {"observations": True, "rewards": populations.is_on_policy(algo), "clip": 5.0}

@@ -196,6 +196,7 @@ def test_a_wrong_part_is_named(wrong: Any, says: str) -> None:
     ["FrozenLake-v1", "Blackjack-v1", "Odd-v0"]
     + [pytest.param(name, marks=pytest.mark.thorough) for name in ("Taxi-v4", "CliffWalking-v1")],
 )
+@pytest.mark.thorough
 def test_dqn_trains_resumes_and_plays_on_it(env: str) -> None:
     """Some generations with unlike members, then the elite acts on the environment's own observations."""
     p = populations.problem(
@@ -229,6 +230,7 @@ def test_dqn_trains_resumes_and_plays_on_it(env: str) -> None:
     run.close()
 
 
+@pytest.mark.thorough
 def test_a_policy_saved_and_loaded_takes_images(tmp_path: Any) -> None:
     p = populations.problem("Odd-v0", config={"network": {"conv": [{"channels": 8, "kernel": 3, "stride": 2}]}})
     run = started(p, 1)

@@ -187,6 +187,7 @@ def test_a_member_whose_network_is_no_number_acts_legally(algo: str) -> None:
 @pytest.mark.parametrize("algo", ["cqn", "bc", "td3bc"])
 @pytest.mark.parametrize("prioritised", [False, True])
 @pytest.mark.parametrize("ticks", [0, 7, 50, 75])
+@pytest.mark.thorough
 def test_a_restored_run_continues_bit_for_bit(
     algo: str, prioritised: bool, ticks: int, run: Callable[..., Run]
 ) -> None:
@@ -216,6 +217,7 @@ def test_a_member_trains_alike_alone_and_in_a_crowd(run: Callable[..., Run]) -> 
     assert same(few.members[0], crowd.members[3])
 
 
+@pytest.mark.thorough
 def test_several_processes_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evopipe.run.learners.LEAST_WORK", 0.0)
     p = offline(train={"max_steps": 240, "evo_steps": 120})
@@ -296,6 +298,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("env", "algo"),
     [("CartPole-v1", "cqn"), ("CartPole-v1", "iql"), ("Pendulum-v1", "iql"), ("Pendulum-v1", "bc")],
 )
+@pytest.mark.thorough
 def test_the_stages_train_from_a_collected_dataset(env: str, algo: str, folder: Path) -> None:
     params = settings(env, algo)
     for stage in (fetch, buffer, population, train, evaluate, export):
@@ -360,6 +363,7 @@ def test_collected_actions_are_the_environments_own_and_packed_ones_relative(fol
     assert -1 <= report["actions"]["min"][0] < report["actions"]["mean"][0] < 1
 
 
+@pytest.mark.thorough
 def test_the_pendulums_rule_swings_it_up(folder: Path) -> None:
     collect = {"episodes": 20, "policies": {"heuristic": 1.0}}
     fetch.run(settings("Pendulum-v1", "iql", fetch={"source": "collect", "collect": collect}), quiet=True)
@@ -374,6 +378,7 @@ def test_the_poor_rule_of_cartpole_is_better_than_random_and_far_from_good(folde
     assert 50.0 < found["medium"]["return"]["mean"] < 200.0
 
 
+@pytest.mark.thorough
 def test_an_exported_continuous_policy_is_a_behaviour(folder: Path) -> None:
     params = settings("Pendulum-v1", "iql")
     for stage in (fetch, buffer, population, train, evaluate, export):

@@ -232,6 +232,19 @@ def test_a_step_down_is_taken_by_those_whom_every_network_and_loss_lets() -> Non
         torch.testing.assert_close(moved, torch.full((2,), rate), rtol=1e-4, atol=0)  # Adam's first step
 
 
+def test_a_loss_that_is_no_number_holds_its_member_back_though_its_gradient_is_finite() -> None:
+    """As where a target is not: what does not depend on the parameters has no gradient."""
+    net, before = started()[0], started()[0].values.clone()
+    adam, rate, limit = Adam.start(net), torch.full((MEMBERS,), 0.1), torch.full((MEMBERS,), 1e9)
+    poison = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, 0.0])
+    healthy = torch.tensor([True, True, True, True, False])
+    kept = optim.descend(net.views[-1].bias.sum(dim=(1, 2)) + poison, healthy, limit, (net, adam, rate))
+    assert kept.tolist() == [False, False, False, True, False]
+    assert net.grad.isfinite().all()
+    assert [torch.equal(*rows) for rows in zip(net.values, before, strict=True)] == [True, True, True, False, True]
+    assert adam.steps.tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]
+
+
 def test_a_network_is_finite_where_every_parameter_is() -> None:
     net = started()[0]
     net.values[0, 3], net.values[1, 4], net.values[2, 5] = torch.nan, torch.inf, -torch.inf

@@ -150,6 +150,7 @@ def test_an_idle_one_does_its_last_work_when_dismissed_and_a_busy_one_does_not(h
     assert not runs(busy.pid)
 
 
+@pytest.mark.thorough
 def test_it_ends_with_its_last_reference() -> None:
     one = Helper(lambda: None)
     pid = one.pid

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
+import json
 import re
 import shutil
-from functools import cache
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tiny
 from evopipe import layout
 from evopipe.agents.settings import Agents
-from evopipe.algos import get, names
+from evopipe.algos import get
 from evopipe.schema.blocks import NEUTRAL as NEUTRAL_RUNTIME
 from evopipe.schema.read import parse_yaml, read_yaml
 from evopipe.schema.text import LanguageParams
@@ -23,13 +25,13 @@ from evopipe.schema.write import dump_yaml
 ROOT = Path(__file__).parents[2]
 PARAMS = read_yaml(ROOT / "params.yaml").data
 STAGES: dict[str, Any] = read_yaml(ROOT / "dvc.yaml").data["stages"]
-# They steer a run or report on it; what it computes does not depend on how they are written.
-NEUTRAL = {
-    "__init__.py", "algos/_hyper.py", "errors.py", "keys.py", "layout.py", "machine.py", "parallel.py", "signals.py",
-    "watchdog.py",
-    "own.py", "types.py", "stages/shards.py", "stages/tell.py", "stages/tracking.py", "storage/checkpoint.py",
-    "storage/files.py", "storage/folders.py", "storage/lock.py", "storage/tensors.py",
-}  # fmt: skip
+# Rooms, and modules that are in none, that steer a run or report on it: no result depends on how they are written, but
+# for what of them a stage names.
+NEUTRAL = (
+    "schema/", "stages/", "storage/", "track/",
+    "__init__.py", "__main__.py", "cli.py", "cli_agent.py", "errors.py", "keys.py", "layout.py", "own.py",
+    "parallel.py", "signals.py", "watchdog.py",
+)  # fmt: skip
 
 
 def value_at(path: str) -> Any:
@@ -50,46 +52,62 @@ def tracked(stage: str, section: str) -> list[str]:
     ]
 
 
-@cache
-def imports(file: str) -> frozenset[str]:
-    """Files of the package that a file imports at its top."""
-    found = set()
-    for node in ast.parse((ROOT / "src/evopipe" / file).read_text()).body:
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names += [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        for name in names:
-            relative = name.replace(".", "/").removeprefix("evopipe/") + ".py"
-            if name.startswith("evopipe.") and (ROOT / "src/evopipe" / relative).is_file():
-                found.add(relative)
-    return frozenset(found)
+def code_of(stage: str) -> list[str]:
+    """What of the package a stage depends on, folders and files."""
+    return [dep.removeprefix("src/evopipe/") for dep in tracked(stage, "deps") if dep.startswith("src/evopipe/")]
 
 
-def closure(file: str) -> set[str]:
-    """A file and all that its results depend on."""
-    seen, waiting = set(), [file]
-    while waiting:
-        current = waiting.pop()
-        if current not in seen and current not in NEUTRAL and not current.startswith(("schema/", "track/")):
-            seen.add(current)
-            waiting.extend(imports(current))
-    return seen
+def below(file: str, deps: list[str]) -> bool:
+    return any(file == dep or file.startswith(f"{dep}/") for dep in deps)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_depends_on_the_code_it_computes_with(stage: str) -> None:
-    deps = tracked(stage, "deps")
-    covered = [dep.removeprefix("src/evopipe/") for dep in deps if dep.startswith("src/evopipe/")]
-    needed = closure(f"stages/{stage}.py")
-    if stage != "population" and any(dep.startswith("algos/") for dep in covered):  # loaded by name
-        needed |= {
-            file for name in names() for file in imports(f"algos/{name}.py") if file.startswith("algos/_")
-        } - NEUTRAL
-    missing = {file for file in needed if not any(file == dep or file.startswith(f"{dep}/") for dep in covered)}
-    assert not missing
-    assert all((ROOT / "src/evopipe" / dep).exists() for dep in covered)
-    # The tree as a whole would retrain for every edit.
-    assert not {"src", "src/evopipe"} & set(deps)
+def test_a_stage_depends_on_whole_folders(stage: str) -> None:
+    """But where all else in a folder is of other stages; the tree as a whole would retrain for every edit."""
+    deps = code_of(stage)
+    for dep in deps:
+        assert (ROOT / "src/evopipe" / dep).exists(), dep
+        own = (f"stages/{stage}.py", "stages/setup.py", "storage/members.py", "track/formats.py")
+        assert "/" not in dep or dep in own
+    assert {"algos", "machine.py", f"stages/{stage}.py"} <= {*deps}
+    assert not {"src", "src/evopipe"} & {*tracked(stage, "deps")}
+
+
+_TRACED = """
+import atexit, json, sys
+from evopipe.__main__ import main
+sys.argv = ["evopipe", sys.argv[1]]
+code = main()
+files = [module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "evopipe"]
+open("imported.json", "w").write(json.dumps(files))
+sys.exit(code)
+"""
+ALGORITHMS = {
+    "dqn": {"train.warm_start": 100},
+    "ppo": {"algos.ppo.learn_step": 128, "train.mode": "online"},
+    "matd3": {"env.id": "teams_for_tests:Relay", "env.kwargs": {"kind": "continuous"}},
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_stage_depends_on_all_that_it_imports_and_on_nothing_else(algo: str, tmp_path: Path) -> None:
+    """The modules that a tiny run of each stage holds when it ends, beside what dvc.yaml names."""
+    block = get(algo).Config.model_validate({"learn_step": 128} if algo == "ppo" else {}).model_dump(mode="json")
+    tiny.write_params(
+        tmp_path, {"train.max_steps": 400, "train.algo": algo, f"algos.{algo}": block, **ALGORITHMS[algo]}
+    )
+    for stage in list(STAGES) if algo == "dqn" else list(STAGES)[2:]:
+        words = [sys.executable, "-c", _TRACED, stage]
+        ran = subprocess.run(words, cwd=tmp_path, env=tiny.environment(), capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, (stage, ran.stderr)
+        top, deps = ROOT / "src/evopipe", code_of(stage)
+        found = json.loads((tmp_path / "imported.json").read_text())
+        files = {Path(file).relative_to(top).as_posix() for file in found}
+        assert {file for file in files if not below(file, deps) and not file.startswith(NEUTRAL)} == set(), stage
+        code = [dep for dep in deps if (top / dep).is_dir() or dep.endswith(".py")]
+        idle = {dep for dep in code if not any(below(file, [dep]) for file in files)}
+        assert idle <= ({"team_policy.py"} if not get(algo).TEAM else {"policy.py"}), stage
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -155,6 +173,7 @@ def test_every_algorithm_of_a_pipeline_can_be_chosen(params: Path, tmp_path: Pat
         assert load_params(tmp_path / "params.yaml").train.algo == algo
 
 
+@pytest.mark.thorough
 def test_every_pipeline_folder_can_be_run_as_it_is() -> None:
     from evopipe.schema.params import load_params
 

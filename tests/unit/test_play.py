@@ -170,6 +170,7 @@ def test_a_gif_plays_at_the_environments_speed(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the reader leaves its pipes open
+@pytest.mark.thorough
 def test_a_film_holds_every_frame(tmp_path: Path) -> None:
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     elite = picture(tmp_path, "Drawn")

@@ -201,6 +201,7 @@ def test_equal_policies_are_equal_bytes(tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.thorough
 def test_the_program_does_not_say_where_it_was_made(tmp_path: Path) -> None:
     """Or clones in two folders would differ, and a policy that is given away would name the folders of its maker."""
     policy.save(tmp_path, "dqn", member(ARCHS["deep"]), ABOUT, program=True, card="card")
@@ -334,6 +335,7 @@ def test_the_program_runs_with_torch_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", [pytest.param("CartPole-v1", marks=pytest.mark.thorough), "Pendulum-v1"])
+@pytest.mark.thorough
 def test_a_recurrent_policy_remembers_and_so_does_its_program(env: str, tmp_path: Path) -> None:
     network = {"encoder_kind": "lstm", "encoder": [16, 16], "latent": 16}
     config = {"network": network, "learn_step": 64}

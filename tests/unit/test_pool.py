@@ -74,6 +74,20 @@ def test_the_time_limit_truncates_and_no_row_resets_by_itself() -> None:
     assert pool.episode_return.tolist() == [0.0]
 
 
+def test_a_step_is_broken_where_no_action_is_legal_and_its_episode_goes_on() -> None:
+    """Not where it was cut, or ended: what is legal after the last action means nothing."""
+    space, draws = ActionSpace.of(gymnasium.spaces.Discrete(3)), np.random.default_rng(0)
+    for _ in range(50):
+        n = int(draws.integers(1, 6))
+        mask, terminated, truncated = (draws.random(shape) < 0.4 for shape in ((n, 3), n, n))
+        obs, reward = draws.normal(size=(n, 2)).astype(np.float32), draws.normal(size=n).astype(np.float32)
+        obs[draws.random((n, 2)) < 0.1] = np.nan
+        step = Step.of(space, obs, reward, terminated, truncated, mask)
+        assert step.broken.tolist() == [
+            bool(np.isnan(obs[i]).any()) or not (mask[i].any() or terminated[i] or truncated[i]) for i in range(n)
+        ]
+
+
 def test_a_subset_of_rows_steps_alone() -> None:
     pool = started(chain(), rows=3)
     before = pool.obs.copy()
@@ -369,3 +383,11 @@ def test_heuristics_solve_their_environments(env_id: str, least: float) -> None:
                 break
         returns.append(pool.episode_return[0])
     assert np.mean(returns) >= least
+
+
+@pytest.mark.parametrize("name", ["envs_for_tests:MaskedNumbers-v0", "teams_for_tests:MasksNumbers"])
+def test_no_run_begins_with_masks_of_numbers(name: str) -> None:
+    pool = EnvPool(EnvConfig(id=name, kwargs={"kind": "continuous"}), 2)
+    with pytest.raises(EnvironmentFailed, match=r"returned.* an action_mask for actions that are numbers \(Box\)"):
+        pool.reset(np.arange(2), np.arange(2))
+    pool.close()

@@ -134,6 +134,7 @@ CASES = [(here, *played, here == (i % 2 == 0)) for i, played in enumerate(PLAYED
     indirect=["any_workers"],
     ids=lambda value: f"{value.id}-{len(value.kwargs)}" if isinstance(value, EnvConfig) else str(value),
 )
+@pytest.mark.thorough
 def test_every_output_is_bit_identical(
     any_workers: Workers, cfg: EnvConfig, rows: int, ticks: int, foretell: bool
 ) -> None:
@@ -395,6 +396,7 @@ def test_a_closed_pool_closes_its_environments_where_they_live(tmp_path: Path) -
     assert {path.name for path in tmp_path.iterdir()} == {*map(str, forked), str(os.getpid())}
 
 
+@pytest.mark.thorough
 def test_a_forgotten_pool_ends_its_processes() -> None:
     pool = started(chain(), 2, Workers(1))
     (worker,) = pids(pool)
@@ -465,6 +467,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /
     [(signal.SIGKILL, False, True), (signal.SIGTERM, False, False), (signal.SIGKILL, True, False)],
     ids=["a thread forked them", "asked to end", "in C, with Python's lock"],
 )
+@pytest.mark.thorough
 def test_no_worker_outlives_the_trainer(signum: signal.Signals, lock: bool, thread: bool) -> None:
     context = multiprocessing.get_context("fork")
     hear, say = context.Pipe(duplex=False)

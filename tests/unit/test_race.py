@@ -17,7 +17,7 @@ from evopipe.evolve.select import draws, tournament
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Episodes
 from evopipe.run.race import hopeless, looks, race
-from evopipe.run.run import Run
+from evopipe.run.run import Champion, Run
 from evopipe.schema.blocks import TournamentConfig
 
 
@@ -65,6 +65,13 @@ def test_who_is_near_one_that_it_meets_plays_on() -> None:
     together.race((0, 1), (1, 2))
     assert apart.played.tolist() == [4, 4, 40]
     assert together.played.tolist() == [40, 40, 40]
+
+
+def test_all_pairs_of_a_larger_tournament_count() -> None:
+    for met in ((0, 1, 3), (0, 3, 1), (3, 0, 1)):
+        track = Track(returns(0.0, 0.0, 0.0, 100.0))
+        track.race(met)
+        assert track.played.tolist() == [40, 40, 4, 40], met
 
 
 def test_who_is_near_the_leader_plays_on_whomever_it_meets() -> None:
@@ -214,6 +221,64 @@ def test_a_run_races_those_who_meet_in_its_own_tournaments() -> None:
     assert played.steps == track.played.sum()
 
 
+def test_luck_of_a_few_episodes_crowns_nobody() -> None:
+    """One member, which mutates and is alone in its races, plays 4 episodes of 32 there, for its target is out of
+    reach. Returns are luck alone, of mean 0 and deviation 1, and a champion's score is how lucky it was."""
+
+    def lucky(evaluation: str, seed: int) -> Run:
+        train = {
+            "evaluation": evaluation, "eval_episodes": 32, "target": 50.0, "max_steps": 32, "evo_steps": 4,
+            "learning_delay": 10**6,
+        }  # fmt: skip
+        kinds = dict.fromkeys(("none", "architecture", "activation", "rl_hp"), 0.0) | {"parameters": 1.0}
+        found: Run = populations.started(
+            populations.problem(
+                "envs_for_tests:Luck-v0", seed=seed, train=train, mutation={"probabilities": kinds, "sd": 10.0},
+                tournament={"elitism": False},
+            ),
+            1,
+        )  # fmt: skip
+        populations.finish(found)
+        return found
+
+    raced, full = ([lucky(evaluation, seed) for seed in range(3)] for evaluation in ("race", "full"))
+    crowned = [[each.champion for each in runs if each.champion is not None] for runs in (raced, full)]
+    inflated = [np.mean([champion.score for champion in champions]) for champions in crowned]
+    assert inflated[0] < 1.1 * inflated[1], "by unlike numbers of episodes it is 1.5 times as much"
+    for champion in crowned[0] + crowned[1]:
+        assert not champion.confirmed
+        assert len(champion.returns) == 32
+        assert champion.score == pytest.approx(champion.returns.mean())
+    steps = [sum(run.clock.eval_steps for run in runs) for runs in (raced, full)]
+    assert steps[0] < 0.6 * steps[1]
+
+
+def test_unconfirmed_scores_are_compared_on_the_same_episodes() -> None:
+    """The first episodes of all are hard: who does better there than the champion did plays the others too."""
+    found = run("race", target=1000.0)
+    hard = np.repeat([-100.0, 10.0], [4, 20])
+    member = found.members[0]
+    found.champion = Champion(member, hard.mean(), 1.0, False, 1, hard)
+
+    def crown(returns: np.ndarray) -> tuple[Champion | None, int]:
+        members = [replace(m, fitness=(returns.mean() if m.slot == 2 else -1e9,)) for m in found.members]
+        return found._crown(Episodes(np.tile(returns, (6, 1)), np.ones((6, len(returns))), 0), members, lambda: False)
+
+    held, steps = crown(np.full(4, -101.0))
+    assert (held, steps) == (found.champion, 0)
+    crowned, steps = crown(np.full(4, -99.0))
+    rest = found.regime.evaluate(
+        found.spec.form_alone(found.members[2]), found.spec.seeds(Purpose.EVALUATE, 24)[4:], lambda: False
+    )
+    assert crowned is not None
+    assert (crowned.member.slot, steps) == (2, rest.steps)
+    assert np.array_equal(crowned.returns, [*[-99.0] * 4, *rest.returns[0]])
+    found.champion = Champion(member, 1e6, 1.0, False, 1, np.repeat([-100.0, 1e6], [4, 20]))
+    assert crown(np.full(4, -99.0)) == (found.champion, steps), "on all of them it is worse"
+    found.champion = replace(found.champion, confirmed=True)
+    assert crown(np.full(4, 99.0)) == (found.champion, 0), "a lucky score does not beat a confirmed one"
+
+
 @pytest.mark.thorough
 def test_a_run_that_races_continues_bit_for_bit() -> None:
     whole, resumed = run("race"), run("race")
@@ -246,10 +311,13 @@ def test_a_confirmation_that_is_given_up_confirms_nobody() -> None:
     for evaluation in ("race", "full"):
         found = run(evaluation, target=100.0, confirm_episodes=40)
         lucky = [replace(member, fitness=(100.0,)) for member in found.members]
-        crowned[evaluation] = found._crown(Episodes(np.full((6, 1), 100.0), np.ones((6, 1)), 6), lucky, lambda: False)
+        played = Episodes(np.full((6, 24), 100.0), np.ones((6, 24)), 6)
+        crowned[evaluation] = found._crown(played, lucky, lambda: False)
     (raced, few), (full, many) = crowned["race"], crowned["full"]
     assert raced is not None
     assert full is not None
     assert (raced.confirmed, full.confirmed) == (False, True)
     assert full.score < 60.0, "its episodes end there"
     assert 4 * few < many
+    assert raced.score < 60.0, "by what was played of the confirmation"
+    assert (raced.returns == 100.0).all()

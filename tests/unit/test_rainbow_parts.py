@@ -232,6 +232,7 @@ def random_batch(cohort: Cohort, masked: bool = False) -> Batch:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_without_all_its_parts_it_is_dqn() -> None:
     """A whole run with evolution, to the bit."""
     runs = [
@@ -281,6 +282,7 @@ BOUNDS = {"min_nodes": 8, "max_nodes": 96, "min_latent": 8, "max_latent": 96, "n
 
 
 @pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.thorough
 def test_architecture_mutations_keep_the_function_and_give_new_weights_noise(norm: bool) -> None:
     """What is added leaves the noise-free values unchanged; new scales are positive, as large as the paper's."""
     p, member = trained_member(network={"layer_norm": norm}, noisy_sigma=0.7)

@@ -174,6 +174,7 @@ def test_the_headline_is_the_evaluation(folder: Path, plain: str) -> None:
     assert "160k" in text  # 4 members · 8 generations · 5000 steps
 
 
+@pytest.mark.thorough
 def test_what_comes_from_data_is_escaped(copy: Path) -> None:
     """A hyper-parameter, a mutation and a version that are markup stay text."""
     evil = "</title><script>alert('x')</script><b onclick=\"y\">&amp;"
@@ -196,6 +197,7 @@ def test_what_comes_from_data_is_escaped(copy: Path) -> None:
     assert "<script" not in text
 
 
+@pytest.mark.thorough
 def test_the_parameters_are_shown(folder: Path) -> None:
     params = write_run(folder / "again", members=1, generations=1, episodes=3)
     shown = report._shown(params)
@@ -234,6 +236,7 @@ def test_equal_files_give_equal_bytes(folder: Path, filmed: str) -> None:
     assert there.stdout.decode() == filmed
 
 
+@pytest.mark.thorough
 def test_only_the_measured_part_knows_the_clock(folder: Path, plain: str) -> None:
     run = read.read(folder)
     slower = tuple(replace(row, seconds=3 * row.seconds) for row in run.timing[1:])
@@ -250,6 +253,7 @@ def test_only_the_measured_part_knows_the_clock(folder: Path, plain: str) -> Non
 
 
 @pytest.mark.parametrize(("members", "generations", "diverge"), [(1, 1, 0.0), (1, 4, 0.0), (3, 1, 0.0), (20, 2, 0.9)])
+@pytest.mark.thorough
 def test_small_and_sick_runs_are_drawn(tmp_path: Path, members: int, generations: int, diverge: float) -> None:
     write_run(tmp_path, members, generations, diverge, episodes=2)
     found = document(tmp_path)
@@ -267,6 +271,7 @@ def records(folder: Path, change: Callable[[list[Any]], None]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in content))
 
 
+@pytest.mark.thorough
 def test_a_generation_that_all_diverged_in(copy: Path) -> None:
     """Nobody had a child, and the last healthy generation came back under its own ids."""
 
@@ -288,6 +293,7 @@ def test_a_generation_that_all_diverged_in(copy: Path) -> None:
     assert "diverged" in document(copy).text
 
 
+@pytest.mark.thorough
 def test_no_target_and_extreme_scores(copy: Path) -> None:
     def extreme(content: list[Any]) -> None:
         content[2]["members"][1]["fitness"] = -1e12
@@ -303,6 +309,7 @@ def test_no_target_and_extreme_scores(copy: Path) -> None:
     assert "luck may be part of it" in text
 
 
+@pytest.mark.thorough
 def test_a_fitness_curve_with_gaps(copy: Path) -> None:
     path = copy / "reports/fitness.csv"
     rows = list(csv.DictReader(io.StringIO(path.read_text())))
@@ -400,6 +407,7 @@ def test_the_sentence_on_mutations_says_what_its_figure_shows(folder: Path) -> N
 
 
 @pytest.mark.parametrize(("score", "lucky"), [(-59.0, True), pytest.param(-501.0, False, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
 def test_a_fitness_above_the_held_out_interval_is_called_lucky(copy: Path, score: float, lucky: bool) -> None:
     """Above all episodes' returns, which are -60 at most, or below them: they are -500 at least."""
     summary = json.loads((copy / "reports/train.json").read_text())
@@ -561,6 +569,7 @@ def test_a_film_of_one_frame() -> None:
     assert Image.open(io.BytesIO(shot(1).animation)).size == (60, 40)
 
 
+@pytest.mark.thorough
 def test_the_film_is_of_a_held_out_episode(folder: Path) -> None:
     run = read.read(folder)
     one = _Movie.filmed(folder / "models/elite", run, 60)
@@ -578,6 +587,7 @@ def test_the_film_is_of_a_held_out_episode(folder: Path) -> None:
     assert (picture["src"] or "").startswith("data:image/webp;base64,")
 
 
+@pytest.mark.thorough
 def test_an_environment_that_cannot_be_drawn_gets_a_sentence(copy: Path) -> None:
     path = copy / "models/elite/policy.json"
     about = json.loads(path.read_text())
@@ -660,6 +670,7 @@ def wordle_run(folder: Path) -> Run:
     return replace(read.read(folder), told=read._told(folder))
 
 
+@pytest.mark.thorough
 def test_games_are_shown_as_coloured_squares_and_the_elite_beside_who_made_the_data(copy: Path) -> None:
     text = compose(wordle_run(copy), {}, NO_MOVIE)
     found = Document(text)

@@ -26,6 +26,7 @@ def reference(
     return out
 
 
+@pytest.mark.thorough
 def test_ten_thousand_random_patterns() -> None:
     """Of terminations, truncations and both, at every place: to 1e-6 of float64, and float32 as near as it can be."""
     g = np.random.default_rng(0)

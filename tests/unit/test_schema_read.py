@@ -114,6 +114,7 @@ def test_a_number_too_long_to_print_is_cut_in_the_message() -> None:
     ],
     ids=["alias bomb", "brackets", "dashes", "many keys", "many items"],
 )
+@pytest.mark.thorough
 def test_hostile_files_cost_little(text: str) -> None:
     start = time.process_time()
     refusal(text)

@@ -24,6 +24,7 @@ def parents(cfg: TournamentConfig, fitness: list[float], tournaments: int, seed:
     return np.array([tournament(cfg, score, rng).parents for _ in range(rounds)])
 
 
+@pytest.mark.thorough
 def test_a_nan_member_is_never_parent_nor_elite_in_100_000_tournaments() -> None:
     """Peer fault: comparisons with NaN let a diverged member win, and be cloned over the healthy ones."""
     rng = np.random.default_rng(0)

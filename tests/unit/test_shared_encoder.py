@@ -399,6 +399,7 @@ def test_an_encoder_that_is_no_number_harms_its_member_only(algo: str) -> None:
     "algo",
     [pytest.param(algo, marks=() if algo == "ppo" else pytest.mark.slow) for algo in (*OFF_POLICY, "ppo")],
 )
+@pytest.mark.thorough
 def test_an_exported_policy_has_the_encoder_with_it(algo: str, tmp_path: Path) -> None:
     p = populations.problem(algo=algo, mutation=UNLIKE, config=SHARE)
     pool = started(p, 3).regime.world.pool

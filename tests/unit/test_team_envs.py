@@ -230,6 +230,32 @@ def test_who_is_dead_and_still_in_the_list_stays_dead() -> None:
     assert set(pool.env(0).parallel.given) == {"ant_1"}  # type: ignore[attr-defined]
 
 
+def test_who_was_cut_and_is_still_in_the_list_does_not_act_again() -> None:
+    """Nor is it paid, nor seen, nor cut another time."""
+    pool = started(team("StaysCut"))
+    steps = played(pool, 3)
+    assert [step.truncated[0].tolist() for step in steps] == [[False, False], [True, False], [False, False]]
+    assert [step.alive[0].tolist() for step in steps] == [[True, True], [False, True], [False, True]]  # type: ignore[index]
+    assert steps[2].reward[0, 0] == 0.0
+    assert not steps[2].obs[0, 0].any()
+    assert not pool.alive[0, 0]
+
+
+def test_a_step_says_where_it_leaves_each_agent() -> None:
+    """0 gone, 1 acts next, 2 cut: at this step alone."""
+    found = {
+        name: [step.next_alive[0].tolist() for step in played(started(team(name)), 4)]
+        for name in ("Dies", "IsCut", "Leaves", "Late", "Returns")
+    }
+    assert found == {
+        "Dies": [[1, 1], [0, 1], [0, 1], [0, 2]],
+        "IsCut": [[1, 1], [2, 1], [0, 1], [0, 2]],
+        "Leaves": [[1, 1], [2, 1], [0, 1], [0, 2]],
+        "Late": [[0, 1], [1, 1], [1, 1], [2, 2]],
+        "Returns": [[1, 1], [2, 1], [1, 1], [2, 2]],
+    }
+
+
 def test_what_the_dead_give_breaks_nothing() -> None:
     steps = played(started(team("DeadNan")), 4)
     assert not any(step.broken.any() for step in steps)
@@ -284,6 +310,44 @@ def test_masks_come_by_info_or_by_observation(name: str) -> None:
     for first in (False, True):
         step = pool.step(np.ones((1, 2), np.int64))
         assert pool.mask[0].tolist() == step.mask[0].tolist() == [[first, True, True], [True, True, True]]
+
+
+FIRSTS = {"discrete": [True, False, False], "multidiscrete": [True, False, True, False, False]}
+
+
+@pytest.mark.parametrize("kind", list(FIRSTS))
+@pytest.mark.parametrize("blank", [False, True])
+def test_who_is_cut_has_its_last_mask_and_who_is_gone_the_first_choice_of_each(
+    kind: str, blank: bool, workers: Workers
+) -> None:
+    """By what is legal after a truncation targets take next actions; nobody takes one. A last mask that leaves nothing
+    means nothing, and breaks no row."""
+    for given in (None, workers):
+        pool = started(team("MasksCut", kind=kind, blank=blank), workers=given)
+        free = [True] * len(FIRSTS[kind])
+        last = free if blank else [False, *free[1:]]
+        for t in (1, 2, 3, 4):
+            step = pool.step(np.ones((1, 2, *pool.spaces.action_shape), np.int64))
+            assert not step.broken.any()
+            of_first = [False, *free[1:]] if t == 1 else last if t == 2 else FIRSTS[kind]
+            assert step.mask[0].tolist() == [of_first, last if t == 4 else [False, *free[1:]]]
+            shows = [of_first if t == 1 else FIRSTS[kind], FIRSTS[kind] if t == 4 else [False, *free[1:]]]
+            assert pool.mask[0].tolist() == shows
+        pool.close()
+
+
+@pytest.mark.parametrize("backend", ["sync", "torch"])
+def test_unlike_agents_of_a_team_that_is_cut_keep_all_their_choices(backend: str) -> None:
+    """Where no mask is ever given, too."""
+    cfg = EnvConfig.model_validate({
+        "id": "simple_speaker_listener_v4", "backend": backend, "kwargs": {"max_cycles": 2, "continuous_actions": False}
+    })  # fmt: skip
+    pool = started(cfg)
+    for t in range(2):
+        step = pool.step(np.zeros((1, 2), np.int64))
+        assert step.truncated.all() == (t == 1)
+        assert step.mask[0].tolist() == [[True] * 3 + [False] * 2, [True] * 5]
+    assert pool.mask[0].tolist() == [[True] + [False] * 4] * 2
 
 
 @pytest.mark.parametrize("kind", ["discrete", "multidiscrete"])
@@ -697,6 +761,7 @@ def checked(name: str, **kwargs: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("env_id", ["simple_speaker_listener_v4", "tictactoe_v3"])
+@pytest.mark.thorough
 def test_pettingzoos_teams_have_no_findings(env_id: str) -> None:
     assert check(env_id, {}) == []
 
@@ -796,3 +861,15 @@ def test_no_team_learns_from_a_dataset() -> None:
 def test_a_new_project_begins_with_one_agent() -> None:
     with pytest.raises(ParamsError, match=r"^new: simple_spread_v3 is a team of agents, and a new project begins with"):
         project._check_env("simple_spread_v3")
+
+
+def test_who_acts_first_after_a_broken_step_joins_as_in_any_episode() -> None:
+    """The episode before ended in the middle, with all of them alive."""
+    pool = EnvPool(team("NanReward"), 2)
+    pool.reset([0, 1], [0, 1])
+    assert pool.begins.all()
+    steps = [pool.step(np.zeros((2, 2), np.int64)) for _ in range(2)]
+    assert steps[-1].broken.all()
+    assert not pool.begins.any()
+    pool.reset([0], [2])
+    assert pool.begins.tolist() == [[True, True], [False, False]]

@@ -222,6 +222,7 @@ def test_probabilities_are_those_of_each_agents_own_actions(algo: str, tmp_path:
         pytest.param("mappo:multidiscrete", "teams_for_tests:Crew", {}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.thorough
 def test_each_agents_program_acts_as_the_team(algo: str, env: str, config: Any, tmp_path: Path) -> None:
     made = team(tmp_path / "elite", algo, env, program=True, **config)
     names = sorted(path.name for path in (tmp_path / "elite").glob("*.pt2"))

@@ -297,6 +297,13 @@ def test_score_and_duration() -> None:
     small = (0.9564, -0.03, 0.00123, -0.000456, 0.0)
     assert [score(value) for value in small] == ["0.956", "-0.03", "1.2e-3", "-4.6e-4", "0.0"]
     assert max(len(score(sign * 1.2345 * 10.0**n)) for n in range(-9, 6) for sign in (1, -1)) <= 7
+    assert [score(value) for value in (9999.9, 1e4, 999_999.0, 1e6, -1e6, 1.0)] == [
+        "9999.9", "10000", "999999", "1e+06", "-1e+06", "1.0",
+    ]  # fmt: skip
+    assert [duration(value) for value in (0.4, 59.4, 59.6, 60, 3599, 3600, 3660)] == [
+        "0 s", "59 s", "1 min 00 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "1 h 01 min",
+    ]  # fmt: skip
+    assert [number(value) for value in (999_999.0, 1e6, 0.01, 0.0099)] == ["999999", "1e6", "0.01", "9.9e-3"]
     assert [duration(value) for value in (42, 185, 7620, math.inf)] == ["42 s", "3 min 05 s", "2 h 07 min", "-"]
 
 

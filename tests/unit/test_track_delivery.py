@@ -35,7 +35,7 @@ from evopipe.run.spec import first_members
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track.backends.mlflow import connect, serve
 from evopipe.track.events import End, Generation, JsonlSink, MemberRow, Progress, Start, Tracker
-from evopipe.track.outbox import sync
+from evopipe.track.outbox import _Trackers, sync
 from evopipe.track.record import FILES, Kept, New, Run, TrainingRecord, md5_of
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -200,7 +200,57 @@ def test_twice_is_as_good_as_once(root: Path) -> None:
     assert contents(root) == once
 
 
+def test_what_was_just_brought_is_not_asked_for_again(root: Path) -> None:
+    record = TrainingRecord(made(root))
+    with _Trackers(MLFLOW, root) as trackers:
+        assert trackers.deliver(record.run()) == {"mlflow": New(run=1, generation=3)}
+        assert trackers.deliver(record.run()) == {}
+        outputs(root, record.folder)
+        assert trackers.deliver(record.run()) == {"mlflow": New(file=len(FILES))}
+
+
+def test_of_two_runs_of_one_training_the_oldest_goes_on_and_keeps_its_first_outcome(root: Path) -> None:
+    run = TrainingRecord(made(root, generations=1)).run()
+    backend = connect(MLFLOW, root)
+    backend.deliver(replace(run, result="a" * 32))
+    asked = client(root)
+    (experiment,) = (each for each in asked.search_experiments() if each.name == "CartPole-v1")
+    runs = asked.search_runs([experiment.experiment_id])
+    (first,) = (each for each in runs if each.data.tags["evopipe.kind"] == "training")
+    asked.create_run(experiment.experiment_id, first.info.start_time + 10_000, first.data.tags)  # a later copy
+    later = TrainingRecord(made(root, generations=2, key="f" * 32)).run()
+    backend.deliver(replace(later, key=run.key, result="b" * 32))
+    held = asked.get_run(first.info.run_id).data
+    assert held.tags["evopipe.generations"] == "2"
+    assert held.tags["evopipe.result"] == "a" * 32
+
+
+def test_a_tracker_that_failed_is_asked_once_and_not_for_every_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+    import threading
+
+    for key in ("a" * 32, "b" * 32, "c" * 32):
+        made(root, generations=1, key=key)
+    calls = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def refuse() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    one = server.accept()[0]
+                    calls.append(one.recv(4096).partition(b" HTTP")[0])
+                    one.close()
+
+        threading.Thread(target=refuse, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(TrackerError):
+            synced(root)
+        server.shutdown(socket.SHUT_RDWR)
+    assert 1 <= len(calls) <= 2, calls  # with the one retry of its own
+
+
 @pytest.mark.parametrize("fails_at", [1, 2, 3, 5, 8, 11])
+@pytest.mark.thorough
 def test_a_delivery_that_was_cut_off_is_completed(root: Path, fails_at: int) -> None:
     """Cut at any of its calls, by a store that raises; the same rows are there in the end, each once."""
     from mlflow import MlflowClient
@@ -347,6 +397,17 @@ def test_a_registered_team_answers_by_agent(algo: str, kind: str, root: Path) ->
         assert np.allclose(gave[name], after[:, k], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_two_trainings_with_one_elite_are_registered_each_and_once(root: Path) -> None:
+    registered(root, "dqn")
+    (root / "models/trained/manifest.json").write_text("of another training")
+    TrainingRecord(made(root, key="f" * 32)).keep(root, FILES, ended=True)
+    for _ in range(2):
+        synced(root, MLFLOW.model_copy(update={"register_as": "cart"}))
+        versions = client(root).search_model_versions("name = 'cart'")
+        assert len(versions) == len({version.run_id for version in versions}) == 2
+
+
 def test_an_elite_without_its_program_is_not_registered(root: Path) -> None:
     outputs(root, made(root))
     synced(root, MLFLOW.model_copy(update={"register_as": "cart"}))
@@ -367,6 +428,7 @@ def test_the_dataset_is_an_input_of_who_learned_from_it(root: Path, learned: int
     assert found == ([("CartPole-v1/collect", hashlib.md5(b"transitions").hexdigest())] if learned else [])
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_deleted_stays_deleted(root: Path) -> None:
     made(root)
     synced(root)
@@ -595,6 +657,7 @@ def test_the_pages_of_nothing(tmp_path: Path) -> None:
         serve(tmp_path, 5000, False, silent)
 
 
+@pytest.mark.thorough
 def test_a_port_that_is_taken(root: Path) -> None:
     import socket
 

@@ -11,6 +11,7 @@ from evopipe.verify.bits import promise
 HERE = {
     "python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6", "gymnasium": "1.4.0", "platform": "Linux-x86_64",
     "cpu": "AMD EPYC", "cpu_capability": "AVX512", "threads": 1, "kernels": "native", "device": "cpu", "cuda": None,
+    "compiler": "GCC 12.2.0",
 }  # fmt: skip
 DENSE = {"encoder": [[16, False]], "latent": 16, "head": [], "activation": "ReLU", "layer_norm": True}
 INTEL = {"cpu": "Intel Xeon", "cpu_capability": "AVX2"}
@@ -38,6 +39,21 @@ def test_another_version_may_change_them() -> None:
     )
     for name in ("python", "gymnasium", "platform"):
         assert said(here={name: "another"}).endswith(f"bit, unless another version of {name} changes it")
+
+
+def test_another_compiler_may_change_them() -> None:
+    """Of another one no run is compared."""
+    assert said(here={"compiler": "Clang 14.0.6", **INTEL}).endswith(
+        "this machine can repeat it to the bit, unless another compiler (Clang 14.0.6, there GCC 12.2.0) changes it"
+    )
+    assert said(here={"compiler": "GCC 11.3.0", "torch": "2.14.0"}).endswith(
+        "bit, unless another version of torch or another compiler (GCC 11.3.0, there GCC 12.2.0) changes it"
+    )
+    before = {name: value for name, value in HERE.items() if name != "compiler"}  # elites of before did not say it
+    elite = {"algo": "dqn", "arch": DENSE, "provenance": {"fingerprint": before}}
+    assert promise("auto", elite, HERE).endswith("another compiler (GCC 12.2.0, there not known) changes it")
+    assert "compiler" not in promise("torch", {**elite, "provenance": {"fingerprint": HERE | {"kernels": "torch"}}},
+                                     HERE | {"kernels": "torch", "compiler": None})  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
+from evopipe.errors import said
+from evopipe.watchdog import Hung, staying
+
 Blocking = bool | Literal["process"]
 _BEGINNING = 120.0  # seconds that a process may take to begin, and to import what its first call needs
 
@@ -121,14 +124,31 @@ def _done(data: bytes) -> bytes:
         function, args = pickle.loads(data)
         return pickle.dumps((function(*args), None))
     except BaseException as raised:  # a SystemExit of user code, too, is its caller's
-        text = RuntimeError(f"{type(raised).__name__}: {raised}")
-        if not isinstance(raised, Exception):
-            return pickle.dumps((None, text))
+        error = as_exception(raised)
         with contextlib.suppress(Exception):
-            told = pickle.dumps((None, raised))
+            told = pickle.dumps((None, error))
             pickle.loads(told)
             return told
-        return pickle.dumps((None, text))
+        return pickle.dumps((None, RuntimeError(said(error))))
+
+
+def as_exception(raised: BaseException) -> Exception:
+    """Return what users' code raised as an exception that futures and tasks hand on: SystemExit, GeneratorExit and
+    their like would end the loop, and StopIteration cannot be raised in a coroutine."""
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
+    return RuntimeError(said(raised))
+
+
+def here(function: Callable[..., Any], *args: Any) -> Any:
+    """Call users' code in this thread; what it raises is an exception, see `as_exception`, or ends this thread's work:
+    Ctrl-C, or that it hung."""
+    try:
+        return function(*args)
+    except (KeyboardInterrupt, Hung):
+        raise
+    except BaseException as raised:
+        raise as_exception(raised) from raised
 
 
 class _Worker:
@@ -142,10 +162,12 @@ class _Worker:
     def _work(self) -> None:
         while (call := self.calls.get()) is not None:
             loop, future, function, args, undo = call
+            result, error = None, None
             try:
-                result, error = function(*args), None
+                with staying():
+                    result = function(*args)
             except BaseException as raised:  # a SystemExit of user code, too, is its caller's
-                result, error = None, raised
+                error = as_exception(raised)
             try:
                 loop.call_soon_threadsafe(_settle, future, result, error, undo)
             except RuntimeError:  # the loop is over: nobody waits
@@ -154,7 +176,7 @@ class _Worker:
                 return
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None, undo: Callable[[Any], Any]) -> None:
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None, undo: Callable[[Any], Any]) -> None:
     if future.done():  # it was given up
         if error is None and undo is not None:
             threading.Thread(target=undo, args=(result,), name="evopipe-agent", daemon=True).start()
@@ -162,9 +184,7 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
     if error is None:
         future.set_result(result)
     else:
-        future.set_exception(
-            error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-        )
+        future.set_exception(error)
 
 
 class Threads:
@@ -186,7 +206,7 @@ class Threads:
             async with asyncio.timeout(seconds):
                 return await function(*args)
         if not blocking:
-            return function(*args)
+            return here(function, *args)
         if blocking == "process":
             async with self._turns:
                 return await self._apart(packed(function, args), seconds)

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from evopipe import algos
 from evopipe.agents.documented import (
     BLOCKS,
@@ -29,8 +26,9 @@ from evopipe.agents.documented import (
     truth,
 )  # fmt: skip
 from evopipe.agents.settings import Agents
-from evopipe.errors import DataError, MissingInputError, ParamsError, suggestion
+from evopipe.errors import MissingInputError, ParamsError, suggestion
 from evopipe.schema.declare import parsed
+from evopipe.schema.read import parse_value, read_yaml
 from evopipe.schema.text import LanguageParams
 
 
@@ -41,7 +39,8 @@ class _Resolved:
     params: LanguageParams  # as a `params.yaml` of language models has it
     agents: Agents  # the block for episodes
     folder: Path | None  # where a run is kept; None: nowhere
-    arguments: dict[str, dict[str, Any]]  # `agent_args`, `env_args` and `workflow_args` that the configuration brings
+    # `agent_args`, `env_args`, `workflow_args` and `ray_init` that the configuration brings
+    arguments: dict[str, dict[str, Any]]
     files: dict[str, str]  # paths of datasets by `train` and `val`
     origin: dict[str, str]  # of each key that is no default, where its value came from
     notes: list[str] = field(default_factory=list)  # keys without a meaning here, a sentence each
@@ -52,8 +51,15 @@ def read(config: Any) -> tuple[Values, bool]:
     """Return overrides by dotted keys, and whether they are a whole configuration, in which unknown keys are usual.
     They are given as None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later
     ones win; the path of a YAML file; or any object of nested attributes, such as OmegaConf's. Raises ParamsError if it
-    is something else, or a text is not of the form `key=value`; MissingInputError or DataError if the file is not
-    there, or is no mapping."""
+    is something else, a text is not of the form `key=value`, or a file cannot be used, see `read_yaml`;
+    MissingInputError if the file is not there."""
+    try:
+        return _read(config)
+    except RecursionError:
+        raise ParamsError("config: a value holds itself, or mappings without end; write it out") from None
+
+
+def _read(config: Any) -> tuple[Values, bool]:
     if config is None:
         return {}, False
     if isinstance(config, Mapping):
@@ -77,15 +83,9 @@ def read(config: Any) -> tuple[Values, bool]:
 
 
 def _yaml(path: Path) -> Any:
-    try:
-        found = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MissingInputError(f"config: {path} is not there") from None
-    except (OSError, ValueError, YAMLError) as error:
-        raise DataError(f"config: {path} cannot be read ({error})") from None
-    if not isinstance(found, Mapping):
-        raise DataError(f"config: {path} holds {type(found).__name__}, expected keys")
-    return found
+    if not path.exists():
+        raise MissingInputError(f"config: {path} is not there")
+    return read_yaml(path).data
 
 
 def _told(text: str) -> Iterator[tuple[str, Any]]:
@@ -96,13 +96,13 @@ def _told(text: str) -> Iterator[tuple[str, Any]]:
     elif not sign or not key.strip("+~ "):
         raise ParamsError(f"config: {text!r} is not of the form 'key=value'")
     else:
-        yield key.strip("+~ "), YAML(typ="safe").load(value) if value else None
+        yield key.strip("+~ "), parse_value(value, f"config: {key}={value:.40}")
 
 
 def _flat(data: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in data.items():
         path = f"{before}.{key}" if before else str(key)
-        if path in BLOCKS_OF_ARGUMENTS or path.endswith((".evolve", ".kwargs", ".estimators")):
+        if path.startswith(BLOCKS_OF_ARGUMENTS) or path.endswith((".evolve", ".kwargs", ".estimators")):
             yield path, _deep(value)
         elif isinstance(value, Mapping):
             yield from _flat(value, path)
@@ -120,9 +120,10 @@ def _deep(value: Any) -> Any:
     return value
 
 
-def resolve(config: Any, population: Any, tasks: int, name: str) -> _Resolved:
+def resolve(config: Any, population: Any, tasks: int, name: str, engine: str = "local") -> _Resolved:
     """Bring overrides, see `read`, to what a run of that name is configured by; `tasks` are rows of the training data.
-    A population is None for one member; how many; or a mapping, the blocks `population`, `evolution` and `evolve`.
+    A population is None for one member; how many; or a mapping, the blocks `population`, `evolution` and `evolve`. The
+    engine is `local` or `ray`, which alone takes `ray_init`.
     Raises ParamsError if a key is unknown or a value cannot be used."""
     given, whole = read(config)
     given = {key: value for key, value in given.items() if value is not None}
@@ -130,11 +131,14 @@ def resolve(config: Any, population: Any, tasks: int, name: str) -> _Resolved:
     origin: dict[str, str] = {}
     notes: dict[str, list[str]] = {}  # keys by the reason why they have no meaning
     documented = {key: value for key, value in given.items() if key in SAME or key in OWN or key in FILTERS}
-    arguments = {block.rpartition(".")[2]: dict(given.get(block) or {}) for block in BLOCKS_OF_ARGUMENTS}
+    arguments = {block.rpartition(".")[2]: _arguments(block, given.get(block)) for block in BLOCKS_OF_ARGUMENTS}
     for key, value in given.items():
         for block in BLOCKS_OF_ARGUMENTS:
             if key.startswith(block + "."):
                 arguments[block.rpartition(".")[2]][key[len(block) + 1 :]] = value
+    arguments["ray_init"] = {key: value for key, value in arguments["ray_init"].items() if value is not None}
+    if engine != "ray" and arguments["ray_init"]:
+        notes["nothing starts Ray with engine='local'"] = [f"ray_init.{key}" for key in arguments["ray_init"]]
     algo, extra = _algorithm(given)
     block_of = algos.get(algo).Config.model_fields
 
@@ -183,13 +187,19 @@ def resolve(config: Any, population: Any, tasks: int, name: str) -> _Resolved:
 def _unknown(key: str, whole: bool, algo: str) -> str:
     """Return why a key has no meaning here; ParamsError if it is a mistake: of a whole file keys may be anything."""
     start = next((start for start in WITHOUT if key == start or key.startswith(start + ".")), None)
-    if start is not None and ("." in start or start == "ray_init"):
+    if start is not None and "." in start:
         return WITHOUT[start]
     near = suggestion(key, [*SAME, *OWN, *FILTERS, *BLOCKS_OF_ARGUMENTS, *_natives(algo)])
     meant = near.startswith(", did you mean")
     if not whole and (start is None or meant):
         raise ParamsError(f"config: unknown key {key!r}{near[:300]}")
     return f"it is unknown{near}" if meant else WITHOUT.get(start or "", "it is unknown")
+
+
+def _arguments(block: str, value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ParamsError(f"config: {block}: of type {type(value).__name__}, expected a mapping of arguments")
+    return dict(value or {})
 
 
 def _natives(algo: str) -> Iterator[str]:
@@ -232,8 +242,10 @@ def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
             yield f"population.{key}", value
         elif key == "evolve":
             yield f"{TRAIN}.evolve", value
-        else:
+        elif isinstance(value, Mapping):
             yield from _flat(value, f"evolution.{key}")
+        else:
+            yield f"evolution.{key}", value
 
 
 def _made(
@@ -245,6 +257,10 @@ def _made(
         here = nested
         for step in path:
             here = here.setdefault(step, {})
+            if not isinstance(here, dict):
+                raise ParamsError(
+                    f"config: {key}: {step} is given as {here!r:.40} too, and holds keys; give one of them"
+                )
         here[last] = value
     agents = nested.pop("agents", {})
     params = parsed(LanguageParams, nested, "config: ")

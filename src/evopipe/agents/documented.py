@@ -79,7 +79,7 @@ OWN = {
     "rllm.stepwise_advantage.normalize_by_steps", "rllm.compact_filtering.enable", "rllm.agent.overlong_filter",
     "rllm.mask_truncated_samples", "rllm.rejection_sample.enable",
 }  # fmt: skip
-BLOCKS_OF_ARGUMENTS = ("rllm.agent.agent_args", "rllm.env.env_args", "rllm.workflow.workflow_args")
+BLOCKS_OF_ARGUMENTS = ("rllm.agent.agent_args", "rllm.env.env_args", "rllm.workflow.workflow_args", "ray_init")
 FILTERS = {f"rllm.compact_filtering.mask_{reason.value}": reason.value for reason in TerminationReason}
 WITHOUT: dict[str, str] = {
     "data.val_batch_size": "all tasks of a validation are played at once, see `agents.at_once`",
@@ -102,7 +102,6 @@ WITHOUT: dict[str, str] = {
     "trainer.save_freq": "a run is saved by time, see `runtime.checkpoint_seconds`",
     "trainer.default_hdfs_dir": "a run is kept in a folder, see `trainer.default_local_dir`",
     "trainer": "nothing here asks for it",
-    "ray_init": "nothing starts Ray with engine='local'",
     "rllm.agent.name": "pass agent_class",
     "rllm.env.name": "pass env_class",
     "rllm.workflow.name": "pass workflow_class",

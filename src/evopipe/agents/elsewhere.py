@@ -7,14 +7,19 @@ import atexit
 import inspect
 import itertools
 import threading
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+from evopipe.agents.blocking import here
 from evopipe.agents.environment import BaseEnv
+from evopipe.errors import ParamsError
 from evopipe.parallel import available_cpus
 from evopipe.schema.shards import ShardsConfig
-from evopipe.stages.on_ray import Cluster, code_path
+from evopipe.stages.on_ray import Cluster, Names, code_path
+from evopipe.watchdog import staying
 
+_NAMES = Names("engine='ray'", "ray_init", "ray_init.address", "take engine='local'")
 _AT_ONCE = 64  # calls that a process takes at the same time, of environments that allow it
 
 
@@ -25,16 +30,24 @@ class _Host:
         self._held: dict[int, Any] = {}
 
     def make(self, number: int, env_class: type[Any], info: Mapping[str, Any]) -> None:
-        self._held[number] = env_class.from_dict(info)
+        self._held[number] = self._own(env_class.from_dict, info)
 
     def call(self, number: int, name: str, *args: Any) -> Any:
+        return self._own(self._called, number, name, *args)
+
+    def _called(self, number: int, name: str, *args: Any) -> Any:
         found = getattr(self._held[number], name)(*args)
         return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
 
     def close(self, number: int) -> None:
         env = self._held.pop(number, None)
         if env is not None:
-            env.close()
+            self._own(env.close)
+
+    def _own(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call users' code, which must not take the other environments of this process along."""
+        with staying():
+            return here(function, *args)
 
 
 async def _awaited(found: Any) -> Any:
@@ -75,17 +88,24 @@ def on_ray(env_class: type[BaseEnv], processes: int | None = None, **ray_init: A
 
     Args:
         env_class: the environment; its observations and actions travel, so they must be picklable.
-        processes: how many; None: one a CPU of this machine.
-        **ray_init: arguments of `ray.init`.
+        processes: how many; None: `num_cpus`, else one a CPU of this machine.
+        **ray_init: arguments of `ray.init`; without effect where this process is in a cluster already, which is said.
 
     Raises:
         MissingInputError: Ray is not installed.
-        ResourceError: it does not start.
+        ParamsError: it refuses an argument.
+        ResourceError: it does not start, or no cluster is at the address.
     """
-    address = ray_init.pop("address", None)
-    cluster = Cluster(ShardsConfig(engine="ray", address=address, ray_init=ray_init), "an environment on Ray")
+    address, cpus = ray_init.pop("address", None), ray_init.get("num_cpus")
+    if address is not None and not isinstance(address, str):
+        raise ParamsError(f"ray_init.address: of type {type(address).__name__}, expected text, such as 'host:6379'")
+    cluster = Cluster(ShardsConfig(engine="ray", address=address or None, ray_init=ray_init), "engine='ray'", _NAMES)
     atexit.register(cluster.close)
-    hosts = _Hosts(cluster, processes or available_cpus(), _AT_ONCE if env_class.is_multithread_safe() else 1)
+    if not cluster.own and (ray_init or address):
+        warnings.warn("ray_init: this process is in a Ray cluster already, which stays as it is", stacklevel=2)
+    hosts = _Hosts(
+        cluster, processes or int(cpus or available_cpus()), _AT_ONCE if env_class.is_multithread_safe() else 1
+    )
 
     class Elsewhere(BaseEnv):
         """An environment in another process."""

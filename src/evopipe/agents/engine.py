@@ -8,24 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import threading
+import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
-from evopipe.agents.blocking import Processes, Threads
+from evopipe.agents.blocking import Processes, Threads, as_exception, here
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
 from evopipe.agents.settings import Agents
 from evopipe.agents.types import Episode, ModelOutput, TerminationEvent, TerminationReason
 from evopipe.agents.workflow import Runner, Workflow, number
+from evopipe.errors import EnvironmentFailed, said, text_of
 from evopipe.parallel import available_cpus
+from evopipe.watchdog import Hung, Watchdog
 
 _ASK = 0.25  # seconds between two looks at whether to stop
+_STOPPING = 2.0  # seconds that all coroutines have, once the caller asked to stop, to come to an `await`
+_FOREVER = 1e9  # seconds
 _CLOSING = 60.0  # seconds that a workflow may take to close
+# Seconds of one step of a coroutine, and share of its episode's time, that are not the others', for it held them up.
+_LONG, _SHARE = 1.0, 0.1
+_LEAST = 0.02  # seconds that users' code may take whatever was before
 _ROUNDS = 3  # of the event loop, for calls that one episode makes together
 _MODEL_RETRIES = 2  # of a completion that took too long
 FAILED = (TerminationReason.ERROR, TerminationReason.TIMEOUT)
@@ -56,6 +65,79 @@ class Done:
     entropies: dict[int, list[float]]
 
 
+class _Turns:
+    """A context for users' code in the thread of the event loop, entered for each step of an episode's coroutines: code
+    that blocks there holds all episodes up, and is ended by `Hung` where that can be. `seconds` is what the episode may
+    take, None: any."""
+
+    def __init__(self, engine: Engine, seconds: float | None) -> None:
+        self.engine, self.seconds = engine, seconds
+        self._began, self._own = time.monotonic(), 0.0
+        self._others, self._entered = engine.blocked, 0.0
+        self._watch: Watchdog | None = None
+
+    def left(self) -> float | None:
+        """Return the seconds that the episode has: those in which others held it up are given to it again."""
+        if self.seconds is None:
+            return None
+        given = self.engine.blocked - self._others - self._own
+        return self.seconds + given - (time.monotonic() - self._began)
+
+    def __enter__(self) -> None:
+        self._entered, engine = time.monotonic(), self.engine
+        longest = _FOREVER
+        if self.seconds is not None:
+            longest = max(min(_LONG, self.seconds), self.seconds - (self._entered - self._began))
+        if engine.stopped():
+            engine.stopping = engine.stopping or self._entered
+            longest = min(longest, max(_LEAST, engine.stopping + _STOPPING - self._entered))
+        self._watch = Watchdog(longest, "agents.episode_seconds", grace=_STOPPING)
+        engine.overdue = self._entered + longest
+        self._watch.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        assert self._watch is not None
+        self._watch.__exit__(*error)
+        engine, took = self.engine, time.monotonic() - self._entered
+        engine.overdue = None
+        if took > min(_LONG, _FOREVER if self.seconds is None else _SHARE * self.seconds):
+            engine.blocked, self._own = engine.blocked + took, self._own + took
+        if engine.stopped():
+            engine.stopping = engine.stopping or self._entered
+
+
+class _Brood(NamedTuple):
+    """The tasks that an episode has begun, and what each of their steps is run in."""
+
+    tasks: set[asyncio.Task[Any]]
+    turns: _Turns
+
+
+class _Steps:
+    """A coroutine of users, of which each step is run in a context."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], turns: _Turns) -> None:
+        self.work, self.turns = work, turns
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        go, given = self.work.send, None
+        while True:
+            try:
+                with self.turns:
+                    wanted = go(given)
+            except StopIteration as stop:
+                return stop.value
+            except (SystemExit, GeneratorExit) as error:  # asyncio ends loops and coroutines by these
+                raise as_exception(error) from error
+            try:
+                go, given = self.work.send, (yield wanted)
+            except GeneratorExit:  # nobody runs it any more
+                self.work.close()
+                raise
+            except BaseException as error:
+                go, given = self.work.throw, error
+
+
 class Engine:
     """Runs episodes as `agents` say, how many at once and how long things may take: `make` makes the workflow of one
     from its model and runner, `decode` answers requests, in order. Who made the processes closes them (None: one a
@@ -70,6 +152,9 @@ class Engine:
         self.agents, self.grace = agents, grace
         self.processes = processes or Processes(available_cpus())
         self.waves = 0
+        self.blocked = 0.0  # seconds in which an episode's coroutine held all others up
+        self.overdue: float | None = None  # when users' code that holds the loop now will have taken too long
+        self.stopping: float | None = None  # when it was seen that the caller asked to stop
 
     def run(self, jobs: Sequence[Job], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
         """Run all jobs; return their episodes in the jobs' order. What fails is an episode with its reason. Raises
@@ -81,7 +166,8 @@ class Engine:
         self.asked: Counter[int] = Counter()  # by place: completions so far
         self.runners: dict[int, Runner] = {}  # of those that are live
         self.live: dict[int, asyncio.Task[None]] = {}
-        return _run_here(self._play())
+        self.blocked, self.overdue, self.stopping = 0.0, None, None
+        return _run_here(self._play(), self)
 
     async def _play(self) -> list[Done]:
         self.changed, self.threads = asyncio.Event(), Threads(self.agents.workers, self.processes)
@@ -98,6 +184,8 @@ class Engine:
                 task.cancel()
             await asyncio.gather(*self.live.values(), return_exceptions=True)
             self.threads.close()
+        if len(self.done) < len(self.jobs):  # who was asked to stop begins no episode
+            raise Cancelled
         return [self.done[i] for i in range(len(self.jobs))]
 
     async def _change(self, until: float | None) -> bool:
@@ -186,49 +274,61 @@ class Engine:
         self.runners[i] = Runner(self.threads, agents.env_seconds, self.grace, self.lock, self.changed.set)
         workflow: Workflow | None = None
         reason, late = TerminationReason.UNKNOWN, None
-        wrong: BaseException | None = None
+        wrong: Exception | None = None
+        turns = _Turns(self, agents.episode_seconds)
         try:
-            workflow = self.make(rollout_engine=model, executor=self.runners[i])
-            workflow.reset(job.task, job.uid)
-            limit = min((s for s in (agents.episode_seconds, workflow.timeout) if s is not None), default=None)
-            found, raised = await _alone(partial(workflow.run, job.task, job.uid), limit, self.grace)
+            with turns:
+                workflow = here(partial(self.make, rollout_engine=model, executor=self.runners[i]))
+                here(workflow.reset, job.task, job.uid)
+            limits = [s for s in (agents.episode_seconds, workflow.timeout) if s is not None]
+            turns.seconds = min(limits, default=None)
+            found, raised = await _alone(partial(workflow.run, job.task, job.uid), turns, self.grace)
             if isinstance(raised, TerminationEvent):
                 reason = raised.reason
-            elif isinstance(raised, TimeoutError):
-                reason, wrong = TerminationReason.TIMEOUT, raised
+            elif isinstance(raised, (TimeoutError, Hung)):
+                reason, wrong = TerminationReason.TIMEOUT, _late(raised)
             elif raised is not None:
-                raise raised if isinstance(raised, (Exception, SystemExit)) else RuntimeError(repr(raised))
+                raise raised
             if found is not None and not isinstance(found, Episode):
                 raise TypeError(f"{type(workflow).__name__}.run returned {type(found).__name__}, expected an Episode")
-            episode = workflow.postprocess_episode(found, job.task, job.uid, reason)
+            with turns:
+                episode = here(workflow.postprocess_episode, found, job.task, job.uid, reason)
             _check(episode, workflow)
             _know_outputs(episode, model.log)
             for place, trajectory in enumerate(episode.trajectories):
                 trajectory.uid = f"{job.uid}:{place}"  # equal runs write equal bytes
-        except (Exception, SystemExit) as error:  # whatever user code raises is this episode's alone
-            reason, wrong = TerminationReason.ERROR, error
-            episode = Episode(job.uid, job.task, reason)
+        except (Exception, Hung) as error:  # whatever users' code raises is this episode's alone
+            reason = TerminationReason.TIMEOUT if isinstance(error, Hung) else TerminationReason.ERROR
+            wrong, episode = _late(error), Episode(job.uid, job.task, reason)
         finally:
             if workflow is not None:
-                if type(workflow).close is Workflow.close:  # whose calls are all limited
-                    late = await workflow.close()
-                else:
-                    told, raised = await _alone(workflow.close, _CLOSING, self.grace)
-                    late = f"close: {type(raised).__name__}: {raised}" if raised is not None else told
+                told, raised = await _alone(workflow.close, _Turns(self, _CLOSING), self.grace)
+                late = f"close: {said(raised)}" if raised is not None else told
         if late is not None:
             episode.info["close"] = late
         if wrong is not None:
             trace = "".join(traceback.format_exception(wrong)[-3:])
-            text = str(wrong) or ("it took too long" if isinstance(wrong, TimeoutError) else type(wrong).__name__)
+            text = text_of(wrong) or ("it took too long" if isinstance(wrong, TimeoutError) else type(wrong).__name__)
             episode.info["error"] = {"error_type": type(wrong).__name__, "error_message": text, "traceback": trace}
         return Done(job, episode, attempt + 1, model.entropies)
 
 
+def _late(raised: Exception | Hung) -> Exception:
+    """Return what a coroutine that blocked is told by; any other exception as it is."""
+    if isinstance(raised, Hung):
+        return TimeoutError(f"it {raised}, and held all episodes up: await what takes time, or use run_in_executor")
+    return raised
+
+
 def _check(episode: Any, workflow: Workflow) -> None:
-    """Refuse rewards that are no finite numbers: one of them would spoil all that is learned with it."""
+    """Refuse what is no episode. One reward that is no finite number would spoil all that is learned with it."""
     if not isinstance(episode, Episode):
         raise TypeError(f"{type(workflow).__name__}.postprocess_episode returned {type(episode).__name__}")
+    episode.is_correct = bool(episode.is_correct)
+    episode.termination_reason = TerminationReason(episode.termination_reason)
+    episode.metrics = {str(name): number(value, workflow) for name, value in episode.metrics.items()}
     for trajectory in episode.trajectories:
+        trajectory.name = str(trajectory.name)
         trajectory.reward = number(trajectory.reward, workflow)
         for step in trajectory.steps:
             step.reward = number(step.reward, workflow)
@@ -257,44 +357,52 @@ def _know_outputs(episode: Episode, log: Sequence[ModelOutput]) -> None:
 
 _T = TypeVar("_T")
 _GRACE = 0.25  # seconds that tasks have to end at a loop's end
-_brood: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("evopipe_brood", default=None)
+_brood: ContextVar[_Brood | None] = ContextVar("evopipe_brood", default=None)
 
 
 def _made(loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
-    """Make a task, and note it for the coroutine that begins it."""
-    task = asyncio.Task(work, loop=loop, **how)
-    if (brood := _brood.get()) is not None:
-        brood.add(task)
-        task.add_done_callback(brood.discard)
+    """Make a task, and note it for the episode that begins it."""
+    if (brood := _brood.get()) is None:
+        return asyncio.Task(work, loop=loop, **how)
+    task = asyncio.Task(_stepwise(work, brood.turns), loop=loop, **how)
+    brood.tasks.add(task)
+    task.add_done_callback(brood.tasks.discard)
     return task
 
 
+async def _stepwise(work: Any, turns: _Turns) -> Any:
+    return await _Steps(work, turns)
+
+
 async def _alone(
-    work: Callable[[], Coroutine[Any, Any, _T]], seconds: float | None, grace: float
-) -> tuple[_T | None, BaseException | None]:
-    """Run a coroutine function for at most so many seconds; return its result, or what it raised: TimeoutError if late.
+    work: Callable[[], Coroutine[Any, Any, _T]], turns: _Turns, grace: float
+) -> tuple[_T | None, Exception | Hung | None]:
+    """Run a coroutine function, while its turns last; return its result, or what it raised: TimeoutError if late.
     Tasks that it has begun and not waited for are cancelled when it is over. What does not end within `grace` seconds
     of being cancelled is left behind."""
-    brood: set[asyncio.Task[Any]] = set()
+    brood = _Brood(set(), turns)
     token = _brood.set(brood)
     try:
         main = asyncio.create_task(_outcome(work))
     finally:
         _brood.reset(token)
     try:
-        await asyncio.wait([main], timeout=seconds)
+        while not main.done() and ((left := turns.left()) is None or left > 0):
+            await asyncio.wait([main], timeout=left)
         return main.result() if main.done() else (None, TimeoutError())
     finally:
-        await _stop(brood, grace)
+        await _stop(brood.tasks, grace)
 
 
-async def _outcome(work: Callable[[], Coroutine[Any, Any, _T]]) -> tuple[_T | None, BaseException | None]:
+async def _outcome(work: Callable[[], Coroutine[Any, Any, _T]]) -> tuple[_T | None, Exception | Hung | None]:
     try:
         return await work(), None
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a SystemExit of a task would end the loop
+    except Hung as error:
         return None, error
+    except BaseException as error:
+        return None, as_exception(error)
 
 
 async def _stop(tasks: Iterable[asyncio.Task[Any]], grace: float) -> None:
@@ -308,17 +416,50 @@ async def _stop(tasks: Iterable[asyncio.Task[Any]], grace: float) -> None:
                 task.exception()  # nobody else asks for it
 
 
-def _run_here(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine to its end, in another thread where this one has a loop that runs, as in a notebook."""
+def _run_here(work: Coroutine[Any, Any, _T], engine: Engine) -> _T:
+    """Run an engine's coroutine to its end: in another thread where this one has a loop that runs, as in a notebook, or
+    where alarms cannot end what blocks it. Raises EnvironmentFailed if users' code blocks that thread for too long."""
+    if _can_ring():
+        return _run(work)
+    over = threading.Event()
+    found: list[tuple[_T, None] | tuple[None, BaseException]] = []
+
+    def run() -> None:
+        try:
+            found.append((_run(work), None))
+        except BaseException as error:
+            found.append((None, error))
+        over.set()
+
+    threading.Thread(target=run, name="evopipe-agents", daemon=True).start()
+    asked, began = engine.stopped, None
+    try:
+        while not over.wait(_ASK):
+            now, overdue = time.monotonic(), engine.overdue
+            began = began or (now if asked() else None)
+            if overdue is not None and began is not None and now > began + _STOPPING:
+                raise Cancelled
+            if overdue is not None and now > overdue + _GRACE:
+                raise EnvironmentFailed(
+                    "a coroutine of an episode blocks its thread, and holds all episodes up for longer than "
+                    "agents.episode_seconds: await what takes time, or use run_in_executor"
+                )
+    except BaseException:
+        engine.stopped = lambda: True  # as soon as that thread can, it closes all environments
+        raise
+    ((result, error),) = found
+    if error is not None:
+        raise error
+    return cast("_T", result)
+
+
+def _can_ring() -> bool:
+    """Whether an alarm ends what blocks this thread, and no loop runs in it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _run(work)
-    another = ThreadPoolExecutor(1, "evopipe-agents")
-    try:
-        return another.submit(_run, work).result()
-    finally:
-        another.shutdown(wait=False)
+        return threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+    return False
 
 
 def _run(work: Coroutine[Any, Any, _T]) -> _T:

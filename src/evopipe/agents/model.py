@@ -14,8 +14,6 @@ from evopipe.agents.types import Message, ModelOutput, TerminationEvent, Termina
 from evopipe.language.base import Base
 from evopipe.language.generate import before
 
-_REPLY = "\ue5f0"  # stands for a completion while a chat is written out; of the private use area
-
 
 class Sampled(NamedTuple):
     """How the tokens of a completion are drawn; see `language.generate.Sampling`."""
@@ -60,22 +58,19 @@ class Tokens:
         """Return the tokens of a whole chat; DataError where the template refuses it."""
         return list(self._prompt(_key(messages)))
 
-    def after(self, messages: Sequence[Message], replies: Sequence[int]) -> list[int] | None:
-        """Return what a template writes behind the last of these replies; None where it does not show them whole."""
+    def after(self, messages: Sequence[Message], replies: Sequence[int], last: int) -> list[int] | None:
+        """Return what a template writes behind the last of these replies, see `Base.between`."""
         held = [dict(message) for message in messages]
         for place in replies:
-            held[place] = {**held[place], "content": _REPLY}
-        return self._after(_key(held))
+            held[place]["content"] = ""  # its tokens are known
+        found = self._after(_key(held), tuple(replies), last)
+        return None if found is None else list(found)
 
     def _write(self, key: str) -> tuple[int, ...]:
         return tuple(self.base.prompt(json.loads(key), True, None))
 
-    def _write_after(self, key: str) -> list[int] | None:
-        if not self.base.tokenizer.chat_template:
-            return None
-        text = self.base.tokenizer.apply_chat_template(json.loads(key), tokenize=False, add_generation_prompt=True)
-        _, found, after = text.rpartition(_REPLY)
-        return self.base.encode(after) if found else None
+    def _write_after(self, key: str, replies: tuple[int, ...], last: int) -> list[int] | None:
+        return self.base.between(json.loads(key), replies, last)
 
 
 def _key(messages: Sequence[Message]) -> str:
@@ -161,11 +156,9 @@ class Model:
                 continue
             if (found := self._chats.get(_told(messages[:i]))) is not None:
                 ids, replies = found
-                after = self.tokens.after(messages, replies)
+                after = self.tokens.after(messages, replies, ids[-1])
                 if after is None:
                     break
-                if ids[-1] in self.tokens.base.ends and after[:1] == ids[-1:]:
-                    after = after[1:]  # the completion brought its end along
                 return [*ids, *after], replies
         return self.tokens.prompt(messages), []
 

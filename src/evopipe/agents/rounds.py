@@ -24,7 +24,7 @@ from evopipe.agents.workflow import Workflow
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.core.net import score
-from evopipe.errors import EnvironmentFailed
+from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.language.base import stacked
 from evopipe.language.generate import Sampling, generate
 from evopipe.language.hooks import reference
@@ -104,6 +104,12 @@ class Rounds:
         tasks: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], folder: Path | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.clock, self.agents, self.whole = spec, clock, agents, True
+        places, most = spec.base.places, spec.language.max_completion
+        if places is not None and most >= places:
+            raise ParamsError(
+                f"data.max_response_length: completions of {most} tokens leave no place for a prompt, {spec.base.name} "
+                f"has places for {places} tokens; lower it"
+            )
         self.make, self.tasks, self.held, self.folder = make, tasks, held, folder
         self.tokens = Tokens(spec.base)
         self.processes = Processes(min(agents.workers, available_cpus()))
@@ -136,7 +142,7 @@ class Rounds:
     ) -> list[Done]:  # fmt: skip
         """Run episodes; return them in order, failed ones too. Stopped if `stopped` said so."""
         language = self.spec.language
-        places = getattr(self.spec.base.model.config, "max_position_embeddings", None)
+        places = self.spec.base.places
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
         limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
         decoder = partial(_decode, self.spec, cohorts, purpose, when)
@@ -230,7 +236,7 @@ class Rounds:
             else:
                 text, silent = advantages(Batch(text, batch.owner, played), tasks, self._how(cohort))
             drift = learn(spec, self.clock, cohort, text)
-        self._measure(cohort, text, done, played, drift, silent)
+        self._measure(cohort, text, done, batch.owner, drift, silent)
         return any(each.episode.reward for member in done for each in member)
 
     def _how(self, cohort: Cohort) -> How:
@@ -245,7 +251,7 @@ class Rounds:
         return How(self.agents.advantage, self.agents.gamma, estimate)
 
     def _measure(
-        self, cohort: Cohort, text: Text, done: Sequence[Sequence[Done]], played: Sequence[Sequence[Played]],
+        self, cohort: Cohort, text: Text, done: Sequence[Sequence[Done]], owner: Sequence[Sequence[int]],
         drift: Tensor, silent: int,
     ) -> None:  # fmt: skip
         tokens = text.mask.flatten(1).sum(dim=1).clamp(min=1)
@@ -259,7 +265,7 @@ class Rounds:
 
         _, group = self._shape(cohort)
         right = np.array([[one.episode.is_correct for one in member] for member in done]).reshape(len(done), -1, group)
-        present = torch.tensor([max(1, len(owner)) for owner in played])
+        present = torch.tensor([max(1, len(rows)) for rows in owner])
         assert text.keep is not None
         kept = text.keep.cpu().sum(dim=1) / present
         entropy = [

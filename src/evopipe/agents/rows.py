@@ -188,7 +188,7 @@ def advantages(batch: Batch, tasks: int, how: How) -> tuple[Text, int]:
         for b, i in enumerate(owners):
             told = torch.tensor([a if s else 0.0 for a, s in zip(values[p][i], spread[p][i], strict=True)])
             advantage[p, b] = told[text.turn[p, b].cpu().clamp(max=len(told) - 1)]
-            kept[p, b] = played[p][i].counts and any(spread[p][i])
+            kept[p, b] = any(spread[p][i])  # what does not count is in no comparison
     device = text.ids.device
     return replace(text, advantage=advantage.to(device), keep=kept.to(device)), silent
 

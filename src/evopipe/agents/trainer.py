@@ -52,7 +52,7 @@ class Trained:
     """What `AgentTrainer.train` gave."""
 
     policy: LanguagePolicy | None  # the elite, to generate with; None where nothing was trained
-    score: float  # its mean return over the validation tasks
+    score: float  # its mean return over all validation tasks
     evaluation: dict[str, Any]  # the elite's and the base's validation: mean, interval, pass@1, pass@k
     # one row a generation: generation, step, training and validation episodes, best, mean, elite
     curve: list[list[Any]]
@@ -74,8 +74,8 @@ class AgentTrainer:
             path of a YAML file. `explain()` says what became of it.
         train_dataset: tasks to learn from: a `Dataset` or a list of mappings. None: `data.train_files`.
         val_dataset: tasks to validate on. None: `data.val_files`, or those to learn from.
-        engine: `local`, this process; `ray`: the environments of `env_class` live in Ray's processes, see `on_ray`;
-            `auto` is `local`.
+        engine: `local`, this process; `ray`: the environments of `env_class` live in Ray's processes, see `on_ray`, in
+            a cluster that the configuration's `ray_init` describes; `auto` is `local`.
         population: how many members, or a mapping of `size`, `evolve`, `tournament`, `mutation`; None: one.
         reward_fn: a reward function, for environments that take one, and for the text that `flow` returns.
         flow: `async def flow(task, model)` in the place of classes.
@@ -87,6 +87,7 @@ class AgentTrainer:
         MissingInputError: a dataset's file, or what the engine needs, is not there.
 
     Examples:
+        >>> from evopipe import AgentTrainer
         >>> async def flow(task, model):
         ...     out = await model.get_model_response([{"role": "user", "content": task["question"]}])
         ...     return float(out.content == task["answer"])
@@ -125,13 +126,13 @@ class AgentTrainer:
         )
         named = workflow_class or agent_class or flow
         name = str(getattr(named, "__name__", type(named).__name__))
-        first = resolve(config, population, len(self.train_dataset or []), name)
+        first = resolve(config, population, len(self.train_dataset or []), name, engine)
         for split, which in (("train", "train_dataset"), ("val", "val_dataset")):
             if getattr(self, which) is None and split in first.files:
                 setattr(self, which, _dataset_of(Dataset.load_data(first.files[split]), which))
         if not self.train_dataset:
             raise DataError("train_dataset: no tasks; pass a Dataset with rows, or name a file by data.train_files")
-        self.resolved = resolve(config, population, len(self.train_dataset), name)
+        self.resolved = resolve(config, population, len(self.train_dataset), name, engine)
         if self.val_dataset is None:
             self.val_dataset = self.train_dataset
             self.resolved.notes.append("val_dataset: none was passed: validations are on the tasks of training")
@@ -168,7 +169,7 @@ class AgentTrainer:
         kind: Any = CumulativeWorkflow if agents.cumulative else MultiTurnWorkflow
         if self.engine == "ray" and self._elsewhere is None:
             assert self.env_class is not None
-            self._elsewhere = on_ray(self.env_class)
+            self._elsewhere = on_ray(self.env_class, **self.resolved.arguments["ray_init"])
         return partial(
             kind, agent_cls=self.agent_class, env_cls=self._elsewhere or self.env_class, agent_args=self.agent_args,
             env_args=self.env_args, max_steps=agents.max_steps,
@@ -289,7 +290,7 @@ class AgentTrainer:
             [dict(zip(("generation", "slot", *each.names), row, strict=True)) for row in each.rows()]
             for each in (regime.measures, regime.validated)
         )
-        return Trained(policy, champion.score, told, run.curve, measures, validated)
+        return Trained(policy, found["mean"], told, run.curve, measures, validated)
 
     def _validate(self, spec: LanguageSpec, regime: Rounds, member: Member) -> dict[str, Any]:
         """Validate a member on every task of the validation set."""

@@ -17,6 +17,7 @@ from evopipe.agents.blocking import Blocking, Threads, step_apart
 from evopipe.agents.environment import BaseEnv
 from evopipe.agents.model import Model
 from evopipe.agents.types import Action, Episode, Step, TerminationEvent, TerminationReason, Trajectory
+from evopipe.errors import said
 
 
 class Runner:
@@ -171,8 +172,8 @@ class Workflow(ABC):
                 continue
             try:
                 await self._on_env(env, "close", (), self.executor.close_seconds)
-            except (Exception, SystemExit) as error:
-                wrong = f"{type(env).__name__}.close: {type(error).__name__}: {error}"
+            except Exception as error:
+                wrong = f"{type(env).__name__}.close: {said(error)}"
         return wrong
 
     def _own(self, kind: type[Any]) -> list[Any]:
@@ -311,12 +312,20 @@ def _stepped(found: Any, env: Any) -> tuple[Any, float, bool, dict[str, Any]]:
     return found[0], number(found[1], env), bool(found[2]), dict(info) if isinstance(info, Mapping) else {}
 
 
+_LARGEST = 1e16
+"""Of rewards: learning squares and adds them up, in float32, whose largest number is 3e38."""
+
+
 def number(found: Any, whose: Any) -> float:
-    """Return a reward as a number; ValueError if it is none, or none that is finite."""
+    """Return a reward as a number; ValueError if it is none, none that is finite, or larger than can be learned by."""
     value = found
     with contextlib.suppress(Exception):
         value = found.item() if hasattr(found, "item") else getattr(found, "reward", found)
-    if isinstance(value, numbers.Real) and math.isfinite(float(value)):
-        return float(value)
     name = getattr(whose, "__name__", type(whose).__name__)
+    if isinstance(value, numbers.Real):
+        size = abs(float(value)) if not isinstance(value, int) or abs(value) <= _LARGEST else 2 * _LARGEST
+        if size <= _LARGEST:
+            return float(value)
+        if math.isfinite(size):
+            raise ValueError(f"{name} gave the reward {found!r:.60}, which is beyond ±{_LARGEST:g}: scale rewards down")
     raise ValueError(f"{name} gave the reward {found!r:.60}, which is no finite number")

@@ -30,7 +30,7 @@ def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool
     do not share, the networks as they are."""
     if not share:
         return dict(networks)
-    heads = {name: Widths(each.inputs - observations, each.outputs, "head") for name, each in networks.items()}
+    heads = {name: each._replace(inputs=each.inputs - observations, role="head") for name, each in networks.items()}
     return {"encoder": Widths(observations, 0, "encoder"), **heads}
 
 

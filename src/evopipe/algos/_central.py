@@ -93,15 +93,19 @@ class _Steps(NamedTuple):
     """A batch, and what of it is needed more than once or with agents first."""
 
     batch: Batch
-    alive: Tensor  # [P, B, K] float32, 0 where an agent is gone
-    weight: Tensor  # [P, K, B], 0 there too
-    taken: Tensor  # [P, B, K, A], actions as critics read them, and there 0s
+    learns: Tensor  # [P, B, K] float32
+    weight: Tensor  # [P, K, B], 0 where an agent learns nothing
+    seen: Tensor  # [P, B, K, O], observations as critics read them, 0s where an agent is gone
+    taken: Tensor  # [P, B, K, A], actions as they read them, 0s there too
+    there: Tensor  # [P, K, B, K] bool, see `Crew.there`
 
     @classmethod
     def of(cls, cfg: Any, batch: Batch) -> _Steps:
-        alive = torch.ones_like(batch.reward) if batch.alive is None else batch.alive
-        weight = crew(cfg).first(batch.weight[..., None] * alive)
-        return cls(batch, alive, weight, alive[..., None] * as_numbers(cfg, batch.action))
+        of, ones = crew(cfg), torch.ones_like(batch.reward)
+        alive, learns, next_alive = (ones if x is None else x for x in (batch.alive, batch.learns, batch.next_alive))
+        weight, gone = of.first(batch.weight[..., None] * learns), (alive == 0)[..., None]
+        seen, taken = (x.masked_fill(gone, 0.0) for x in (batch.obs, as_numbers(cfg, batch.action)))
+        return cls(batch, learns, weight, seen, taken, of.there(next_alive))
 
 
 def _next_actions(cfg: Any, actor: Net, steps: _Steps, draw: Stream) -> Tensor:
@@ -116,20 +120,20 @@ def _next_actions(cfg: Any, actor: Net, steps: _Steps, draw: Stream) -> Tensor:
 
 def _critics_loss(cfg: Any, critic: Net, target: Net, steps: _Steps, next_action: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of the weighted squared errors of each member's critics `[P]`, and each transition's mean error
-    `[P, B]`, without gradient, over the agents that act. They regress on r + γ Q⁻ of the next actions `[P, K, B, A]`,
-    of twins the lesser. In critics the action of an agent that is gone counts as 0; one that comes later counts from
-    the step after on."""
+    `[P, B]`, without gradient, over the agents that learn. They regress on r + γ Q⁻ of the next actions `[P, K, B, A]`,
+    of twins the lesser. Where an agent is gone critics read zeros, see `Crew.there`."""
     of, batch = crew(cfg), steps.batch
     with torch.no_grad():
-        stays = steps.alive * (batch.discount > 0)
-        q_t = value(cfg, target, batch.next_obs, stays[..., None] * next_action.transpose(1, 2))
+        gone = ~steps.there[..., None]
+        then = [x[:, None].masked_fill(gone, 0.0) for x in (batch.next_obs, next_action.transpose(1, 2))]
+        q_t = value(cfg, target, *then)
         q_t = q_t if q_t.ndim == 3 else q_t.amin(dim=0)
         y = torch.addcmul(of.first(batch.reward), of.first(batch.discount), q_t)
-    errors = value(cfg, critic, batch.obs, steps.taken) - y
+    errors = value(cfg, critic, steps.seen, steps.taken) - y
     squares, sizes = errors.square(), errors.detach().abs()
     if errors.ndim == 4:
         squares, sizes = squares.sum(dim=0), sizes.mean(dim=0)
-    mean = (of.first(steps.alive) * sizes).sum(dim=1) / steps.alive.sum(dim=2).clamp(min=1.0)
+    mean = (of.first(steps.learns) * sizes).sum(dim=1) / steps.learns.sum(dim=2).clamp(min=1.0)
     return (steps.weight * squares).sum(dim=(1, 2)), mean
 
 
@@ -145,7 +149,7 @@ def _actor_loss(cfg: Any, actor: Net, critic: Net, steps: _Steps, draw: Stream) 
         mine = relaxed(out, legal, cfg.temperature, draw)
     seen = torch.where(places.other, steps.taken[:, None], mine[:, :, :, None])  # [P, critic, B, agent, A]
     penalty = cfg.output_penalty * (out.square() * places.share).sum(dim=-1)
-    each: Tensor = steps.weight * (penalty - value(cfg, critic, batch.obs, seen))
+    each: Tensor = steps.weight * (penalty - value(cfg, critic, steps.seen, seen))
     return each.sum(dim=(1, 2))
 
 

@@ -11,6 +11,7 @@ from evopipe.algos import _hyper
 from evopipe.core import optim
 from evopipe.core.net import Net
 from evopipe.ops.distributions import Distribution
+from evopipe.schema.blocks import InitialisationConfig, NetworkConfig
 from evopipe.schema.declare import hyper
 from evopipe.types import Hyper, Learned, Sequences, Tensor
 
@@ -45,6 +46,9 @@ Longest = Annotated[int, hyper(doc="longest sequence of a recurrent network's mi
     raising="gradients reach further back", ge=1, le=1 << 16)]  # fmt: skip
 Cut = Annotated[Literal["chunked", "overlapping", "whole"], hyper(
     doc="recurrent: a rollout is cut every `max_seq_len` ticks, every half of it, or nowhere")]  # fmt: skip
+# The policy begins near uniform, the value at its own scale (Andrychowicz et al., "What matters in on-policy
+# reinforcement learning?", 2021; decision 0032).
+NETWORK = NetworkConfig(initialisation=InitialisationConfig(biases="auto", acting=0.01, others=1.0))
 RANGES = _hyper.ranges(
     lr=(1e-4, 1e-2), batch_size=(32, 1024), learn_step=(256, 8192), ent_coef=(1e-3, 0.1), epochs=(1, 10)
 )

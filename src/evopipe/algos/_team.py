@@ -18,7 +18,7 @@ from pydantic import Field
 from evopipe.core.native.actor_critic import Places
 from evopipe.core.net import Net, forward
 from evopipe.schema.declare import hyper
-from evopipe.types import Spaces, Team, Tensor
+from evopipe.types import ACTS, CUT, Spaces, Team, Tensor
 
 Share = Annotated[Literal["none", "group", "all"], hyper(
     doc="agents that share a network: `none`, those of a `group`, or `all`")]  # fmt: skip
@@ -177,19 +177,26 @@ class Crew:
         ids = self.on(x.device).ids.to(x.dtype)[:, None]
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
+    def there(self, next_alive: Tensor) -> Tensor:
+        """Return who stands in the situation that each agent's target is a value of, bool `[P, K, B, K]`, each agent's
+        own first: of next_alive `[P, B, K]`, see `evopipe.types`."""
+        of = next_alive[:, None]  # [P, 1, B, K]
+        return (of == ACTS) | ((of == CUT) & (next_alive.transpose(1, 2)[..., None] == CUT))
+
     def together(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
         """Return what every agent's centralised critic reads, `[P, K, B, joint]`. Observations are `[P, B, K, O]`,
-        actions `[P, B, K, A]`, or as each agent's critic is to see all agents', `[P, K, B, K, A]`. Images are each
-        agent's own alone: one network has convolutions for those of one observation."""
+        actions `[P, B, K, A]`; both may be as each agent's critic is to see all agents', `[P, K, B, K, …]`. Images are
+        each agent's own alone: one network has convolutions for those of one observation."""
         places = self.on(obs.device)
-        numbers = _side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)
-        if actions is not None and actions.ndim == 4:
-            numbers = torch.cat((numbers, _side_by_side(actions, places.done)), dim=-1)
-        parts = [numbers[:, None].expand(-1, self.agents, -1, -1)]
-        if actions is not None and actions.ndim == 5:
+        parts = [_side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)]
+        if actions is not None:
             parts.append(_side_by_side(actions, places.done))
+        if len(parts) == 2 and parts[0].ndim == parts[1].ndim:
+            parts = [torch.cat(parts, dim=-1)]
+        parts = [part if part.ndim == 4 else part[:, None].expand(-1, self.agents, -1, -1) for part in parts]
         if self.spaces.images:
-            parts.insert(0, obs.transpose(1, 2))
+            own = obs.transpose(1, 2) if obs.ndim == 4 else obs.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+            parts.insert(0, own)
         return self.named(torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0])
 
     def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:

@@ -1,6 +1,7 @@
 """What IPPO and MAPPO have in common: all but what their critics read, which each function is given as `seen`.
 
-`seen` makes of a crew and observations `[P, K, B, O]` what every agent's critic reads, `[P, K, B, inputs]`. What is
+`seen` makes of a crew and observations `[P, K, B, O]` what every agent's critic reads, `[P, K, B, inputs]`; of a
+target's, given a third argument `next_alive` `[P, K, B]`, without those who are not there, see `evopipe.types`. What is
 given and returned has the agents of one environment next to each other: where it is `[P, E, …]` or `[P, B, …]`, these
 are `E · K` or `B · K` rows.
 """
@@ -25,7 +26,7 @@ from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces, Tensor
 
-Seen: TypeAlias = "Callable[[Crew, Tensor], Tensor]"
+Seen: TypeAlias = "Callable[..., Tensor]"
 _OF_PADS = -1.4189385332046727  # log-deviation at which a Gaussian's entropy is 0: −½ log 2πe
 
 
@@ -131,14 +132,16 @@ def step(
         return Chosen(of.side_by_side(action), log_prob, v, memory)
 
 
-def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor) -> Tensor:
-    """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it."""
+def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_alive: Tensor | None = None) -> Tensor:
+    """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it. Of targets next_alive `[P, B]` says who is
+    there; else the observations of those who are not are zeros."""
     of = crew(cfg)
-    if (found := policy.value(cfg, state, obs, memory, of.places)) is not None:
+    if (found := policy.value(cfg, state, obs, memory, of.places, next_alive)) is not None:
         return found
     with torch.no_grad():
         _, of_critic = _ppo.memories(memory, state.actor, state.critic)
-        return of.side_by_side(_remembered(of, state.critic, seen(of, of.apart(obs)), of_critic)[0][..., 0])
+        x = seen(of, of.apart(obs), None if next_alive is None else of.apart(next_alive))
+        return of.side_by_side(_remembered(of, state.critic, x, of_critic)[0][..., 0])
 
 
 def _chances(cfg: Any, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:

@@ -44,7 +44,7 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     return _team_ppo.networks(cfg, spaces, _team.crew(cfg, spaces).observed)
 
 
-def _seen(of: Crew, obs: Tensor) -> Tensor:
+def _seen(of: Crew, obs: Tensor, next_alive: Tensor | None = None) -> Tensor:
     """Return what critics read, an agent's own observation: `[P, K, B, O]` → `[P, K, B, inputs]`."""
     return of.named(obs)
 

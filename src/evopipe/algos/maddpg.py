@@ -10,7 +10,8 @@ all actions a. With μ⁻ the actors that follow, critics regress on
 and actor k climbs Qₖ(o, a₁, …, μₖ(oₖ), …, a_K), the others' actions as they were taken. Continuous actions are tanh(·)
 in [−1, 1], which the environment stretches to its bounds. Discrete ones are drawn from a softmax, while learning and in
 targets, and get their gradient through a Gumbel-softmax, straight through. An agent that is gone leaves its loss; in
-critics its action counts as 0.
+critics its observation and its action are zeros. So are in Qₖ⁻ those of whoever does not act next, but where k was
+truncated itself: then those stand there that were truncated with it.
 """
 
 from __future__ import annotations

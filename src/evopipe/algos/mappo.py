@@ -10,7 +10,8 @@ over their agents' steps of
 
     −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â)  +  c_v ½ (Vₖ(o) − V̂)²  −  c_h H(π(·|oₖ)),   V̂ = Â + V_old,
 
-Â normalised over the group's steps in the minibatch. A step of an agent that is gone is none, and it is seen as zeros.
+Â normalised over the group's steps in the minibatch. A step of an agent that is gone is none, and it is seen as zeros;
+so is in V(o′) whoever does not act next, but where k was truncated itself: then those stand there that were with it.
 Where observations have images, an agent's value reads its own images, and of the others all else. What was said of
 PPO's rest, `target_kl`, and of LSTM encoders goes for teams too.
 """
@@ -46,9 +47,13 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     return _team_ppo.networks(cfg, spaces, _team.crew(cfg, spaces).joint(actions=False))
 
 
-def _seen(of: Crew, obs: Tensor) -> Tensor:
-    """Return what critics read, everyone's observations: `[P, K, B, O]` → `[P, K, B, inputs]`."""
-    return of.together(obs.transpose(1, 2))
+def _seen(of: Crew, obs: Tensor, next_alive: Tensor | None = None) -> Tensor:
+    """Return what critics read, everyone's observations: `[P, K, B, O]` → `[P, K, B, inputs]`; in a target those alone
+    who are there, see `Crew.there`: next_alive `[P, K, B]`."""
+    every = obs.transpose(1, 2)
+    if next_alive is not None:
+        every = every[:, None].masked_fill(~of.there(next_alive.transpose(1, 2))[..., None], 0.0)
+    return of.together(every)
 
 
 _own = (_team_ppo.step, _team_ppo.value, _team_ppo.evaluate, _team_ppo.loss, _team_ppo.update)

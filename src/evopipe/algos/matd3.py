@@ -11,7 +11,9 @@ and all actions a. Both regress on
 once in `policy_delay` updates actor k climbs Qₖ₁(o, a₁, …, μₖ(oₖ), …, a_K), the others' actions as they were taken, and
 the targets follow. Continuous actions are tanh(·) in [−1, 1], which the environment stretches to its bounds. Discrete
 ones are drawn from a softmax, while learning and, in the place of noise, in targets, and get their gradient through a
-Gumbel-softmax, straight through. An agent that is gone leaves its loss; in critics its action counts as 0.
+Gumbel-softmax, straight through. An agent that is gone leaves its loss; in critics its observation and its action are
+zeros. So are in Qₖ⁻ those of whoever does not act next, but where k was truncated itself: then those stand there that
+were truncated with it.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Config(AlgoConfig):
     share_encoder: bool = hyper(False, doc="one encoder for policy and value, which have a head each")
     max_seq_len: _ppo.Longest = 16
     sequences: _ppo.Cut = "chunked"
-    network: _hyper.Network = _hyper.NETWORK
+    network: _hyper.Network = _ppo.NETWORK
     evolve: _hyper.Evolving = _ppo.RANGES
 
 

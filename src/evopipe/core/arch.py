@@ -167,12 +167,12 @@ class Arch:
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """See `Architecture`.
 
-        Weights are orthogonal with gain √2, 0.1 at the output so that first values are small (Saxe et al., 2014).
-        Biases of hidden layers and convolutions are uniform in ±1/√inputs, as torch's are: with biases of 0 an
-        observation of zeros would reach no unit behind a ReLU, and train none. The output's biases are 0, norm gains 1,
-        norm shifts 0, blends 0, and so are the weights back of residual blocks, which begin as identities. Weights of
-        LSTM layers are orthogonal with gain 1, their biases uniform in ±1/√units, and those of their forget gates 1
-        (Jozefowicz et al., 2015).
+        Weights are orthogonal with gain √2, at the output with the gain of `widths` (Saxe et al., 2014). Biases of
+        hidden layers and convolutions are 0, or uniform in ±1/√inputs, as torch's are: under a ReLU biases of 0 would
+        pass no gradient where an observation is all zeros, so that `auto` takes them under the other activations
+        alone. The output's biases are 0, norm gains 1, norm shifts 0, blends 0, and so are the weights back of residual
+        blocks, which begin as identities. Weights of LSTM layers are orthogonal with gain 1, their biases uniform in
+        ±1/√units, and those of their forget gates 1 (Jozefowicz et al., 2015).
         """
         if widths.copies > 1:
             one = widths._replace(copies=1)
@@ -180,12 +180,15 @@ class Arch:
         own = self.layout(widths)
         row = torch.zeros(own.size)
         (of_biases,) = rng.spawn(1)  # so that no other draw depends on these
+        zeros = widths.biases == "zeros" or (widths.biases == "auto" and self.activation != "ReLU")
         for layer in (*own.stem, *own.hidden):
+            if zeros and not layer.recurrent:
+                continue
             bound = (layer.recurrent or layer.weight).rows ** -0.5
             drawn = torch.from_numpy(of_biases.uniform(-bound, bound, layer.bias.columns))
             layer.bias.of(row)[:] = drawn
         for layer in own.every:
-            gain = 0.1 if layer in own.output else 1.0 if layer.recurrent else 2.0**0.5
+            gain = widths.gain if layer in own.output else 1.0 if layer.recurrent else 2.0**0.5
             for part in (layer.weight, layer.recurrent):
                 if part:
                     part.of(row)[:] = _orthogonal(part, gain, rng)

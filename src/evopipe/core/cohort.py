@@ -90,11 +90,13 @@ class Cohort:
         }
         return dict(zip(widths, memory.split([*widths.values()], dim=-1), strict=True)) if widths else {}
 
-    def shown(self, obs: Tensor) -> Tensor:
-        """Return observations `[P, …, O]` as the members' networks read them."""
+    def shown(self, obs: Tensor, there: Tensor | None = None) -> Tensor:
+        """Return observations `[P, …, O]` as the members' networks read them; zeros where an agent of a team is not
+        there, `[P, …]` bool."""
         if self.normaliser is None:
             return obs
-        return self.normaliser.shown(obs.flatten(1, -2)).view_as(obs)
+        found = self.normaliser.shown(obs.flatten(1, -2)).view_as(obs)
+        return found if there is None else found.masked_fill(~there[..., None], 0.0)
 
     def part(self, first: int, end: int) -> Cohort:
         """Return some rows as a cohort on the same memory. They compute what they did before, to the bit."""

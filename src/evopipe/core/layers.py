@@ -46,16 +46,24 @@ def activate(x: Tensor, runs: Sequence[tuple[str, int, int]]) -> Tensor:
 
 
 def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Normalise `[P, B, H]` over each member's own units (Ba, Kiros & Hinton, 2016); zero on pads.
+    """Normalise `[P, B, H]` over each member's own units (Ba, Kiros & Hinton, 2016); zero on pads, NaN where the
+    variance of a row is not finite.
 
     Gain and bias are `[P, 1, H]`, zero on pads. The mask `[P, 1, H]` is 1 on a member's own units, all 0 where it lacks
     the layer; None where no member has pads. It takes part in the sums: a plain `x.sum(-1)` would leak gradient into
     pads. They are no matrix products, which on some processors have other last bits for one member than for several.
     """
     if mask is None:
-        return torch.addcmul(bias, torch.nn.functional.layer_norm(x, x.shape[-1:], eps=EPS), gain)
+        out, _, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)
+        return torch.addcmul(bias + _no_number(scale), out, gain)
     own = mask.sum(dim=2, keepdim=True).clamp(min=1.0)  # a member without this layer has no unit to divide by
     share = mask / own  # [P, 1, H], the mean's weights
     centred = x - (x * share).sum(dim=-1, keepdim=True)
     variance = (centred * centred * share).sum(dim=-1, keepdim=True)  # [P, B, 1]
-    return torch.addcmul(bias, centred * torch.rsqrt(variance + EPS), gain)
+    scale = torch.rsqrt(variance + EPS)
+    return torch.addcmul(bias, centred * (scale + _no_number(scale)), gain)
+
+
+def _no_number(scale: Tensor) -> Tensor:
+    """Return NaN where a variance was not finite, else 0: 1 / √∞ is 0, and a member that diverged would seem sound."""
+    return 0.0 / scale.detach()

@@ -107,11 +107,13 @@ class Normaliser:
         """Return that of some members, on the same memory."""
         return Normaliser({name: x if name == COLUMNS else x[first:end] for name, x in self.held.items()})
 
-    def see(self, obs: Tensor, healthy: Tensor) -> None:
-        """Take in observations `[P, E, O]`, in place: finite ones, of members that are healthy `[P]`."""
+    def see(self, obs: Tensor, healthy: Tensor, there: Tensor | None = None) -> None:
+        """Take in observations `[P, E, O]`, in place: finite ones, of members that are healthy `[P]`, and of those that
+        are there `[P, E]` bool: the zeros of an agent that is gone were seen by nobody."""
         if self.observations is not None:
             values = self._chosen(obs)
-            self.observations.enter(values, values.isfinite().all(dim=-1) & healthy[:, None])
+            given = values.isfinite().all(dim=-1) & healthy[:, None]
+            self.observations.enter(values, given if there is None else given & there)
 
     def shown(self, obs: Tensor) -> Tensor:
         """Return observations `[P, B, O]` as networks read them."""

@@ -25,12 +25,16 @@ class Widths(NamedTuple):
     reads so many inputs of its own, actions for example, then the latent.
 
     Of a team's network a member may have several `copies`, alike in architecture, each with parameters of its own.
+
+    Fresh parameters are drawn with this `gain` of the output layer, and with these `biases` of the hidden layers.
     """
 
     inputs: int
     outputs: int
     role: Literal["whole", "encoder", "head"] = "whole"
     copies: int = 1
+    gain: float = 0.1
+    biases: Literal["uniform", "zeros", "auto"] = "uniform"
 
     @property
     def joins(self) -> bool:

@@ -25,7 +25,7 @@ from evopipe.data.episodes import Dataset, Episode
 from evopipe.data.hdf5 import Part, Unusable, opened, read_foreign, same_length
 from evopipe.data.observations import compare, read_rows
 from evopipe.errors import DataError, MissingInputError
-from evopipe.storage.files import TEMPORARY, dump_json, make_folder, parse_json, read_bytes, translating
+from evopipe.storage.files import dump_json, make_folder, parse_json, read_bytes, temporary_prefix, translating
 from evopipe.storage.folders import MANIFEST, read_folder, write_folder
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def write_minari(
     with contextlib.suppress(Exception):
         plain = env_spec if env_spec is not None and env_spec.to_json() else None
     make_folder(folder.parent)
-    with translating(folder), tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder.parent.resolve()) as scratch:
+    beside = folder.parent.resolve()
+    with translating(folder), tempfile.TemporaryDirectory(prefix=temporary_prefix(), dir=beside) as scratch:
         storage = MinariStorage.new(
             scratch, observation_space, action_space, plain, data_format="hdf5", jpeg_encoding=False
         )

@@ -45,10 +45,11 @@ def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> 
     cfg = parsed(EnvConfig, values, "env.")
     env = make_env(cfg)
     try:
-        findings = [*_spaces(env), *_library(env, cfg)]
+        unserved = [*_spaces(env)]
+        findings = [*unserved, *_library(env, cfg)]
     finally:
         close(env)
-    if not any("is not served" in finding for finding in findings):
+    if not unserved:
         findings.extend(_episodes(cfg))
     return list(dict.fromkeys(findings))
 
@@ -180,11 +181,10 @@ def _ends(pool: EnvPool, steps: list[Step], lengths: list[int]) -> Iterator[str]
     """Look for a time limit that calls itself a termination: learners would not bootstrap from its last state."""
     if any((step.terminated & step.truncated).any() for step in steps):
         yield "warning: a step was terminated and truncated at once; it is learned from as terminated"
-    spec = pool.env(0).spec
-    if not lengths and (spec is None or spec.max_episode_steps is None):
+    if not lengths and pool.limit is not None:
         yield (
             f"warning: no episode ended within {len(steps)} random steps and there is no time limit; "
-            "register it with max_episode_steps"
+            f"register it with max_episode_steps, or episodes are cut after {pool.limit} steps (env.step_limit)"
         )
     terminated = sum(int(step.terminated.sum()) for step in steps)
     if len(lengths) == _EPISODES == terminated and len(set(lengths)) == 1 and lengths[0] > 1:
@@ -201,7 +201,7 @@ def _team_ends(steps: list[Step], lengths: list[int]) -> Iterator[str]:
     if not lengths:
         yield (
             f"warning: no episode ended within {len(steps)} random steps; let the environment truncate all agents "
-            "after some number of steps, which PettingZoo's call max_cycles"
+            "after some number of steps, which PettingZoo's call max_cycles; else episodes may be cut by env.step_limit"
         )
     last = [step for step in steps if step.over[0]]
     limited = len(lengths) == _EPISODES and len({*lengths}) == 1 and lengths[0] > 1

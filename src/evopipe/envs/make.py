@@ -9,6 +9,7 @@ import os
 import pkgutil
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -23,7 +24,8 @@ from evopipe.own import import_module
 from evopipe.schema.blocks import EnvConfig, WrapperConfig
 from evopipe.watchdog import Hung, Watchdog
 
-_CLOSING = 10.0  # seconds that closing an environment may take
+_CLOSING = 10.0  # seconds that closing the environments of a pool may take
+_QUICK = 0.1  # of those that one may take after another one hung
 _with_threads: set[str] = set()  # ids whose making started threads in this process
 _OF_PETTINGZOO = re.compile(r"[a-z]\w*_v\d+|[a-z]+/[a-z]\w*-v\d+")
 _HOMES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari")
@@ -82,15 +84,32 @@ def opened(cfg: EnvConfig) -> Iterator[gymnasium.Env[Any, Any]]:
         close(env)
 
 
+def names_limit(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether an environment, or a wrapper around it, says after how many steps an episode is cut: by
+    `max_episode_steps` of its spec, a team by `max_cycles`."""
+    if isinstance(env, TeamEnv):
+        return getattr(getattr(env.parallel, "unwrapped", None), "max_cycles", None) is not None
+    return env.spec is not None and env.spec.max_episode_steps is not None
+
+
 def guard(cfg: EnvConfig, progress: Callable[[], object] = lambda: None, factor: float = 1.0) -> Watchdog:
     """Return the context in which an environment's own code runs; `factor` times as long as `env.step_seconds`."""
     return Watchdog(factor * cfg.step_seconds, "env.step_seconds", progress)
 
 
-def close(env: gymnasium.Env[Any, Any]) -> None:
-    """Close an environment. One that fails to close, or does not return, cannot harm a finished run."""
-    with contextlib.suppress(Exception, SystemExit, Hung), Watchdog(_CLOSING):
-        env.close()
+def close(*envs: gymnasium.Env[Any, Any]) -> None:
+    """Close environments, which have `_CLOSING` seconds for that in all: half of them are the first one's that does not
+    return, and the others are then to be quick. One that fails to close cannot harm a finished run."""
+    end, most = time.monotonic() + _CLOSING, _CLOSING / 2
+    for env in envs:
+        seconds = min(most, end - time.monotonic())
+        if seconds <= 0:
+            return
+        try:
+            with contextlib.suppress(Exception, SystemExit), Watchdog(seconds):
+                env.close()
+        except Hung:
+            most = _QUICK
 
 
 def refuse(cfg: EnvConfig, names: Iterable[str]) -> None:
@@ -237,7 +256,7 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfi
     except (Exception, SystemExit, Hung) as error:
         close(env)
         given = f" with {wrapper.kwargs}" if wrapper.kwargs else ""
-        text = " ".join(said(error).split())
+        text = said(error)
         raise ParamsError(f"{key}: {wrapper.name}{given} cannot be put around {cfg.id!r}: {text}") from error
     return made
 
@@ -245,7 +264,7 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfi
 def _explain(error: BaseException, cfg: EnvConfig) -> NoReturn:
     """Turn what `gymnasium.make` raised into an error that says what to do."""
     known = gymnasium.error
-    text = " ".join(text_of(error).split())
+    text = text_of(error)
     if isinstance(error, known.DependencyNotInstalled):
         found = re.search(r"pip install\s+[\"']?([\w.-]+(?:\[[\w,.-]+\])?)", text)
         install = f'`pip install "{found.group(1)}"`' if found else text

@@ -9,13 +9,14 @@ phantom row exists that a buffer would have to leave out. Where the environments
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import gymnasium
 import numpy as np
 
 from evopipe.envs.envpool import EnvpoolRows
-from evopipe.envs.make import close, make_env
+from evopipe.envs.make import close, make_env, names_limit
 from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Step, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv, TeamSpace
@@ -67,6 +68,8 @@ class EnvPool:
         alive: `[R, K]` of a team, who acts; the observation of one who does not is 0, its mask the first action alone.
         forced, is_forced: `[R, K, …]` and `[R, K]` of a team, next actions that the environment sets itself, whatever
             is given; of indices a mask with one legal action says so alone, and they are never forced.
+        limit: steps after which an episode is truncated here, `env.step_limit`; None where the environment names a time
+            limit of its own.
         reward_threshold: the return at which the environment counts as solved, where its spec names one.
         upcoming: `(rows [n], ahead) → seeds [n, ahead]`, which the next resets of these rows will be given, where the
             caller knows. Episodes are then begun ahead of time. No result depends on it.
@@ -107,6 +110,7 @@ class EnvPool:
             close(first)
             raise
         self.reward_threshold: float | None = first.spec.reward_threshold if first.spec else None
+        self.limit = None if names_limit(first) else cfg.step_limit
         self.obs_size, self.num_actions = self.spaces.observations, self.spaces.actions
         self.upcoming: Upcoming = None
 
@@ -248,6 +252,8 @@ class EnvPool:
             step = self._settled().receive(rows, action)
         except Fault as fault:
             self._fail(fault)
+        if self.limit is not None and self._longest + 1 >= self.limit:
+            step = self._cut(step, rows, self.episode_length[rows] + 1 >= self.limit)
         if self._longest >= self._log.shape[1]:
             self._longest = int(self.episode_length.max())
             if self._longest >= self._log.shape[1]:
@@ -257,11 +263,23 @@ class EnvPool:
         self.obs[rows] = step.obs
         self.episode_length[rows] += 1
         self.episode_return[rows] += step.reward
-        if self.masked:
-            self.mask[rows] = step.mask
         if self.team is not None:
             self._muster(self.team, rows, step)
+        elif self.masked:
+            self.mask[rows] = step.mask
         return step
+
+    def _cut(self, step: Step, rows: Ints, cut: Bools) -> Step:
+        """Return a step with the episodes truncated that are to be cut `[n]`: of a team those of all who acted."""
+        if self.team is None:
+            return replace(step, truncated=step.truncated | cut)
+        assert step.alive is not None
+        cut = cut[:, None]
+        alive, acted = step.alive & ~cut, self.alive[rows]
+        truncated = step.truncated | (acted & cut)
+        obs = np.where((alive | acted)[:, :, None], step.obs, np.float32(0.0))
+        mask = np.where((cut & ~acted & step.alive)[:, :, None], self.team.first, step.mask)
+        return replace(step, obs=obs, truncated=truncated, mask=mask, alive=alive)
 
     def _muster(self, team: TeamSpace, rows: Ints, shown: Begun | Step) -> None:
         """Keep who acts next in these rows, and which actions the environment sets itself."""
@@ -269,8 +287,7 @@ class EnvPool:
         self._joined[rows] = alive & ~(self.alive[rows] & (self.episode_length[rows] > 0)[:, None])
         self.alive[rows] = alive
         self.obs[rows] = np.where(alive[:, :, None], shown.obs, 0.0)
-        if shown.mask is None or not self.masked:
-            self.mask[rows] = team.legal(alive)
+        self.mask[rows] = team.legal(alive, shown.mask if self.masked else None)
         if shown.forced is not None:
             self.is_forced[rows] = ~np.isnan(shown.forced).all(axis=2)
             self.forced[rows] = np.nan_to_num(shown.forced)

@@ -16,8 +16,9 @@ import numpy as np
 
 from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.errors import EvopipeError, said
+from evopipe.errors import EvopipeError, one_line, said
 from evopipe.schema.blocks import EnvConfig
+from evopipe.types import ACTS, CUT, GONE
 from evopipe.watchdog import Hung, Watchdog
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ class Step:
     truncated: Bools  # [n], the episode was cut: bootstrap from `obs`
     # [n], reward or observation is not finite, or no action is legal in a running episode: not to be learned from.
     broken: Bools
-    mask: Bools  # [n, A], legal next actions; of a team's agent that is gone its first action alone
+    # [n, A], legal next actions; of a team's agent that was truncated those after its last observation, of one that is
+    # gone its first action alone.
+    mask: Bools
     alive: Bools | None = None  # [n, K] of a team, who acts next
     # [n, K, …] of a team, next actions that the environment sets itself, NaN where it does not; None: it never does.
     forced: Floats | None = None
@@ -85,6 +88,13 @@ class Step:
         """All arrays of it."""
         found = [getattr(self, part.name) for part in fields(self)]
         return [part for part in found if part is not None]
+
+    @property
+    def next_alive(self) -> Floats:
+        """`[n, K]` of a team, where the step leaves each agent: GONE, ACTS or CUT, see `evopipe.types`."""
+        assert self.alive is not None
+        cut = self.truncated & ~self.terminated
+        return np.where(self.alive, np.float32(ACTS), np.where(cut, np.float32(CUT), np.float32(GONE)))
 
     @property
     def over(self) -> Bools:
@@ -196,8 +206,7 @@ class Rows:
 
     def close(self) -> None:
         """Close every environment."""
-        for env in self.envs.values():
-            close(env)
+        close(*self.envs.values())
 
     def _observation(self, row: int, obs: Any) -> Floats:
         """Flatten one observation: `[O]`."""
@@ -278,7 +287,7 @@ def picture(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"array{list(value.shape)} of {value.dtype}"
     try:
-        text = repr(value)
+        text = one_line(repr(value))
     except Exception:
         return f"a value of type {type(value).__name__}"
     return f"{text if len(text) <= 40 else text[:37] + '...'} ({type(value).__name__})"

@@ -193,6 +193,12 @@ class ObservationSpace:
         return space
 
 
+NO_MASK = (
+    "for actions that are numbers (Box), of which none can be ruled out: leave it out, or make them Discrete, "
+    "MultiDiscrete or MultiBinary"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class ActionSpace:
     """An environment's action space, and the way from an algorithm's actions to its own."""
@@ -285,7 +291,10 @@ class ActionSpace:
 
     def flat_mask(self, mask: Any) -> Any:
         """Return a mask as an array `[…, A]`; of several choices Gymnasium gives it as a tuple, an array for each.
-        ValueError where such a tuple does not fit the choices; its text goes on from "returned"."""
+        ValueError where such a tuple does not fit the choices, or actions are numbers; its text goes on from
+        "returned"."""
+        if self.continuous:
+            raise ValueError(f"an action_mask {NO_MASK}")
         if self.kind != "multidiscrete" or not isinstance(mask, tuple):
             return mask
         parts = [np.asarray(part) for part in _flat(mask)]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from evopipe.envs.spaces import ActionSpace, ObservationSpace, brief
+from evopipe.envs.spaces import NO_MASK, ActionSpace, ObservationSpace, brief
 from evopipe.errors import ParamsError, UsageError, did_you_mean
 from evopipe.types import Spaces, Team
 
@@ -118,6 +118,8 @@ class TeamSpace:
             try:
                 observed.append(ObservationSpace.of(space))
                 acted.append(ActionSpace.of(env.action_space[agent]))  # type: ignore[index]
+                if masks[-1] and acted[-1].continuous:
+                    raise ParamsError(f"its observations bring an action_mask {NO_MASK}")
             except ParamsError as error:
                 text = str(error).removeprefix("env.id: ")
                 raise ParamsError(f"env.id: agent {agent!r}: {text}") from None
@@ -203,7 +205,7 @@ class TeamSpace:
         return any(self.masks) or not bool(self.free.all())
 
     def legal(self, alive: npt.NDArray[np.bool_], given: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
-        """Return masks `[n, K, A]` of agents of whom some are alive `[n, K]`; without masks `given` all is legal."""
+        """Return masks `[n, K, A]` of agents of whom some may act `[n, K]`; without masks `given` all is legal."""
         return np.where(alive[:, :, None], self.free if given is None else given, self.first)
 
     def obs(self, observed: Mapping[Any, Any], alive: Sequence[bool] | npt.NDArray[np.bool_]) -> Any:
@@ -260,7 +262,10 @@ class TeamSpace:
 
     def _mask(self, place: int, mask: Any, n: int) -> npt.NDArray[np.bool_]:
         agent, action = self.ids[place], self.actions[place]
-        own = np.asarray(action.flat_mask(mask)).astype(np.bool_)
+        try:
+            own = np.asarray(action.flat_mask(mask)).astype(np.bool_)
+        except ValueError as error:
+            raise UsageError(f"the mask of {agent!r} is {error}") from error
         if own.shape not in ((action.size,), (n, action.size)):
             raise UsageError(
                 f"the mask of {agent!r} has shape {own.shape}; expected [{action.size}] or [{n}, {action.size}]"

@@ -41,12 +41,15 @@ def team_step(
     space: TeamSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, alive: Bools,
     mask: Bools | None = None, forced: Floats | None = None,
 ) -> Step:  # fmt: skip
-    """Return a team's step and find what is broken in it; without masks an agent's every choice is legal."""
+    """Return a team's step and find what is broken in it; without masks an agent's every choice is legal, and so it is
+    where one was truncated and its last mask leaves none."""
     broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
-    legal = space.legal(alive, mask)
+    cut = truncated & ~terminated & ~alive
+    legal = space.legal(alive | cut, mask)
     if mask is not None:
-        possible = space.action.possible(legal.reshape(-1, legal.shape[2]))
-        broken |= ~possible.reshape(alive.shape).all(axis=1)
+        possible = space.action.possible(legal.reshape(-1, legal.shape[2])).reshape(alive.shape)
+        broken |= ~(possible | cut).all(axis=1)
+        legal = np.where((cut & ~possible)[:, :, None], space.free, legal)
     return Step(obs, reward, terminated, truncated, broken, legal, alive, forced)
 
 
@@ -121,8 +124,7 @@ class TeamRows:
         return self._space.legal(alive)
 
     def close(self) -> None:
-        for env in self.envs.values():
-            close(env)
+        close(*self.envs.values())
 
     def _begin(self, row: int, i: int, result: Any, seen: _Seen) -> None:
         env = self.envs[row]
@@ -198,8 +200,10 @@ class TeamRows:
             if info or self._masked[0]:
                 self._hint(row, i, place, observed[agent], info, seen, "step")
         for place in acted:
-            if place not in acting and place not in gone:
+            if place not in acting and not seen.terminated[first + place]:
                 seen.truncated[first + place] = True
+                if self._masked[0]:
+                    self._hint(row, i, place, observed[ids[place]], infos.get(ids[place]), seen, "end")
         self._acting[row] = acting
 
     def _present(self, row: int, what: str) -> list[int]:
@@ -231,7 +235,8 @@ class TeamRows:
         seen.obs[i, place, : space.size] = obs
 
     def _hint(self, row: int, i: int, place: int, obs: Any, info: Any, seen: _Seen, what: str) -> None:
-        """Read an agent's mask and the action that the environment sets itself, where there are any."""
+        """Read an agent's mask and the action that the environment sets itself, where there are any. At the `end` of a
+        truncated one none is asked for, and none is set: nobody takes another action."""
         if info is None:
             info = {}
         elif not isinstance(info, Mapping):
@@ -250,11 +255,11 @@ class TeamRows:
             self._giving[row].add(place)
             own = self._space.actions[place]
             seen.mask[i, place, : own.size] = read_mask(row, own, mask, self._whose(place))
-        elif place in self._giving[row]:
+        elif place in self._giving[row] and what != "end":
             raise Fault(
                 row, f"returned no action_mask{self._whose(place)}, earlier it did: give it at every reset and step"
             )
-        if info.get(_FORCED) is not None:
+        if info.get(_FORCED) is not None and not (self._forces and what == "end"):
             self._force(row, i, place, info[_FORCED], seen)
 
     def _force(self, row: int, i: int, place: int, given: Any, seen: _Seen) -> None:

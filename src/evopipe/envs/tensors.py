@@ -258,9 +258,8 @@ class TensorPool:
             )
         env = make_env(cfg)
         close(env)
-        if env.spec is None or env.spec.max_episode_steps is None:
-            raise ParamsError(f"env.kwargs: torch's {cfg.id!r} needs a time limit; set {_OF_MAKE} to 1 or more")
-        self.max_steps, self.reward_threshold = env.spec.max_episode_steps, env.spec.reward_threshold
+        assert env.spec is not None
+        self.max_steps, self.reward_threshold = env.spec.max_episode_steps or cfg.step_limit, env.spec.reward_threshold
         self.actions = ActionSpace.of(env.action_space)
         self.spaces = self.actions.spaces(ObservationSpace.of(env.observation_space))
         arguments = {name: value for name, value in cfg.kwargs.items() if name != _OF_MAKE}

@@ -18,7 +18,7 @@ from evopipe.envs.make import close, guard, has_threads
 from evopipe.envs.rows import Actions, Begun, Fault, Ints, Rows, Step, Upcoming
 from evopipe.envs.team_rows import FORCED, TeamRows
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, said
-from evopipe.parallel import Died, Helper, available_cpus, can_help, shared_memory
+from evopipe.parallel import Died, Helper, available_cpus, can_help, dismiss, shared_memory
 from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Spaces
 from evopipe.watchdog import Hung
@@ -317,8 +317,7 @@ class _WorkerRows:
 
     def _keep(self, count: int) -> None:
         """Let all but the first processes go."""
-        for helper in self.helpers[count:]:
-            helper.dismiss()
+        dismiss(self.helpers[count:])
         del self.helpers[count:]
 
     def _ask(self, op: int, rows: Ints) -> None:

@@ -69,7 +69,8 @@ class Agent:
         self.mutation, self.spared, self.training = mutation, spared, True
         self.rollout_buffer = RolloutBuffer()
         self._acted = self._learned = 0
-        self.carried: torch.Tensor | None = None  # what it remembers between two rollouts
+        # Between two rollouts: where the next step begins an episode `[n]`, and what it remembers `[n, M]`.
+        self.carried: tuple[np.ndarray, torch.Tensor] | None = None
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -181,7 +182,10 @@ class Agent:
         n, spec, cohort = len(rows), self.breed.spec, self.live()
         legal = np.ones((n, spec.actions), bool)
         if action_mask is not None:
-            legal[:] = np.asarray(self.breed.actions.flat_mask(action_mask)).astype(bool)
+            try:
+                legal[:] = np.asarray(self.breed.actions.flat_mask(action_mask)).astype(bool)
+            except ValueError as error:
+                raise UsageError(f"action_mask is {error}") from error
         tick = self.tick()
         if on_policy(spec.algo):
             action, memory, *numbers = self._step(rows, legal, hidden_state, tick)

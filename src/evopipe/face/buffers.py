@@ -124,6 +124,7 @@ class Experiences(tuple[Any, ...]):
         places, weight: `[1, B]` places and importance weights, of a prioritised memory; else None.
 
     Examples:
+        >>> from evopipe import ReplayBuffer
         >>> memory = ReplayBuffer(memory_size=100)
         >>> memory.save_to_memory([1.0, 2.0], 1, 0.5, [2.0, 3.0], True)
         >>> batch = memory.sample(batch_size=2)
@@ -152,6 +153,7 @@ class ReplayBuffer:
         UsageError: no size, both, or `field_names` that are not these five.
 
     Examples:
+        >>> from evopipe import ReplayBuffer
         >>> memory = ReplayBuffer(memory_size=100)
         >>> for step in range(5):
         ...     memory.save_to_memory([float(step)], 1, 0.5, [step + 1.0], False)
@@ -277,6 +279,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
         gamma: not needed: agents' discounts differ and mutate.
 
     Examples:
+        >>> from evopipe import MultiStepReplayBuffer
         >>> memory = MultiStepReplayBuffer(memory_size=100, n_step=3)
         >>> for step in range(5):
         ...     memory.save_to_memory_vect_envs([[float(step)]], [1], [1.0], [[step + 1.0]], [step == 4])
@@ -304,6 +307,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         gamma: not needed.
 
     Examples:
+        >>> from evopipe import PrioritizedReplayBuffer
         >>> memory = PrioritizedReplayBuffer(memory_size=100, alpha=0.6)
         >>> for step in range(5):
         ...     memory.save_to_memory([float(step)], 1, 0.5, [step + 1.0], False)
@@ -331,6 +335,7 @@ class ReplayDataset(IterableDataset[Experiences]):
     """Batches of a memory without end, for a `torch.utils.data.DataLoader`.
 
     Examples:
+        >>> from evopipe import ReplayBuffer, ReplayDataset
         >>> memory = ReplayBuffer(memory_size=100)
         >>> memory.save_to_memory([1.0, 2.0], 1, 0.5, [2.0, 3.0], True)
         >>> next(iter(ReplayDataset(memory, batch_size=4)))[0].shape
@@ -358,6 +363,7 @@ class Sampler:
         UsageError: there is nothing to sample from, or two things.
 
     Examples:
+        >>> from evopipe import ReplayBuffer, Sampler
         >>> memory = ReplayBuffer(memory_size=100)
         >>> memory.save_to_memory([1.0, 2.0], 1, 0.5, [2.0, 3.0], True)
         >>> Sampler(memory=memory).sample(4)[0].shape

@@ -32,6 +32,7 @@ class TournamentSelection:
         evo_step: the older name of `eval_loop`.
 
     Examples:
+        >>> from evopipe import TournamentSelection
         >>> import gymnasium
         >>> from evopipe import create_population
         >>> env = gymnasium.make("CartPole-v1")
@@ -108,6 +109,7 @@ class Mutations:
         device, accelerator: not needed.
 
     Examples:
+        >>> from evopipe import Mutations
         >>> import gymnasium
         >>> from evopipe import create_population
         >>> env = gymnasium.make("CartPole-v1")

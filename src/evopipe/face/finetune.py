@@ -77,6 +77,7 @@ def finetune_llm_reasoning(
         DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.drive.train`.
 
     Examples:
+        >>> from evopipe import finetune_llm_reasoning
         >>> from evopipe import GRPO, ReasoningGym
         >>> from evopipe.language.base import load_base
         >>> from evopipe.schema.language import LanguageConfig
@@ -115,6 +116,7 @@ def finetune_llm_preference(
     The other arguments, what is returned and raised, are those of `finetune_llm_reasoning`.
 
     Examples:
+        >>> from evopipe import finetune_llm_preference
         >>> from evopipe import DPO, PreferenceGym
         >>> from evopipe.language.base import load_base
         >>> from evopipe.schema.language import LanguageConfig

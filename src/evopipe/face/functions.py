@@ -79,6 +79,7 @@ def train_off_policy(
         DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.drive.train`.
 
     Examples:
+        >>> from evopipe import train_off_policy
         >>> from evopipe import Mutations, ReplayBuffer, TournamentSelection, create_population, make_vect_envs
         >>> env = make_vect_envs("CartPole-v1", num_envs=2)
         >>> hp = {"BATCH_SIZE": 16, "LEARN_STEP": 4}
@@ -176,6 +177,7 @@ def train_on_policy(
     The other arguments, what is returned and raised, are those of `train_off_policy`.
 
     Examples:
+        >>> from evopipe import train_on_policy
         >>> from evopipe import create_population, make_vect_envs
         >>> env = make_vect_envs("CartPole-v1", num_envs=2)
         >>> pop = create_population("PPO", env.single_observation_space, env.single_action_space, None,
@@ -212,6 +214,7 @@ def train_offline(
     The other arguments, what is returned and raised, are those of `train_off_policy`.
 
     Examples:
+        >>> from evopipe import train_offline
         >>> import gymnasium, numpy
         >>> from evopipe import ReplayBuffer, create_population
         >>> env, random = gymnasium.make("CartPole-v1"), numpy.random.default_rng(1)
@@ -256,6 +259,7 @@ def train_multi_agent_off_policy(
     The other arguments, what is returned and raised, are those of `train_off_policy`.
 
     Examples:
+        >>> from evopipe import train_multi_agent_off_policy
         >>> from mpe2 import simple_speaker_listener_v4
         >>> from evopipe import MultiAgentReplayBuffer, create_population
         >>> env = simple_speaker_listener_v4.parallel_env(max_cycles=5, continuous_actions=True)
@@ -295,6 +299,7 @@ def train_multi_agent_on_policy(
     The arguments, what is returned and raised, are those of `train_multi_agent_off_policy`.
 
     Examples:
+        >>> from evopipe import train_multi_agent_on_policy
         >>> from mpe2 import simple_spread_v3
         >>> from evopipe import create_population
         >>> env = simple_spread_v3.parallel_env(max_cycles=5)

@@ -39,6 +39,7 @@ class ReasoningGym:
         UsageError: an argument cannot be used.
 
     Examples:
+        >>> from evopipe import ReasoningGym
         >>> from evopipe.language.base import tiny_tokenizer
         >>> rows = [{"question": f"{n}=", "answer": str(n)} for n in range(10)]
         >>> reward = lambda completion, answer, question: float(completion == answer)
@@ -112,6 +113,7 @@ class PreferenceGym:
         DataError: a dataset is empty, or a row lacks a field.
 
     Examples:
+        >>> from evopipe import PreferenceGym
         >>> from evopipe.language.base import tiny_tokenizer
         >>> rows = [{"prompt": f"{n}=", "chosen": str(n), "rejected": "0"} for n in range(1, 10)]
         >>> len(PreferenceGym(rows[:6], rows[6:], tiny_tokenizer("0123456789=")))

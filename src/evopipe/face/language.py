@@ -267,6 +267,7 @@ class LanguageAlgorithm:
     """An algorithm for language models: called, it returns an agent.
 
     Examples:
+        >>> from evopipe import DPO, GRPO, LLMPPO, LLMREINFORCE
         >>> from evopipe.language.base import load_base
         >>> from evopipe.schema.language import LanguageConfig
         >>> model = load_base(LanguageConfig(), seed=1).model  # or AutoModelForCausalLM.from_pretrained(...)

@@ -19,7 +19,7 @@ from evopipe.face.vect import Marks, marks_of
 from evopipe.memory.replay import RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.run.spec import Spec
-from evopipe.types import Batch, Chosen, Tensor
+from evopipe.types import ACTS, GONE, Batch, Chosen, Tensor
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Taken:
     idle: np.ndarray  # `[E]`, no step: a reset that follows no action
     memory: torch.Tensor | None = None  # `[E, M]` before the step, where the agent keeps one
     legal: np.ndarray | None = None  # `[E, A]`, None where all is
+    next_alive: np.ndarray | None = None  # `[E]` of a team, see `evopipe.types`
 
 
 class RolloutBuffer:
@@ -51,6 +52,7 @@ class RolloutBuffer:
         num_envs, observation_space, action_space, device: not needed: they follow from what is added.
 
     Examples:
+        >>> from evopipe import RolloutBuffer
         >>> from evopipe import collect_rollouts, create_population, make_vect_envs
         >>> env = make_vect_envs("CartPole-v1", num_envs=2)
         >>> (agent,) = create_population("PPO", env.single_observation_space, env.single_action_space, num_envs=2)
@@ -159,7 +161,7 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
     layout = RowLayout.of(spec.spaces, team.masked, legal=spec.algo.MASKED_LOSS)
     seen, after = (np.zeros((n, k, spec.observations), np.float32) for _ in range(2))
     taken = np.zeros((n, k, spec.actions) if layout.continuous else (n, k), np.float32)
-    rewards, ends, alive = np.zeros((n, k), np.float32), np.zeros((n, k), bool), np.zeros((n, k), bool)
+    rewards, (ends, alive, goes_on) = np.zeros((n, k), np.float32), np.zeros((3, n, k), bool)
     for place, agent in enumerate(team.ids):
         if agent not in state:
             continue
@@ -172,9 +174,13 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
             taken[:, place, : acts.shape[1]] = acts
         else:
             taken[:, place] = acts
-        rewards[:, place], ends[:, place] = reward[agent], done[agent]
-    legal = team.legal(alive) if team.masked else None
-    packed = layout.pack(seen, taken, rewards, ends, after, legal, legal=legal, alive=alive)
+        ends[:, place] = np.asarray(done[agent], bool).reshape(-1) | ~experiences.next_alive[agent]
+        goes_on[:, place] = experiences.next_alive[agent] & ~(ends[:, place] & alive[:, place])
+        rewards[:, place] = reward[agent]
+    then, now = ((team.legal(x) if team.masked else None) for x in (goes_on, alive))
+    packed = layout.pack(
+        seen, taken, rewards, ends, after, then, legal=now, alive=alive, next_alive=np.where(goes_on, ACTS, GONE)
+    )
     weight = torch.full((1, n), 1.0 / n, device=spec.device)
     return layout.unpack(torch.from_numpy(packed)[None].to(spec.device), weight, gamma)
 
@@ -242,7 +248,8 @@ def _steps_of_team(
         obs, next_obs, legal = (x.reshape(-1, x.shape[-1]) for x in (now.obs, after.obs, now.legal))
         found.append(
             Taken(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, nothing,
-                  ~now.alive.reshape(-1), legal=legal if team.masked else None)
+                  ~now.alive.reshape(-1), legal=legal if team.masked else None,
+                  next_alive=np.where(after.alive, ACTS, GONE).reshape(-1))
         )  # fmt: skip
         begins = over | ~now.alive
     return found
@@ -272,5 +279,6 @@ def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
         kept = memory if following is None else following[None]
         chosen = Chosen(each.action[None].to(device), log_prob.float(), value.float(), kept.to(device))
         rollout.enter(t, obs, legal, begins, memory.to(device), chosen)
-        rollout.finish(t, after, reward.float(), terminated, truncated, idle)
+        there = [] if each.next_alive is None else [torch.from_numpy(each.next_alive)[None].float().to(device)]
+        rollout.finish(t, after, reward.float(), terminated, truncated, idle, *there)
     return rollout

@@ -76,6 +76,7 @@ def initialPopulation(algo: str, INIT_HP: Any = None, **kwargs: Any) -> list[Age
     read: a rollout has the length that it has here.
 
     Examples:
+        >>> from evopipe import initialPopulation
         >>> import warnings
         >>> with warnings.catch_warnings():
         ...     warnings.simplefilter("ignore")

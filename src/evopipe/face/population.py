@@ -56,6 +56,7 @@ def create_population(
         ParamsError: a value is out of its bounds, or the algorithm does not serve the spaces.
 
     Examples:
+        >>> from evopipe import create_population
         >>> import gymnasium
         >>> env = gymnasium.make("CartPole-v1")
         >>> net_config = {"encoder_config": {"hidden_size": [32]}, "latent_dim": 16}
@@ -149,6 +150,7 @@ def observation_space_channels_to_first(space: Any) -> Any:
     Networks here read images either way round: a script may call this or not.
 
     Examples:
+        >>> from evopipe import observation_space_channels_to_first
         >>> import gymnasium, numpy
         >>> image = gymnasium.spaces.Box(0, 255, (64, 48, 3), numpy.uint8)
         >>> observation_space_channels_to_first(image).shape

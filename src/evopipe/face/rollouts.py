@@ -41,6 +41,7 @@ def collect_rollouts(
         UsageError: the agent does not learn from rollouts, is one with a memory, or a shape does not fit.
 
     Examples:
+        >>> from evopipe import collect_rollouts
         >>> from evopipe import create_population, make_vect_envs
         >>> env = make_vect_envs("CartPole-v1", num_envs=2)
         >>> (agent,) = create_population("PPO", env.single_observation_space, env.single_action_space, num_envs=2)
@@ -65,6 +66,7 @@ def collect_rollouts_recurrent(
         UsageError: the agent has none.
 
     Examples:
+        >>> from evopipe import collect_rollouts_recurrent
         >>> from evopipe import create_population, make_vect_envs
         >>> env = make_vect_envs("CartPole-v1", num_envs=2)
         >>> (agent,) = create_population("PPO", env.single_observation_space, env.single_action_space, None,
@@ -88,18 +90,19 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
     if fresh:
         obs, info = env.reset()
     scores = np.zeros(n) if scores is None else np.array(scores, float)
-    known = marks_of(obs, n)  # where an episode begins at observations that another call left
-    begins = np.ones(n, bool) if fresh else np.zeros(n, bool) if known is None else known.began
-    if agent.carried is None or fresh or len(agent.carried) != n:
-        agent.carried = torch.zeros(n, cohort.memory)
+    begins, memory = np.ones(n, bool), torch.zeros(n, cohort.memory)
+    if not fresh and agent.carried is not None and len(agent.carried[0]) == n:
+        begins, memory = agent.carried
+    if not fresh and (known := marks_of(obs, n)) is not None:
+        begins = known.began
     next_step = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP) == AutoresetMode.NEXT_STEP
     legal, finished = np.ones((n, spec.actions), bool), []
-    ended = np.zeros(n, bool) if fresh else np.asarray(done, bool)
+    ended = np.zeros(n, bool) if fresh or done is None else np.asarray(done, bool)
     for _ in range(steps):
         rows, _single = agent.breed.rows(obs)
-        agent.carried = agent.carried.masked_fill(torch.from_numpy(begins)[:, None], 0.0)
+        memory = memory.masked_fill(torch.from_numpy(begins)[:, None], 0.0)
         seen, may, first = (torch.from_numpy(np.array(x))[None].to(spec.device) for x in (rows, legal, begins))
-        took = step(spec, cohort, seen, may, first, agent.carried[None].to(spec.device), agent.tick())
+        took = step(spec, cohort, seen, may, first, memory[None].to(spec.device), agent.tick())
         action = took.action[0].cpu()
         following, reward, terminated, truncated, info = env.step(agent.breed.actions.own(action.numpy()))
         idle = ended if next_step else np.zeros(n, bool)
@@ -109,17 +112,18 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
             for i in np.flatnonzero(terminated | truncated):
                 after[i] = agent.breed.rows(info["final_obs"][i])[0][0]
         log_prob, value = (x[0].cpu().numpy() for x in (took.log_prob, took.value))
-        gain, before = np.asarray(reward, np.float32), agent.carried
+        gain = np.asarray(reward, np.float32)
         agent.rollout_buffer.add(
-            Taken(rows, action, log_prob, value, gain, after, begins, terminated, truncated, idle, before)
+            Taken(rows, action, log_prob, value, gain, after, begins, terminated, truncated, idle, memory)
         )
-        agent.carried = took.memory[0].cpu()
+        memory = took.memory[0].cpu()
         scores += np.where(idle, 0.0, reward)
         ended = terminated | truncated
         for i in np.flatnonzero(ended):
             finished.append(float(scores[i]))
             scores[i] = 0.0
         obs, begins = following, (idle if next_step else ended)
+    agent.carried = begins, memory
     agent.scores += finished
     return finished, obs, ended, scores, info
 
@@ -148,6 +152,7 @@ def default_progress_bar(max_steps: int, accelerator: Any = None) -> _ProgressBa
     """Return a bar of so many steps; an accelerator of one process changes nothing.
 
     Examples:
+        >>> from evopipe import default_progress_bar
         >>> bar = default_progress_bar(100)
         >>> bar.update(50)
         >>> bar.close()

@@ -47,6 +47,7 @@ class RLParameter:
             from the hyper-parameter: another one than its own is refused; None takes its own.
 
     Examples:
+        >>> from evopipe import RLParameter
         >>> RLParameter(min=1e-4, max=1e-2, grow_factor=1.5)
         RLParameter(min=0.0001, max=0.01, shrink_factor=0.8, grow_factor=1.5, dtype=None)
     """
@@ -62,6 +63,7 @@ class HyperparameterConfig(dict[str, RLParameter]):
     """Which hyper-parameters may mutate, by name: `HyperparameterConfig(lr=RLParameter(min=1e-4, max=1e-2))`.
 
     Examples:
+        >>> from evopipe import HyperparameterConfig, RLParameter
         >>> ranges = HyperparameterConfig(lr=RLParameter(min=1e-4, max=1e-2), batch_size=RLParameter(min=8, max=512))
         >>> [*ranges]
         ['lr', 'batch_size']

@@ -15,9 +15,10 @@ _Parts = dict[Any, np.ndarray]
 
 class TeamExperiences(tuple[Any, ...]):
     """A batch: (state, action, reward, next_state, done), each by agent, NumPy arrays `[B, …]`; `alive` says who acted,
-    `[B]` by agent."""
+    `next_alive` who stands in the next state, `[B]` by agent."""
 
     alive: _Parts
+    next_alive: _Parts
 
 
 class MultiAgentReplayBuffer:
@@ -34,6 +35,7 @@ class MultiAgentReplayBuffer:
         UsageError: `field_names` are not the five.
 
     Examples:
+        >>> from evopipe import MultiAgentReplayBuffer
         >>> memory = MultiAgentReplayBuffer(100, agent_ids=["left", "right"])
         >>> states = {"left": [0.0], "right": [1.0, 2.0]}
         >>> memory.save_to_memory(states, {"left": 0, "right": 1}, {"left": 1.0, "right": 0.0}, states,
@@ -58,7 +60,7 @@ class MultiAgentReplayBuffer:
 
     def save_to_memory(self, *parts: Mapping[Any, Any], is_vectorised: bool = False) -> None:
         """Save one transition, or with `is_vectorised` one of each environment: every part by agent, in the order of
-        `field_names`. An agent that is not in the state is gone."""
+        `field_names`. An agent that is not in the state is gone, one that is not in the next state has ended."""
         if len(parts) != len(FIELDS):
             raise UsageError(f"MultiAgentReplayBuffer: a transition has {len(FIELDS)} parts, {len(parts)} were saved")
         given = dict(zip(FIELDS, (parts[i] for i in self._order), strict=True))
@@ -77,9 +79,10 @@ class MultiAgentReplayBuffer:
                     if agent not in held:
                         held[agent] = np.zeros((self.memory_size, *array.shape[1:]), array.dtype)
                     held[agent][at] = array
-        alive = self._held.setdefault("alive", {})
-        for agent in self.agent_ids:
-            alive.setdefault(agent, np.zeros(self.memory_size, bool))[at] = agent in given["state"]
+        for flag, of in (("alive", "state"), ("next_alive", "next_state")):
+            there = self._held.setdefault(flag, {})
+            for agent in self.agent_ids:
+                there.setdefault(agent, np.zeros(self.memory_size, bool))[at] = agent in given[of]
         self.counter += n
 
     def save_to_memory_vect_envs(self, *parts: Mapping[Any, Any]) -> None:
@@ -93,5 +96,5 @@ class MultiAgentReplayBuffer:
         at = self._random.integers(len(self), size=batch_size)
         drawn = {name: {agent: array[at] for agent, array in held.items()} for name, held in self._held.items()}
         found = TeamExperiences(tuple(drawn[name] for name in FIELDS))
-        found.alive = drawn["alive"]
+        found.alive, found.next_alive = drawn["alive"], drawn["next_alive"]
         return found

@@ -68,7 +68,7 @@ def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
     about = json.loads(json.dumps({**breed.about, "hyper": dict(champion.member.hyper), "training": told}))
     card = (
         f"# {breed.algo} in {breed.params.env.id}\n\nThe elite of a training by evopipe, best of generation "
-        f"{champion.generation}: mean return {champion.score:.4g} ± {champion.error:.2g}.\n\n"
+        f"{champion.generation}: mean return {champion.score:.4g} (standard error {champion.error:.2g}).\n\n"
         f"```python\nimport evopipe\n\npolicy = evopipe.load({str(folder)!r})\n```\n"
     )
     policy.save(folder, breed.algo, champion.member, about, program=False, card=card, critic=True)

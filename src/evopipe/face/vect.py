@@ -121,6 +121,7 @@ def make_vect_envs(
         UsageError: neither or both of `env_name` and `make_env` are given.
 
     Examples:
+        >>> from evopipe import make_vect_envs
         >>> env = make_vect_envs("CartPole-v1", num_envs=3)
         >>> env.reset()[0].shape, env.single_action_space
         ((3, 4), Discrete(2))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,9 +22,12 @@ import torch
 
 from evopipe import rng
 from evopipe.errors import DataError, MissingInputError, need_package
+from evopipe.language import chats
+from evopipe.language.encoding import PLACE, Encoder, Marked, encoder_of, plain
 from evopipe.language.hub import REACH_SECONDS, first_line, quiet, reach
 from evopipe.language.layers import Layer, all_weights, linear_layers
 from evopipe.language.together import Together
+from evopipe.language.weights import ANEW, check_config, check_model, headers, misfit
 from evopipe.rng import Purpose
 from evopipe.schema.language import LanguageConfig
 from evopipe.types import Tensor, Words
@@ -55,6 +60,7 @@ class Base:
     exact: bool = False  # whether no bit of a member may depend on its neighbours: pads are computed then, too
     # most tokens of a row, where members are whole models over these tokens and there is no base, see `tokens_alone`
     length: int = 0
+    special_tokens: bool = False  # whether special tokens that stand in data act
     together: Together = field(default_factory=Together)  # the processes that its rows are divided among
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
@@ -69,6 +75,11 @@ class Base:
         """Every weight, for `language.full`."""
         return all_weights(self.model, self.name)
 
+    @property
+    def places(self) -> int | None:
+        """Most tokens of a row, as the model's configuration says; None where it has no limit of its own."""
+        return None if self.model is None else getattr(self.model.config, "max_position_embeddings", None)
+
     def told(self, tokenizer: Any) -> Base:
         """Return the base with a tokenizer; both run the same model, and share what members add to it. Raises DataError
         if they do not belong together, or no token ends a text."""
@@ -82,12 +93,28 @@ class Base:
             raise DataError(
                 f"language.model: {self.name} has no token that ends a text: set eos_token in its tokenizer"
             )
+        for token in ends:
+            if not 0 <= token < self.words.vocabulary:
+                raise DataError(
+                    f"language.model: {self.name} ends a text by the token {token}, and its vocabulary has "
+                    f"{self.words.vocabulary}: correct eos_token_id in its generation_config.json, or its tokenizer's "
+                    "eos_token"
+                )
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         return replace(self, tokenizer=tokenizer, ends=ends, pad=int(pad))
 
-    def encode(self, text: str, special: bool = False) -> list[int]:
-        """Return the tokens of a text; with `special` those that the tokenizer begins a text with too."""
-        return list(self.tokenizer.encode(text, add_special_tokens=special))
+    @property
+    def encoder(self) -> Encoder:
+        """What makes tokens of text."""
+        return encoder_of(self.tokenizer, len(self.tokenizer))
+
+    def data(self, text: str) -> Marked:
+        """Return text that a dataset, an environment or a model wrote."""
+        return Marked(text) if self.special_tokens else Marked.as_data(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text of data, by itself."""
+        return self.encoder.encode(self.data(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -100,22 +127,93 @@ class Base:
         self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None, go_on: bool = False
     ) -> list[int]:
         """Return the tokens of a prompt, at least one: a text as it is, or messages through the chat template. With
-        `go_on` the last message is one that the model goes on with; else it begins its own. Raises DataError if there
-        is no chat template, or it refuses the messages."""
-        if isinstance(prompt, str) and not chat:
-            found = self.encode((system or "") + prompt, special=True)
-            return found or [self.ends[0]]
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
-        if system is not None:
-            messages = [{"role": "system", "content": system}, *messages]
+        `go_on` the last message is one that the model goes on with; else it begins its own. Special tokens that stand
+        in the prompt are plain text, those of `system` act. Raises DataError if there is no chat template, or it
+        refuses the messages."""
+        text, begin = self._asked(prompt, chat, system, go_on)
+        return [*begin, *self.encoder.encode(text)] or [self.ends[0]]
+
+    def completed(
+        self, prompt: str | Sequence[Mapping[str, str]], completions: Sequence[str], chat: bool, system: str | None,
+        go_on: bool = False,
+    ) -> tuple[list[int], list[list[int]]]:  # fmt: skip
+        """Return the tokens of a prompt, see `prompt`, and those of each completion with its end. Both are read as one
+        text and cut where the completion begins. Where a token stands on both sides of the cut, the completion is made
+        into tokens as a text that has begun: the prompt is what the model is shown, whatever follows."""
+        text, _ = self._asked(prompt, chat, system, go_on)
+        chatting = chat or not isinstance(prompt, str)
+        end = chats.turn_end(self.tokenizer) if chatting else ""
+        found = []
+        for completion in completions:
+            whole = text.then(self.data(plain(completion))).then(Marked(end))
+            if chatting:
+                messages, own = self._messages(prompt, system)
+                if go_on:
+                    messages[-1] = {**messages[-1], "content": messages[-1]["content"] + completion}
+                else:
+                    messages.append({"role": "assistant", "content": completion})
+                shown = self._shown(messages, own)
+                _, stop = shown.of.get(len(messages) - 1, (0, 0))
+                if stop >= len(text) and shown.text.text.startswith(text.text):  # else it opens answers in another way
+                    stop += len(end) if shown.text.text.startswith(end, stop) else 0
+                    whole = shown.text.part(0, stop)
+            ids = self.encoder.behind(whole, len(text))
+            found.append([*ids, *(() if end and ids[-1:] and ids[-1] in self.ends else self.ends[:1])])
+        return self.prompt(prompt, chat, system, go_on), found
+
+    def conversation(
+        self, messages: Sequence[Mapping[str, str]], system: str | None
+    ) -> tuple[list[int], list[tuple[list[int], bool]]]:
+        """Return the tokens of a chat before its first answer, and all that follows in pieces: answers, each with the
+        end of its turn, which are learned, and what stands between them. It is read as the one text that the template
+        writes; for tokens on both sides of a cut, and for errors, see `completed` and `chats.answers`."""
+        told, own = self._messages(messages, system)
+        shown = self._shown(told, own)
+        spans = chats.answers(self.tokenizer, self.name, told, shown)
+        cuts = [place for span in spans for place in span]
+        pieces = [
+            (self.encoder.behind(shown.text.part(0, end), start), i % 2 == 0)
+            for i, (start, end) in enumerate(itertools.pairwise(cuts))
+        ]
+        if not chats.turn_end(self.tokenizer):  # the last answer is to end, too
+            pieces[-1][0].append(self.ends[0])
+        return self.encoder.encode(shown.text.part(0, cuts[0])) or [self.ends[0]], pieces
+
+    def between(self, messages: Sequence[Mapping[str, Any]], replies: Sequence[int], last: int) -> list[int] | None:
+        """Return what the template writes behind the last of these replies, messages of the model whose tokens are
+        known; of which `last` is the very last: where that ended the turn, the template does not end it again. None
+        where it does not show each reply once. Raises DataError as `prompt` does."""
         if not self.tokenizer.chat_template:
-            raise DataError(f"language.chat: {self.name} has no chat template; set it to false, with prompts as texts")
-        try:
-            ending = {"continue_final_message": True} if go_on else {"add_generation_prompt": True}
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **ending)
-        except Exception as error:
-            raise DataError(f"the chat template of {self.name} refuses a prompt ({error}): mend its messages") from None
-        return self.encode(text) or [self.ends[0]]
+            return None
+        shown = self._shown(messages, 0, replies, "add_generation_prompt")
+        text, end = shown.text.text, chats.turn_end(self.tokenizer)
+        if text.count(PLACE) != len(replies):
+            return None
+        at = text.rindex(PLACE) + 1
+        ids, ended = self.encoder.going_on(shown.text.part(at)), self.encoder.going_on(Marked(end))
+        return ids[len(ended) :] if ended and last == ended[-1] and text.startswith(end, at) else ids
+
+    def _messages(
+        self, prompt: str | Sequence[Mapping[str, str]], system: str | None
+    ) -> tuple[list[dict[str, str]], int]:
+        """Return a prompt as messages, and how many of them are the run's own."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        return (messages, 0) if system is None else ([{"role": "system", "content": system}, *messages], 1)
+
+    def _shown(
+        self, messages: Sequence[Mapping[str, Any]], own: int, replies: Sequence[int] = (), ending: str | None = None
+    ) -> chats.Shown:
+        return chats.show(self.tokenizer, self.encoder, self.name, messages, own, self.special_tokens, replies, ending)
+
+    def _asked(
+        self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None, go_on: bool
+    ) -> tuple[Marked, tuple[int, ...]]:
+        """Return a prompt as text, and the tokens before it."""
+        if isinstance(prompt, str) and not chat:
+            return Marked(system or "").then(self.data(plain(prompt))), self.encoder.begin
+        ending = "continue_final_message" if go_on else "add_generation_prompt"
+        messages, own = self._messages(prompt, system)
+        return self._shown(messages, own, ending=ending).text, ()
 
 
 def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
@@ -125,13 +223,13 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
         need_package(package, "language", "language.model")
     device = device or torch.device("cpu")
     if cfg.model == "tiny":
-        model, tokenizer = _tiny(cfg.tiny, seed), tiny_tokenizer(cfg.tiny.characters)
+        model, tokenizer = _tiny(cfg.tiny, seed).to(getattr(torch, cfg.dtype)), tiny_tokenizer(cfg.tiny.characters)
         digest = digest_of(model, tokenizer.backend_tokenizer.to_str())
     else:
         folder = _folder_of(cfg.model)
         model, tokenizer = _read(folder, cfg.dtype)
         digest = _digest_of_files(folder)
-    return base_of(cfg.model, model, tokenizer, digest, device)
+    return replace(base_of(cfg.model, model, tokenizer, digest, device), special_tokens=cfg.special_tokens)
 
 
 def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.device) -> Base:
@@ -154,7 +252,9 @@ def tokens_alone(tokens: Sequence[str], length: int, hidden: int, device: torch.
 
 def _ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    turn = chats.turn_end(tokenizer)
     found = [tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])]
+    found += tokenizer.encode(turn, add_special_tokens=False)[-1:] if turn else []  # what a chat's answers end with
     return tuple(dict.fromkeys(int(token) for token in found if token is not None))
 
 
@@ -257,10 +357,17 @@ def _read(folder: Path, dtype: str) -> tuple[Any, Any]:
         raise MissingInputError(f"{where} has no *.safetensors: it holds no model's weights")
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
         raise MissingInputError(f"{where} has no tokenizer (tokenizer.json): save it into the same folder")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    held = headers(folder, where)
+    check_config(config, held, where)
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     with quiet(logging):
+        try:
+            described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:
+            said = " ".join(str(error).split())[:200]
+            raise DataError(f"{where}/config.json cannot be read ({said}): {ANEW}") from None
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:
@@ -273,9 +380,16 @@ def _read(folder: Path, dtype: str) -> tuple[Any, Any]:
                     dtype=getattr(torch, dtype), output_loading_info=True,
                 )  # fmt: skip
         except Exception as error:
-            raise DataError(f"{where}: cannot be read ({first_line(error)}): fetch or write it anew") from None
+            wrong = None
+            with contextlib.suppress(Exception):
+                wrong = misfit(described, held)
+            raise DataError(f"{where}: {wrong or f'cannot be read ({first_line(error)})'}: {ANEW}") from None
     if lacking := sorted(told["missing_keys"]):
         raise DataError(f"{where}: its files lack {lacking[0]!r}, {len(lacking)} tensors in all: write it anew")
+    if unused := sorted(told["unexpected_keys"]):
+        what = f"its config.json has no place for {len(unused)} of its tensors, such as {unused[0]}, which are not used"
+        print(f"warning: {where}: {what}", file=sys.stderr)
+    check_model(model, held, dtype, where)
     return model, tokenizer
 
 

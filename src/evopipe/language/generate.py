@@ -196,15 +196,22 @@ def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
     best = log_probs.argmax(dim=-1)
     if not bool((how.temperature > 0).any()):
         return best
-    scaled = log_probs.double() / how.temperature.clamp(min=1e-6)[..., None].double()
-    chances = scaled.softmax(dim=-1)
-    if bool((how.top_k > 0).any()) or bool((how.top_p < 1).any()):
-        ordered, index = chances.sort(dim=-1, descending=True, stable=True)
-        rank = torch.arange(chances.shape[-1], device=chances.device)
-        most = torch.where(how.top_k > 0, how.top_k, chances.shape[-1])
-        before = ordered.cumsum(dim=-1) - ordered  # the likeliest stays, however small p is
-        ordered = ordered.masked_fill((rank >= most[..., None]) | (before >= how.top_p[..., None]), 0.0)
-        chances = torch.zeros_like(chances).scatter(-1, index, ordered)
-    heap = chances.cumsum(dim=-1)
+    heap = chances(log_probs, how).cumsum(dim=-1)
     drawn = torch.searchsorted(heap, (u * heap[..., -1])[..., None], right=True)[..., 0]
-    return torch.where(how.temperature > 0, drawn.clamp(max=chances.shape[-1] - 1), best)
+    return torch.where(how.temperature > 0, drawn.clamp(max=log_probs.shape[-1] - 1), best)
+
+
+def chances(log_probs: Tensor, how: Sampling) -> Tensor:
+    """Return the chances `[P, n, V]` that tokens are drawn by, see `choose`: by temperature, of the k likeliest (all
+    that share the k-th place), and of these, as far as they alone are concerned, of the likeliest that reach p. So do
+    `transformers` and vLLM."""
+    found = (log_probs.double() / how.temperature.clamp(min=1e-6)[..., None].double()).softmax(dim=-1)
+    if not (bool((how.top_k > 0).any()) or bool((how.top_p < 1).any())):
+        return found
+    most = torch.where(how.top_k > 0, how.top_k, found.shape[-1]).clamp(max=found.shape[-1])
+    ordered, index = found.sort(dim=-1, descending=True, stable=True)
+    ordered = ordered.masked_fill(ordered < ordered.gather(-1, most[..., None] - 1), 0.0)
+    ordered = ordered / ordered.sum(dim=-1, keepdim=True)
+    before = ordered.cumsum(dim=-1) - ordered  # the likeliest stays, however small p is
+    ordered = ordered.masked_fill(before >= how.top_p[..., None], 0.0)
+    return torch.zeros_like(found).scatter(-1, index, ordered / ordered.sum(dim=-1, keepdim=True))

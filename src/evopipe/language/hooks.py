@@ -43,21 +43,22 @@ class Change(NamedTuple):
     def __call__(self, module: nn.Module, x: Tensor, out: Tensor) -> Tensor:
         members = len(next(iter(self.parts.values())))
         plain: Any = module
-        found = out.reshape(members, -1, out.shape[-1])
+        held = next(iter(self.parts.values())).dtype  # the base's own numbers may be shorter
+        found = out.reshape(members, -1, out.shape[-1]).to(held)
         for kind, delta in self.parts.items():
             if kind == "embedding":
                 first = torch.arange(members, device=x.device)[:, None] * delta.shape[1]
                 found = found + nn.functional.embedding(x.reshape(members, -1) + first, delta.flatten(0, 1))
             elif kind == "scale":
                 bias = getattr(plain, "bias", None)
-                normal = (out if bias is None else out - bias) / plain.weight
+                normal = ((out if bias is None else out - bias) / plain.weight).to(held)
                 found = found + delta * normal.reshape(found.shape)
             elif kind == "bias":
                 found = found + delta
             else:
                 weight = delta.transpose(1, 2) if kind == "linear" else delta
-                found = torch.baddbmm(found, x.reshape(members, -1, x.shape[-1]), weight)
-        return found.view(out.shape)
+                found = torch.baddbmm(found, x.reshape(members, -1, x.shape[-1]).to(held), weight)
+        return found.view(out.shape).to(out.dtype)
 
 
 def _add(base: Base, name: str, module: nn.Module, args: Any, out: Any) -> Any:

@@ -94,6 +94,18 @@ def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
     return replace(fresh, arch=arch, tensors={**tensors, network: row})
 
 
+def doubt(folder: Path, base: Base) -> str | None:
+    """Say why an adapter that PEFT wrote may be another base's, though it fits; None where it names this one."""
+    named = parse_json(read_bytes(folder / CONFIG), str(folder / CONFIG)).get("base_model_name_or_path")
+    if isinstance(named, str) and named and Path(named).resolve() == Path(base.name).resolve():
+        return None
+    over = f"was trained over {named!r:.200}" if isinstance(named, str) and named else "does not say over which base"
+    return (
+        f"{folder / CONFIG}: {over}, and members begin over {base.name}; PEFT's files do not tell whether these are "
+        "the same weights: make sure that they are"
+    )
+
+
 def _merged_weights(base: Base, arch: LoRA | Full, row: Tensor) -> dict[str, Tensor]:
     """Return the base's weights with a member's change in them, by name."""
     found = {name: tensor.detach().cpu().clone() for name, tensor in base.model.state_dict().items()}

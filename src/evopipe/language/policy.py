@@ -52,9 +52,10 @@ class LanguagePolicy:
         weight, bias = self.head
         found: list[float] = []
         for start in range(0, len(prompts), _AT_ONCE):
-            asked = [self.base.prompt(p, self._config.chat, self._config.system) for p in prompts[start:][:_AT_ONCE]]
-            told = [[*self.base.encode(text), self.base.ends[0]] for text in completions[start:][:_AT_ONCE]]
-            rows = [[*prompt, *own] for prompt, own in zip(asked, told, strict=True)]
+            rows = []
+            for prompt, own in zip(prompts[start:][:_AT_ONCE], completions[start:][:_AT_ONCE], strict=True):
+                asked, (told,) = self.base.completed(prompt, [own], self._config.chat, self._config.system)
+                rows.append([*asked, *told])
             ids, real = (x[None].to(self.base.device) for x in stacked(rows, self.base.pad, left=True))
             text = with_end(Text(ids, real, real, torch.zeros_like(ids)))
             hidden, _ = hooks.score(
@@ -84,7 +85,7 @@ class LanguagePolicy:
             A text for a text, a list of texts for a list; lists of so many texts in their place with `samples` above 1.
 
         Raises:
-            UsageError: a value is out of its range.
+            UsageError: a value is out of its range, or the base has no places for so many tokens.
             DataError: the chat template refuses a chat.
         """
         many = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -101,6 +102,7 @@ class LanguagePolicy:
         for start in range(0, len(many), _AT_ONCE):
             part = many[start : start + _AT_ONCE]
             tokens = [self.base.prompt(prompt, self._config.chat, self._config.system) for prompt in part]
+            self._need_places(max(map(len, tokens)), limit)
             ids, real = (x[None].to(self.base.device) for x in stacked(tokens, self.base.pad, left=True))
             one = torch.ones(1, device=self.base.device)
             how = Sampling(one * temperature, one.long() * top_k, one * top_p)
@@ -111,6 +113,14 @@ class LanguagePolicy:
             told += [own[i : i + samples] for i in range(0, len(own), samples)]
         found = [each[0] for each in told] if samples == 1 else told
         return found[0] if isinstance(prompts, str) else found
+
+    def _need_places(self, prompt: int, limit: int) -> None:
+        places = self.base.places
+        if places is not None and prompt + limit > places:
+            raise UsageError(
+                f"generate: a prompt of {prompt} tokens and max_tokens={limit} are more than {self.base.name} has "
+                f"places for ({places}): shorten it, or lower max_tokens"
+            )
 
     def _active(self) -> Any:
         if self._net is None:
@@ -125,7 +135,7 @@ def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = N
     """
     try:
         config = LanguageConfig.model_validate(about["language"])
-        kind, seed, digest = about["arch"]["kind"], int(about["seed"]), str(about["base"])
+        kind, seed = about["arch"]["kind"], int(about["seed"])
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         raise DataError(f"{folder / POLICY}: does not say what it is ({error}); export it again") from None
     if about.get("merged"):
@@ -133,8 +143,7 @@ def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = N
         base = load_base(merged, seed, device)
         return LanguagePolicy(base, config, about, None, _head(folder, about, base))
     base = load_base(config, seed, device)
-    if base.digest != digest:
-        raise DataError(f"{folder}: was trained over another base than {config.model} is now; export it again")
+    need_base(folder, about, base, "export it again")
     if kind == "full":
         arch: Any = Full()
         row = read_change(folder, base)
@@ -142,6 +151,16 @@ def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = N
         arch, row = peft.read_adapter(folder, base)
     structure = arch.stack([arch], Adapted.of(base), base.device)
     return LanguagePolicy(base, config, about, Net(structure, structure.pack([row])), _head(folder, about, base))
+
+
+def need_base(folder: Path, about: Mapping[str, Any], base: Base, remedy: str) -> None:
+    """Refuse by a DataError, which ends with `remedy`, what was trained over another base, as `policy.json` says."""
+    if about.get("base") != base.digest:
+        named = about.get("language")
+        name = named.get("model") if isinstance(named, Mapping) else None
+        what = f"another base than {base.name} is now" if "base" in about else f"no base that {POLICY} names"
+        was = "" if name in (None, base.name) else f" (it names {name!s:.200})"
+        raise DataError(f"{folder}: was trained over {what}{was}; {remedy}")
 
 
 def _head(folder: Path, about: Mapping[str, Any], base: Base) -> tuple[Tensor, Tensor] | None:

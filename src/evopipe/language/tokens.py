@@ -6,7 +6,6 @@ Text is tokenised here, once: what members write is learned from as the tokens t
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +96,8 @@ def tokenise(
     held_out: int | None = None,
 ) -> Corpus:  # fmt: skip
     """Turn rows into tokens and split them; what is too long is left out. Rows from `held_out` on are those of
-    validation and of test, where it is given; else they are drawn by their shares. Raises DataError if nothing is left
-    of a split, or the chat template is missing or refuses a prompt."""
+    validation, where it is given, and there is no test; else they are drawn by their shares. Raises DataError if
+    nothing is left of a split, or the chat template is missing or refuses a prompt."""
     made = [(place, row, *_row(row, form, base, cfg)) for place, row in enumerate(rows)]
     fits = [
         each for each in made
@@ -106,15 +105,29 @@ def tokenise(
     ]  # fmt: skip
     places, kept, prompts, answers, marks = zip(*fits, strict=True) if fits else ((),) * 5
     splits = _split(kept, form, fetch, seed) if held_out is None else _halves(np.array(places), held_out)
-    if any(not len(index) for index in splits.values()):
-        raise DataError(
-            f"of {len(rows)} rows {len(rows) - len(kept)} are longer than language.max_prompt ({cfg.max_prompt}) or "
-            f"language.max_completion ({cfg.max_completion}) allow, and {len(kept)} are too few to split: raise them, "
-            "or bring more rows"
-        )
+    if any(not len(splits[name]) for name in SPLITS[: 3 if held_out is None else 2]):
+        raise DataError(_too_few(rows, kept, form, cfg))
     columns = tuple(_Ragged.of(list(column)) for column in zip(*answers, strict=True))
     left_out = len(rows) - len(kept)
     return Corpus(form, kept, _Ragged.of(prompts), columns, _Ragged.of(marks), splits, left_out, base.digest)
+
+
+def _too_few(rows: Sequence[Any], kept: Sequence[Mapping[str, Any]], form: Form, cfg: LanguageConfig) -> str:
+    """Say why nothing is left of a split."""
+    long = len(rows) - len(kept)
+    if form == "preference" and len(kept) >= len(SPLITS):
+        prompts = len({json.dumps(row["prompt"]) for row in kept})
+        short = "" if not long else " that are not too long (language.max_prompt, language.max_completion)"
+        return (
+            f"the {len(kept)} pairs{short} have {prompts} prompt{'s' * (prompts > 1)} in all, pairs of one prompt are "
+            f"in one split, and there are three: bring pairs of {len(SPLITS)} prompts or more"
+        )
+    if not long:
+        return f"{len(rows)} rows are too few to split into three: bring more"
+    return (
+        f"of {len(rows)} rows {long} are longer than language.max_prompt ({cfg.max_prompt}) or language.max_completion "
+        f"({cfg.max_completion}) allow, and {len(kept)} are too few to split: raise them, or bring more rows"
+    )
 
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
@@ -136,36 +149,18 @@ def _row(
     if form == "supervised" and "messages" in row:
         return _chat(row["messages"], base, cfg.system)
     begun = isinstance(row["prompt"], list) and row["prompt"][-1]["role"] == "assistant"
-    prompt = base.prompt(row["prompt"], cfg.chat, cfg.system, begun)
-    if form == "reasoning":
-        return prompt, [], []
-    names = ("chosen", "rejected") if form == "preference" else ("completion",)
-    own = [[*base.encode(row[name]), base.ends[0]] for name in names]
-    return prompt, own, [1] * len(own[0])
+    names = {"preference": ("chosen", "rejected"), "supervised": ("completion",)}.get(form, ())
+    prompt, told = base.completed(row["prompt"], [row[name] for name in names], cfg.chat, cfg.system, begun)
+    return prompt, told, [1] * len(told[0]) if told else []
 
 
 def _chat(
     messages: Sequence[Mapping[str, str]], base: Base, system: str | None
 ) -> tuple[list[int], list[list[int]], list[int]]:
-    """Split a chat at the assistant's texts, which are learned; all else is not."""
-    first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    prompt = base.prompt(messages[:first], True, system)
-    answer: list[int] = []
-    learned: list[int] = []
-    for i in range(first, len(messages)):
-        if messages[i]["role"] == "assistant":
-            tokens, mark = [*base.encode(messages[i]["content"]), base.ends[0]], 1
-        else:
-            # What the template puts between two answers: the later prompt less the earlier one and its answer.
-            before = base.prompt(messages[:i], True, system)
-            after = base.prompt(messages[: i + 1], True, system)
-            tokens, mark = after[len(os.path.commonprefix([before, after])) :], 0  # noqa: RUF071 of tokens
-        answer += tokens
-        learned += [mark] * len(tokens)
-    while learned and not learned[-1]:  # what follows the last answer teaches nothing
-        answer.pop()
-        learned.pop()
-    return prompt, [answer], learned
+    """Split a chat at the assistant's texts, which are learned; all else is not, and what follows the last is left."""
+    prompt, pieces = base.conversation(messages, system)
+    answer = [token for tokens, _ in pieces for token in tokens]
+    return prompt, [answer], [int(mark) for tokens, mark in pieces for _ in tokens]
 
 
 def _split(rows: Sequence[Mapping[str, Any]], form: Form, fetch: TextFetch, seed: int) -> dict[str, np.ndarray]:
@@ -181,9 +176,9 @@ def _split(rows: Sequence[Mapping[str, Any]], form: Form, fetch: TextFetch, seed
 
 
 def _halves(places: np.ndarray, held_out: int) -> dict[str, np.ndarray]:
-    """Divide rows by the places that they had: from `held_out` on they are held out."""
+    """Divide rows by the places that they had: from `held_out` on they score members, and none is left for a test."""
     later = np.flatnonzero(places >= held_out)
-    return {"train": np.flatnonzero(places < held_out), "validation": later, "test": later}
+    return {"train": np.flatnonzero(places < held_out), "validation": later, "test": later[:0]}
 
 
 # --- as files ---------------------------------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ A transition begins at the oldest step of its environment's window and ends afte
 a terminal state without a bootstrap, at a truncation with the true last observation's. Rewards are kept apart, so that
 each member discounts them by its own γ (Sutton & Barto, 2018, § 7.1).
 
-Of a team each agent has a window of its own within the environment's: one that is gone takes no further step, and what
-it began ends where it did. One that was cut while others go on is left out: its last observation is not kept.
+Of a team each agent has a window of its own within the environment's: what it began ends where it terminates or is
+truncated, whether or not it comes back later. Where an agent is truncated while others go on, its last observation
+stands in the rows of that step alone: these are written for every start in the window, as transitions of the agents
+that were truncated, and hold none of theirs when the window is complete.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evopipe.memory.replay import RowLayout
+from evopipe.types import CUT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_GOES_ON, _TERMINATED, _TRUNCATED = 0, 1, 2
 
 
 class NStep:
@@ -30,7 +35,7 @@ class NStep:
         self._reward = np.zeros((n, rows, layout.each), np.float32)
         if layout.agents:
             self._alive = np.ones((n, rows, layout.agents), np.bool_)  # who took each step
-            self._ended = np.zeros((2, rows, layout.agents), np.bool_)  # who terminated, who was cut, in this episode
+            self._ends = np.zeros((n, rows, layout.agents), np.int8)  # how each step ended: _GOES_ON, and so on
         self._legal = np.ones((rows, layout.actions if layout.masked else 0), np.bool_)  # after the last good step
         self._legal_at = np.ones((n, rows, layout.actions if layout.legal else 0), np.bool_)  # before each step
         self._first = np.zeros(rows, np.int64)  # the oldest step in the window, counted from the episode's first
@@ -49,12 +54,13 @@ class NStep:
         legal: np.ndarray | None = None,
         alive: np.ndarray | None = None,
         over: np.ndarray | None = None,
+        next_alive: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Take one step of all environments, `[R, …]`; return rows `[R, n, size]`, and which are transitions `[R, n]`.
 
         A broken step is left out. What came before it in the window ends there, with the last good observation's
-        bootstrap. Of a team, whose numbers have an axis `K`, alive `[R, K]` says who took the step, and over `[R]`
-        where the episode ended.
+        bootstrap. Of a team, whose numbers have an axis `K`, alive `[R, K]` says who took the step, next_alive `[R, K]`
+        where it leaves each (see `evopipe.types`), and over `[R]` where the episode ended.
         """
         n, index, layout = self._layout.steps, np.arange(len(obs)), self._layout
         obs, next_obs, action, reward = (x.reshape(len(obs), -1) for x in (obs, next_obs, action, reward))
@@ -67,9 +73,11 @@ class NStep:
             self._legal_at[place[good], index[good]] = True if legal is None else legal[good].reshape(good.sum(), -1)
         if layout.agents:
             assert alive is not None
+            assert next_alive is not None
             self._alive[place[good], index[good]] = alive[good]
-            cut = self._ended[1].copy()
-            self._ended[:, good] |= np.stack((terminated, truncated))[:, good]
+            ends = np.where(terminated, _TERMINATED, np.where(next_alive == CUT, _TRUNCATED, _GOES_ON))
+            self._ends[place[good], index[good]] = ends[good]
+            next_alive = np.where(good[:, None], next_alive, alive)  # ACTS where one did
         self._next += good
         over = (terminated | truncated if over is None else over) | ~good
         until = np.where(over, self._next, np.maximum(self._next - n + 1, self._first))  # starts below it are complete
@@ -87,33 +95,48 @@ class NStep:
         each, slot = np.broadcast_to(index[:, None], start.shape), start % n
         later = start[..., None] + np.arange(n)  # [R, n, n], the steps from each start on
         within = (later < self._next[:, None, None])[..., None]
-        rewards = np.where(within, self._reward[later % n, each[..., None]], 0.0)  # [R, n, n, K]
-        ended, acted, flat = terminated & good if not layout.agents else self._ended[0], None, keep.size
+        acted, flat = None, keep.size
         if layout.agents:
-            length = (within & self._alive[later % n, each[..., None]]).sum(axis=2)
-            acted = (self._alive[slot, each] & ~cut[:, None]).reshape(flat, -1)
+            within, length, ended, keep = self._lives(slot, each, within, later, length, keep, good)
+            acted = self._alive[slot, each].reshape(flat, -1)
+        else:
+            ended = np.repeat(terminated & good, n, axis=0)
+        rewards = np.where(within, self._reward[later % n, each[..., None]], 0.0)  # [R, n, n, K]
         rows = self._layout.pack(
             self._obs[slot, each].reshape(flat, -1),
             self._action[slot, each].reshape(flat, -1),
             rewards.reshape(flat, -1),
-            np.repeat(ended, n, axis=0),
+            ended,
             np.repeat(next_obs, n, axis=0),
             None if next_legal is None else np.repeat(next_legal, n, axis=0),
             length,
             self._legal_at[slot, each].reshape(flat, -1) if layout.legal else None,
             acted,
+            None if next_alive is None else np.repeat(next_alive, n, axis=0),
         )
         self._first = np.where(over, 0, until)
         self._next = np.where(over, 0, self._next)
-        if layout.agents:
-            self._ended[:, over] = False
         return rows.reshape(*keep.shape, -1), keep
+
+    def _lives(
+        self, slot: np.ndarray, each: np.ndarray, within: np.ndarray, later: np.ndarray, length: np.ndarray,
+        complete: np.ndarray, good: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+        """Return of every start of a window which steps are each agent's own `[R, n, n, K]`, how many its transition
+        has, 0 where it has none in this row `[R, n, K]`, whether it terminated in them `[R · n, K]`, and which starts
+        have a row `[R, n]`: the complete ones, and all from which an agent lived until this step truncated it."""
+        n = len(self._ends)
+        ends = np.where(within, self._ends[later % n, each[..., None]], _GOES_ON)  # [R, n, n, K]
+        before = np.cumsum(ends != _GOES_ON, axis=2) - (ends != _GOES_ON)
+        own = within & (before == 0) & self._alive[slot, each][:, :, None]
+        how, count = np.where(own, ends, _GOES_ON).max(axis=2), own.sum(axis=2)  # [R, n, K]
+        now = (how == _TRUNCATED) & (count == length[..., None]) & good[:, None, None]
+        learns = np.where(complete[..., None], (how != _TRUNCATED) | now, now) & (count > 0)
+        return own, np.where(learns, count, 0), (how == _TERMINATED).reshape(each.size, -1), learns.any(axis=2)
 
     def forget(self, rows: np.ndarray) -> None:
         """Begin anew in these rows: their episodes were given up."""
         self._first[rows] = self._next[rows] = 0
-        if self._layout.agents:
-            self._ended[:, rows] = False
 
     def state(self) -> dict[str, np.ndarray]:
         return {name: array.copy() for name, array in self._arrays().items()}
@@ -124,5 +147,5 @@ class NStep:
 
     def _arrays(self) -> dict[str, np.ndarray]:
         names = ["obs", "action", "reward", "legal", "first", "next", *(["legal_at"] if self._layout.legal else [])]
-        names += ["alive", "ended"] if self._layout.agents else []
+        names += ["alive", "ends"] if self._layout.agents else []
         return {name: getattr(self, f"_{name}") for name in names}

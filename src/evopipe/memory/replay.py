@@ -2,9 +2,13 @@
 
 A transition is one float32 row: observation, next observation, action, reward (of each step, where it spans several,
 and how many they are), terminated, and where the environment masks any the legal next actions, and those in the
-observation if the algorithm's loss reads them. Of a team each part is all agents', one after the other, and a row says
-too which of them acted. Rows packed in one tensor sample 5 to 28 times faster than five
+observation if the algorithm's loss reads them. Rows packed in one tensor sample 5 to 28 times faster than five
 fancy-indexed ones. Images of bytes may lie beside the rows (`evopipe.memory.frames`).
+
+Of a team each part is all agents', one after the other, and 2 K numbers follow: which agents acted, and where the last
+step leaves each (`next_alive`, see `evopipe.types`). Observations are as the environment gave them; who reads them
+leaves out those who are not there. Where a row spans several steps, each agent's number of steps is its own: until it
+terminates or is truncated; 0 where the row holds no transition of that agent, although it acted.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ class RowLayout:
     @property
     def size(self) -> int:
         """Numbers in a row."""
-        return self._alive + self.agents
+        return self._alive + 2 * self.agents
 
     @property
     def each(self) -> int:
@@ -91,12 +95,13 @@ class RowLayout:
         taken: np.ndarray | None = None,
         legal: np.ndarray | None = None,
         alive: np.ndarray | None = None,
+        next_alive: np.ndarray | None = None,
     ) -> np.ndarray:
         """Pack transitions `[n, …]` into rows `[n, size]` float32.
 
         Where they span several steps, reward is `[n, steps]`, 0 after the last, and taken `[n]` says how many they are;
         without it rewards `[n]` are of one step each. Masks are bool `[n, A]`; without one all actions are legal.
-        Of a team all have an axis `K` at their end, or before `O` and `A`; alive `[n, K]` says who acted.
+        Of a team all have an axis `K` at their end, or before `O` and `A`; alive and next_alive are `[n, K]`.
         """
         n, k = len(obs), self.each
         rows = np.empty((n, self.size), np.float32)
@@ -119,7 +124,8 @@ class RowLayout:
         if self.legal:
             rows[:, self._legal : self._alive] = 1.0 if legal is None else flat(legal)
         if self.agents:
-            rows[:, self._alive :] = 1.0 if alive is None else alive
+            rows[:, self._alive : self._alive + k] = 1.0 if alive is None else alive
+            rows[:, self._alive + k :] = 1.0 if next_alive is None else next_alive
         return rows
 
     def unpack(self, rows: Tensor, weight: Tensor, gamma: Tensor) -> Batch:
@@ -151,14 +157,15 @@ class RowLayout:
 
         o, r, k = self.obs, self._reward, self.agents
         ends = r + self.steps * k
-        terminated = rows[..., ends : ends + k]
+        terminated, (alive, next_alive) = rows[..., ends : ends + k], rows[..., self._alive :].split(k, dim=-1)
         if self.steps == 1:
-            reward, bootstrap = rows[..., r:ends], gamma[:, None, None]
+            reward, bootstrap, learns = rows[..., r:ends], gamma[:, None, None], alive
         else:
             powers = gamma[:, None] ** torch.arange(self.steps, device=gamma.device)  # [P, steps]
             each = rows[..., r:ends].unflatten(-1, (self.steps, k))
             reward = (each * powers[:, None, :, None]).sum(dim=-2)
-            bootstrap = gamma[:, None, None] ** rows[..., ends + k : self._mask]
+            taken = rows[..., ends + k : self._mask]
+            bootstrap, learns = gamma[:, None, None] ** taken, alive * (taken > 0)
         action = agents(2 * o, r)
         return Batch(
             obs=agents(0, o),
@@ -169,7 +176,9 @@ class RowLayout:
             next_legal=agents(self._mask, self._legal) > 0.5 if self.masked else None,
             weight=weight,
             legal=agents(self._legal, self._alive) > 0.5 if self.legal else None,
-            alive=rows[..., self._alive :],
+            alive=alive,
+            learns=learns,
+            next_alive=next_alive,
         )
 
 

@@ -3,7 +3,8 @@
 One float32 row a step: observation, action, its log-probability, the value, whether an episode begins, advantage, value
 target, whether the step may be learned from, and the legal actions where the environment masks any.
 
-The `K` agents of a team are rows next to each other: where a team plays, `E` in the shapes here is `E · K`.
+The `K` agents of a team are rows next to each other: where a team plays, `E` in the shapes here is `E · K`. What came
+after a step then also says where it left each agent, `next_alive` (see `evopipe.types`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from evopipe.core.native import policy
 from evopipe.ops.value import gae
-from evopipe.types import Chosen, Sequences, Spaces
+from evopipe.types import GONE, Chosen, Sequences, Spaces
 
-AFTER = 4  # numbers beside the next observation that are known of a step once it was taken
+AFTER = 4  # numbers beside the next observation that are known of a step once it was taken, of a team one more
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Rollout:
 
     Attributes:
         rows: `[P, T, E, size]`.
-        after: `[P, T, E, O + 4]`: the true next observation, reward, terminated, cut, valid.
+        after: `[P, T, E, O + 4]`: the true next observation, reward, terminated, cut, valid; of a team `O + 5`, the
+            last one `next_alive`.
         memory: `[P, T + 1, E, M]`, before each step and after the last.
     """
 
@@ -52,7 +54,8 @@ class Rollout:
     ) -> None:
         self.layout = layout
         self.rows = torch.zeros(members, ticks, envs, layout.size, device=device)
-        self.after = torch.zeros(members, ticks, envs, layout.spaces.observations + AFTER, device=device)
+        known = layout.spaces.observations + AFTER + (layout.spaces.team is not None)
+        self.after = torch.zeros(members, ticks, envs, known, device=device)
         self.memory = torch.zeros(members, ticks + 1, envs, memory, device=device)
 
     def tensors(self) -> list[Tensor]:
@@ -78,14 +81,18 @@ class Rollout:
             self.memory[:, tick], self.memory[:, tick + 1] = memory, chosen.memory
 
     def finish(
-        self, tick: int, next_obs: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, broken: Tensor
-    ) -> None:
+        self, tick: int, next_obs: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, broken: Tensor,
+        next_alive: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Enter what a step gave: the true next observation `[P, E, O]`, the rest `[P, E]`.
 
-        A broken step counts as one after which nothing comes, and which gave just what was expected.
+        A broken step counts as one after which nothing comes, and which gave just what was expected. So does the step
+        of a team's agent that was gone; what it observes next is kept where `next_alive`, which a team needs, says that
+        it is there.
         """
         expected, after = self.rows[:, tick, :, self.layout.log_prob + 1], self.after[:, tick]
-        if policy.finish(after, expected, next_obs, reward, terminated, truncated, broken):
+        ends = (terminated, truncated, broken)
+        if policy.finish(after, expected, next_obs, reward, next_alive, *ends):
             return
         numbers = (
             torch.where(broken, expected, reward),
@@ -93,24 +100,26 @@ class Rollout:
             (terminated | truncated | broken).float(),
             (~broken).float(),
         )
-        usable = torch.where(broken[..., None], 0.0, next_obs)
-        torch.cat((usable, torch.stack(numbers, dim=-1)), dim=-1, out=after)
+        nothing, of_team = (broken, ()) if next_alive is None else (next_alive == GONE, (next_alive,))
+        usable = torch.where(nothing[..., None], 0.0, next_obs)
+        torch.cat((usable, torch.stack((*numbers, *of_team), dim=-1)), dim=-1, out=after)
 
     def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
         """Let what was entered at a tick be the last that is known of an episode, for pairs of member and
         environment."""
-        self.after[members, tick, envs, -2] = 1.0
+        self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
-    def following(self, ticks: int) -> tuple[Tensor, Tensor]:
-        """Return what came after the first so many ticks: observations `[P, T · E, O]`, memory `[P, T · E, M]`."""
-        next_obs = self.after[:, :ticks, :, : self.layout.spaces.observations]
-        return next_obs.flatten(1, 2), self.memory[:, 1 : ticks + 1].flatten(1, 2)
+    def following(self, ticks: int) -> tuple[Tensor, ...]:
+        """Return what came after the first so many ticks: observations `[P, T · E, O]`, memory `[P, T · E, M]`, and of
+        a team `next_alive` `[P, T · E]`."""
+        o, after = self.layout.spaces.observations, self.after[:, :ticks].flatten(1, 2)
+        return after[..., :o], self.memory[:, 1 : ticks + 1].flatten(1, 2), *after[..., o + AFTER :].unbind(dim=-1)
 
     def estimate(self, ticks: int, next_value: Tensor, gamma: Tensor, lam: Tensor) -> None:
         """Enter advantages and value targets of the first so many ticks: `next_value` is `[P, T · E]`, of what
         `following` returned; gamma and λ are `[P]`."""
-        at = self.layout.log_prob
-        reward, terminated, cut, valid = self.after[:, :ticks, :, -AFTER:].unbind(dim=-1)
+        at, o = self.layout.log_prob, self.layout.spaces.observations
+        reward, terminated, cut, valid = self.after[:, :ticks, :, o : o + AFTER].unbind(dim=-1)
         value = self.rows[:, :ticks, :, at + 1]
         advantage = gae(reward, value, next_value.view_as(value), terminated > 0, cut > 0, gamma, lam)
         self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)

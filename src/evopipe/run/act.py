@@ -38,13 +38,15 @@ def by_row(spec: Spec, actions: np.ndarray) -> np.ndarray:
     return actions.reshape(-1, *team, *actions.shape[2:])
 
 
-def take_note(cohorts: Sequence[Cohort], obs: np.ndarray) -> None:
+def take_note(cohorts: Sequence[Cohort], obs: np.ndarray, alive: np.ndarray | None = None) -> None:
     """Let every member take note of what it is about to act on, `[P · E, O]`, rows by slot: once a tick, before they
-    act; never where they are evaluated. Teams' are `[P · E, K, O]`."""
+    act; never where they are evaluated. Teams' are `[P · E, K, O]`; alive `[P · E, K]` says which agents are there."""
     for cohort in cohorts:
         if cohort.normaliser is not None:
-            own = torch.from_numpy(_by_member(cohorts, obs)[cohort.slots])
-            cohort.normaliser.see(upload(own, cohort.keys.device), cohort.healthy)
+            parts = (obs, np.ones(obs.shape[:-1], np.bool_) if alive is None else alive)
+            own = [torch.from_numpy(_by_member(cohorts, x)[cohort.slots]) for x in (parts[0], parts[1][..., None])]
+            seen, there = (upload(x, cohort.keys.device) for x in own)
+            cohort.normaliser.see(seen, cohort.healthy, there[..., 0])
 
 
 def _by_member(cohorts: Sequence[Cohort], x: np.ndarray) -> np.ndarray:

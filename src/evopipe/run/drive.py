@@ -34,6 +34,10 @@ _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 
 
 _PATIENCE = 3  # generations without a reward that nobody need worry about
+_ENDLESS = (
+    "{} evaluation episodes of {} did not end and were cut by env.step_limit, for there is no time limit: register it "
+    "with max_episode_steps, or lower env.step_limit"
+)
 _UNREWARDED = (
     "no member has seen a reward other than 0 in {:,} steps, so there is nothing to learn from or to select by: "
 )
@@ -139,7 +143,7 @@ def _warn(tracker: Tracker, sentences: Iterable[str]) -> None:
 
 def _drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
     """Advance a run until it ends or `stop` says so, then the caller saves; `save` is called between ticks."""
-    watch, clock = _Stopwatch(run), run.clock
+    watch, clock, told = _Stopwatch(run), run.clock, False
     while not run.reason and not stop():
         if clock.generation_over:
             tracker.emit(watch.progress("evaluating"))
@@ -150,6 +154,9 @@ def _drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Call
                 return
             if broken:
                 _warn(tracker, [f"{broken} broken transitions of the environment were left out"])
+            if run.cut and not told:
+                _warn(tracker, [_ENDLESS.format(run.cut, run.spec.name)])
+                told = True
             made_by, evolve = dict(enumerate(births)), run.spec.algo_config.evolve
             steps = clock.env_steps, clock.eval_steps
             tracker.emit(Generation.of(run.lineage[-1], made_by, evolve, watch.lap(), steps, run.losses))

@@ -25,12 +25,14 @@ class Stopped(Exception):
 @dataclass(frozen=True, slots=True)
 class Episodes:
     """What members reached: undiscounted `returns`, not finite where the environment broke, `lengths`, and `steps` in
-    all; and `more`, by name: of teams each `agents`' own return `[P, n, K]`."""
+    all; and `more`, by name: of teams each `agents`' own return `[P, n, K]`; and how many episodes were `cut` by
+    `env.step_limit`, for the environment names no time limit."""
 
     returns: np.ndarray  # [P, n]
     lengths: np.ndarray  # [P, n]
     steps: int
     more: Mapping[str, np.ndarray] = field(default_factory=dict)  # [P, …] each
+    cut: int = 0
 
 
 def evaluate(
@@ -97,9 +99,10 @@ def evaluate(
         if len(again):
             pool.reset(again, seeds[episode[again]])
         running = running[episode[running] < n]
+    limited = int((lengths >= pool.limit).sum()) if pool.limit is not None else 0
     if spec.spaces.team is None:
-        return Episodes(returns[..., 0], lengths, steps)
-    return Episodes(spec.score(returns), lengths, steps, {"agents": returns})
+        return Episodes(returns[..., 0], lengths, steps, cut=limited)
+    return Episodes(spec.score(returns), lengths, steps, {"agents": returns}, limited)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from evopipe.core.cohort import Cohort, cost
 from evopipe.core.native import build
 from evopipe.errors import ParamsError, ResourceError
-from evopipe.parallel import Died, Helper, available_cpus, can_help, shared_memory
+from evopipe.parallel import Died, Helper, available_cpus, can_help, dismiss, shared_memory
 
 if TYPE_CHECKING:
     from evopipe.run.language import LanguageSpec
@@ -148,8 +148,7 @@ class Learners:
 
     def close(self) -> None:
         """Let the helpers go."""
-        for helper in self._helpers:
-            helper.dismiss()
+        dismiss(self._helpers)
         self._helpers, self._parts = [], []
 
     def _due(

@@ -78,7 +78,7 @@ class OffPolicy:
         spec, clock, world, pool = self.spec, self.clock, self.world, self.world.pool
         if world.pending is None:
             epsilon = spec.algo.explore(spec.algo_config, clock.step)
-            take_note(self.cohorts, pool.obs)
+            take_note(self.cohorts, pool.obs, pool.alive)
             chosen = act(spec, self.cohorts, pool.obs, pool.mask, epsilon, clock.tick)
             world.pending = pool.taken(chosen) if spec.spaces.team else chosen
             pool.send(world.pending)
@@ -106,10 +106,11 @@ class OffPolicy:
         layout, memories = self.replay.layout, self.replay.memories
         taken = obs, actions, step.reward, step.terminated
         if self.nstep is None:
-            rows = layout.pack(*taken, step.obs, step.mask, legal=legal, alive=alive)
+            next_alive = step.next_alive if layout.agents else None
+            rows = layout.pack(*taken, step.obs, step.mask, legal=legal, alive=alive, next_alive=next_alive)
             keep = ~step.broken & np.isfinite(obs.reshape(len(obs), -1)).all(axis=1)
         else:
-            of_team = (alive, step.over) if layout.agents else ()
+            of_team = (alive, step.over, step.next_alive) if layout.agents else ()
             rows, keep = self.nstep.add(*taken, step.truncated, step.obs, step.mask, step.broken, legal, *of_team)
         self.replay.add(rows.reshape(memories, -1, layout.size), keep.reshape(memories, -1))
 

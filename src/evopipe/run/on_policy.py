@@ -197,10 +197,10 @@ class OnPolicy:
         everyone, chosen = self.world.seen(), []
         for each in self.playing:
             cohort, before = each.cohort, each.memory
-            obs, legal, begins = self._of(each, everyone)
+            obs, legal, begins, *there = self._of(each, everyone)
             if cohort.normaliser is not None:
-                cohort.normaliser.see(obs, cohort.healthy)
-            obs = cohort.shown(obs)
+                cohort.normaliser.see(obs, cohort.healthy, *there)
+            obs = cohort.shown(obs, *there)
             took = step(self.spec, cohort, obs, legal, begins, before, self.clock.tick)
             each.rollout.enter(each.place(self.clock.here), obs, legal, begins, before, took)
             each.memory = took.memory
@@ -226,13 +226,13 @@ class OnPolicy:
         gave = self.world.gave(taken)
         for each in self.playing:
             cohort = each.cohort
-            next_obs, reward, terminated, truncated, bad = self._of(each, gave)
+            next_obs, reward, terminated, truncated, bad, *next_alive = self._of(each, gave)
             if cohort.normaliser is not None and cohort.normaliser.returns is not None:
                 rows, given = upload(torch.tensor(cohort.slots), self.spec.device), ~bad & cohort.healthy[:, None]
                 reward, returns = cohort.normaliser.earn(self.returns[rows], reward, discount_rate(cohort), given)
                 self.returns[rows] = returns.masked_fill(terminated | truncated | bad, 0.0)
             place = each.place(self.clock.here)
-            each.rollout.finish(place, cohort.shown(next_obs), reward, terminated, truncated, bad)
+            each.rollout.finish(place, cohort.shown(next_obs), reward, terminated, truncated, bad, *next_alive)
         self.world.end(taken)
         self.whole = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -37,13 +37,14 @@ _BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
 @dataclass(frozen=True)
 class Champion:
     """The best member so far, as it was in its generation: its mean return and standard error, confirmed if a second,
-    longer evaluation gave them."""
+    longer evaluation gave them; and its returns `[n]` on the run's evaluation seeds, not finite where one broke."""
 
     member: Member
     score: float
     error: float
     confirmed: bool
     generation: int
+    returns: np.ndarray = field(compare=False)
 
 
 class Run(Generic[JobT]):
@@ -69,6 +70,7 @@ class Run(Generic[JobT]):
         self.lineage = [Record(0, 0, children=tuple(begun))]  # one record a generation
         self.curve: list[list[float | int | None]] = []  # one row a generation
         self.losses = [math.nan] * len(members)  # when the last generation ended
+        self.cut = 0  # evaluation episodes that `env.step_limit` cut in the last generation
         self.reason = ""  # why the run is over, empty while it is not
         self.advance, self.close = regime.advance, regime.close
         self.last_good = [regime.first(member) for member in members]  # what to return to if all diverge
@@ -93,6 +95,7 @@ class Run(Generic[JobT]):
         champion, confirm_steps = self._crown(played, members, stopped)
         # From here on nothing can stop half-way: the state changes all at once.
         self.champion = champion
+        self.cut = played.cut
         self.clock.eval_steps += played.steps + confirm_steps
         self.clock.begin_generation()
         self.losses = self._losses_here().tolist()
@@ -133,22 +136,22 @@ class Run(Generic[JobT]):
 
     def _play(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score members on these seeds, all of them or as far as the next generation asks, see `race`."""
-        p, steps = self.spec, 0
+        p, steps, cut = self.spec, 0, 0
         members = dissolve(cohorts) if p.racing else []
         racers = [member.slot for member in members if member.healthy]
         if not racers:
             return self.regime.evaluate(cohorts, seeds, stopped)
 
         def play(slots: Sequence[int], part: slice) -> np.ndarray:
-            nonlocal steps
+            nonlocal steps, cut
             gave = self.regime.evaluate(p.form([members[slot] for slot in slots]), seeds[part], stopped)
-            steps += gave.steps
+            steps, cut = steps + gave.steps, cut + gave.cut
             return gave.returns
 
         chooser = rng.host(rng.run_key(p.seed), Purpose.SELECT, self.clock.generation + 1)  # as `evolve` will have it
         met = draws(p.tournament, len(members), chooser)
         returns = race(play, racers, met[p.tournament.elitism :], len(members), len(seeds), self._bar)
-        return Episodes(returns, np.zeros(returns.shape, np.int64), steps)
+        return Episodes(returns, np.zeros(returns.shape, np.int64), steps, cut=cut)
 
     def _confirm(self, best: Member, bar: float, stopped: Callable[[], bool]) -> tuple[Episodes, bool]:
         """Score a member again, and say whether by all episodes: in a race it ends where the member is clearly below
@@ -172,23 +175,44 @@ class Run(Generic[JobT]):
         """Return the champion after this generation, and the steps that finding out cost.
 
         A new best that clears the target is evaluated again, longer: the best of many noisy scores is biased upwards.
+        Scores that are not confirmed are compared on the same episodes, for the best of few is biased more: where a
+        race ended early, the new best plays the other episodes too.
         """
         best = max(members, key=lambda m: (m.fitness[-1], -m.slot))
-        fitness, held = best.fitness[-1], self.champion
-        # A confirmed score is worth more than a lucky one: only its like can beat it.
-        rank = (held.confirmed, held.score) if held else (False, -math.inf)
-        confirm = math.isfinite(fitness) and fitness >= self._bar
-        if not (confirm, fitness) > rank:
+        held, returns, steps = self.champion, played.returns[best.slot], 0
+        if not (best.healthy and self._beats(returns)):
             return held, 0
-        returns, steps = played.returns[best.slot], 0
-        if confirm:
-            again, confirm = self._confirm(best, rank[1] if rank[0] else -math.inf, stopped)
-            returns, steps = again.returns[0], again.steps
-        score = mean_of_finite(returns)
-        if not (math.isfinite(score) and (confirm, score) > rank):
+        rest = self.spec.seeds(Purpose.EVALUATE, self.spec.train.eval_episodes)[len(returns) :]
+        if len(rest):
+            more = self.regime.evaluate(self.spec.form_alone(best), rest, stopped)
+            returns, steps = np.concatenate((returns, more.returns[0])), more.steps
+            if not self._beats(returns):
+                return held, steps
+        found, confirmed = returns, False
+        if mean_of_finite(returns) >= self._bar:
+            again, confirmed = self._confirm(best, held.score if held and held.confirmed else -math.inf, stopped)
+            found, steps = again.returns[0], steps + again.steps
+        score = mean_of_finite(found)
+        better = confirmed and (held is None or not held.confirmed or score > held.score)
+        if not (math.isfinite(score) and (better or (not confirmed and self._leads(returns)))):
             return held, steps
-        error = standard_error(returns[np.isfinite(returns)])
-        return Champion(best, score, error, confirm, self.clock.generation + 1), steps
+        error = standard_error(found[np.isfinite(found)])
+        return Champion(best, score, error, confirmed, self.clock.generation + 1, returns), steps
+
+    def _beats(self, returns: np.ndarray) -> bool:
+        """Whether a member with these returns on the first evaluation seeds, `[k]`, may be the new champion. A
+        confirmed score is worth more than a lucky one: only its like can beat it."""
+        held, mean = self.champion, mean_of_finite(returns)
+        if mean >= self._bar:
+            return held is None or not held.confirmed or mean > held.score
+        return self._leads(returns)
+
+    def _leads(self, returns: np.ndarray) -> bool:
+        """Whether returns `[k]` have a higher mean than the champion's on the same seeds, none of them confirmed."""
+        held, mean = self.champion, mean_of_finite(returns)
+        if held is None:
+            return math.isfinite(mean)
+        return not held.confirmed and mean > mean_of_finite(held.returns[: len(returns)])
 
     @property
     def target(self) -> float | None:
@@ -255,6 +279,7 @@ class Run(Generic[JobT]):
         if self.champion:
             groups["champion"] = [self.champion.member]
             meta["confirmed"] = {k: getattr(self.champion, k) for k in ("score", "error", "confirmed", "generation")}
+            tensors["champion_returns"] = torch.from_numpy(self.champion.returns)
         for name, group in groups.items():
             packed, meta[name] = stored.pack(group, name)
             tensors |= packed
@@ -275,7 +300,8 @@ class Run(Generic[JobT]):
         for cohort in self.cohorts:
             cohort.losses.copy_(tensors["losses_here"][cohort.slots])
         if "champion" in meta:
-            self.champion = Champion(stored.unpack(tensors, meta["champion"], "champion")[0], **meta["confirmed"])
+            champion, returns = stored.unpack(tensors, meta["champion"], "champion")[0], tensors["champion_returns"]
+            self.champion = Champion(champion, **meta["confirmed"], returns=returns.numpy())
         self.losses = tensors["losses"].tolist()
         return self.regime.restore(tensors)
 

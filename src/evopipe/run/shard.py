@@ -172,7 +172,7 @@ class Shard:
         played = self.regime.evaluate(cohorts, tensors["seeds"].numpy(), stopped)
         self._worked = time.perf_counter() - began
         each = {"returns": played.returns, "lengths": played.lengths, **played.more}
-        return {"steps": played.steps}, {name: torch.from_numpy(x) for name, x in each.items()}
+        return {"steps": played.steps, "cut": played.cut}, {name: torch.from_numpy(x) for name, x in each.items()}
 
 
 def _members(members: list[Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:

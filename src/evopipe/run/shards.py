@@ -222,7 +222,8 @@ class Shards:
             told = sorted(self._ask(asked, stopped=stopped).items())
         every = {name: [tensors[name].numpy() for _, (_, tensors) in told] for name in told[0][1][1]}
         found = {name: np.concatenate(each, axis=1 if alone else 0) for name, each in every.items()}
-        return Episodes(found.pop("returns"), found.pop("lengths"), sum(a["steps"] for _, (a, _) in told), found)
+        steps, cut = (sum(about[name] for _, (about, _) in told) for name in ("steps", "cut"))
+        return Episodes(found.pop("returns"), found.pop("lengths"), steps, found, cut)
 
     def state(self) -> dict[str, Tensor]:
         if self._waiting or any(self._since):

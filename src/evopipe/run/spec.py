@@ -177,7 +177,11 @@ class Spec:
 
     @property
     def widths(self) -> dict[str, Widths]:
-        return dict(self.algo.networks(self.algo_config, self.spaces))
+        start, acts = self.algo_config.network.initialisation, self.algo.POLICY
+        return {
+            name: widths._replace(gain=start.acting if name == acts else start.others, biases=start.biases)
+            for name, widths in self.algo.networks(self.algo_config, self.spaces).items()
+        }
 
     @property
     def observations(self) -> int:

@@ -21,6 +21,7 @@ from evopipe.rng import Purpose
 from evopipe.run.act import by_row, gather
 from evopipe.run.clock import Clock
 from evopipe.run.spec import Spec
+from evopipe.types import ACTS, CUT, GONE
 
 _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
 
@@ -54,8 +55,10 @@ class World:
         self._slots = [cohort.slots for cohort in cohorts]
 
     def seen(self) -> list[Tensor]:
-        """Return what members act by: observation `[P, E, O]`, legal actions `[P, E, A]`, whether an episode begins."""
-        return [self._by_member(x) for x in (self.pool.obs, self.pool.mask, self.pool.begins)]
+        """Return what members act by: observation `[P, E, O]`, legal actions `[P, E, A]`, whether an episode begins,
+        and of a team who is there `[P, E]`."""
+        there = [] if self._team is None else [self.pool.alive]
+        return [self._by_member(x) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
         """Return the cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
@@ -67,10 +70,14 @@ class World:
         return self.pool.step(actions)
 
     def gave(self, step: Step) -> list[Tensor]:
-        """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`. An agent that was gone, or
-        whose action the environment set, has nothing to learn from: it counts as broken."""
-        broken = step.broken if self._idle is None else step.broken[:, None] | self._idle
-        return [self._by_member(x) for x in (step.obs, step.reward, step.terminated, step.truncated, broken)]
+        """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`, and of a team `next_alive`.
+        An agent that was gone, or whose action the environment set, has nothing to learn from: it counts as broken."""
+        gave = [step.obs, step.reward, step.terminated, step.truncated]
+        if self._idle is None:
+            return [self._by_member(x) for x in (*gave, step.broken)]
+        broken = step.broken[:, None]
+        next_alive = np.where(broken, np.float32(GONE), step.next_alive)
+        return [self._by_member(x) for x in (*gave, broken | self._idle, next_alive)]
 
     def end(self, step: Step) -> None:
         """Begin new episodes where some ended; count the tick."""
@@ -177,7 +184,10 @@ class TensorWorld:
         return self.pool.step(actions)
 
     def gave(self, step: TensorStep) -> list[Tensor]:
-        return [*(self._by_member(x) for x in step), self._broken]
+        gave = [*(self._by_member(x) for x in step), self._broken]
+        if self._team is not None:
+            gave.append(torch.where(gave[2], GONE, torch.where(gave[3], CUT, ACTS)).float())
+        return gave
 
     def end(self, step: TensorStep) -> None:
         self.pending = None

@@ -121,6 +121,12 @@ class EnvConfig(Schema):
         "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control and "
         "four of mpe2's teams as tensors, fastest, which have the same physics and draw other initial states",
     )
+    step_limit: int = Field(
+        10_000,
+        ge=1,
+        le=10**9,
+        description="steps after which an episode is truncated where the environment names no time limit of its own",
+    )
     step_seconds: float = Field(
         600.0,
         gt=0.0,
@@ -189,6 +195,19 @@ class FetchConfig(Schema):
     hdf5: Hdf5 = Field(default_factory=Hdf5)
 
 
+class InitialisationConfig(Schema):
+    """What a network's weights and biases begin with. Weights are orthogonal (Saxe et al., 2014), of hidden layers with
+    a gain of √2."""
+
+    biases: Literal["uniform", "zeros", "auto"] = Field(
+        "uniform",
+        description="of hidden layers: `uniform` in ±1/√inputs, `zeros`, or `auto`: `uniform` under a ReLU, which "
+        "passes no gradient where an observation and the biases are zeros, else `zeros`",
+    )
+    acting: float = Field(0.1, gt=0, le=10, description="gain of the output layer of the network that chooses actions")
+    others: float = Field(0.1, gt=0, le=10, description="gain of the output layers of the others, such as a critic")
+
+
 class NetworkConfig(Schema):
     """Architecture that members start from: observation → encoder → latent → head → output.
 
@@ -220,6 +239,9 @@ class NetworkConfig(Schema):
     head: _Widths = Field((), description="hidden widths of the head")
     activation: Activation = Field("ReLU", description="activation after every hidden layer")
     layer_norm: bool = Field(False, description="layer normalisation before every activation")
+    initialisation: InitialisationConfig = Field(
+        default_factory=InitialisationConfig, description="what weights and biases begin with"
+    )
 
 
 class NormaliseConfig(Schema):

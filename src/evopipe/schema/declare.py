@@ -117,10 +117,27 @@ def evolvable(schema: type[BaseModel]) -> list[str]:
     return [name for name, extra in extras.items() if isinstance(extra, dict) and extra.get("evolvable")]
 
 
+def _filled(default: Any, given: Any) -> Any:
+    """Return a block with the keys of `default` that it leaves out, in blocks within it, too."""
+    if not isinstance(default, Schema) or not isinstance(given, Mapping):
+        return given
+    own = {name: getattr(default, name) for name in type(default).model_fields}
+    return {**own, **{name: _filled(own.get(name), value) for name, value in given.items()}}
+
+
 class AlgoConfig(Schema):
     """Base of every algorithm's `Config`: its hyper-parameters, and the spaces of the environment it is used in."""
 
     _spaces: Spaces | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_blocks(cls, data: Any, info: ValidationInfo) -> Any:
+        """Give keys that a block within leaves out this algorithm's own defaults; a file must be complete."""
+        if info.context == COMPLETE or not isinstance(data, Mapping):
+            return data
+        own = {name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Schema)}
+        return {name: _filled(own[name], given) if name in own else given for name, given in data.items()}
 
     @property
     def spaces(self) -> Spaces:

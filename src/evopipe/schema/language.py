@@ -74,6 +74,11 @@ class LanguageConfig(Schema):
         False, description="whether prompts go through the model's chat template; false: texts as they are"
     )
     system: str | None = Field(None, description="what a chat begins with, as the system's message; null: nothing")
+    special_tokens: bool = Field(
+        False,
+        description="whether special tokens, such as one that ends a turn, act where they stand in the text of rows "
+        "and environments; false: there they are plain text",
+    )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), strict=False, description="texts that end a completion, and are no part of what is rewarded or shown"
     )
@@ -172,8 +177,8 @@ class TextMutation(Schema):
         @model_validator(mode="before")
         @classmethod
         def _of_a_base(cls, data: Any) -> Any:
-            named = [name for name in ("parameters", "activation") if name in data]
-            if isinstance(data, dict) and named:
+            named = [name for name in ("parameters", "activation") if isinstance(data, dict) and name in data]
+            if named:
                 sentence = "members adapt a base whose form they share: delete this; `rank` lets their adapters grow"
                 raise located([((name,), sentence) for name in named])
             return data

@@ -153,6 +153,7 @@ def parse_params(data: Mapping[str, Any]) -> AnyParams:
     be used is a `ParamsError` with a line for each problem.
 
     Examples:
+        >>> from evopipe import parse_params
         >>> parse_params({"population": {"size": 8}}).population.size
         8
         >>> parse_params({"population": {"sise": 8}})

@@ -86,15 +86,27 @@ def read_yaml(path: str | os.PathLike[str]) -> _Document:
 
 def parse_yaml(text: str, name: str) -> _Document:
     """Parse one YAML mapping from `text`; errors begin with `name`. See `read_yaml`."""
+    data, root = _parsed(text, name)
+    if root is None:
+        raise ParamsError(f"{name}: the file is empty: write the parameters, or restore it")
+    if not isinstance(data, dict):
+        line, column = _place(root.start_mark)
+        sentence = "the file must hold a mapping of keys to values, such as `seed: 1`"
+        raise ParamsError(f"{name}:{line}:{column}: {sentence}")
+    return _Document(name, data, root)
+
+
+def parse_value(text: str, name: str) -> Any:
+    """Parse any one YAML value from `text`, see `parse_yaml`; None where there is none."""
+    return _parsed(text, name)[0]
+
+
+def _parsed(text: str, name: str) -> tuple[Any, Node | None]:
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer, yaml.Constructor, yaml.max_depth = _Composer, _Constructor, _MAX_DEPTH
     try:
         root = yaml.compose(text)
-        if root is None:
-            raise ParamsError(f"{name}: the file is empty: write the parameters, or restore it")
-        data = yaml.constructor.construct_document(root)
-        if not isinstance(data, dict):
-            raise _Refused(root, "the file must hold a mapping of keys to values, such as `seed: 1`")
+        return (None if root is None else yaml.constructor.construct_document(root)), root
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = _place(mark) if mark else (1, 1)
@@ -103,11 +115,8 @@ def parse_yaml(text: str, name: str) -> _Document:
         line, column = _line_column(text[: error.position])
         sentence = f"character {error.character:#x} is not allowed in YAML: delete it"
         raise ParamsError(f"{name}:{line}:{column}: {sentence}") from None
-    except ParamsError:
-        raise
     except Exception as error:  # ruamel.yaml raises whatever it stumbles over on some malformed texts
         raise ParamsError(f"{name}: not valid YAML ({error}): correct the file") from error
-    return _Document(name, data, root)
 
 
 class _Refused(MarkedYAMLError):

@@ -15,13 +15,13 @@ _BOX = ("Pendulum-v1", "MountainCarContinuous-v0", "LunarLanderContinuous-v3", "
 KNOWN = {**dict.fromkeys(_CHOICE, "discrete"), **dict.fromkeys(_BOX, "continuous")}
 """Actions of environments that Gymnasium brings, none of which masks any: for these it need not be loaded, let alone
 made. That takes half a second, and `evopipe params check` is to answer in a quarter."""
-_NO_SPACES = {"num_envs", "backend", "step_seconds"}  # keys of `env` that change no space
+_NO_SPACES = {"num_envs", "backend", "step_limit", "step_seconds"}  # keys of `env` that change no space
 
 
 def check(params: AnyParams) -> None:
     """Refuse what a later stage would refuse, before the first one does anything. `ParamsError` if the environment is
-    unknown, the algorithm does not serve its spaces, or it masks actions where a dataset is to be learned from, which
-    has no masks; `EnvironmentFailed` if it could not be made or reset."""
+    unknown, the algorithm does not serve its spaces, or it masks actions that are numbers, or any where a dataset is to
+    be learned from, which has no masks; `EnvironmentFailed` if it could not be made or reset."""
     if not isinstance(params, Params):
         return
     name, cfg = params.train.algo, params.env
@@ -29,6 +29,7 @@ def check(params: AnyParams) -> None:
     if plain and not algos.get(name).TEAM and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:
         return
     from evopipe.envs.make import opened
+    from evopipe.envs.spaces import NO_MASK
     from evopipe.envs.team import read_spaces
 
     with opened(cfg) as env:
@@ -37,8 +38,9 @@ def check(params: AnyParams) -> None:
             raise ParamsError(sentence)
         if needs_dataset(params) and spaces.team is not None:
             raise ParamsError(algos.ONE_AGENT)
-        if needs_dataset(params) and "action_mask" in _reset(env, cfg):
-            raise ParamsError(algos.MASKED[params.train.mode])
+        if (spaces.continuous or needs_dataset(params)) and _masks(_reset(env, cfg), spaces.team is not None):
+            reason = f"env.id: {cfg.id} gives an action_mask {NO_MASK}" if spaces.continuous else None
+            raise ParamsError(reason or algos.MASKED[params.train.mode])
 
 
 def needs_dataset(params: AnyParams) -> bool:
@@ -55,3 +57,9 @@ def _reset(env: Any, cfg: EnvConfig) -> dict[str, Any]:
     with foreign(f"environment {cfg.id!r}: reset()", guard(cfg)):
         _, info = env.reset(seed=0)
     return info if isinstance(info, dict) else {}
+
+
+def _masks(info: dict[str, Any], team: bool) -> bool:
+    """Whether an environment, or any agent of a team, rules actions out at its reset."""
+    infos = info.values() if team else (info,)
+    return any(isinstance(own, dict) and own.get("action_mask") is not None for own in infos)

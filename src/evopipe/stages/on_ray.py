@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import math
 import os
 import re
@@ -16,10 +17,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import evopipe
-from evopipe.errors import ResourceError, need_package, said
+from evopipe.errors import EvopipeError, ParamsError, ResourceError, need_package, said, suggestion
 from evopipe.parallel import available_cpus
 from evopipe.run.shard import Make, Shard
 from evopipe.run.shards import Lost
@@ -64,15 +65,28 @@ class _Actor:
         """Answer as soon as there is room, and a process."""
 
 
+class Names(NamedTuple):
+    """How a user calls what a cluster is begun by, and what to do instead."""
+
+    engine: str = "runtime.shards.engine"
+    settings: str = "runtime.shards.ray_init"
+    address: str = "runtime.shards.address"
+    instead: str = "set engine: none"
+
+
 class Cluster:
-    """Ray, begun: a cluster that runs, or one of this process's own, which ends with it.
+    """Ray, begun: a cluster that runs, or one of this process's own, which ends with it. `own` says whether this began
+    it: where this process is in one already, the configuration has no effect.
 
     Raises:
         MissingInputError: Ray is not installed.
+        ParamsError: it refuses one of the `ray_init` settings.
         ResourceError: it does not start, or is not where the address says.
     """
 
-    def __init__(self, cfg: ShardsConfig, what: str = "runtime.shards.engine: ray") -> None:
+    def __init__(
+        self, cfg: ShardsConfig, what: str = "runtime.shards.engine: ray", names: Names | None = None
+    ) -> None:  # fmt: skip
         need_package("ray", "ray", what)
         self._scratch = ""
         self._watch: subprocess.Popen[bytes] | None = None
@@ -83,8 +97,12 @@ class Cluster:
         if cfg.address is None and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
         self.ray: Any = importlib.import_module("ray")
-        self._own = not self.ray.is_initialized()
-        if self._own:
+        self.own, names = not self.ray.is_initialized(), names or Names()
+        known = [name for name, p in inspect.signature(self.ray.init).parameters.items() if p.kind is p.KEYWORD_ONLY]
+        for key in cfg.ray_init:
+            if key not in known and not key.startswith("_"):  # those are Ray's own, which it checks itself
+                raise ParamsError(f"{names.settings}: ray.init takes no {key!r}{suggestion(key, known)[:300]}")
+        if self.own:
             try:
                 _knock(cfg.address)
                 with _alone() if cfg.address is None else contextlib.nullcontext():
@@ -94,7 +112,7 @@ class Cluster:
                     self._watch = subprocess.Popen(watch, start_new_session=True)
             except (Exception, SystemExit) as error:
                 self.close()
-                raise ResourceError(_refusal(cfg, error)) from None
+                raise _refusal(cfg, names, error) from None
 
     def _arguments(self, cfg: ShardsConfig) -> dict[str, Any]:
         quiet = {"logging_level": "error", "log_to_driver": False, "configure_logging": False}
@@ -115,7 +133,7 @@ class Cluster:
         }
 
     def close(self) -> None:
-        if self._own:
+        if self.own:
             with contextlib.suppress(Exception):
                 self.ray.shutdown()
             if self._watch is not None:
@@ -246,11 +264,16 @@ def _alone() -> Iterator[None]:
             services.resolve_ip_for_localhost = before  # type: ignore[attr-defined]
 
 
-def _refusal(cfg: ShardsConfig, error: BaseException) -> str:
+def _refusal(cfg: ShardsConfig, names: Names, error: BaseException) -> EvopipeError:
     what = said(error).splitlines()[0][:300]
+    if cfg.ray_init and (isinstance(error, (TypeError, ValueError, AssertionError)) or "keyword argument" in what):
+        told = ", ".join(f"{key}={value!r:.60}" for key, value in cfg.ray_init.items())
+        return ParamsError(f"{names.settings}: Ray does not take {told} ({what}); see the arguments of ray.init")
     if cfg.address is not None:
-        return f"runtime.shards.address: no Ray cluster answers at {cfg.address!r} ({what}); start one by `ray start`"
-    return (
-        f"runtime.shards.engine: Ray does not start ({what}); it needs room in /dev/shm, a writable folder for "
-        "temporary files (TMPDIR), and a machine that is not so busy; or set engine: none"
+        return ResourceError(
+            f"{names.address}: no Ray cluster answers at {cfg.address!r} ({what}); start one by `ray start`"
+        )
+    return ResourceError(
+        f"{names.engine}: Ray does not start ({what}); it needs room in /dev/shm, a writable folder for "
+        f"temporary files (TMPDIR), and a machine that is not so busy; or {names.instead}"
     )

@@ -171,13 +171,14 @@ class Ranks:
             )
         self._own = _Own(cfg, make)
         self._told = b""  # to rank 0's own shard
-        self._unheard: Counter[int] = Counter()  # answers of a rank that are still to come
+        self._unheard: Counter[int] = Counter()  # answers of a shard that are still to come
 
     def start(self, shard: int) -> None:
         """Every rank is there from the beginning."""
 
     def tell(self, shard: int, message: bytes) -> None:
         if shard:
+            self._hear(shard)  # an answer to what was given up, as by a signal: while it is sent, nothing is received
             self._unheard[shard] += 1
         else:
             self._told = message
@@ -191,9 +192,13 @@ class Ranks:
     def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         if not shard:
             return self._own.answer(self._told, stopped)
+        return self._hear(shard)
+
+    def _hear(self, shard: int) -> bytes:
+        """Wait for a shard's answer, if one is still to come."""
         answer = b""
         try:
-            while self._unheard[shard]:  # those to what was given up, as by a signal, come first
+            while self._unheard[shard]:
                 answer = _receive(shard * self._ranks)
                 self._unheard[shard] -= 1
         except RuntimeError as error:

@@ -14,7 +14,7 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import translate_failures
 from evopipe.evolve.mutate import read_births
 from evopipe.keys import content_key, state_folder
-from evopipe.machine import configure
+from evopipe.machine import configure, fingerprint
 from evopipe.run.drive import begin, train
 from evopipe.run.learners import learner_count
 from evopipe.run.outs import write_results, write_timing
@@ -79,7 +79,8 @@ def finish(
 
 
 def _key(params: Params, folder: Path, warm: bool) -> str:
-    """Key of a run's checkpoints: the parameters, inputs and code that its outcome depends on."""
+    """Key of a run's checkpoints: the parameters, inputs, code and kernels that its outcome depends on."""
     values = params.tracked("seed", "env", "train", "evolution", "runtime")
+    values["kernels"] = fingerprint()["kernels"]  # `auto` takes what this machine has
     inputs = [folder / layout.POPULATION, *([folder / layout.TRANSITIONS] if warm else [])]
     return content_key(values, [*inputs, Path(evopipe.__file__).parent, *source_of(params.env)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import hashlib
 import io
 import json
 import math
@@ -15,6 +16,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +62,11 @@ def translating(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) -> Iterator[Path]:
     """Yield a temporary name beside `path`; what the block makes there is renamed to `path` at its end. If the block or
-    the renaming fails, the temporary goes and `path` is as before. Missing parents are created. What the system refuses
-    is a `DiskError`."""
+    the renaming fails, the temporary goes and `path` is as before; one that a killed process left beside it goes first.
+    Missing parents are created. What the system refuses is a `DiskError`."""
     make_folder(path.parent)
     with translating(path):
+        _clear_dead(path.parent)
         temporary = temporary_beside(path)
         try:
             yield temporary
@@ -96,9 +99,39 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
+def temporary_prefix() -> str:
+    """Return what the names of this process's temporaries begin with: they say who writes, so that what a killed
+    process left can be told from what a living one, perhaps of another machine, is writing."""
+    return f"{TEMPORARY}{_processes()}-{os.getpid()}-"
+
+
 def temporary_beside(path: Path) -> Path:
     """Return a name in the same folder that nobody else uses."""
-    return path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}"
+    return path.parent / f"{temporary_prefix()}{secrets.token_hex(6)}"
+
+
+@cache
+def _processes() -> str:
+    """What process numbers are unique among: this start of this machine, and this container. Empty where that is not
+    known."""
+    try:
+        here = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+    return hashlib.sha256(here.encode()).hexdigest()[:10]
+
+
+def _clear_dead(folder: Path) -> None:
+    """Delete temporaries of processes of this machine that live no more."""
+    for entry in folder.glob(f"{TEMPORARY}{_processes()}-*") if _processes() else ():
+        number = entry.name.split("-")[2]
+        try:
+            os.kill(int(number), 0)
+        except ProcessLookupError:
+            with contextlib.suppress(OSError):
+                delete(entry)
+        except (OSError, ValueError, OverflowError):
+            continue  # another user's, or no number
 
 
 def delete(path: Path) -> None:

@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import IO, Any, Self, cast
 
 from filelock import FileLock, Timeout
 
 import evopipe
-from evopipe.errors import EvopipeError, MissingInputError, TrackerError
+from evopipe.errors import EvopipeError, MissingInputError, TrackerError, redacted
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track import backends
 from evopipe.track.locks import Locked
@@ -127,7 +127,8 @@ class _Trackers:
             new = self._open[name].deliver(run)
         except Exception as error:
             kind = "" if isinstance(error, EvopipeError) else f"{type(error).__name__}: "
-            self.problems[name] = f"{name}: {kind}{str(error).strip().partition(chr(10))[0][:300]}".rstrip(": ")
+            said = redacted(str(error).strip().partition(chr(10))[0])[:300]
+            self.problems[name] = f"{name}: {kind}{said}".rstrip(": ")
             self._close(name)
             return New()
         self.problems.pop(name, None)
@@ -202,6 +203,27 @@ def _keep(locked: Locked, home: Path) -> None:
             record.keep(locked.folder, [n for n, path in there.items() if md5_of(path) == locked.outs.get(FILES[n])])
 
 
+class _Redacted:
+    """A stream in whose lines no address holds a password: trackers' own code may print the one that it was given."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream, self._line = stream, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._stream.write(redacted(line) + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.write(redacted(self._line))
+        self._line = ""
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +233,7 @@ def _main(folder: Path, root: Path, config: TrackingConfig, writer: int) -> None
         os.nice(19)
     answer = os.dup(1)
     os.dup2(2, 1)  # what the trackers print is no answer
+    sys.stdout = sys.stderr = cast("Any", _Redacted(sys.stderr))
     record, over = TrainingRecord(folder), threading.Event()
     threading.Thread(target=_watch, args=(over, config.finish_seconds, writer), daemon=True).start()
     with contextlib.suppress(Timeout), contextlib.ExitStack() as stack:

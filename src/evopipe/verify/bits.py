@@ -7,7 +7,8 @@ from typing import Any
 
 PORTABLE = frozenset({"dqn", "cqn", "ppo", "ddpg", "td3", "sac"})
 """Algorithms of which our own kernels compute whole runs, if networks are dense: with the same bits on every x86
-processor that knows AVX2, whatever else it knows (`tests/pipeline/test_portable.py`)."""
+processor that knows AVX2, whatever else it knows, if one compiler made them (`tests/unit/test_native_bits.py` for what
+the kernels compute, `tests/pipeline/test_portable.py` for runs)."""
 _DENSE = {"encoder", "latent", "head", "activation", "layer_norm"}  # all that such an architecture's JSON has
 _PROCESSOR = ("cpu", "cpu_capability", "threads", "device", "cuda")
 _AVX2 = ("AVX2", "AVX512")
@@ -45,7 +46,10 @@ def promise(asked: str, elite: Mapping[str, Any], here: Mapping[str, Any]) -> st
     if others:
         return f"{made}: this machine cannot be expected to repeat it to the bit, for it differs in {_and(others)}"
     versions = [name for name in _VERSIONS if there.get(name) != here.get(name)]
-    but = f", unless another version of {_and(versions)} changes it" if versions else ""
+    changed = [f"another version of {_and(versions)}"] if versions else []
+    if own and there.get("compiler") != here.get("compiler"):
+        changed.append(f"another compiler ({here.get('compiler')}, there {there.get('compiler', 'not known')})")
+    but = f", unless {' or '.join(changed)} changes it" if changed else ""
     return f"{made}: this machine can repeat it to the bit{but}"
 
 

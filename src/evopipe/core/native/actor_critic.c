@@ -18,7 +18,7 @@ typedef struct {
   float *updates;
   const float *lr_actor, *lr_critic, *limit, *tau, *close;  // close: TD3+BC's α
   // A batch's, new at every call.
-  const float *now, *then, *reward, *discount, *weight, *alive, *noise, *own_noise;
+  const float *now, *then, *reward, *discount, *weight, *alive, *learns, *next_alive, *noise, *own_noise;
   const void *action;
   const uint8_t *legal, *next_legal;
   ptrdiff_t now_member, now_row, then_member, then_row, action_member, action_row;
@@ -91,12 +91,27 @@ static void shown(const climb_job *j, int k, int rows, const float *obs, ptrdiff
   }
 }
 
-// Write what everyone sees to the rows that critics read.
-static void seen(const climb_job *j, int rows, const float *obs, ptrdiff_t stride, float *x) {
-  for (int b = 0; b < rows; b++) {
+// Write what everyone sees in the batch to the rows that critics read, 0s where an agent is gone.
+static void seen(const climb_job *j, int p, int rows, float *x) {
+  const float *obs = j->now + p * j->now_member;
+  for (int b = 0; b < rows; b++, obs += j->now_row) {
+    const float *alive = j->alive ? j->alive + ((ptrdiff_t)p * j->batch + b) * j->agents : NULL;
     float *to = x + (ptrdiff_t)b * j->joint;
     for (int k = 0; k < j->agents; to += j->sees[k++])
-      memcpy(to, obs + b * stride + k * j->obs, sizeof(float) * (size_t)j->sees[k]);
+      put_or_clear(!alive || alive[k] > 0.0f, to, obs + k * j->obs, j->sees[k]);
+  }
+}
+
+// Write what agent k's target is a value of: next observations, and the actions [rows, acts] that are taken there.
+static void follows(const climb_job *j, int p, int k, int rows, const float *acts, int all_acts, float *x) {
+  const float *obs = j->then + p * j->then_member;
+  for (int b = 0; b < rows; b++, obs += j->then_row, acts += all_acts) {
+    const float *alive = j->next_alive ? j->next_alive + ((ptrdiff_t)p * j->batch + b) * j->agents : NULL;
+    float *to = x + (ptrdiff_t)b * j->joint;
+    for (int i = 0; i < j->agents; to += j->sees[i++])
+      put_or_clear(!alive || there(alive[i], alive[k]), to, obs + i * j->obs, j->sees[i]);
+    for (int i = 0, at = 0; i < j->agents; to += j->does[i], at += j->does[i++])
+      put_or_clear(!alive || there(alive[i], alive[k]), to, acts + at, j->does[i]);
   }
 }
 
@@ -111,8 +126,9 @@ static void did(const climb_job *j, int p, int k, int rows, float *x) {
     const ptrdiff_t at = p * j->action_member + b * j->action_row;
     const float alive = j->alive ? j->alive[((ptrdiff_t)p * j->batch + b) * j->agents + k] : 1.0f;
     for (int a = 0; a < j->does[k]; a++)
-      x[a] = alive * (j->discrete ? ((const int64_t *)j->action)[at + k] == a
-                                  : ((const float *)j->action)[at + k * j->actions + a]);
+      x[a] = !(alive > 0.0f) ? 0.0f
+             : j->discrete   ? (float)(((const int64_t *)j->action)[at + k] == a)
+                             : ((const float *)j->action)[at + k * j->actions + a];
   }
 }
 
@@ -153,11 +169,14 @@ static int climb_member(const void *told, int p) {
   const ptrdiff_t own_size = (ptrdiff_t)rows * (j->obs + j->ids), acts = (ptrdiff_t)rows * actions;
   const ptrdiff_t actor_size = actor->rows * actor->size, critic_size = critic->rows * critic->size;
   const ptrdiff_t grad_size = actor_size > critic_size ? actor_size : critic_size;
-  float *free = scratch(lines((ptrdiff_t)rows * joint) + lines(own_size) + lines(rows * actor->keep) +
+  int all_acts = 0;
+  for (int k = 0; k < agents; k++) all_acts += j->does[k];
+  float *free = scratch(lines((ptrdiff_t)rows * joint) + lines((ptrdiff_t)rows * all_acts) + lines(own_size) + lines(rows * actor->keep) +
                         lines(rows * critic->keep) + 4 * lines(wide) + lines(acts) + lines((ptrdiff_t)agents * rows) +
                         lines(deepest) + lines(grad_size));
   if (!free) return 1;
-  float *x = take(&free, (ptrdiff_t)rows * joint), *own = take(&free, own_size);
+  float *x = take(&free, (ptrdiff_t)rows * joint), *acts_next = take(&free, (ptrdiff_t)rows * all_acts);
+  float *own = take(&free, own_size);
   float *kept = take(&free, rows * actor->keep), *kept_too = take(&free, rows * critic->keep);
   float *d = take(&free, wide), *next = take(&free, wide), *of_f = take(&free, wide), *d_out = take(&free, wide);
   float *mine = take(&free, acts), *y = take(&free, (ptrdiff_t)agents * rows), *packed = take(&free, deepest);
@@ -166,18 +185,17 @@ static int climb_member(const void *told, int p) {
   int healthy = j->healthy[p] && all_finite(actor, p) && !(j->discrete && !all_finite(&j->actor_target, p));
   int acting = 0;  // where actions begin
   for (int k = 0; k < agents; k++) acting += j->sees[k];
+  const float *learns = j->learns ? j->learns + first * agents : NULL;
   made by, of;
 
   // Critics regress on r + γ Q⁻(o′, a′), of twins the lesser.
-  seen(j, rows, then, j->then_row, x);
-  for (int k = 0, at = acting; k < agents; at += j->does[k++]) {
+  for (int k = 0, at = 0; k < agents; at += j->does[k++]) {
     shown(j, k, rows, then, j->then_row, own);
     make(&j->actor_target, p, j->group[k], rows, own, kept, packed, &by);
     memcpy(mine, by.out, sizeof(float) * (size_t)acts);
     if (!j->discrete) activate(TANH, acts, mine);
     for (int b = 0; b < rows; b++) {
       const ptrdiff_t row = (first + b) * agents + k, from = (((ptrdiff_t)p * agents + k) * j->batch + b) * actions;
-      const float stays = j->discount[row] > 0.0f ? (j->alive ? j->alive[row] : 1.0f) : 0.0f;
       const int one = j->discrete ? drawn(j->does[k], mine + b * actions, j->noise + from,
                                           j->next_legal ? j->next_legal + row * actions : NULL) : 0;
       for (int a = 0; a < j->does[k]; a++) {
@@ -189,11 +207,12 @@ static int climb_member(const void *told, int p) {
           act += far > j->noise_limit ? j->noise_limit : far < -j->noise_limit ? -j->noise_limit : far;
           act = act > 1.0f ? 1.0f : act < -1.0f ? -1.0f : act;
         }
-        x[(ptrdiff_t)b * joint + at + a] = stays * act;
+        acts_next[(ptrdiff_t)b * all_acts + at + a] = act;
       }
     }
   }
   for (int k = 0; k < agents; k++) {
+    follows(j, p, k, rows, acts_next, all_acts, x);
     named(j, k, rows, x);
     for (int t = 0; t < j->twins; t++) {
       make(&j->critic_target, p, j->group[k] * j->twins + t, rows, x, kept_too, packed, &of);
@@ -201,10 +220,10 @@ static int climb_member(const void *told, int p) {
     }
     for (int b = 0; b < rows; b++) {
       const ptrdiff_t row = (first + b) * agents + k;
-      y[k * rows + b] = j->reward[row] + j->discount[row] * y[k * rows + b];
+      y[k * rows + b] = __builtin_fmaf(j->discount[row], y[k * rows + b], j->reward[row]);
     }
   }
-  seen(j, rows, now, j->now_row, x);
+  seen(j, p, rows, x);
   for (int k = 0, at = acting; k < agents; at += j->does[k++]) did(j, p, k, rows, x + at);
   clear(critic, p, grads);
   memset(errors, 0, sizeof(float) * (size_t)j->batch);
@@ -215,19 +234,19 @@ static int climb_member(const void *told, int p) {
       const int i = j->group[k] * j->twins + t;
       make(critic, p, i, rows, x, kept_too, packed, &of);
       for (int b = 0; b < rows; b++) {
-        const float alive = j->alive ? j->alive[(first + b) * agents + k] : 1.0f;
-        const float e = of.out[b] - y[k * rows + b], share = weight[b] * alive;
+        const float counts = learns ? learns[b * agents + k] : 1.0f;
+        const float e = of.out[b] - y[k * rows + b], share = weight[b] * counts;
         d[b] = 2.0f * share * e;
-        loss = __builtin_fmaf(share, e * e, loss);  // for any vector width
-        errors[b] += alive * fabsf(e);
+        loss = __builtin_fmaf(share, e * e, loss);
+        errors[b] = __builtin_fmaf(counts, fabsf(e), errors[b]);
       }
       backward(of.values, grads + i * (critic->size / critic->copies), rows, of.found, of.count, d, next, of_f, 0, packed);
     }
   }
   for (int b = 0; b < rows; b++) {
-    float there = 0.0f;
-    for (int k = 0; k < agents; k++) there += j->alive ? j->alive[(first + b) * agents + k] : 1.0f;
-    errors[b] /= (there < 1.0f ? 1.0f : there) * (float)j->twins;
+    float learners = 0.0f;
+    for (int k = 0; k < agents; k++) learners += learns ? learns[b * agents + k] : 1.0f;
+    errors[b] /= (learners < 1.0f ? 1.0f : learners) * (float)j->twins;
   }
   healthy = descend(critic, p, grads, j->limit[p], loss, j->lr_critic[p], healthy, j->beta1, j->beta2, j->eps);
   j->losses[p] = loss;
@@ -260,22 +279,22 @@ static int climb_member(const void *told, int p) {
       float scale = 1.0f;
       if (j->close) {
         float mean = 0.0f;
-        for (int b = 0; b < rows; b++) mean += weight[b] * fabsf(of.out[b]);
+        for (int b = 0; b < rows; b++) mean = __builtin_fmaf(weight[b], fabsf(of.out[b]), mean);
         scale = j->close[p] / (mean < 1e-6f ? 1e-6f : mean);
       }
       for (int b = 0; b < rows; b++) {
-        const float share = weight[b] * (j->alive ? j->alive[(first + b) * agents + k] : 1.0f);
+        const float share = weight[b] * (learns ? learns[b * agents + k] : 1.0f);
         d[b] = -share * scale;
-        climbed -= share * scale * of.out[b];
+        climbed = __builtin_fmaf(d[b], of.out[b], climbed);
       }
       const float *g = backward(of.values, NULL, rows, of.found, of.count, d, next, of_f, 1, packed) + at;
       memset(d_out, 0, sizeof(float) * (size_t)acts);
       for (int b = 0; b < rows; b++, g += joint) {
-        const float share = weight[b] * (j->alive ? j->alive[(first + b) * agents + k] : 1.0f);
+        const float share = weight[b] * (learns ? learns[b * agents + k] : 1.0f);
         const float *out = by.out + (ptrdiff_t)b * actions, *act = mine + (ptrdiff_t)b * actions;
         float *to = d_out + (ptrdiff_t)b * actions, along = 0.0f, squares = 0.0f, away = 0.0f;
         const float *taken = j->close ? (const float *)j->action + p * j->action_member + b * j->action_row : NULL;
-        for (int a = 0; a < does; a++) along += act[a] * g[a];
+        for (int a = 0; a < does; a++) along = __builtin_fmaf(act[a], g[a], along);
         for (int a = 0; a < does; a++) {
           if (j->discrete) {
             to[a] = act[a] * (g[a] - along) / j->temperature;
@@ -283,15 +302,15 @@ static int climb_member(const void *told, int p) {
             float slope = g[a];
             if (taken) {
               const float far = act[a] - taken[a];
-              away += far * far;
+              away = __builtin_fmaf(far, far, away);
               slope += 2.0f * share * far / (float)does;
             }
-            to[a] = slope * (1.0f - act[a] * act[a]);
+            to[a] = slope * __builtin_fmaf(-act[a], act[a], 1.0f);
           }
-          squares += out[a] * out[a];
+          squares = __builtin_fmaf(out[a], out[a], squares);
           to[a] += 2.0f * share * j->penalty * out[a] / (float)does;
         }
-        climbed += share * (j->penalty * squares + away) / (float)does;
+        climbed += share * __builtin_fmaf(j->penalty, squares, away) / (float)does;
       }
       did(j, p, k, rows, x + at);
       backward(by.values, grads + j->group[k] * (actor->size / actor->copies), rows, by.found, by.count, d_out, next,

@@ -123,8 +123,8 @@ def climb(
     job = _job(of, (*batch.weight.shape, limit, temperature, penalty), made, *rates)
     if job is None or batch.obs.dtype != torch.float32:
         return None
-    alive = None if batch.alive is None else batch.alive.contiguous()
-    job.climbs, job.alive = climbs, at(alive)
+    of_team = [None if x is None else x.contiguous() for x in (batch.alive, batch.learns, batch.next_alive)]
+    job.climbs, (job.alive, job.learns, job.next_alive) = climbs, map(at, of_team)
     return _learned("climb", job, batch, healthy, noise, own_noise)
 
 

@@ -1,15 +1,25 @@
-"""Compile the kernels for this processor at first use, once a machine, and load them."""
+"""Compile the kernels for this processor at first use, once a machine, and load them.
+
+A library is loaded only if it is whole, by its digest beside it, and nobody but the user can have written it.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
+import platform
 import re
+import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +28,11 @@ import torch
 
 from evopipe.types import Tensor
 
-SOURCES = sorted(Path(__file__).parent.glob("*.c"))  # one library, of which `kernels.c` includes the others
-FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-w")
-TARGETS = {"native": ("-march=native",), "portable": ("-mavx2", "-mfma")}
+SOURCES = sorted(Path(__file__).parent.glob("*.c"))
+MAIN = Path(__file__).with_name("kernels.c")  # which includes the others
+FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
+_HERE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"  # as clang spells it, too
+TARGETS = {"native": (_HERE,), "portable": ("-mavx2", "-mfma")}
 """Instruction sets by name. All give the same bits: `portable` for a processor of which the compiler knows nothing."""
 SIGNATURES = {
     "share_among": "i",
@@ -40,7 +52,7 @@ SIGNATURES = {
     "tree_update": "piipppfffpp",
     "next_episodes": "nppppnppp",
     "rollout_enter": "nnnnnpnppipppp",
-    "rollout_finish": "nnnpnpnnppppp",
+    "rollout_finish": "nnnpnpnnpppppp",
 }
 """What each function takes: p a pointer, i an int, n a ptrdiff_t, f a float, d a double."""
 UPDATES = {"value_update": "pi", "climb": "pi", "soften": "pi", "policy_learn": "pp", "policy_act": "pp"}
@@ -69,6 +81,11 @@ def kernels() -> ctypes.CDLL:
     """Return the kernels in use, of which there must be some."""
     assert _chosen is not None
     return _chosen
+
+
+def compiler() -> str | None:
+    """Return the name and the version of what compiled the kernels in use; None where torch computes."""
+    return None if _chosen is None else _chosen.compiled_by().decode()
 
 
 def serve(*tensors: Tensor) -> bool:
@@ -101,26 +118,26 @@ class NoKernels(Exception):
 
 @cache
 def load(target: str = "native") -> ctypes.CDLL:
-    """Return the compiled kernels.
+    """Return the compiled kernels, made by the first compiler that can: what CC names, cc, gcc, clang.
+
+    What is said of compilers that could not goes to stderr, once.
 
     Raises:
-        NoKernels: there is no compiler, it failed, or what it made cannot be loaded.
+        NoKernels: there is no compiler, none of them could, or this processor lacks the instructions.
     """
-    compiler = _compiler()
-    sources = (source.read_text() for source in SOURCES)
-    key = hashlib.sha256("\n".join((*sources, compiler, _about(compiler), _processor(), *FLAGS)).encode())
-    made = _folder() / f"{target}-{key.hexdigest()[:32]}.so"
-    if not made.exists():
-        _compile(compiler, (*FLAGS, *TARGETS[target]), made)
-    try:
-        kernels = ctypes.CDLL(str(made))  # whose calls release the interpreter's lock
-    except OSError as error:
-        raise NoKernels(f"{made} cannot be loaded: {error}") from error
-    for name, signature in (SIGNATURES | UPDATES).items():
-        function = getattr(kernels, name)
-        function.argtypes = [_TYPES[letter] for letter in signature]
-        function.restype = _done if name in UPDATES else None
-    return kernels
+    if target == "portable" and "flags" in _processor() and "avx2" not in _processor():
+        raise NoKernels("this processor has no AVX2, for which the portable kernels are made")
+    faults: list[str] = []
+    for compiler in _compilers(faults):
+        try:
+            kernels = _loaded(compiler, target)
+        except NoKernels as error:
+            faults.append(str(error))
+            continue
+        for fault in faults:
+            print(f"note: {fault}; the kernels are compiled by {compiler[0]} instead", file=sys.stderr)
+        return kernels
+    raise NoKernels("; ".join(faults) or "no C compiler was found; install gcc or clang, or name one in CC")
 
 
 def _done(starved: int) -> None:
@@ -128,54 +145,157 @@ def _done(starved: int) -> None:
         raise MemoryError("the kernels need more for an update than there is")
 
 
-def _compiler() -> str:
-    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
-        found = shutil.which(name) if name else None
-        if found:
-            return found
-    raise NoKernels("no C compiler was found; install gcc or clang, or name one in CC")
+def _compilers(faults: list[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the commands of the compilers that are there; append a sentence if what CC names is not."""
+    known = set()
+    for given in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        try:
+            name, *more = shlex.split(given) or [""]
+        except ValueError:  # a quotation mark alone
+            name, more = given, []
+        command = (shutil.which(name) or "", *more)
+        if command[0] and command not in known:
+            known.add(command)
+            yield command
+        elif name and not known and given == os.environ.get("CC"):
+            faults.append(f"{given!r}, which CC names, was not found")
 
 
-def _about(compiler: str) -> str:
-    run = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False, timeout=SECONDS)
-    return run.stdout
+def _loaded(compiler: tuple[str, ...], target: str) -> ctypes.CDLL:
+    """Load the kernels that were kept, or else make them."""
+    flags = (*FLAGS, *TARGETS[target])
+    words = (_processor(), *compiler, *flags)
+    said = _said((*compiler, "--version")).stdout
+    about = b"\n".join((*(source.read_bytes() for source in SOURCES), said, *map(os.fsencode, words)))
+    name = f"{target}-{hashlib.sha256(about).hexdigest()[:32]}.so"
+    for folder in _folders():
+        if not _own_folder(folder):
+            continue
+        with _alone(folder):
+            if _is_whole(folder / name):
+                return _declared(folder / name, compiler)
+            for left in folder.glob("compile-*"):  # by a process that was killed: who compiles is alone
+                shutil.rmtree(left, ignore_errors=True)
+            return _made(compiler, flags, folder, name)
+    raise NoKernels(
+        "the kernels can be kept nowhere, for neither the user's cache nor the folder for temporary files can be "
+        "written; name a folder in XDG_CACHE_HOME"
+    )
+
+
+def _declared(library: Path, compiler: tuple[str, ...]) -> ctypes.CDLL:
+    try:
+        kernels = ctypes.CDLL(str(library))  # whose calls release the interpreter's lock
+        for name, signature in (SIGNATURES | UPDATES).items():
+            function = getattr(kernels, name)
+            function.argtypes = [_TYPES[letter] for letter in signature]
+            function.restype = _done if name in UPDATES else None
+        kernels.compiled_by.restype = ctypes.c_char_p
+    except (OSError, AttributeError) as error:
+        why = str(error).removeprefix(f"{library}: ")
+        raise NoKernels(f"the kernels that {compiler[0]} made cannot be loaded: {why}") from error
+    return kernels
+
+
+def _said(command: tuple[str, ...], **more: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a compiler, which is to speak English."""
+    env = {**os.environ, "LC_ALL": "C", **more}
+    try:
+        return subprocess.run(command, capture_output=True, env=env, check=False, timeout=SECONDS)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise NoKernels(f"{command[0]} could not be run: {error}") from error
 
 
 def _processor() -> str:
     """What `-march=native` depends on."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         return sys.platform
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    told = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(told)}))
 
 
-def _folder() -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evopipe"
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        if os.access(home, os.W_OK):
-            return home
-    except OSError:
-        pass
-    return _private()
+def _folders() -> Iterator[Path]:
+    """Where the kernels may be kept: in the user's cache, else among temporary files."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    with contextlib.suppress(RuntimeError):  # no HOME, and a user without a name
+        yield (cache if cache.is_absolute() else Path.home() / ".cache") / "evopipe"
+    with contextlib.suppress(FileNotFoundError):
+        yield Path(tempfile.gettempdir()) / f"evopipe-{os.geteuid()}"
+        yield _private()
 
 
 @cache
 def _private() -> Path:
-    """A folder for this process alone, where the user has no cache that can be written."""
-    return Path(tempfile.mkdtemp(prefix="evopipe-kernels-"))
+    """A folder for this process alone, where others hold the name of the user's own."""
+    folder = tempfile.TemporaryDirectory(prefix="evopipe-kernels-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
-def _compile(compiler: str, flags: tuple[str, ...], made: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=made.parent, prefix="compile-") as name:
-        fresh = Path(name) / made.name
-        try:
-            command = [compiler, *flags, "-o", str(fresh), str(Path(__file__).with_name("kernels.c")), "-lm"]
-            run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise NoKernels(f"{compiler} could not be run: {error}") from error
-        if run.returncode:
-            why = (run.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise NoKernels(f"{compiler} could not compile the kernels: {why}")
-        fresh.replace(made)
+def _own_folder(folder: Path) -> bool:
+    """Make a folder that is its user's alone; return whether it is one, and libraries can be written and run there."""
+    try:
+        for each in (*reversed(folder.parents), folder):
+            if not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)
+        link, info = folder.lstat(), folder.stat()
+        if {link.st_uid, info.st_uid} != {os.geteuid()} or not stat.S_ISDIR(info.st_mode):
+            return False
+        if stat.S_IMODE(info.st_mode) != 0o700:
+            folder.chmod(0o700)
+        return os.access(folder, os.W_OK) and not os.statvfs(folder).f_flag & os.ST_NOEXEC
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process compiles into a folder; where a folder cannot be locked, twice is the worst."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library lies there as it was made, and nobody but the user can have written it."""
+    content, digest = _own_bytes(library), _own_bytes(library.with_suffix(".sha256"))
+    return content is not None and hashlib.sha256(content).hexdigest().encode() == digest
+
+
+def _own_bytes(path: Path) -> bytes | None:
+    """Return what is in a file of the user's own, None where it is not: a link may lead to what others chose."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            info = os.fstat(file.fileno())
+            own = stat.S_ISREG(info.st_mode) and info.st_nlink == 1 and info.st_uid == os.geteuid()
+            return file.read() if own and not info.st_mode & 0o022 else None
+    except OSError:
+        return None
+
+
+def _made(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, name: str) -> ctypes.CDLL:
+    """Compile, load, and only then keep, beside what was there before."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix="compile-") as beside:
+            fresh = Path(beside) / name
+            run = _said((*compiler, *flags, "-o", str(fresh), str(MAIN), "-lm"), TMPDIR=beside)
+            if run.returncode or not fresh.is_file():
+                said = run.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+                why = next((line for line in said if "error" in line), said[-1])
+                raise NoKernels(f"{compiler[0]} could not compile the kernels: {why.strip()}")
+            kernels = _declared(fresh, compiler)
+            fresh.chmod(0o600)
+            digest = fresh.with_suffix(".sha256")
+            digest.touch(mode=0o600)
+            digest.write_text(hashlib.sha256(fresh.read_bytes()).hexdigest())
+            for file in (fresh, digest):
+                file.replace(folder / file.name)
+    except OSError as error:
+        raise NoKernels(f"the kernels cannot be kept in {folder}: {error.strerror or error}") from error
+    return kernels

@@ -5,7 +5,8 @@ enum { UNITS, STRIDE, WEIGHT, BIAS, GAIN, SHIFT, ALPHA, ACTIVATION, BLEND, SKIP,
 
 // --- layer normalisation ---------------------------------------------------------------------------------------------
 
-// x becomes gain · (x − mean) / √(variance + ε) + shift; `hat` and `scale` are kept for the way back.
+// x becomes gain · (x − mean) / √(variance + ε) + shift, NaN where the variance is not finite: 0 would hide that.
+// `hat` and `scale` are kept for the way back.
 static void normalise(int rows, int n, float *x, float *hat, float *scale, const float *gain, const float *shift) {
   for (int b = 0; b < rows; b++, x += n, hat += n) {
     vec total[EACH] = {0}, squares[EACH] = {0};
@@ -15,14 +16,14 @@ static void normalise(int rows, int n, float *x, float *hat, float *scale, const
       vec c = part(x + j, n - j) - mean;
       put(hat + j, n - j, c);
       if (n - j < LANES) c = part(hat + j, n - j);  // zeros behind the end
-      squares[i] += c * c;
+      squares[i] = fused(c, c, squares[i]);
     }
-    const float by = 1.0f / sqrtf(sum(squares) / (float)n + EPS);
+    const float variance = sum(squares) / (float)n, by = variance < INFINITY ? 1.0f / sqrtf(variance + EPS) : NAN;
     scale[b] = by;
     for (int j = 0; j < n; j += LANES) {
       vec h = part(hat + j, n - j) * by;
       put(hat + j, n - j, h);
-      put(x + j, n - j, part(gain + j, n - j) * h + part(shift + j, n - j));
+      put(x + j, n - j, fused(part(gain + j, n - j), h, part(shift + j, n - j)));
     }
   }
 }
@@ -35,18 +36,23 @@ static void normalised(int rows, int n, float *grad, const float *hat, const flo
     for (int j = 0, i = 0; j < n; j += LANES, i = (i + 1) % EACH) {
       vec g = part(grad + j, n - j), h = part(hat + j, n - j);
       if (gain_grad) {
-        put(gain_grad + j, n - j, part(gain_grad + j, n - j) + g * h);
+        put(gain_grad + j, n - j, fused(g, h, part(gain_grad + j, n - j)));
         put(shift_grad + j, n - j, part(shift_grad + j, n - j) + g);
       }
       g *= part(gain + j, n - j);
       put(grad + j, n - j, g);
       first[i] += g;
-      second[i] += g * h;
+      second[i] = fused(g, h, second[i]);
     }
     const float mean = sum(first) / (float)n, along = sum(second) / (float)n, by = scale[b];
     for (int j = 0; j < n; j += LANES)
-      put(grad + j, n - j, by * (part(grad + j, n - j) - mean - part(hat + j, n - j) * along));
+      put(grad + j, n - j, by * less(part(grad + j, n - j) - mean, part(hat + j, n - j), all(along)));
   }
+}
+
+// From a to b by a share, by torch.lerp's two formulas: 0 leaves and 1 copies, to the bit.
+INLINE float between(float a, float b, float share) {
+  return share < 0.5f ? __builtin_fmaf(share, b - a, a) : __builtin_fmaf(a - b, 1.0f - share, b);
 }
 
 // --- networks --------------------------------------------------------------------------------------------------------
@@ -101,7 +107,7 @@ static void forward(const float *values, int rows, layer *layers, int count, flo
         for (int j = 0; j < l->out; j++) {
           const float old = j < l->in ? l->x[(ptrdiff_t)b * l->in + j] : 0.0f;
           const float own = j < l->n ? l->f[(ptrdiff_t)b * l->n + j] : 0.0f;
-          l->y[(ptrdiff_t)b * l->out + j] = alpha < 0.5f ? old + alpha * (own - old) : own - (own - old) * (1.0f - alpha);
+          l->y[(ptrdiff_t)b * l->out + j] = between(old, own, alpha);
         }
     }
   }
@@ -146,7 +152,7 @@ static float *backward(const float *value, float *grad, int rows, layer *layers,
           const float g = d[(ptrdiff_t)b * l->out + j];
           const float old = j < l->in ? l->x[(ptrdiff_t)b * l->in + j] : 0.0f;
           const float made = j < l->n ? l->f[(ptrdiff_t)b * l->n + j] : 0.0f;
-          total = __builtin_fmaf(g, made - old, total);  // for any vector width
+          total = __builtin_fmaf(g, made - old, total);
           if (j < l->n) df[(ptrdiff_t)b * l->n + j] = alpha * g;
         }
       if (grad) grad[at[ALPHA]] += total;
@@ -178,7 +184,10 @@ static float *backward(const float *value, float *grad, int rows, layer *layers,
       if (at[BLEND]) {
         const float rest = 1.0f - value[at[ALPHA]];
         for (int b = 0; b < rows; b++)
-          for (int j = 0; j < l->in; j++) next[(ptrdiff_t)b * l->in + j] += rest * d[(ptrdiff_t)b * l->out + j];
+          for (int j = 0; j < l->in; j++) {
+            float *to = next + (ptrdiff_t)b * l->in + j;
+            *to = __builtin_fmaf(rest, d[(ptrdiff_t)b * l->out + j], *to);
+          }
       }
       float *swap = d;
       d = next, next = swap;

@@ -1,6 +1,7 @@
 // What several members compute, member by member: a member's bits depend neither on how many there are nor on how many
 // rows a batch has. Every sum has one order that no vector width changes: products are summed one after the other by
-// fused multiply-adds, sums over units in sixteen interleaved parts.
+// fused multiply-adds, sums over units in sixteen interleaved parts. Nor does a compiler change it: it fuses nothing by
+// itself (`-ffp-contract=off`), every fused operation is written as one.
 
 #include <fenv.h>
 #include <math.h>
@@ -15,6 +16,8 @@
 #include <unistd.h>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -64,14 +67,37 @@ INLINE void put(float *at, int left, vec x) {
   }
 }
 
-// A product that is rounded before it is added to anything. Others are fused with a sum that is next to them.
-INLINE vec rounded(vec x) {
-#if defined(__SSE__)
-  __asm__("" : "+x"(x));
+// a · b + c, rounded once; a processor that has no such instruction rounds twice.
+INLINE vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
-  __asm__("" : "+w"(x));
+  return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
 #endif
-  return x;
+}
+
+// c − a · b, rounded once.
+INLINE vec less(vec c, vec a, vec b) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_fnmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (vec)_mm256_fnmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return fused(-a, b, c);
+#endif
+}
+
+// What compiled this, for the fingerprint of a result.
+const char *compiled_by(void) {
+#if defined(__clang__)
+  return __VERSION__;
+#else
+  return "GCC " __VERSION__;
+#endif
 }
 
 #include "products.c"
@@ -82,6 +108,7 @@ INLINE vec rounded(vec x) {
 #include "replay.c"
 #include "draws.c"
 #include "value.c"
+#include "team.c"
 #include "actor_critic.c"
 #include "soft_actor_critic.c"
 #include "lstm.c"

@@ -25,7 +25,7 @@ static float squared(spans of, const float *x) {
     for (ptrdiff_t j = s[0]; j < s[1]; j += SUMS)
       for (int i = 0; i < EACH; i++) {
         vec g = load(x + j + i * LANES);
-        squares[i] += g * g;
+        squares[i] = fused(g, g, squares[i]);
       }
   return sum(squares);
 }
@@ -51,11 +51,11 @@ static void adam_step(spans of, float *value, const float *grad, float *mean, fl
   const float root = (float)sqrt(1.0 - pow(beta2, *steps));
   EACH_SPAN(of)
     for (ptrdiff_t j = s[0]; j < s[1]; j += LANES) {
-      vec g = load(grad + j), m = keep1 * load(mean + j) + new1 * g, v = keep2 * load(square + j) + new2 * (g * g);
+      vec g = load(grad + j), m = fused(all(keep1), load(mean + j), new1 * g), v = fused(all(keep2), load(square + j), new2 * (g * g));
       vec r = {0};
       store(mean + j, m), store(square + j, v);
       for (int i = 0; i < LANES; i++) r[i] = __builtin_sqrtf(v[i]);
-      store(value + j, load(value + j) - by * (m / (r / root + least)));
+      store(value + j, less(load(value + j), all(by), m / (r / root + least)));
     }
 }
 
@@ -64,7 +64,7 @@ static void mixed(spans of, float *target, const float *online, float w) {
   EACH_SPAN(of)
     for (ptrdiff_t j = s[0]; j < s[1]; j += LANES) {
       vec a = load(target + j), b = load(online + j);
-      store(target + j, w < 0.5f ? a + w * (b - a) : b - (b - a) * (1.0f - w));
+      store(target + j, w < 0.5f ? fused(all(w), b - a, a) : less(b, b - a, all(1.0f - w)));
     }
 }
 

@@ -72,7 +72,7 @@ static void forward_gated(const float *values, int steps, int batch, gated *laye
           const int left = n - j;
           vec in = sigmoid(part(at, left)), forget = sigmoid(part(at + n, left)), out = sigmoid(part(at + 2 * n, left));
           vec candidate = hyperbolic(part(at + 3 * n, left));
-          vec c = forget * part(l->before_c + row * n + j, left) + rounded(in * candidate);
+          vec c = fused(forget, part(l->before_c + row * n + j, left), in * candidate);
           put(at, left, in), put(at + n, left, forget), put(at + 2 * n, left, out), put(at + 3 * n, left, candidate);
           put(l->c + row * n + j, left, c);
           put(l->h + row * n + j, left, out * hyperbolic(c));
@@ -83,7 +83,7 @@ static void forward_gated(const float *values, int steps, int batch, gated *laye
     for (ptrdiff_t row = 0; row < rows; row++)
       for (int j = 0; j < l->out; j++) {
         const float old = old_of(l, row, j), own = own_of(l, row, j);
-        l->y[row * l->out + j] = alpha < 0.5f ? old + alpha * (own - old) : own - (own - old) * (1.0f - alpha);
+        l->y[row * l->out + j] = between(old, own, alpha);
       }
   }
 }
@@ -104,7 +104,7 @@ static float *backward_gated(const float *values, float *grad, int steps, int ba
     if (l->at[SHARE] >= 0) {
       float total = 0.0f;
       for (ptrdiff_t row = 0; row < rows; row++)
-        for (int j = 0; j < l->out; j++)  // fused for any vector width
+        for (int j = 0; j < l->out; j++)
           total = __builtin_fmaf(d[row * l->out + j], own_of(l, row, j) - old_of(l, row, j), total);
       grad[l->at[SHARE]] += total;
     }
@@ -117,13 +117,13 @@ static float *backward_gated(const float *values, float *grad, int steps, int ba
           float *at = l->gates + row * GATES * n + j;
           vec in = part(at, left), forget = part(at + n, left), out = part(at + 2 * n, left),
               candidate = part(at + 3 * n, left);
-          vec g = alpha * part(d + row * l->out + j, left) + part(dh + b * n + j, left),
+          vec g = fused(all(alpha), part(d + row * l->out + j, left), part(dh + b * n + j, left)),
               y = hyperbolic(part(l->c + row * n + j, left));
-          vec of_c = part(dc + b * n + j, left) + rounded(g * out * (1.0f - y * y));
+          vec of_c = part(dc + b * n + j, left) + g * out * less(all(1.0f), y, y);
           put(at, left, of_c * candidate * in * (1.0f - in));
           put(at + n, left, of_c * part(l->before_c + row * n + j, left) * forget * (1.0f - forget));
           put(at + 2 * n, left, g * y * out * (1.0f - out));
-          put(at + 3 * n, left, of_c * in * (1.0f - candidate * candidate));
+          put(at + 3 * n, left, of_c * in * less(all(1.0f), candidate, candidate));
           put(dc + b * n + j, left, of_c * forget * keep[row]);
         }
       }
@@ -152,7 +152,10 @@ static float *backward_gated(const float *values, float *grad, int steps, int ba
     }
     if (l->at[SHARE] >= 0 && (wanted || i))
       for (ptrdiff_t row = 0; row < rows; row++)
-        for (int j = 0; j < l->in; j++) next[row * l->in + j] += (1.0f - alpha) * d[row * l->out + j];
+        for (int j = 0; j < l->in; j++) {
+          float *to = next + row * l->in + j;
+          *to = __builtin_fmaf(1.0f - alpha, d[row * l->out + j], *to);
+        }
     float *swap = d;
     d = next, next = swap;
   }

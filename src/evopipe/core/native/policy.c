@@ -37,8 +37,6 @@ typedef struct {
 
 #define LEAST (-3.40282347e38f)
 
-INLINE vec softplus(vec z) { return choose(z < all(0.0f), all(0.0f), z) + logarithm(1.0f + exponential(-size(z))); }
-
 // LANES rows at a time, each quantity a column of LANES numbers.
 typedef struct {
   float *z, *may, *log_p, *p, *entropy;  // [outputs] each: what the network says, whether it is legal, and so on
@@ -85,7 +83,7 @@ static vec density(const policy *of, const float *log_std, const columns *to, co
     }
     vec n = (a - load(to->z + j * LANES)) * by;
     store(to->p + j * LANES, n);
-    total += choose(may, -0.5f * n * n - log_std[j] - HALF_LOG_2PI - slope, all(0.5f));
+    total += choose(may, fused(-0.5f * n, n, all(-log_std[j])) - HALF_LOG_2PI - slope, all(0.5f));
   }
   return total;
 }
@@ -206,13 +204,14 @@ static void in_columns(const policy *of, const float *out, const int32_t *who, c
 }
 
 // Write what agent k, in its group's seat, reads: its own observation, and what its critic reads of the whole team's,
-// whose observations lie `stride` apart.
-static void perceive(const policy *of, const float *team, ptrdiff_t stride, int k, int seat, float *own, float *every) {
+// whose observations lie `stride` apart: of all, or for a target of those who are there.
+static void perceive(const policy *of, const float *team, ptrdiff_t stride, const float *next_alive, int k, int seat,
+                     float *own, float *every) {
   const ptrdiff_t n = of->observations;
   memcpy(own, team + k * stride, sizeof(float) * (size_t)n);
   for (int i = 0; i < of->ids; i++) own[n + i] = i == seat ? 1.0f : 0.0f;
   if (!of->joint) return;
   for (int i = 0; i < of->agents; every += of->sees[i++])
-    memcpy(every, team + i * stride, sizeof(float) * (size_t)of->sees[i]);
+    put_or_clear(!next_alive || there(next_alive[i], next_alive[k]), every, team + i * stride, of->sees[i]);
   for (int i = 0; i < of->ids; i++) every[i] = i == seat ? 1.0f : 0.0f;
 }

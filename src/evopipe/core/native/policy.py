@@ -166,13 +166,16 @@ def act(
     return Chosen(action, log_prob, value, after)
 
 
-def value(cfg: Any, state: Any, obs: Tensor, memory: Tensor, team: Places | None = None) -> Tensor | None:
-    """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it; None where torch must."""
+def value(
+    cfg: Any, state: Any, obs: Tensor, memory: Tensor, team: Places | None = None, next_alive: Tensor | None = None
+) -> Tensor | None:  # fmt: skip
+    """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it; None where torch must. Of a team's targets
+    next_alive `[P, B]` says who is there."""
     policy = _described(cfg, state, team)
     if policy is None or not _readable(policy, obs, memory):
         return None
     found = obs.new_empty(obs.shape[:2])
-    _say(policy, obs, None, memory, value=found)
+    _say(policy, obs, None, memory, value=found, next_alive=next_alive)
     return found
 
 
@@ -202,14 +205,15 @@ def _readable(policy: Any, obs: Tensor, memory: Tensor) -> bool:
 def _say(
     policy: Any, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None = None,
     action: Tensor | None = None, log_prob: Tensor | None = None, value: Tensor | None = None,
-    after: Tensor | None = None,
+    after: Tensor | None = None, next_alive: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Fill what is given from `action` on."""
-    obs, memory, legal = obs.contiguous(), memory.contiguous(), None if legal is None else legal.contiguous()
+    """Fill what is given from `action` to `after`."""
+    obs, memory = obs.contiguous(), memory.contiguous()
+    legal, next_alive = (None if x is None else x.contiguous() for x in (legal, next_alive))
     keys, when, added = (None, None, 0) if draw is None else (at(draw.keys), at(draw.step), salt(draw.purpose))
     moment = build.structure("moment")(
-        obs=at(obs), memory=at(memory), legal=at(legal), keys=keys, when=when, actions=at(action),
-        log_probs=at(log_prob), values=at(value), remembered=at(after) if policy.memory else None,
+        obs=at(obs), memory=at(memory), legal=at(legal), next_alive=at(next_alive), keys=keys, when=when,
+        actions=at(action), log_probs=at(log_prob), values=at(value), remembered=at(after) if policy.memory else None,
         envs=obs.shape[1] // policy.agents, salt=added,
     )  # fmt: skip
     kernels().policy_act(ctypes.addressof(policy), ctypes.addressof(moment))
@@ -233,15 +237,18 @@ def enter(
     return True
 
 
-def finish(after: Tensor, expected: Tensor, next_obs: Tensor, reward: Tensor, *ends: Tensor) -> bool:
+def finish(
+    after: Tensor, expected: Tensor, next_obs: Tensor, reward: Tensor, next_alive: Tensor | None, *ends: Tensor
+) -> bool:
     """Enter what a step gave, `[P, E, …]`, and how it ended, bool `[P, E]` each; say whether the kernels can. Expected
-    are the values `[P, E]` in the step's row."""
-    if not _plain(after, expected, next_obs, reward):
+    are the values `[P, E]` in the step's row; next_alive is None but for teams."""
+    if not _plain(after, expected, next_obs, reward, *([] if next_alive is None else [next_alive])):
         return False
     next_obs, reward, *ends = (x.contiguous() for x in (next_obs, reward, *ends))  # type: ignore[assignment]
+    next_alive = None if next_alive is None else next_alive.contiguous()
     kernels().rollout_finish(
         *next_obs.shape, at(after), after.stride(0), at(expected), *expected.stride(), at(next_obs), at(reward),
-        *map(at, ends),
+        at(next_alive), *map(at, ends),
     )  # fmt: skip
     return True
 

@@ -42,7 +42,7 @@ enum { BLOCK = 128 };  // rows that are taken at once
 // Where the numbers of a step's rows lie that `policy_act` reads and writes, [members, envs · agents, …] each. Actions
 // are int64 where they are whole numbers; they and values are left out where they are NULL.
 typedef struct {
-  const float *obs, *memory;
+  const float *obs, *memory, *next_alive;  // the last where values are those of targets, see `evopipe.types`
   const uint8_t *legal;
   const uint64_t *keys, *when;  // [members], [1]
   void *actions;
@@ -67,7 +67,7 @@ static float decide(const policy *of, const columns *c, const float *log_std, in
       if (may) log_p -= softplus(all(*chosen != 0.0f ? -z : z))[0];
     } else {
       *chosen = z;
-      if (noise) *chosen += exponential(all(log_std[d]))[0] * (float)noise[d];
+      if (noise) *chosen = __builtin_fmaf(exponential(all(log_std[d]))[0], (float)noise[d], z);
       if (of->squash) *chosen = hyperbolic(all(*chosen))[0];
       if (!may) *chosen = 0.0f;
     }
@@ -103,7 +103,8 @@ int policy_act(const policy *of, const moment *now) {
           const int seat = (int)((block + r) / envs), k = of->crew[of->starts[g] + seat];
           const ptrdiff_t env = (block + r) % envs, first = (p * envs + env) * team;
           at[r] = first + k, places[r] = k * envs + env, with.who[r] = k;
-          perceive(of, now->obs + first * of->observations, of->observations, k, seat, with.x + r * reads,
+          perceive(of, now->obs + first * of->observations, of->observations,
+                   now->next_alive ? now->next_alive + first : NULL, k, seat, with.x + r * reads,
                    with.y + r * of->brains[CRITIC].reads);
           if (of->memory)
             memcpy(with.memory + r * of->memory, now->memory + at[r] * of->memory, sizeof(float) * (size_t)of->memory);
@@ -173,23 +174,22 @@ void rollout_enter(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, pt
   }
 }
 
-// Enter what a step gave; `expected` are the rows' values, `row` floats apart.
+// Enter what a step gave, of a team `next_alive` too; `expected` are the rows' values, `row` floats apart.
 void rollout_finish(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, float *after, ptrdiff_t stride,
                     const float *expected,
                     ptrdiff_t expected_stride, ptrdiff_t row, const float *obs, const float *reward,
-                    const uint8_t *terminated, const uint8_t *truncated, const uint8_t *broken) {
+                    const float *next_alive, const uint8_t *terminated, const uint8_t *truncated,
+                    const uint8_t *broken) {
   for (ptrdiff_t p = 0, at = 0; p < members; p++) {
     float *to = after + p * stride;
     for (ptrdiff_t e = 0; e < envs; e++, at++) {
-      if (broken[at])
-        memset(to, 0, sizeof(float) * (size_t)observations);
-      else
-        memcpy(to, obs + at * observations, sizeof(float) * (size_t)observations);
+      put_or_clear(next_alive ? next_alive[at] != GONE : !broken[at], to, obs + at * observations, (int)observations);
       to += observations;
       *to++ = broken[at] ? expected[p * expected_stride + e * row] : reward[at];
       *to++ = terminated[at] | broken[at] ? 1.0f : 0.0f;
       *to++ = terminated[at] | truncated[at] | broken[at] ? 1.0f : 0.0f;
       *to++ = broken[at] ? 0.0f : 1.0f;
+      if (next_alive) *to++ = next_alive[at];
     }
   }
 }

@@ -39,7 +39,7 @@ static double objective(const policy *of, const lessons *to, int p, int rows, co
         vec z = load(c.z + j * LANES), y = size(z), sign = 2.0f * load(done + j * LANES) - 1.0f;
         whole may = load(c.may + j * LANES) > all(0.0f);
         log_p -= choose(may, softplus(-sign * z), all(0.0f));
-        entropy += choose(may, y * sigmoid(-y) + softplus(-y), all(0.0f));
+        entropy += choose(may, fused(y, sigmoid(-y), softplus(-y)), all(0.0f));
       }
     } else {
       log_p = density(of, log_std, &c, done);
@@ -65,7 +65,7 @@ static double objective(const policy *of, const lessons *to, int p, int rows, co
       by_value = choose(second > error, by_second, choose(second == error, 0.5f * (by_value + by_second), by_value));
       error = choose(second > error, second, error);
     }
-    const vec each = -choose(free < held, free, held) + 0.5f * vf * error - ent * entropy;
+    const vec each = less(fused(all(0.5f * vf), error, -choose(free < held, free, held)), all(ent), entropy);
     const vec far = ratio - 1.0f - log_ratio, by_log_p = choose(flows, -free, all(0.0f)) * w,
         value_grad = 0.5f * vf * by_value * w;
     for (int l = 0; l < left; l++) {
@@ -80,15 +80,15 @@ static double objective(const policy *of, const lessons *to, int p, int rows, co
         vec p_j = load(c.p + j * LANES), value_of = all((float)(j - end + of->each[choice]));
         whole taken = load(done + choice * LANES) == value_of;
         vec moved = p_j * (load(c.log_p + j * LANES) + load(c.entropy + choice * LANES));
-        g = by_log_p * (choose(taken, all(1.0f), all(0.0f)) - p_j) + ent * w * moved;
+        g = fused(by_log_p, choose(taken, all(1.0f), all(0.0f)) - p_j, ent * w * moved);
         g = choose(load(c.may + j * LANES) > all(0.0f), g, all(0.0f));
       } else if (of->kind == BITS) {
         vec z = load(c.z + j * LANES), s = sigmoid(z);
-        g = by_log_p * (load(done + j * LANES) - s) + ent * w * (z * s * sigmoid(-z));
+        g = fused(by_log_p, load(done + j * LANES) - s, ent * w * (z * s * sigmoid(-z)));
         g = choose(load(c.may + j * LANES) > all(0.0f), g, all(0.0f));
       } else {
         vec noise = load(c.p + j * LANES), by = exponential(all(-log_std[j])),
-            deviation = by_log_p * (noise * noise - 1.0f) - ent * w;
+            deviation = fused(by_log_p, fused(noise, noise, all(-1.0f)), -ent * w);
         whole may = load(c.may + j * LANES) > all(0.0f);
         g = choose(may, by_log_p * noise * by, all(0.0f)), deviation = choose(may, deviation, all(0.0f));
         for (int l = 0; l < left; l++) std[j] += (double)deviation[l];
@@ -105,8 +105,8 @@ static double objective(const policy *of, const lessons *to, int p, int rows, co
 // One step of Adam of single numbers, each with two moments and its steps beside it.
 static void scalar_step(ptrdiff_t count, float *value, float *state, const float *grad, float lr, const lessons *to) {
   for (ptrdiff_t j = 0; j < count; j++, state += 3) {
-    state[0] += (float)(1.0 - to->beta1) * (grad[j] - state[0]);
-    state[1] += (float)(1.0 - to->beta2) * (grad[j] * grad[j] - state[1]);
+    state[0] = __builtin_fmaf((float)(1.0 - to->beta1), grad[j] - state[0], state[0]);
+    state[1] = __builtin_fmaf((float)(1.0 - to->beta2), grad[j] * grad[j] - state[1], state[1]);
     state[2] += 1.0f;
     const float mean = state[0] / (float)(1.0 - pow(to->beta1, state[2]));
     const float square = state[1] / (float)(1.0 - pow(to->beta2, state[2]));
@@ -135,7 +135,7 @@ static int fetch(const policy *of, const lessons *to, int p, int g, const int64_
             *known = row + to->known;
         const int counts = to->within[stretch * steps + t] && known[5] > 0.0f;
         with->from[at] = row, with->who[at] = k;
-        perceive(of, mates, to->row, k, seat, with->x + at * (of->observations + of->ids),
+        perceive(of, mates, to->row, NULL, k, seat, with->x + at * (of->observations + of->ids),
                  with->y + at * of->brains[CRITIC].reads);
         with->keep[at] = known[2] > 0.5f ? 0.0f : 1.0f;
         with->weight[at] = counts ? 1.0f : 0.0f;

@@ -42,7 +42,7 @@ static void take_members(int own) {
 
 static void rest(void) {
 #if defined(__SSE__)
-  _mm_pause();
+  __builtin_ia32_pause();
 #endif
 }
 

@@ -3,7 +3,7 @@
 // What is done with a product: it is written, added to what is there, or written as ReLU has it.
 enum { WRITTEN, ADDED, RECTIFIED };
 
-INLINE vec rectified(vec z) { return choose(z > all(0.0f), z, z * 0.0f); }  // NaN stays NaN
+INLINE vec rectified(vec z) { return choose(z <= all(0.0f), all(0.0f), z); }  // NaN stays NaN
 
 // out[i, j] (+)= sum_l a[i * across + l * along] packed[l, j] of `rows` rows and `parts` vectors of columns.
 INLINE void tile(const int rows, const int parts, int depth, const float *a, ptrdiff_t across, ptrdiff_t along,
@@ -16,7 +16,7 @@ INLINE void tile(const int rows, const int parts, int depth, const float *a, ptr
     vec b[PARTS];
     for (int j = 0; j < parts; j++) b[j] = load(packed + j * LANES);
     for (int i = 0; i < rows; i++)
-      for (int j = 0; j < parts; j++) sums[i][j] += a[i * across] * b[j];
+      for (int j = 0; j < parts; j++) sums[i][j] = fused(all(a[i * across]), b[j], sums[i][j]);
   }
   for (int i = 0; i < rows; i++)
     for (int j = 0; j < parts; j++) {
@@ -45,6 +45,17 @@ static void tiles(int rows, int depth, const float *a, ptrdiff_t across, ptrdiff
 #undef TAKE
 }
 
+// Elements of a and, from LANES on, of b.
+INLINE vec shuffled(vec a, vec b, whole from) {
+#if defined(__clang__)  // whose shuffles take constants alone: it makes these of what is constant when loops are unrolled
+  vec x;
+  for (int c = 0; c < LANES; c++) x[c] = from[c] < LANES ? a[from[c]] : b[from[c] - LANES];
+  return x;
+#else
+  return __builtin_shuffle(a, b, from);
+#endif
+}
+
 // Write b's first rows, of `depth` floats each, as columns of a packed panel; zeros where there are fewer than LANES.
 static void turned(int depth, int rows, const float *b, ptrdiff_t width, float *packed) {
   whole low[4], high[4];
@@ -61,8 +72,8 @@ static void turned(int depth, int rows, const float *b, ptrdiff_t width, float *
       for (int j = 0; j < LANES; j++)
         if (!(j & 1 << s)) {
           const int k = j | 1 << s;
-          vec a = __builtin_shuffle(x[j], x[k], low[s]);
-          x[k] = __builtin_shuffle(x[j], x[k], high[s]);
+          vec a = shuffled(x[j], x[k], low[s]);
+          x[k] = shuffled(x[j], x[k], high[s]);
           x[j] = a;
         }
     for (int j = 0; j < LANES; j++) store(packed + (ptrdiff_t)(l + j) * PANEL, x[j]);

@@ -59,13 +59,19 @@ typedef float half __attribute__((vector_size(4 * SUMS)));  // of a block, howev
 typedef float loose_half __attribute__((vector_size(4 * SUMS), aligned(4), may_alias));
 typedef int32_t half_whole __attribute__((vector_size(4 * SUMS)));
 
+#if defined(__clang__)
+#define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (half_whole){__VA_ARGS__})
+#endif
 INLINE half running(half x) {  // x[0] + … + x[i]
   const half none = {0};
-  x += __builtin_shuffle(none, x, (half_whole){0, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30});
-  x += __builtin_shuffle(none, x, (half_whole){0, 0, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29});
-  x += __builtin_shuffle(none, x, (half_whole){0, 0, 0, 0, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27});
-  return x + __builtin_shuffle(none, x, (half_whole){0, 0, 0, 0, 0, 0, 0, 0, 16, 17, 18, 19, 20, 21, 22, 23});
+  x += SHUFFLED(none, x, 0, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30);
+  x += SHUFFLED(none, x, 0, 0, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29);
+  x += SHUFFLED(none, x, 0, 0, 0, 0, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27);
+  return x + SHUFFLED(none, x, 0, 0, 0, 0, 0, 0, 0, 0, 16, 17, 18, 19, 20, 21, 22, 23);
 }
+#undef SHUFFLED
 
 // Which of a block's children a share `left` of their sum leads to, never an empty one; `left` becomes the child's own.
 INLINE int child_of(const float *children, float *left) {
@@ -186,7 +192,7 @@ typedef struct {
   const float *rows, *gamma, *counts;  // counts: how much each place of the batch does, [members, n]
   const int64_t *keys, *step, *slots, *first, *filled;  // a member's rows begin at `first`
   int64_t *index;
-  float *obs, *next_obs, *reward, *discount, *alive, *weight, *chance;
+  float *obs, *next_obs, *reward, *discount, *alive, *learns, *next_alive, *weight, *chance;  // learns: of several steps
   void *action;
   uint8_t *next_legal, *legal;
   double *u, *ends;
@@ -220,7 +226,7 @@ static void gather(const sample *j, int p, int n) {
       float total = row[k], bootstrap = gamma;
       double power = gamma;
       for (int s = 1; s < steps; s++, power *= gamma)
-        total = __builtin_fmaf((float)power, row[s * each + k], total);  // for any vector width
+        total = __builtin_fmaf((float)power, row[s * each + k], total);
       if (steps > 1) {
         power = 1.0;
         for (int s = 0; s < (int)taken[k]; s++) power *= gamma;
@@ -236,7 +242,10 @@ static void gather(const sample *j, int p, int n) {
       for (int a = 0; a < masks; a++) legal[i][at * masks + a] = row[a] > 0.5f;
       row += masks;
     }
-    if (j->alive) memcpy(j->alive + at * each, row, sizeof(float) * (size_t)each);
+    if (!j->alive) continue;
+    memcpy(j->alive + at * each, row, sizeof(float) * (size_t)each);
+    memcpy(j->next_alive + at * each, row + each, sizeof(float) * (size_t)each);
+    for (int k = 0; steps > 1 && k < each; k++) j->learns[at * each + k] = taken[k] > 0.0f ? row[k] : 0.0f;
   }
 }
 

@@ -58,6 +58,7 @@ class Batches:
             return torch.zeros(*lead, *more, dtype=dtype)  # what is behind a member's own batch stays as it is here
 
         self.index = torch.zeros(members, n, dtype=torch.int64)
+        alive = room() if layout.agents else None
         self.batch = Batch(
             obs=room(layout.obs // k),
             action=room(*actions) if layout.continuous else room(dtype=torch.int64),
@@ -67,12 +68,15 @@ class Batches:
             next_legal=~room(*actions, dtype=torch.bool) if layout.masked else None,
             weight=torch.zeros_like(weight) if levels else given[3],
             legal=~room(*actions, dtype=torch.bool) if layout.legal else None,
-            alive=room() if layout.agents else None,
+            alive=alive,
+            learns=room() if layout.agents and layout.steps > 1 else alive,
+            next_alive=room() if layout.agents else None,
         )
         u, chance = torch.empty(n, dtype=torch.float64), torch.empty(n)
         ends = _ends(self._tree, n) if self._tree else None
         self._held += [u, chance, *([] if ends is None else [ends])]
-        names = ("obs", "next_obs", "action", "reward", "discount", "alive", "weight", "next_legal", "legal")
+        names = ("obs", "next_obs", "action", "reward", "discount", "alive", "learns", "next_alive", "weight",
+                 "next_legal", "legal")  # fmt: skip
         self._job = build.structure("sample")(
             sums=self._tree and self._tree.address, rows=at(rows), width=rows.stride(0), gamma=at(gamma),
             counts=at(weight), keys=at(keys), slots=at(slots), first=at(first), index=at(self.index), chance=at(chance),

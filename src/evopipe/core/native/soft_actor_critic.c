@@ -20,8 +20,6 @@ typedef struct {
 INLINE float one_exponential(float x) { return exponential(all(x))[0]; }
 INLINE float one_logarithm(float x) { return logarithm(all(x))[0]; }
 
-static float log_deviation(float out) { return out > 2.0f ? 2.0f : out < -20.0f ? -20.0f : out; }
-
 // Draw squashed Gaussian actions from means and log-deviations, `[rows, 2 · actions]`; write their log-densities.
 static void squashed(int rows, int actions, const float *out, const float *noise, float *act, float *log_pi) {
   for (int b = 0; b < rows; b++, out += 2 * actions, noise += actions, act += actions) {
@@ -30,9 +28,8 @@ static void squashed(int rows, int actions, const float *out, const float *noise
       const int left = actions - a;
       vec s = part(out + actions + a, left), n = part(noise + a, left);
       s = choose(s > all(2.0f), all(2.0f), choose(s < all(-20.0f), all(-20.0f), s));
-      vec u = part(out + a, left) + exponential(s) * n, t = u + u;
-      vec log_sigmoid = choose(t < all(0.0f), t, t * 0.0f) - logarithm(1.0f + exponential(-size(t)));
-      vec each = -0.5f * n * n - s - 0.918938533f - 2.0f * (0.693147181f - u + log_sigmoid);
+      vec u = fused(exponential(s), n, part(out + a, left)), t = u + u;
+      vec each = fused(-0.5f * n, n, -s) - 0.918938533f - 2.0f * (0.693147181f - u - softplus(-t));
       put(act + a, left, hyperbolic(u));
       for (int i = 0; i < LANES && i < left; i++) total += each[i];
     }
@@ -55,7 +52,7 @@ static float log_softmax(int actions, const float *out, const uint8_t *legal, fl
   for (int a = 0; a < actions; a++) {
     pi[a] /= total;
     log_pi[a] = may(legal, a) ? log_pi[a] - most - log_total : -INFINITY;
-    if (pi[a] > 0.0f || pi[a] != pi[a]) along += pi[a] * log_pi[a];
+    if (pi[a] > 0.0f || pi[a] != pi[a]) along = __builtin_fmaf(pi[a], log_pi[a], along);
   }
   return along;
 }
@@ -108,11 +105,11 @@ static int soft_member(const void *told, int p) {
       const uint8_t *legal = j->next_legal ? j->next_legal + (first + b) * actions : NULL;
       log_softmax(actions, by.out + (ptrdiff_t)b * actions, legal, log_chance, chance);
       for (int a = 0; a < actions; a++)
-        if (!(chance[a] <= 0.0f)) v += chance[a] * (least(q[a], q2[a]) - alpha * log_chance[a]);
+        if (!(chance[a] <= 0.0f)) v = __builtin_fmaf(chance[a], __builtin_fmaf(-alpha, log_chance[a], least(q[a], q2[a])), v);
     } else {
-      v = least(*q, *q2) - alpha * log_pi[b];
+      v = __builtin_fmaf(-alpha, log_pi[b], least(*q, *q2));
     }
-    y[b] = j->reward[first + b] + j->discount[first + b] * v;
+    y[b] = __builtin_fmaf(j->discount[first + b], v, j->reward[first + b]);
   }
   gathered(rows, obs, j->now + p * j->now_member, j->now_row, x);
   if (!discrete) {
@@ -130,7 +127,7 @@ static int soft_member(const void *told, int p) {
       const ptrdiff_t taken = (ptrdiff_t)b * values + (discrete ? ((const int64_t *)j->action)[at] : 0);
       const float e = of[0].out[taken] - y[b];
       d[taken] = weight[b] * e;
-      loss = __builtin_fmaf(0.5f * weight[b], e * e, loss);  // for any vector width
+      loss = __builtin_fmaf(0.5f * weight[b], e * e, loss);
       errors[b] += 0.5f * fabsf(e);
     }
     backward(of[0].values, grads + t * critic->size, rows, of[0].found, of[0].count, d, next, of_f, 0, packed);
@@ -169,38 +166,39 @@ static int soft_member(const void *told, int p) {
       for (int a = 0; a < actions; a++) {
         to[a] = 0.0f;
         if (chance[a] <= 0.0f) continue;
-        const float f = alpha * log_chance[a] - least(q[a], q2[a]);
-        each += chance[a] * f;
+        const float f = __builtin_fmaf(alpha, log_chance[a], -least(q[a], q2[a]));
+        each = __builtin_fmaf(chance[a], f, each);
         total += to[a] = chance[a] * (f + alpha);
       }
-      for (int a = 0; a < actions; a++) to[a] = count ? w * (to[a] - chance[a] * total) : 0.0f;
-      climbed += w * each;
+      for (int a = 0; a < actions; a++) to[a] = count ? w * __builtin_fmaf(-chance[a], total, to[a]) : 0.0f;
+      climbed = __builtin_fmaf(w, each, climbed);
       if (j->by_legal) aim *= one_logarithm((float)(count > 1 ? count : 1));
     } else {
       const float *out = by.out + (ptrdiff_t)b * 2 * actions, *noise = j->own_noise + (first + b) * actions;
       float *to = d_out + (ptrdiff_t)b * 2 * actions;
       for (int a = 0; a < actions; a++) {
         const float s = out[actions + a], mine = act[b * actions + a];
-        const float u = d_act[b * actions + a] * (1.0f - mine * mine) + 2.0f * w * alpha * mine;
+        const float slope = __builtin_fmaf(-mine, mine, 1.0f);
+        const float u = __builtin_fmaf(d_act[b * actions + a], slope, 2.0f * w * alpha * mine);
         to[a] = u;
         to[actions + a] =
-            s > 2.0f || s < -20.0f ? 0.0f : u * one_exponential(log_deviation(s)) * noise[a] - w * alpha;
+            s > 2.0f || s < -20.0f ? 0.0f : __builtin_fmaf(u * one_exponential(s), noise[a], -w * alpha);
       }
       entropy = -log_pi[b];
-      climbed += w * (alpha * log_pi[b] - least(*q, *q2));
+      climbed = __builtin_fmaf(w, __builtin_fmaf(alpha, log_pi[b], -least(*q, *q2)), climbed);
     }
-    surplus = __builtin_fmaf(w, entropy - aim, surplus);  // for any vector width
+    surplus = __builtin_fmaf(w, entropy - aim, surplus);
   }
   clear(actor, p, grads);
   backward(by.values, grads, rows, by.found, by.count, d_out, next, of_f, 0, packed);
   healthy = descend(actor, p, grads, j->limit[p], climbed, j->lr_actor[p], healthy, j->beta1, j->beta2, j->eps);
   if (healthy && j->learns) {
     float *moments = j->log_alpha_adam + 3 * p;
-    moments[0] += (float)(1.0 - j->beta1) * (surplus - moments[0]);
-    moments[1] += (float)(1.0 - j->beta2) * (surplus * surplus - moments[1]);
+    moments[0] = __builtin_fmaf((float)(1.0 - j->beta1), surplus - moments[0], moments[0]);
+    moments[1] = __builtin_fmaf((float)(1.0 - j->beta2), surplus * surplus - moments[1], moments[1]);
     moments[2] += 1.0f;
     const double mean = moments[0] / (1.0 - pow(j->beta1, moments[2])), square = moments[1] / (1.0 - pow(j->beta2, moments[2]));
-    j->log_alpha[p] -= j->lr_alpha[p] * (float)(mean / (sqrt(square) + j->eps));
+    j->log_alpha[p] = __builtin_fmaf(-j->lr_alpha[p], (float)(mean / (sqrt(square) + j->eps)), j->log_alpha[p]);
   }
   follow(&j->critic_target, critic, p, healthy ? j->tau[p] : 0.0f);
   j->healthy[p] = (uint8_t)healthy;

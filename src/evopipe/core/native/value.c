@@ -34,13 +34,13 @@ static void noise_of(uint64_t at, int n, int every, int offset, float *to) {
     }
     const vec y = load(turn), q = y * y, near = load(series);
     vec sine = all(1.6059044e-10f);  // Taylor's series is exact to a float within a quarter turn
-    sine = sine * q - 2.5052108e-8f;
-    sine = sine * q + 2.7557319e-6f;
-    sine = sine * q - 1.9841270e-4f;
-    sine = sine * q + 8.3333333e-3f;
-    sine = sine * q - 1.6666667e-1f;
-    sine = (sine * q * y + y) * load(sign);
-    const vec log = choose(near < all(0.0f), logarithm_near(near, all(0.0f)), logarithm(load(halves)));
+    sine = fused(sine, q, all(-2.5052108e-8f));
+    sine = fused(sine, q, all(2.7557319e-6f));
+    sine = fused(sine, q, all(-1.9841270e-4f));
+    sine = fused(sine, q, all(8.3333333e-3f));
+    sine = fused(sine, q, all(-1.6666667e-1f));
+    sine = fused(sine * q, y, y) * load(sign);
+    const vec log = choose(near < all(0.0f), logarithm_near(near), logarithm(load(halves)));
     vec root = -2.0f * log;
     for (int c = 0; c < LANES; c++) root[c] = __builtin_sqrtf(root[c]);
     const vec x = root * sine;
@@ -81,7 +81,7 @@ static void with_noise(const value_job *j, int p, const layer *found, int count,
       const ptrdiff_t row = r < in ? at[WEIGHT] + (ptrdiff_t)r * at[STRIDE] : at[BIAS];
       const float by = r < in ? into[r] : 1.0f;
       for (int c = 0; c < n; c += LANES) {
-        const vec moved = rounded(part(of + row + c, n - c) * (by * part(out + c, n - c)));
+        const vec moved = part(of + row + c, n - c) * (by * part(out + c, n - c));
         put(to + row + c, n - c, base ? part(base + row + c, n - c) + moved : moved);
       }
     }
@@ -172,7 +172,7 @@ static const float *means(const value_job *j, const float *out, float *q) {
     vec total[EACH] = {0};
     distribution(j, out, middle, a, chance, NULL);
     for (int k = 0, i = 0; k < j->atoms; k += LANES, i = (i + 1) % EACH)
-      total[i] += load(chance + k) * part(j->support + k, j->atoms - k);
+      total[i] = fused(load(chance + k), part(j->support + k, j->atoms - k), total[i]);
     q[a] = sum(total);
   }
   return q;
@@ -182,17 +182,17 @@ static const float *means(const value_job *j, const float *out, float *q) {
 static void projected(const value_job *j, float reward, float discount, const float *chance, float *y) {
   const int atoms = j->atoms;
   const float low = j->support[0], apart = (j->support[atoms - 1] - low) / (float)(atoms - 1);
-  const float begin = (reward - low * (1.0f - discount)) / apart;
+  const float begin = __builtin_fmaf(-low, 1.0f - discount, reward) / apart;
   memset(y, 0, sizeof(float) * (size_t)lines(atoms));
   for (int k = 0; k < atoms; k++) {
-    float place = begin + discount * (float)k;
+    float place = __builtin_fmaf(discount, (float)k, begin);
     if (place < 0.0f) place = 0.0f;
     if (place > (float)(atoms - 1)) place = (float)(atoms - 1);
     int below = place == place ? (int)place : 0;
     if (below > atoms - 2) below = atoms - 2;
     const float above = place - (float)below;  // a value that is no number stays one
-    y[below] += chance[k] * (1.0f - above);
-    y[below + 1] += chance[k] * above;
+    y[below] = __builtin_fmaf(chance[k], 1.0f - above, y[below]);
+    y[below + 1] = __builtin_fmaf(chance[k], above, y[below + 1]);
   }
 }
 
@@ -229,22 +229,23 @@ static float loss_of(const value_job *j, int p, ptrdiff_t at, const float *out, 
     for (int k = 0, i = 0; k < j->atoms; k += LANES, i = (i + 1) % EACH) {
       const vec share = load(y + k), log = choose(share > all(0.0f), logarithm(share), share);
       const vec likely = choose(share == all(0.0f), all(0.0f), share * (whole_of - load(x + k)));
-      cross[i] += likely, own[i] += share * log, mass[i] += share;
+      cross[i] += likely, own[i] = fused(share, log, own[i]), mass[i] += share;
     }
     loss = sum(cross), information = sum(own);
     const float total = sum(mass);
-    for (int k = 0; k < j->atoms; k += LANES) store(q + k, load(q + k) * total - load(y + k));
+    for (int k = 0; k < j->atoms; k += LANES) store(q + k, fused(load(q + k), all(total), -load(y + k)));
     to_outputs(j, taken, q, weight, d);
     *error = loss + information;  // Kullback-Leibler
     return weight * loss;
   }
-  const float y = j->reward[at] + j->discount[at] * means(j, out_t, q_t)[chosen];
+  const float y = __builtin_fmaf(j->discount[at], means(j, out_t, q_t)[chosen], j->reward[at]);
   const float *now = means(j, out, q);
   const float e = now[taken] - y, far = fabsf(e);
   float each = j->huber && !(far < 1.0f) ? far - 0.5f : 0.5f * e * e, slope = e;
   if (j->huber && far > 1.0f) slope = e > 0.0f ? 1.0f : -1.0f;
   if (j->alpha) {
-    each += j->alpha[p] * conservative(actions, now, j->legal ? j->legal + at * actions : NULL, taken, j->alpha[p], d);
+    const uint8_t *legal = j->legal ? j->legal + at * actions : NULL;
+    each = __builtin_fmaf(j->alpha[p], conservative(actions, now, legal, taken, j->alpha[p], d), each);
     for (int a = 0; a < actions; a++) d[a] *= weight;
   }
   to_outputs(j, taken, &slope, weight, d);

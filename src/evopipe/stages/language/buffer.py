@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from evopipe import layout
+from evopipe.algos import get
 from evopipe.language import data
 from evopipe.language.tokens import games, tokenise, write_corpus
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import base_of, form_of, settled, task_of
+from evopipe.stages.language.setup import base_of, form_of, need_places, settled, task_of
 from evopipe.stages.tell import tell
 from evopipe.storage.files import write_json
 
@@ -20,6 +21,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     cfg, form = settled(params), form_of(params)
     path = layout.need(folder, layout.TEXT)
     rows, base = data.read_jsonl(path, form), base_of(cfg, params.seed)
+    need_places(cfg, get(params.train.algo), params.algo_config, base)
     if form == "games":
         corpus = games(rows, task_of(cfg).encode(rows, str(path)), base, params.fetch, params.seed)
     else:

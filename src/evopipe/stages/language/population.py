@@ -10,7 +10,7 @@ from evopipe.errors import DataError
 from evopipe.evolve.mutate import Mutation
 from evopipe.language import peft, player
 from evopipe.language.adapters import Full
-from evopipe.language.policy import CHANGE, read_change
+from evopipe.language.policy import CHANGE, POLICY, described, need_base, read_change
 from evopipe.machine import configure
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members, go_on
@@ -18,6 +18,7 @@ from evopipe.schema.text import LanguageParams
 from evopipe.stages.language import games
 from evopipe.stages.language.setup import make_spec
 from evopipe.stages.population import read_start, write
+from evopipe.stages.tell import warn
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
@@ -45,9 +46,19 @@ def _read_start(folder: Path, spec: LanguageSpec, fresh: Member) -> list[Member]
         "population.start names a copy of models/trained with the same algorithm and base, an elite, or an adapter of "
         "PEFT's"
     )
-    if (folder / peft.CONFIG).exists():
+    adapter, change = (folder / peft.CONFIG).exists(), (folder / CHANGE).exists()
+    if change or (adapter and (folder / POLICY).exists()):
+        about = described(folder)
+        if about is None:
+            raise DataError(f"{folder / POLICY}: is of no language model; {remedy}")
+        need_base(
+            folder, about, spec.base, "set language.model to its base, or population.start to an elite of this one"
+        )
+    elif adapter and (text := peft.doubt(folder, spec.base)) is not None:
+        warn(text)
+    if adapter:
         return [peft.member_of(folder, spec.base, fresh, spec.algo.POLICY)]
-    if (folder / CHANGE).exists():
+    if change:
         if not isinstance(fresh.arch, Full):
             raise DataError(f"{folder}: holds a change of all weights: set language.full to true")
         return [replace(fresh, tensors={**fresh.tensors, spec.algo.POLICY: read_change(folder, spec.base)})]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from evopipe import layout
-from evopipe.algos import get
+from evopipe.algos import Algorithm, get
 from evopipe.errors import DataError, ParamsError
 from evopipe.language import tasks
 from evopipe.language.base import Base, load_base, tokens_alone
@@ -63,6 +63,19 @@ def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) 
     if not hasattr(task, "play"):
         raise ParamsError(f"language.task: {cfg.task!r} has no games, which language.model gpt plays: take wordle")
     return tokens_alone(task.tokens, task.length, cfg.gpt.hidden, device)
+
+
+def need_places(cfg: LanguageConfig, algo: Algorithm, config: Any, base: Base) -> None:
+    """Refuse by a `ParamsError` rows of more tokens than the base has places for."""
+    if base.places is None:
+        return
+    head = "end" in algo.asks(config)  # a head judges behind the last token
+    if cfg.max_prompt + cfg.max_completion + head > base.places:
+        raise ParamsError(
+            f"language.max_completion: prompts of {cfg.max_prompt} tokens (language.max_prompt) and completions of "
+            f"{cfg.max_completion}{', and the token that a head reads,' * head} are too long, {base.name} has places "
+            f"for {base.places} tokens; lower one of them"
+        )
 
 
 def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
@@ -176,9 +189,10 @@ def _modelled(model: LanguagePolicy) -> Judge:
 
 
 def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
-    """Read the rows; DataError where they are another base's, or of another form."""
+    """Read the rows; DataError where they are another base's, or of another form; for others see `need_places`."""
     corpus = read_corpus(layout.need(folder, layout.TOKENS))
     if corpus.digest != spec.base.digest or corpus.form != form:
         wrong = "another base" if corpus.digest != spec.base.digest else f"{corpus.form} rows"
         raise DataError(f"{folder / layout.TOKENS}: holds tokens of {wrong}; run `dvc repro buffer` again")
+    need_places(spec.language, spec.algo, spec.algo_config, spec.base)
     return corpus

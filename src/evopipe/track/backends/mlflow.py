@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from evopipe import layout
-from evopipe.errors import MissingInputError, TrackerError, UsageError, need_package
+from evopipe.errors import MissingInputError, TrackerError, UsageError, need_package, redacted
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage.files import make_folder
 from evopipe.track.record import Kept, New, Run
@@ -46,7 +46,7 @@ _SQLITE = "sqlite:///"
 _LONGEST_PARAM, _LONGEST_TAG = 6000, 5000
 _HOST, _PAGE = "127.0.0.1", "/#/experiments"
 
-# MLflow would retry for many minutes, and tell its makers that it is used.
+# MLflow would retry for many minutes, tell its makers that it is used, and print its address.
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -54,6 +54,7 @@ _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "GIT_PYTHON_REFRESH": "quiet",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # with whatever password it holds
 }
 
 
@@ -316,9 +317,10 @@ def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> 
     `TrackerError` if the server ended by itself."""
     uri, place = _tracking_uri(root), root / _HOME
     if uri.startswith(("http://", "https://")):
-        tell(f"MLFLOW_TRACKING_URI names a server that has its own pages: {uri}{_PAGE}")
+        page = redacted(uri).replace("***@", "", 1) + _PAGE  # a browser asks for the password
+        tell(f"MLFLOW_TRACKING_URI names a server that has its own pages: {page}")
         if browser:
-            webbrowser.open(f"{uri}{_PAGE}")
+            webbrowser.open(page)
         return
     need_package("mlflow", "mlflow", "track ui")
     if uri.startswith(f"{_SQLITE}{place}") and not (place / "mlflow.db").exists():
@@ -332,11 +334,16 @@ def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> 
         raise UsageError(
             f"track ui: port {port} cannot be used ({error.strerror}): choose another, such as --port {port + 1}"
         ) from None
-    words = ["--backend-store-uri", uri, "--host", _HOST, "--port", str(port), "--workers", "1"]
+    words = ["--host", _HOST, "--port", str(port), "--workers", "1"]
     server = subprocess.Popen(
         [sys.executable, "-m", "mlflow", "server", *words],
         cwd=place if place.exists() else root,
-        env={**_DEFAULTS, **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        env={  # everyone on the machine can read a command line, and the address may hold a password
+            **_DEFAULTS,
+            **os.environ,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_BACKEND_STORE_URI": uri,
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -353,7 +360,7 @@ def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> 
                 tell(f"http://{_HOST}:{port}{_PAGE} (Ctrl-C ends it)")
                 if browser:
                     webbrowser.open(f"http://{_HOST}:{port}{_PAGE}")
-        raise TrackerError(f"the MLflow server ended by itself ({last or server.wait()}); try another --port")
+        raise TrackerError(f"the MLflow server ended by itself ({redacted(last) or server.wait()}); try another --port")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not leave the server behind
     finally:
