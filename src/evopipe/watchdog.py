@@ -17,6 +17,10 @@ from typing import Any, NoReturn
 GRACE = 5.0
 """Seconds that foreign code has to return once a signal has asked this process to stop."""
 _LOOKS = 4  # looks at it in the time that it may take
+# The longest time between two looks: a signal that the system gave to another thread is handled at the next one.
+_LONGEST = 1.0
+_UNWIND = 0.1  # seconds that code has at least, once it was ended, before it is ended again
+_SIGEV_THREAD_ID = 4  # of Linux's timers: signal one thread
 _watching: Watchdog | None = None  # in the main thread: Python handles signals in no other
 _hurried = False
 _former: Any = None  # what handled SIGALRM before
@@ -87,7 +91,8 @@ class Watchdog:
 
     def begin(self) -> None:
         """Count the seconds from now on."""
-        self._seen, self._since, period = self._progress(), time.monotonic(), self._limit / _LOOKS
+        self._seen, self._since = self._progress(), time.monotonic()
+        period = min(self._limit / _LOOKS, _LONGEST)
         if signal.getsignal(signal.SIGALRM) is _ring:  # else it is that code's own
             signal.setitimer(signal.ITIMER_REAL, period, period)
         _timer.begin(period)
@@ -98,6 +103,8 @@ class Watchdog:
         if seen != self._seen:
             self._seen, self._since = seen, now
         elif now - self._since >= 0.99 * self._limit:  # an alarm may come a moment too soon
+            # Two timers ring at the same moment: the second must not end what the first has begun to clean up.
+            self._since = now - self._limit + max(self._limit / _LOOKS, _UNWIND)
             why = " after a signal asked to stop" if _hurried else f" ({self._what})" if self._what else ""
             raise Hung(f"did not return within {self._limit:g} seconds{why}")
 
@@ -162,14 +169,16 @@ class _Timer:
         class Event(ctypes.Structure):
             _fields_ = (
                 ("value", ctypes.c_void_p), ("signo", ctypes.c_int), ("notify", ctypes.c_int),
-                ("rest", ctypes.c_byte * 48),
+                ("thread", ctypes.c_int), ("rest", ctypes.c_byte * 44),
             )  # fmt: skip
 
         system, timer = ctypes.CDLL(None), ctypes.c_void_p()
         if not hasattr(system, "timer_create"):
             return None
         signal.signal(self.signum, self._ring)
-        if system.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(Event(None, self.signum)), ctypes.byref(timer)):
+        # To this thread alone: a signal to the process may go to any thread, and does not wake this one from a sleep.
+        event = Event(None, self.signum, _SIGEV_THREAD_ID, threading.get_native_id())
+        if system.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
             return None
 
         def set_period(seconds: float) -> None:

@@ -232,3 +232,32 @@ def test_workers_whose_environments_cling_end_side_by_side(tmp_path: Path, monke
         pool.close()
         assert time.monotonic() - began < 3
     assert len({file.name.split("-")[0] for file in tmp_path.iterdir()}) == 6 + 1
+
+
+def test_a_signal_that_another_thread_gets_ends_a_sleep() -> None:
+    """The system gives a process's signal to any thread that takes it, and does not wake the main thread by it."""
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGALRM})
+    try:
+        began = time.monotonic()
+        with StopSignal() as stop, pytest.raises(Hung), Watchdog(60.0, grace=0.5):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        assert stop.signum == signal.SIGTERM
+        assert time.monotonic() - began < 10
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGALRM})
+        over.set()
+        other.join()
+
+
+def test_what_was_ended_may_clean_up_before_it_is_ended_again() -> None:
+    with Watchdog(0.2):
+        for _ in range(3):
+            with pytest.raises(Hung):
+                time.sleep(60)
+            until = time.monotonic() + 0.5 * watchdog._UNWIND
+            while time.monotonic() < until:
+                pass
