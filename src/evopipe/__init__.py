@@ -1,8 +1,8 @@
 """evopipe: train populations of reinforcement-learning agents that tune themselves while they learn.
 
 `evopipe.train(...)` runs everything, `evopipe.load(...)` brings a trained policy back; `evopipe.train_off_policy(...)`
-and its like do so for scripts of populations, memories and mutations (`evopipe.face`). Names are imported when first
-used, so that `import evopipe` costs nothing.
+and its like do so for scripts of populations, memories and mutations (`evopipe.compat.agilerl`). Names are imported
+when first used, so that `import evopipe` costs nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evopipe.agents.trainer import AgentTrainer
     from evopipe.api import Result
     from evopipe.api import run as train
-    from evopipe.errors import EvopipeError
-    from evopipe.face import (
+    from evopipe.compat.agilerl import (
         DPO,
         GRPO,
         LLMPPO,
@@ -50,7 +48,9 @@ if TYPE_CHECKING:
         train_offline,
         train_on_policy,
     )
-    from evopipe.face.older import initialPopulation, makeVectEnvs
+    from evopipe.compat.agilerl.older import initialPopulation, makeVectEnvs
+    from evopipe.compat.rllm.trainer import AgentTrainer
+    from evopipe.errors import EvopipeError
     from evopipe.loading import load
     from evopipe.policy import Policy
     from evopipe.schema.params import Params, load_params, parse_params
@@ -68,7 +68,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "AgentTrainer": ("evopipe.agents.trainer", "AgentTrainer"),
+    "AgentTrainer": ("evopipe.compat.rllm.trainer", "AgentTrainer"),
     "EvopipeError": ("evopipe.errors", "EvopipeError"),
     "Params": ("evopipe.schema.params", "Params"),
     "Policy": ("evopipe.policy", "Policy"),
@@ -77,13 +77,13 @@ _MODULES = {
     "load_params": ("evopipe.schema.params", "load_params"),
     "parse_params": ("evopipe.schema.params", "parse_params"),
     "train": ("evopipe.api", "run"),
-    "initialPopulation": ("evopipe.face.older", "initialPopulation"),
-    "makeVectEnvs": ("evopipe.face.older", "makeVectEnvs"),
+    "initialPopulation": ("evopipe.compat.agilerl.older", "initialPopulation"),
+    "makeVectEnvs": ("evopipe.compat.agilerl.older", "makeVectEnvs"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'evopipe' has no attribute {name!r}")
-    module, attribute = _MODULES.get(name, ("evopipe.face", name))
+    module, attribute = _MODULES.get(name, ("evopipe.compat.agilerl", name))
     return getattr(import_module(module), attribute)

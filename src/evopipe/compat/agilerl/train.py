@@ -15,17 +15,17 @@ from typing import Any
 
 from evopipe import policy, rng
 from evopipe.algos import get, on_policy
+from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.breed import Breed, params_of
+from evopipe.compat.agilerl.environments import config_of
+from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection, unmutated
+from evopipe.compat.agilerl.population import one_process
+from evopipe.compat.agilerl.settings import algorithm_of, block_of
 from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, need_package, suggestion, translate_failures
-from evopipe.face.agent import Agent
-from evopipe.face.breed import Breed, params_of
-from evopipe.face.evolution import Mutations, TournamentSelection, unmutated
-from evopipe.face.given import config_of
-from evopipe.face.population import one_process
-from evopipe.face.settings import algorithm_of, block_of
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
 from evopipe.run.drive import begin, train

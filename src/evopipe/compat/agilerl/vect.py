@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from evopipe.compat.agilerl.breed import params_of
+from evopipe.compat.agilerl.environments import made_by, remember
 from evopipe.envs import make
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import UsageError
-from evopipe.face.breed import params_of
-from evopipe.face.given import made_by, remember
 from evopipe.schema.blocks import EnvConfig
 
 _Bools = npt.NDArray[np.bool_]

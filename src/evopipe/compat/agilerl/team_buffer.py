@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from evopipe.compat.agilerl.buffers import FIELDS, in_order
 from evopipe.errors import UsageError
-from evopipe.face.buffers import FIELDS, in_order
 
 _Parts = dict[Any, np.ndarray]
 

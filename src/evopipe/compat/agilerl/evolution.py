@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from evopipe import rng
+from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.population import one_process
+from evopipe.compat.agilerl.settings import RLParameter, evolve_of, own_names
 from evopipe.errors import ParamsError, UsageError, suggestion
 from evopipe.evolve import select
 from evopipe.evolve.mutate import NONE, mutate
-from evopipe.face.agent import Agent
-from evopipe.face.population import one_process
-from evopipe.face.settings import RLParameter, evolve_of, own_names
 from evopipe.rng import Purpose
 from evopipe.schema.blocks import MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from evopipe.compat.agilerl.vect import marks_of
 from evopipe.errors import UsageError
-from evopipe.face.vect import marks_of
 from evopipe.memory.nstep import NStep
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from evopipe.compat.agilerl.population import one_process
 from evopipe.errors import DataError, EnvironmentFailed, UsageError
-from evopipe.face.population import one_process
 from evopipe.language.data import check_rows
 from evopipe.language.tasks import rewards
 from evopipe.schema.language import Form

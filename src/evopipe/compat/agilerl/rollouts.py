@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from evopipe.algos import on_policy
+from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.learning import Taken
+from evopipe.compat.agilerl.vect import marks_of
 from evopipe.errors import UsageError
-from evopipe.face.agent import Agent
-from evopipe.face.learning import Taken
-from evopipe.face.vect import marks_of
 from evopipe.run.act import step
 
 Collected = tuple[list[float], Any, np.ndarray, np.ndarray, Any]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from evopipe.compat.agilerl.breed import Breed
+from evopipe.compat.agilerl.buffers import Experiences
+from evopipe.compat.agilerl.team_buffer import TeamExperiences
+from evopipe.compat.agilerl.vect import Marks, marks_of
 from evopipe.core.cohort import Cohort
 from evopipe.envs.team import Situation, TeamSpace
 from evopipe.errors import UsageError
-from evopipe.face.breed import Breed
-from evopipe.face.buffers import Experiences
-from evopipe.face.team_buffer import TeamExperiences
-from evopipe.face.vect import Marks, marks_of
 from evopipe.memory.replay import RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.run.spec import Spec

@@ -13,15 +13,15 @@ import torch
 
 from evopipe import rng
 from evopipe.algos import on_policy
+from evopipe.compat.agilerl.breed import Breed, build, by_agent, device_of, params_of
+from evopipe.compat.agilerl.environments import config_of, evaluation_pool
+from evopipe.compat.agilerl.learning import RolloutBuffer, batch_of, rollout_of, steps_of
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.envs.spaces import ActionSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, EvopipeError, UsageError
 from evopipe.evolve.mutate import NONE, Mutation
-from evopipe.face.breed import Breed, build, by_agent, device_of, params_of
-from evopipe.face.given import config_of, evaluation_pool
-from evopipe.face.learning import RolloutBuffer, batch_of, rollout_of, steps_of
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose, Stream
 from evopipe.run.act import choose, step

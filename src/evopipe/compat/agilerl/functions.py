@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.buffers import MultiStepReplayBuffer, ReplayBuffer
+from evopipe.compat.agilerl.environments import config_of
+from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection
+from evopipe.compat.agilerl.team_buffer import MultiAgentReplayBuffer
+from evopipe.compat.agilerl.train import Call, Trained
 from evopipe.data.transitions import Transitions
 from evopipe.errors import UsageError
-from evopipe.face.agent import Agent
-from evopipe.face.buffers import MultiStepReplayBuffer, ReplayBuffer
-from evopipe.face.evolution import Mutations, TournamentSelection
-from evopipe.face.given import config_of
-from evopipe.face.team_buffer import MultiAgentReplayBuffer
-from evopipe.face.train import Call, Trained
 from evopipe.memory.replay import Replay
 from evopipe.types import Batch
 
@@ -227,7 +227,7 @@ def train_offline(
         >>> len(fitnesses)
         2
     """
-    from evopipe.face.datasets import transitions_from
+    from evopipe.compat.agilerl.datasets import transitions_from
 
     call = Call.of("train_offline", locals())
     if not isinstance(memory, ReplayBuffer):
@@ -336,7 +336,7 @@ def _epsilon_of(algo: str, config: Any, envs: int, start: float, end: float, dec
 def _own_function(collect_rollouts_fn: Any) -> Any:
     """Return a caller's way to collect rollouts; None where it is the one that there is. Raises UsageError if it takes
     an agent and an environment, and all members are stepped together."""
-    from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent
+    from evopipe.compat.agilerl.rollouts import collect_rollouts, collect_rollouts_recurrent
 
     if collect_rollouts_fn in (None, collect_rollouts, collect_rollouts_recurrent):
         return None

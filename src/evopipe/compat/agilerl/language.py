@@ -12,13 +12,13 @@ from typing import Any, TypeAlias, Unpack
 import torch
 
 from evopipe import rng
+from evopipe.compat.agilerl.breed import device_of
+from evopipe.compat.agilerl.gyms import PreferenceGym, ReasoningGym
+from evopipe.compat.agilerl.population import one_process
+from evopipe.compat.agilerl.settings import HyperparameterConfig, LanguageSettings, RLParameter, language_block
 from evopipe.core.member import Member
 from evopipe.errors import DataError, UsageError
 from evopipe.evolve.mutate import NONE, Mutation
-from evopipe.face.breed import device_of
-from evopipe.face.gyms import PreferenceGym, ReasoningGym
-from evopipe.face.population import one_process
-from evopipe.face.settings import HyperparameterConfig, LanguageSettings, RLParameter, language_block
 from evopipe.language.base import Base, base_of, digest_of, load_base
 from evopipe.language.tokens import tokenise
 from evopipe.machine import configure

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import evopipe
+from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection, unmutated
+from evopipe.compat.agilerl.gyms import PreferenceGym, ReasoningGym
+from evopipe.compat.agilerl.language import Gym, LanguageAgent, LanguageBreed, regime_of
+from evopipe.compat.agilerl.population import one_process
+from evopipe.compat.agilerl.settings import language_block
+from evopipe.compat.agilerl.train import conduct, entering, views
 from evopipe.errors import UsageError, translate_failures
-from evopipe.face.evolution import Mutations, TournamentSelection, unmutated
-from evopipe.face.gyms import PreferenceGym, ReasoningGym
-from evopipe.face.language import Gym, LanguageAgent, LanguageBreed, regime_of
-from evopipe.face.population import one_process
-from evopipe.face.settings import language_block
-from evopipe.face.train import conduct, entering, views
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose
 from evopipe.run.language import LanguageSpec

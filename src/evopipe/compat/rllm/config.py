@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evopipe import algos
-from evopipe.agents.documented import (
+from evopipe.agents.settings import Agents
+from evopipe.compat.rllm.documented import (
     BLOCKS,
     BLOCKS_OF_ARGUMENTS,
     ESTIMATORS,
@@ -25,7 +26,6 @@ from evopipe.agents.documented import (
     shape,
     truth,
 )  # fmt: skip
-from evopipe.agents.settings import Agents
 from evopipe.errors import MissingInputError, ParamsError, suggestion
 from evopipe.schema.declare import parsed
 from evopipe.schema.read import parse_value, read_yaml

@@ -9,10 +9,10 @@ import gymnasium
 import numpy as np
 
 from evopipe import algos
+from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.breed import NOWHERE, build, device_of, params_of
+from evopipe.compat.agilerl.settings import HyperparameterConfig, algorithm_of, block_of
 from evopipe.errors import UsageError
-from evopipe.face.agent import Agent
-from evopipe.face.breed import NOWHERE, build, device_of, params_of
-from evopipe.face.settings import HyperparameterConfig, algorithm_of, block_of
 from evopipe.run.spec import first_members
 
 _EVER = 10**9
@@ -68,7 +68,7 @@ def create_population(
     plain = algo.lower().replace("_", "").replace(" ", "")
     language = {"llmppo": "ppo_language", "llmreinforce": "reinforce"}.get(plain, plain)
     if language in algos.names(of_text=True):
-        from evopipe.face.language import language_agents
+        from evopipe.compat.agilerl.language import language_agents
 
         spaces = {"observation_space": observation_space, "action_space": action_space, "net_config": net_config,
                   "state_dim": state_dim, "action_dim": action_dim}  # fmt: skip
