@@ -58,6 +58,44 @@ class Score:
     steps: int
 
 
+def evaluate(
+    policy: AnyPolicy, env: str | None = None, episodes: int = 100, seed: int = 0, max_steps: int | None = None,
+    trust: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """Return the undiscounted returns `[n]` of greedy episodes, played one after another without drawing.
+
+    Args:
+        policy: what `evopipe.load` gave, of one agent or of a team.
+        env: an id of Gymnasium, or `module:EnvId`; None for the environment that it was trained in.
+        episodes: how many, `n`.
+        seed: seed of the first episode; the next one has the next number.
+        max_steps: step cap of an episode; None for the environment's own, or 10,000.
+        trust: whether a `module:EnvId` that only the policy's folder names is imported, which runs that module.
+
+    Raises:
+        UsageError: it is a language model's policy, there are no episodes, or its environment is not trusted.
+        ParamsError: the environment is unknown or its package is not installed.
+        DataError: the policy does not fit the environment.
+        EnvironmentFailed: the environment raised.
+
+    Examples:
+        >>> import evopipe
+        >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}
+        >>> policy = evopipe.train({**small, "evaluate": {"episodes": 4}}).policy
+        >>> returns = evopipe.evaluate(policy, episodes=3)
+        >>> returns.shape, bool(returns.min() > 0.0)
+        ((3,), True)
+    """
+    if not isinstance(policy, Policy | TeamPolicy):
+        raise UsageError(f"evaluate: a {type(policy).__name__} acts in no environment: call its own methods")
+    if episodes < 1:
+        raise UsageError(f"evaluate: episodes must be at least 1, got {episodes}")
+    cfg = environment_of(policy, env, trust=trust)
+    with _without_display(), _opened(cfg, policy, None) as opened:
+        seeds = range(seed, seed + episodes)
+        return np.array([sum(r for r, _ in _episode(opened, cfg, policy, each, max_steps)) for each in seeds])
+
+
 def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
     """Play one greedy episode in the policy's own environment and draw every state, without a display.
 
@@ -220,8 +258,8 @@ def _explained(cfg: EnvConfig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(cfg: EnvConfig, policy: AnyPolicy, mode: str) -> Iterator[gymnasium.Env[Any, Any]]:
-    env = _make(cfg, mode)
+def _opened(cfg: EnvConfig, policy: AnyPolicy, mode: str | None) -> Iterator[gymnasium.Env[Any, Any]]:
+    env = make_env(cfg) if mode is None else _make(cfg, mode)
     try:
         if isinstance(policy, TeamPolicy) != isinstance(env, TeamEnv):
             who = "a team" if isinstance(env, TeamEnv) else "one agent"

@@ -137,15 +137,21 @@ def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPo
         described = about.get("policy")
         if not isinstance(described, dict):
             raise ValueError("it does not say what its members' policies are")
-        _, algo, cfg, spaces = _read({**described, "arch": {}})
-        online = set(online_networks(algo, algo.networks(cfg, spaces)).values())
-        found = []
-        for each in chosen:
-            acting = {name: tensor for name, tensor in each.tensors.items() if name in online}
-            bare = replace(each, tensors=acting | beside(algo, each.tensors))
-            more = {"hyper": dict(each.hyper), "arch": each.arch.to_json(), "slot": each.slot, "id": each.id}
-            found.append(_built(algo, cfg, bare, {**described, **more}))
-        return found
+        return [of_member(each, described) for each in chosen]
+
+
+def of_member(member: Member, described: Mapping[str, Any]) -> Policy | TeamPolicy:
+    """Return a member in training as a policy, with the networks that it values by.
+
+    `described` says what all members have in common, see `stages.setup.describe`. Raises ValueError if the member's
+    tensors do not fit it.
+    """
+    _, algo, cfg, spaces = _read({**described, "arch": {}})
+    online = set(online_networks(algo, algo.networks(cfg, spaces)).values())
+    acting = {name: tensor for name, tensor in member.tensors.items() if name in online}
+    bare = replace(member, tensors=acting | beside(algo, member.tensors))
+    about = {"hyper": dict(member.hyper), "arch": member.arch.to_json(), "slot": member.slot, "id": member.id}
+    return _built(algo, cfg, bare, {**described, **about})
 
 
 @contextmanager
