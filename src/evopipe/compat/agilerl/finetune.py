@@ -6,9 +6,9 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import evopipe
@@ -17,7 +17,7 @@ from evopipe.compat.agilerl.gyms import PreferenceGym, ReasoningGym
 from evopipe.compat.agilerl.language import Gym, LanguageAgent, LanguageBreed, regime_of
 from evopipe.compat.agilerl.population import one_process
 from evopipe.compat.agilerl.settings import language_block
-from evopipe.compat.agilerl.train import conduct, entering, views
+from evopipe.compat.agilerl.train import PROJECT, conduct, entering, refuse_idle, views
 from evopipe.errors import UsageError, translate_failures
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose
@@ -29,15 +29,13 @@ from evopipe.stages.language.describe import describe
 from evopipe.storage.files import write_csv
 from evopipe.track.events import Message, Tracker
 
-_PROJECT = "AgileRL"  # the documented default
-
 
 def finetune_llm_reasoning(
     pop: Sequence[LanguageAgent], env: ReasoningGym | None = None, env_fn: Callable[[], ReasoningGym] | None = None,
     init_hp: Mapping[str, Any] | None = None, save_elite: bool | None = None, elite_path: str | None = None,
     wb: bool = False, evo_steps: int | None = None, checkpoint_steps: int | None = None,
     tournament: TournamentSelection | None = None, mutation: Mutations | None = None, wandb_api_key: str | None = None,
-    wandb_project: str = _PROJECT, wandb_entity: str | None = None, wandb_run_name: str | None = None,
+    wandb_project: str = PROJECT, wandb_entity: str | None = None, wandb_run_name: str | None = None,
     evaluation_interval: int = 10, max_reward: int | None = None, verbose: bool = True, accelerator: Any = None,
     max_steps: int | None = None, num_epochs: int | None = None, log_csv: bool = False,
 ) -> list[LanguageAgent]:  # fmt: skip
@@ -98,7 +96,7 @@ def finetune_llm_preference(
     init_hp: Mapping[str, Any] | None = None, save_elite: bool | None = None, elite_path: str | None = None,
     wb: bool = False, evo_steps: int | None = None, checkpoint_steps: int | None = None,
     tournament: TournamentSelection | None = None, mutation: Mutations | None = None, wandb_api_key: str | None = None,
-    wandb_project: str = _PROJECT, wandb_entity: str | None = None, wandb_run_name: str | None = None,
+    wandb_project: str = PROJECT, wandb_entity: str | None = None, wandb_run_name: str | None = None,
     evaluation_interval: int = 10, verbose: bool = True, accelerator: Any = None, max_steps: int | None = None,
     num_epochs: int | None = None, log_csv: bool = False,
 ) -> list[LanguageAgent]:  # fmt: skip
@@ -130,33 +128,16 @@ def finetune_llm_preference(
     return _Finetuning(PreferenceGym, **locals()).run()
 
 
-@dataclass
-class _Finetuning:
-    """What both training functions are given, by its names there, and the class of their environments, `gym`."""
+class _Finetuning(SimpleNamespace):
+    """A call of one of both training functions: its arguments as attributes, and the class of its environments, `gym`.
+    The functions' signatures alone declare them."""
 
-    gym: type[Gym]
     pop: Sequence[LanguageAgent]
-    env: Gym | None
-    env_fn: Callable[[], Gym] | None
-    init_hp: Mapping[str, Any] | None
-    save_elite: bool | None
-    elite_path: str | None
-    wb: bool
-    evo_steps: int | None
-    checkpoint_steps: int | None
-    tournament: TournamentSelection | None
     mutation: Mutations | None
-    wandb_api_key: str | None
-    wandb_project: str
-    wandb_entity: str | None
-    wandb_run_name: str | None
-    evaluation_interval: int
-    verbose: bool
-    accelerator: Any
-    max_steps: int | None
-    num_epochs: int | None
-    log_csv: bool
-    max_reward: int | None = None
+    tournament: TournamentSelection | None
+
+    def __init__(self, gym: type[Gym], **arguments: Any) -> None:
+        super().__init__(gym=gym, **{"max_reward": None, **arguments})
 
     @property
     def breed(self) -> LanguageBreed:
@@ -176,15 +157,11 @@ class _Finetuning:
         if evolves != (self.evo_steps is not None):
             told, missing = ("evo_steps", "tournament or mutation") if not evolves else ("tournament", "evo_steps")
             raise UsageError(f"{told}: it would be without effect: give {missing} too")
-        if self.elite_path is not None and not (self.save_elite or self.checkpoint_steps):
-            raise UsageError("elite_path: it would be without effect: give save_elite or checkpoint_steps too")
         for what in ("evaluation_interval", "evo_steps", "checkpoint_steps", "max_steps", "num_epochs"):
             value = getattr(self, what)
             if value is not None and (type(value) is not int or value < 1):
                 raise UsageError(f"{what}: must be a whole number of at least 1, got {value!r}")
-        for what in ("wandb_api_key", "wandb_entity", "wandb_run_name", "wandb_project"):
-            if getattr(self, what) not in (None, _PROJECT) and not self.wb:
-                raise UsageError(f"{what}: it would be without effect: give wb too")
+        refuse_idle(vars(self))
         one_process(self.accelerator)
         if self.tournament is not None:
             self.tournament.check(len(self.pop))

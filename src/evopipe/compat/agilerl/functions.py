@@ -95,7 +95,7 @@ def train_off_policy(
     if not isinstance(memory, ReplayBuffer):
         raise UsageError("memory: give a ReplayBuffer, MultiStepReplayBuffer or PrioritizedReplayBuffer")
     config = call.pop[0].breed.params.algo_config
-    call.train |= {"learning_delay": learning_delay, "replay": _replay_of(memory, n_step, per, n_step_memory)}
+    call.train["replay"] = _replay_of(memory, n_step, per, n_step_memory)
     call.block |= _epsilon_of(call.name, config, config_of(env).num_envs, eps_start, eps_end, eps_decay)
     warm = None
     if len(memory):
@@ -280,7 +280,7 @@ def train_multi_agent_off_policy(
     team = call.pop[0].breed.team
     if team is not None and memory.agent_ids is not None and {*map(str, memory.agent_ids)} != {*team.agents}:
         raise UsageError(f"memory: its agents are {memory.agent_ids}, the population's {[*team.ids]}")
-    call.train |= {"learning_delay": learning_delay, "replay": {"capacity": memory.memory_size}}
+    call.train["replay"] = {"capacity": memory.memory_size}
     call.block["score"] = "sum" if sum_scores else "mean"
     return call.run()
 

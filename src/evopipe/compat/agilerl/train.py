@@ -8,9 +8,10 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from evopipe import policy, rng
@@ -122,41 +123,47 @@ def conduct(
     return champion
 
 
-@dataclass
-class Call:
-    """What every training function is given, by its names there; `train` and `block` say more of those blocks."""
+# Arguments that have no effect without another one, and which that may be.
+_NEEDS = {
+    "checkpoint_path": ("checkpoint",), "overwrite_checkpoints": ("checkpoint",),
+    "elite_path": ("save_elite", "checkpoint_steps"),
+    **dict.fromkeys(("wandb_api_key", "wandb_kwargs", "wandb_entity", "wandb_run_name", "wandb_project"), ("wb",)),
+}  # fmt: skip
+PROJECT = "AgileRL"  # documented default of `wandb_project`
+_TRAIN = ("max_steps", "evo_steps", "eval_steps", "learning_delay")  # keys of the block `train` by the same names
 
-    env: Any
-    env_name: str
-    algo: str | None
+
+def refuse_idle(arguments: Mapping[str, Any]) -> None:
+    """Raise UsageError where an argument of a training function would have no effect, for another one is missing."""
+    for name, needs in _NEEDS.items():
+        missing = all(arguments.get(each) in (None, False) for each in needs)
+        if missing and arguments.get(name) not in (None, False, {}, PROJECT):
+            others = " or ".join(each for each in needs if each in arguments)
+            raise UsageError(f"{name}: it would be without effect: give {others} too")
+
+
+class Call(SimpleNamespace):
+    """A call of a training function: its arguments as attributes, which the function's signature alone declares.
+
+    Attributes:
+        train, block: what else stands in the blocks `train` and `algos.<name>` of the run's parameters.
+    """
+
     pop: Sequence[Agent]
-    INIT_HP: Mapping[str, Any] | None
-    MUT_P: Mapping[str, Any] | None
-    max_steps: int
-    evo_steps: int
-    eval_steps: int | None
-    eval_loop: int
-    target: float | None
-    tournament: TournamentSelection | None
     mutation: Mutations | None
-    checkpoint: int | None
-    checkpoint_path: str | None
-    overwrite_checkpoints: bool
-    save_elite: bool
-    elite_path: str | None
-    wb: bool
-    verbose: bool
-    accelerator: Any
-    wandb_api_key: str | None
-    wandb_kwargs: Mapping[str, Any] | None = None
-    train: dict[str, Any] = field(default_factory=dict)
-    block: dict[str, Any] = field(default_factory=dict)
+    tournament: TournamentSelection | None
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__(**{"wandb_kwargs": None, **arguments})
+        self.train: dict[str, Any] = {"learning_delay": 0}
+        self.train |= {name: arguments[name] for name in _TRAIN if name in arguments}
+        self.block: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, function: str, given: Mapping[str, Any]) -> Call:
-        """Return the call of a training function, of its arguments by name. Raises UsageError if one would be without
-        effect, or the algorithm is for another function."""
-        call = cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
+    def of(cls, function: str, arguments: Mapping[str, Any]) -> Call:
+        """Return the call of a training function with these arguments by name. Raises UsageError if one would be
+        without effect, or the algorithm is for another function."""
+        call = cls(arguments)
         call.check()
         algo = get(call.name)
         fits = f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
@@ -166,29 +173,19 @@ class Call:
 
     @property
     def name(self) -> str:
+        """The algorithm's name."""
         return str(self.pop[0].algo)
 
     def check(self) -> None:
+        """Raise UsageError where an argument cannot be used, or would be without effect."""
         if not self.pop or not all(isinstance(agent, Agent) for agent in self.pop):
             raise UsageError("pop: give agents, as create_population makes them")
         if len({agent.breed.algo for agent in self.pop}) > 1:
             raise UsageError("pop: its agents are of unlike algorithms")
-        for what, given in (
-            ("algo", self.algo),
-            ("mutation.algo", None if self.mutation is None else self.mutation.algo),
-        ):
-            if given is not None and algorithm_of(given) != self.name:
-                raise UsageError(f"{what}: it says {given}, and the population is one of {self.name}")
-        pairs = (
-            ("checkpoint_path", self.checkpoint_path is not None, "checkpoint", self.checkpoint is not None),
-            ("overwrite_checkpoints", self.overwrite_checkpoints, "checkpoint", self.checkpoint is not None),
-            ("elite_path", self.elite_path is not None, "save_elite", self.save_elite),
-            ("wandb_api_key", self.wandb_api_key is not None, "wb", self.wb),
-            ("wandb_kwargs", bool(self.wandb_kwargs), "wb", self.wb),
-        )
-        for what, told, needs, there in pairs:
-            if told and not there:
-                raise UsageError(f"{what}: it would be without effect: give {needs} too")
+        for what, named in (("algo", self.algo), ("mutation.algo", self.mutation and self.mutation.algo)):
+            if named is not None and algorithm_of(named) != self.name:
+                raise UsageError(f"{what}: it says {named}, and the population is one of {self.name}")
+        refuse_idle(vars(self))
         one_process(self.accelerator)
         if self.tournament is not None:
             self.tournament.check(len(self.pop))
@@ -238,8 +235,7 @@ class Call:
                 "env": env.model_dump(),
                 "population": {"size": len(self.pop)},
                 "train": {
-                    "algo": self.name, "max_steps": self.max_steps, "evo_steps": self.evo_steps, "warm_start": 0,
-                    "learning_delay": 0, "eval_episodes": self.eval_loop * env.num_envs, "eval_steps": self.eval_steps,
+                    "algo": self.name, "warm_start": 0, "eval_episodes": self.eval_loop * env.num_envs,
                     "target": None if self.target is None else float(self.target), **confirm, **self.train,
                 },
                 "evolution": {"tournament": tournament.config.model_dump(), "mutation": mutation.config.model_dump()},
