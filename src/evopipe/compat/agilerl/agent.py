@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 
-from evopipe import rng
 from evopipe.algos import on_policy
 from evopipe.compat.agilerl.breed import Breed, build, by_agent, device_of, params_of
 from evopipe.compat.agilerl.environments import config_of, evaluation_pool
 from evopipe.compat.agilerl.learning import RolloutBuffer, batch_of, rollout_of, steps_of
+from evopipe.compat.agilerl.view import View
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.envs.spaces import ActionSpace
@@ -33,7 +32,7 @@ from evopipe.storage import members
 _POOL = 16  # environments in which an agent is tested at once, at most
 
 
-class Agent:
+class Agent(View):
     """A view of one member of a population.
 
     Alone it learns by the same updates as in a population, in a cohort of one; a whole population in one call is many
@@ -61,12 +60,9 @@ class Agent:
     """
 
     def __init__(self, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> None:
-        self.breed, self._member = breed, member
+        super().__init__(breed, member, mutation)
         self._cohort: Cohort | None = None
-        self.fitness: list[float] = [*member.fitness]
-        self.scores: list[float] = []
-        self.steps: list[int] = [0]
-        self.mutation, self.spared, self.training = mutation, spared, True
+        self.spared, self.training = spared, True
         self.rollout_buffer = RolloutBuffer()
         self._acted = self._learned = 0
         # Between two rollouts: where the next step begins an episode `[n]`, and what it remembers `[n, M]`.
@@ -79,21 +75,7 @@ class Agent:
         """The member as it is now."""
         if self._cohort is not None:
             (self._member,) = dissolve([self._cohort])
-        return replace(self._member, fitness=tuple(self.fitness))
-
-    @property
-    def index(self) -> int:
-        return self._member.slot
-
-    @property
-    def algo(self) -> str:
-        """The algorithm's name."""
-        return self.breed.algo
-
-    @property
-    def hp(self) -> Mapping[str, float]:
-        """Its hyper-parameters that may mutate, by name; the others are its breed's."""
-        return MappingProxyType(dict(self._member.hyper))
+        return super().member
 
     @property
     def batch_size(self) -> int:
@@ -107,10 +89,6 @@ class Agent:
 
     def _setting(self, name: str) -> float:
         return float(self._member.hyper.get(name, getattr(self.breed.params.algo_config, name)))
-
-    @property
-    def mut(self) -> str:
-        return self.mutation.describe() or "None"
 
     @property
     def observation_space(self) -> Any:
@@ -140,11 +118,6 @@ class Agent:
         """Nothing is wrapped: all members train in one process."""
 
     wrap_models = unwrap_models
-
-    def __repr__(self) -> str:
-        member = self._member
-        fitness = f"{self.fitness[-1]:.1f}" if self.fitness else "none"
-        return f"<Agent {self.index} of {self.algo}: network {member.arch.describe()}, fitness {fitness}>"
 
     def live(self) -> Cohort:
         """The cohort of one in which it acts and learns; its tensors change in place."""
@@ -301,19 +274,10 @@ class Agent:
         self.fitness.append(mean_of_finite(played.returns[0]))
         return self.fitness[-1]
 
-    def go_on_from(self, parent: Agent, slot: Agent) -> None:
+    def go_on_from(self, parent: Self, slot: Self) -> None:
         """Take over what a parent counted, and the draws of the agent whose place it takes."""
-        self.scores, self.steps, self.fitness = [*parent.scores], [*parent.steps], [*parent.fitness]
+        super().go_on_from(parent, slot)
         self._acted, self._learned, self.training = slot._acted, slot._learned, parent.training
-
-    def clone(self, index: int | None = None) -> Agent:
-        """Return a copy that shares nothing; with an index that slot's own draws are its."""
-        member = self.member
-        slot = member.slot if index is None else index
-        key = member.key if index is None else int(rng.member_keys(self.breed.params.seed, [slot])[0])
-        child = Agent(self.breed, replace(member.clone(slot, member.id, key), parent=member.parent), self.mutation)
-        child.go_on_from(self, self)
-        return child
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write it to a folder, safetensors and JSON with checksums; one in its place is replaced as a whole. Raises

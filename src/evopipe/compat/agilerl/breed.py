@@ -41,6 +41,10 @@ class Breed:
         return self.params.train.algo
 
     @property
+    def seed(self) -> int:
+        return self.params.seed
+
+    @property
     def about(self) -> dict[str, Any]:
         """What a policy's description says, see `policy.load`."""
         own = self.team.to_json() if self.team is not None else self.actions.to_json() | self.observations.to_json()

@@ -13,8 +13,9 @@ from evopipe.compat.agilerl.agent import Agent
 from evopipe.compat.agilerl.population import one_process
 from evopipe.compat.agilerl.settings import RLParameter, evolve_of, own_names
 from evopipe.errors import ParamsError, UsageError, suggestion
-from evopipe.evolve import select
-from evopipe.evolve.mutate import NONE, mutate
+from evopipe.evolve.mutate import mutate
+from evopipe.evolve.select import windowed
+from evopipe.evolve.step import evolve
 from evopipe.rng import Purpose
 from evopipe.schema.blocks import MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve
@@ -71,22 +72,19 @@ class TournamentSelection:
         if not any(agent.fitness for agent in population):
             raise UsageError("select: no agent has a fitness: call agent.test(env) for each first")
         self.generation += 1
-        seed = population[0].breed.params.seed
-        fitness = np.array([select.windowed(agent.fitness, self.config.window) for agent in population])
-        fitness = np.where([agent.member.healthy for agent in population], fitness, -np.inf)
-        chooser = rng.host(rng.run_key(seed), Purpose.SELECT, self.generation)
-        chosen = select.tournament(self.config, fitness, chooser)
-        next_id = 1 + max(agent.member.id for agent in population)
+        breed, members = population[0].breed, [agent.member for agent in population]
+        fitness = np.array([windowed(agent.fitness, self.config.window) for agent in population])
+        fitness = np.where([member.healthy for member in members], fitness, -np.inf)
+        next_id, nothing = 1 + max(member.id for member in members), unmutated().config
+        born = evolve(
+            self.config, nothing, breed.spec.traits, members, fitness, breed.seed, self.generation, next_id
+        )  # fmt: skip
         children = []
-        for slot, parent in enumerate(chosen.parents):
-            old = population[parent].member
-            member = old.clone(slot, next_id + slot, population[slot].member.key)
-            spared = self.config.elitism and slot == 0 and chosen.elite is not None
-            child = Agent(population[0].breed, replace(member, id=old.id, parent=old.parent) if spared else member,
-                          NONE, spared)  # fmt: skip
+        for slot, (member, parent) in enumerate(zip(born.members, born.parents, strict=True)):
+            child = Agent(breed, member, spared=self.config.elitism and slot == 0 and fitness.max() > -np.inf)
             child.go_on_from(population[parent], population[slot])
             children.append(child)
-        return population[0 if chosen.elite is None else chosen.elite].clone(), children
+        return population[int(fitness.argmax())].clone(), children
 
 
 class Mutations:

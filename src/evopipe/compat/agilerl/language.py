@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeAlias, Unpack
 
 import torch
@@ -16,9 +15,9 @@ from evopipe.compat.agilerl.breed import device_of
 from evopipe.compat.agilerl.gyms import PreferenceGym, ReasoningGym
 from evopipe.compat.agilerl.population import one_process
 from evopipe.compat.agilerl.settings import HyperparameterConfig, LanguageSettings, RLParameter, language_block
-from evopipe.core.member import Member
+from evopipe.compat.agilerl.view import View
 from evopipe.errors import DataError, UsageError
-from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.evolve.mutate import NONE
 from evopipe.language.base import Base, base_of, digest_of, load_base
 from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
@@ -93,7 +92,7 @@ class LanguageBreed:
         return spec_of(params, base if self.pad is None else replace(base, pad=self.pad), self.base.device)
 
 
-class LanguageAgent:
+class LanguageAgent(View):
     """A view of one member of a population of language models: an adapter over the model that all of them share.
 
     `GRPO`, `LLMPPO`, `LLMREINFORCE`, `DPO` and `create_population` make them, `finetune_llm_reasoning` and
@@ -116,39 +115,7 @@ class LanguageAgent:
         (2, 0.0001, 'None')
     """
 
-    def __init__(self, breed: LanguageBreed, member: Member, mutation: Mutation = NONE) -> None:
-        self.breed, self._member, self.mutation = breed, member, mutation
-        self.fitness: list[float] = [*member.fitness]
-        self.scores: list[float] = []
-        self.steps: list[int] = [0]
-
-    @property
-    def member(self) -> Member:
-        return replace(self._member, fitness=tuple(self.fitness))
-
-    @property
-    def index(self) -> int:
-        """Its place in the population."""
-        return self._member.slot
-
-    @property
-    def algo(self) -> str:
-        """The algorithm's name."""
-        return self.breed.algo
-
-    @property
-    def hp(self) -> Mapping[str, float]:
-        """Its hyper-parameters that may mutate, by name; the others are its breed's."""
-        return MappingProxyType(dict(self._member.hyper))
-
-    @property
-    def mut(self) -> str:
-        """What its last mutation changed, `None` where nothing."""
-        return self.mutation.describe() or "None"
-
-    def __repr__(self) -> str:
-        fitness = f"{self.fitness[-1]:.3g}" if self.fitness else "none"
-        return f"<LanguageAgent {self.index} of {self.algo}: {self._member.arch.describe()}, fitness {fitness}>"
+    breed: LanguageBreed
 
     def test(self, env: Gym, loop: int = 1) -> float:
         """Return its mean score on held-out rows of an environment, without exploring; `fitness` takes it too.
@@ -165,17 +132,6 @@ class LanguageAgent:
         played = regime.evaluate(cohorts, spec.seeds(Purpose.EVALUATE, loop * _HELD_OUT), lambda: False)
         self.fitness.append(mean_of_finite(played.returns[0]))
         return self.fitness[-1]
-
-    def clone(self, index: int | None = None) -> LanguageAgent:
-        """Return a copy that shares the model alone; with an index that slot's own draws are its."""
-        member = self.member
-        slot = member.slot if index is None else index
-        key = member.key if index is None else int(rng.member_keys(self.breed.seed, [slot])[0])
-        child = LanguageAgent(
-            self.breed, replace(member.clone(slot, member.id, key), parent=member.parent), self.mutation
-        )
-        child.scores, child.steps = [*self.scores], [*self.steps]
-        return child
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write adapter, optimiser and counters to a folder, safetensors and JSON with checksums; not the model. Raises
