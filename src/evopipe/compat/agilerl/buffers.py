@@ -7,6 +7,7 @@ the caller. They keep observations and actions as the environment has them, and 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +27,42 @@ FIELDS = ("state", "action", "reward", "next_state", "done")
 _SPELLED = {"obs": "state", "next_obs": "next_state", "terminated": "done"}
 
 
-def in_order(field_names: Sequence[str], what: str) -> list[int]:
-    """Return where each of `FIELDS` stands among a transition's parts; UsageError where they are not these."""
-    named = [_SPELLED.get(name, name) for name in field_names]
-    if sorted(named) != sorted(FIELDS):
-        raise UsageError(f"{what}: field_names must be {', '.join(FIELDS)}, got {[*field_names]}")
-    return [named.index(name) for name in FIELDS]
+class Memory(ABC):
+    """What a script saves into: transitions of five parts, in an order of its own."""
+
+    def __init__(self, memory_size: int, field_names: Sequence[str]) -> None:
+        self._names = [_SPELLED.get(name, name) for name in field_names]
+        if sorted(self._names) != sorted(FIELDS):
+            raise self._refusal(f"field_names must be {', '.join(FIELDS)}, got {[*field_names]}")
+        self.memory_size, self.counter = int(memory_size), 0  # transitions kept, and saved so far
+
+    def save_to_memory(self, *parts: Any, is_vectorised: bool = False) -> None:
+        """Save one transition, or with `is_vectorised` one of each environment: its parts in the order of
+        `field_names`, `[…]` or `[n, …]`; of a team each by agent. An agent that is not in the state is gone, one that
+        is not in the next state has ended."""
+        if len(parts) != len(FIELDS):
+            raise self._refusal(f"a transition has {len(FIELDS)} parts, {len(parts)} were saved")
+        self._save(dict(zip(self._names, parts, strict=True)), is_vectorised)
+
+    def save_to_memory_vect_envs(self, *parts: Any) -> None:
+        """Save a step of several environments: each part `[n, …]`, in the order of `field_names`. What follows no
+        action, the reset of an environment of `make_vect_envs`, is left out."""
+        self.save_to_memory(*parts, is_vectorised=True)
+
+    def _refusal(self, sentence: str) -> UsageError:
+        return UsageError(f"{type(self).__name__}: {sentence}")
+
+    @abstractmethod
+    def _save(self, parts: Mapping[str, Any], several: bool) -> None:
+        """Save one transition, or one of each of several environments, by the names of its parts."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Transitions that are there."""
+
+    def _need_any(self) -> None:
+        if not len(self):
+            raise self._refusal("nothing can be sampled, it is empty")
 
 
 @dataclass(frozen=True)
@@ -138,7 +169,7 @@ class Experiences(tuple[Any, ...]):
     weight: torch.Tensor | None
 
 
-class ReplayBuffer:
+class ReplayBuffer(Memory):
     """A ring of transitions that all agents share.
 
     Args:
@@ -170,49 +201,33 @@ class ReplayBuffer:
         device: Any = None, *, max_size: int | None = None, num_envs: int | None = None, seed: int = 1,
     ) -> None:  # fmt: skip
         if (memory_size is None) == (max_size is None):
-            raise UsageError(f"{type(self).__name__}: give memory_size, how many transitions it keeps")
-        self._order = in_order(field_names, type(self).__name__)
-        self.memory_size, self.num_envs = int(memory_size or max_size or 0), num_envs
-        self.counter = 0  # transitions saved so far
+            raise self._refusal("give memory_size, how many transitions it keeps")
+        super().__init__(memory_size or max_size or 0, field_names)
+        self.num_envs = num_envs
         self.form: Any = None  # a `_Form`, from the first transition on
         self._replay: Any = None
         self._nstep: NStep | None = None
         self._random = np.random.default_rng(seed)
 
     def __len__(self) -> int:
-        """Transitions that are there."""
         return 0 if self._replay is None else int(self._replay.size[0])
 
     @property
     def replay(self) -> Replay:
         """The memory itself."""
         if self._replay is None:
-            raise UsageError(f"{type(self).__name__}: nothing was saved yet")
+            raise self._refusal("nothing was saved yet")
         replay: Replay = self._replay
         return replay
-
-    def save_to_memory(self, *parts: Any, is_vectorised: bool = False) -> None:
-        """Save one transition, or with `is_vectorised` one of each environment."""
-        self._save(parts, is_vectorised)
-
-    def save_to_memory_vect_envs(self, *parts: Any) -> None:
-        """Save a step of several environments: each part `[n, …]`, in the order of `field_names`. What follows no
-        action, the reset of an environment of `make_vect_envs`, is left out."""
-        self._save(parts, True)
 
     def fill(self, named: Mapping[str, np.ndarray]) -> None:
         """Hold these transitions, each part `[n, …]` by name, in place of all others."""
         counter, self.form, self._replay, self._nstep = self.counter, None, None, None
-        parts: list[Any] = [None] * len(FIELDS)
-        for name, place in zip(FIELDS, self._order, strict=True):
-            parts[place] = named[name]
-        self._save(parts, True)
+        self._save(named, True)
         self.counter = counter
 
-    def _save(self, parts: Sequence[Any], several: bool) -> None:
-        if len(parts) != len(FIELDS):
-            raise UsageError(f"{type(self).__name__}: a transition has {len(FIELDS)} parts, {len(parts)} were saved")
-        state, action, reward, following, done = (parts[i] for i in self._order)
+    def _save(self, parts: Mapping[str, Any], several: bool) -> None:
+        state, action, reward, following, done = (parts[name] for name in FIELDS)
         if self.form is None:
             self._begin(state, action, several)
         obs = self.form.rows(state, several)
@@ -248,8 +263,7 @@ class ReplayBuffer:
         Raises:
             UsageError: nothing is there to draw.
         """
-        if not len(self):
-            raise UsageError(f"{type(self).__name__}: nothing can be sampled, it is empty")
+        self._need_any()
         replay, form = self.replay, self.form
         u = torch.from_numpy(self._random.random((1, batch_size)))
         first, size = replay.first([0]), torch.from_numpy(replay.filled([0]))
