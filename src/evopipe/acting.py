@@ -117,8 +117,8 @@ class Policy:
     def __repr__(self) -> str:
         env, space = self.about.get("env"), self.action_space
         place = f", {env['id']}" if isinstance(env, dict) and "id" in env else ""
-        shown = f"{self.observations} observations → {space.size} {space.kind} actions"
-        return f"<Policy {self._name}{place}: {shown}, network {self.arch.describe()}>"
+        sizes = f"{self.observations} observations → {space.size} {space.kind} actions"
+        return f"<Policy {self._name}{place}: {sizes}, network {self.arch.describe()}>"
 
     @property
     def _name(self) -> str:
@@ -143,7 +143,7 @@ class Policy:
         Args:
             obs: as in `act`.
             action: the environment's own actions, one or a batch; None, for all: `[A]` or `[B, A]`, where actions are
-                discrete. Of given ones they are `[]` or `[B]`.
+                discrete. Of `action` they are `[]` or `[B]`.
 
         Raises:
             UsageError: the algorithm has none, the critic was not exported, or an argument does not fit.
@@ -213,7 +213,7 @@ class Policy:
                 "probabilities(obs)": not continuous and has.chances,
                 "log_prob(obs, action)": has.chances,
             }
-            known = " and ".join(["act(obs)", *(call for call, given in able.items() if given)])
+            known = " and ".join(["act(obs)", *(call for call, answer in able.items() if answer)])
             raise UsageError(
                 f"a policy of {self._name} with {self.action_space.kind} actions has no {name}: it has {known}"
             )
@@ -315,20 +315,20 @@ class _Greedy(torch.nn.Module):
     def __init__(self, algo: Algorithm, cfg: Any, cohort: Cohort, space: ActionSpace) -> None:
         super().__init__()
         self._algo, self._cfg, self._state, self._space = algo, cfg, cohort.state, space
-        self._shown = cohort.shown
+        self._normalised = cohort.shown
         self.register_buffer("weights", getattr(cohort.state, algo.POLICY).values)
         hold_bounds(self, space)
 
     def forward(self, obs: torch.Tensor, memory: torch.Tensor | None = None) -> Any:
         """See `Policy.module`."""
-        shown = self._shown(obs[None])
+        seen = self._normalised(obs[None])
         if memory is not None:
-            actions, _, _, after = self._algo.step(self._cfg, self._state, shown, None, memory[None], None)
+            actions, _, _, after = self._algo.step(self._cfg, self._state, seen, None, memory[None], None)
             return own_actions(self, self._space, actions[0]), after[0]
         if self._algo.values is not None:
-            values = self._algo.values(self._cfg, self._state, shown)[0]
+            values = self._algo.values(self._cfg, self._state, seen)[0]
             return values.argmax(dim=-1) + self._space.start, values
-        return own_actions(self, self._space, self._algo.greedy(self._cfg, self._state, shown, None)[0])
+        return own_actions(self, self._space, self._algo.greedy(self._cfg, self._state, seen, None)[0])
 
 
 def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:

@@ -162,15 +162,15 @@ def environment_of(
         own = EnvConfig.model_validate({**known, "wrappers": about.get("wrappers", ())})  # type: ignore[union-attr]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError("policy.json: names no environment (`env`: `id`, `kwargs`); export it again") from error
-    given = env_id not in (None, own.id)
-    named = [] if given else [*([] if env_id else [own.id]), *(wrapper.name for wrapper in own.wrappers)]
+    another = env_id not in (None, own.id)
+    named = [] if another else [*([] if env_id else [own.id]), *(wrapper.name for wrapper in own.wrappers)]
     if not trust and (foreign := next((name for name in named if ":" in name), None)):
         raise UsageError(
             f"policy.json names {foreign!r}: to make the environment is to run the code of the module "
             f"{foreign.partition(':')[0]!r}; if you know where this policy comes from say --trust (trust=True), or "
             "name another environment with --env"
         )
-    if given:
+    if another:
         own = EnvConfig(id=str(env_id))
     try:
         return EnvConfig(id=own.id, kwargs=own.kwargs if kwargs is None else dict(kwargs), wrappers=own.wrappers)
@@ -216,9 +216,9 @@ def _team_episode(
     alive = list(here.agents)
     for _ in range(max_steps or LIMIT):
         with _explained(cfg):
-            shown = {agent: obs[agent] for agent in alive}
+            present = {agent: obs[agent] for agent in alive}
             masks, taken = _limits(policy, here, {agent: info.get(agent) or {} for agent in alive})
-        actions, memory = policy.step(shown, memory, masks)
+        actions, memory = policy.step(present, memory, masks)
         with _explained(cfg):
             obs, rewards, terminated, truncated, info = here.step(actions | taken)
             moment = policy.score([float(rewards[agent]) for agent in alive]), all(terminated[a] for a in alive)

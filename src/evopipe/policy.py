@@ -112,13 +112,13 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
         found = about.get("format") if isinstance(about, dict) else None
         raise DataError(f"{folder / POLICY}: format {found!r:.40} is not known to this version of evopipe")
     with _fitting(folder):
-        told, algo, cfg, spaces = _read(about)
-        arch, widths = read_architecture(told.arch), algo.networks(cfg, spaces)
+        stored, algo, cfg, spaces = _read(about)
+        arch, widths = read_architecture(stored.arch), algo.networks(cfg, spaces)
         rows = {name: _flat(arch, widths[name], tensors) for name in acting_networks(algo.POLICY, widths)}
         others = other_networks(algo, widths)
-        if set(told.critic) - others.keys():
+        if set(stored.critic) - others.keys():
             raise ValueError(f"critic: {algo.POLICY} has beside it {', '.join(others) or 'nothing'}")
-        for name in told.critic:
+        for name in stored.critic:
             rows[others[name]] = _flat(arch, widths[name], tensors, f"{name}.")
         loaded = Member(0, 0, None, 0, arch, {}, rows | beside(algo, tensors))
         return _built(algo, cfg, loaded, about)
@@ -167,17 +167,17 @@ def _read(about: Mapping[str, Any]) -> tuple[StoredPolicy, Algorithm, Any, Space
     for model in (StoredPolicy, StoredTeam if "team" in about else StoredSpaces):
         with in_a_sentence(model, about):
             model.model_validate(about)
-    told = StoredPolicy.model_validate(about)
-    algo = get(told.algo)
-    with in_a_sentence(algo.Config, told.config):
-        cfg = algo.Config.model_validate(told.config)
+    stored = StoredPolicy.model_validate(about)
+    algo = get(stored.algo)
+    with in_a_sentence(algo.Config, stored.config):
+        cfg = algo.Config.model_validate(stored.config)
     spaces = _spaces(about)
     if (spaces.team is not None) != algo.TEAM:
         serves, these = ("teams", "one agent") if algo.TEAM else ("one agent", "a team")
-        raise ValueError(f"{told.algo} serves {serves}, this is {these}")
+        raise ValueError(f"{stored.algo} serves {serves}, this is {these}")
     if spaces.kind not in algo.ACTIONS:
-        raise ValueError(f"{told.algo} serves {' and '.join(algo.ACTIONS)} actions, these are {spaces.kind}")
-    return told, algo, cfg, spaces
+        raise ValueError(f"{stored.algo} serves {' and '.join(algo.ACTIONS)} actions, these are {spaces.kind}")
+    return stored, algo, cfg, spaces
 
 
 def _built(algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> Policy | TeamPolicy:

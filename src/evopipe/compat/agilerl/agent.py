@@ -186,22 +186,20 @@ class Agent(View):
     def _act_as_team(self, team: TeamSpace, obs: Mapping[Any, Any], epsilon: float, masks: Any, hidden: Any) -> Any:
         """Choose every agent's action, by agent: one observation of each, or a batch."""
         spec, tick = self.breed.spec, self.tick()
-        given = team.situation(obs, masks)
-        shape = given.alive.shape
-        rows, legal = (x.reshape(-1, x.shape[-1]) for x in (given.obs, given.legal))
+        now = team.situation(obs, masks)
+        shape = now.alive.shape
+        rows, legal = (x.reshape(-1, x.shape[-1]) for x in (now.obs, now.legal))
 
         def by_agent(each: Sequence[Any]) -> dict[Any, Any]:
             named = dict(zip(team.ids, each, strict=True))
-            return {
-                key: named[team.agent(key)][0] if given.single else np.asarray(named[team.agent(key)]) for key in obs
-            }
+            return {key: named[team.agent(key)][0] if now.single else np.asarray(named[team.agent(key)]) for key in obs}
 
         if on_policy(spec.algo):
             action, memory, *numbers = self._step(rows, legal, hidden, tick)
             drawn = action.unflatten(0, shape).unbind(dim=1)
             own = [self.breed.undrawn(each, space) for each, space in zip(drawn, team.actions, strict=True)]
             found = (by_agent(own), *(by_agent([*each.reshape(shape).T]) for each in numbers))
-            after = memory.unflatten(0, shape).masked_fill(~torch.from_numpy(given.alive)[..., None], 0.0)
+            after = memory.unflatten(0, shape).masked_fill(~torch.from_numpy(now.alive)[..., None], 0.0)
             return (*found, after) if memory.shape[-1] else found
         explore = (float(epsilon), tick) if self.training else None
         chosen = choose(spec, self.live(), rows[None], legal[None], explore)[0].cpu().numpy()

@@ -83,8 +83,8 @@ class Breed:
         low, high = space.bounds
         return torch.from_numpy((2.0 * (flat - low) / (high - low) - 1.0).astype(np.float32))
 
-    def told(self, params: Params, spec: Spec, spaces: tuple[Any, Any] | None = None) -> Breed:
-        """Return the breed as it goes on by other parameters, in an environment with these spaces of Gymnasium's."""
+    def with_params(self, params: Params, spec: Spec, spaces: tuple[Any, Any] | None = None) -> Breed:
+        """Return a copy with other parameters, and with other spaces of Gymnasium's where they are not None."""
         if spaces is None:
             return replace(self, spec=spec, params=params)
         return replace(_of_spaces(*spaces, self.team is not None), spec=spec, params=params)
@@ -118,7 +118,7 @@ def build(params: Params, observations: Any, actions: Any) -> Breed:
     algo, spaces = params.train.algo, spaces_of(found)
     if sentence := unserved(algo, spaces, "what is asked for", actions):
         raise ParamsError(sentence.replace("train.algo", "algo", 1))
-    return found.told(params, make_spec(params, configure(params.runtime), spaces))
+    return found.with_params(params, make_spec(params, configure(params.runtime), spaces))
 
 
 def by_agent(spaces: Any) -> bool:

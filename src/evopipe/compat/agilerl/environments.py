@@ -3,7 +3,7 @@
 A run makes its environments itself: each member lives in as many as the vector has, fitness comes from others. So of
 what the caller hands over it needs the way to make more:
 
-- `make_vect_envs` remembers the name it was given;
+- `make_vect_envs` remembers the name that it makes;
 - a vector of `gymnasium` holds the functions that made its environments: wrappers and all, they are called again;
 - a single environment, of Gymnasium or PettingZoo, is copied, or made anew by its spec where it cannot be copied;
 - a vector that is one program (`vector_entry_point`) is made by its spec.
@@ -31,7 +31,7 @@ from evopipe.envs.team import TeamEnv
 from evopipe.errors import EvopipeError, UsageError, said
 from evopipe.schema.blocks import EnvConfig
 
-_HARMLESS = (gymnasium.wrappers.vector.RecordEpisodeStatistics,)  # they change nothing that is shown
+_HARMLESS = (gymnasium.wrappers.vector.RecordEpisodeStatistics,)  # they change nothing that members see
 _OF_VECTORS = frozenset({"num_envs", "vectorization_mode", "vector_kwargs", "render_mode"})
 _known: weakref.WeakKeyDictionary[Any, EnvConfig] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakKeyDictionary[Any, EnvPool] = weakref.WeakKeyDictionary()

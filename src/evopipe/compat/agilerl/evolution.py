@@ -156,7 +156,7 @@ class Mutations:
                     )
             kept = [name for names in chosen.values() for name in names]
             found = {name: known[name] for name in kept if name in known}
-            if missing := [name for name in kept if name not in known and not self._whole(algo, name)]:
+            if missing := [name for name in kept if name not in known and not self._has_both_ends(algo, name)]:
                 raise UsageError(f"rl_hp_selection: {missing[0]} has no range: give hp_config one for it")
             found |= {name: Evolve(min=0.0, max=0.0) for name in kept if name not in known}
         for name, (low, high) in self.ends.items():
@@ -172,8 +172,8 @@ class Mutations:
         """Return the same as the block `evolve`."""
         return {name: each.model_dump() for name, each in self.ranges(algo, known).items()}
 
-    def _whole(self, algo: str, own: str) -> bool:
-        """Whether both ends of a range are given here."""
+    def _has_both_ends(self, algo: str, own: str) -> bool:
+        """Whether both ends of a range are set here."""
         return any(own in own_names(algo, name) and None not in ends for name, ends in self.ends.items())
 
     def mutation(self, population: Sequence[Agent], pre_training_mut: bool = False) -> list[Agent]:

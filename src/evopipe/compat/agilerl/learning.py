@@ -146,11 +146,11 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
     obs, after = (torch.from_numpy(breed.rows(part)[0])[None].to(device) for part in (state, following))
     own = np.asarray(action).reshape(obs.shape[1], *breed.actions.shape)
     acts = torch.from_numpy(breed.actions.relative(own))[None].to(device)
-    given, over = (
+    gains, ends = (
         torch.as_tensor(np.asarray(x), dtype=torch.float32).reshape(1, -1).to(device) for x in (reward, done)
     )
-    weight = torch.full_like(given, 1.0 / given.shape[1])
-    return Batch(obs, acts, given, gamma[:, None] * (1.0 - over), after, None, weight)
+    weight = torch.full_like(gains, 1.0 / gains.shape[1])
+    return Batch(obs, acts, gains, gamma[:, None] * (1.0 - ends), after, None, weight)
 
 
 def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tensor) -> Batch:
@@ -217,11 +217,11 @@ def _steps_of_team(
     parts = [_by_step(x) for x in (observations, actions, log_probs, rewards, dones, values)]
     if len({len(part) for part in parts}) != 1 or not parts[0]:
         raise UsageError(f"learn: the parts of a rollout have unlike lengths {[len(part) for part in parts]}, or none")
-    shown = [team.situation(obs) for obs in parts[0]]
-    shape, k = shown[0].alive.shape, len(team.ids)
-    nobody = Situation(np.zeros_like(shown[0].obs), np.zeros(shape, bool), shown[0].legal, False)
-    shown.append(team.situation(following) if following else nobody)
-    if len({each.alive.shape for each in shown}) != 1:
+    situations = [team.situation(obs) for obs in parts[0]]
+    shape, k = situations[0].alive.shape, len(team.ids)
+    absent = Situation(np.zeros_like(situations[0].obs), np.zeros(shape, bool), situations[0].legal, False)
+    situations.append(team.situation(following) if following else absent)
+    if len({each.alive.shape for each in situations}) != 1:
         raise UsageError("learn: the observations are of unlike numbers of environments")
 
     def numbers(part: Mapping[Any, Any], dtype: Any) -> np.ndarray:
@@ -241,7 +241,7 @@ def _steps_of_team(
     ended = [numbers(each, bool) for each in ([*parts[4][1:], next_done] if next_done is not None else parts[4])]
     found, begins, nothing = [], np.ones(shape, bool), np.zeros(shape[0] * k, bool)
     for t, (_, action, log_prob, reward, _, value) in enumerate(zip(*parts, strict=True)):
-        now, after = shown[t], shown[t + 1]
+        now, after = situations[t], situations[t + 1]
         over = ended[t] | ~after.alive
         flat = [x.reshape(-1) for x in (*(numbers(x, np.float32) for x in (log_prob, value, reward)), begins, over)]
         own_log_prob, own_value, own_reward, first, last = flat

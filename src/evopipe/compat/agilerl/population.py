@@ -72,8 +72,8 @@ def create_population(
 
         spaces = {"observation_space": observation_space, "action_space": action_space, "net_config": net_config,
                   "state_dim": state_dim, "action_dim": action_dim}  # fmt: skip
-        for what, given in spaces.items():
-            if given is not None:
+        for what, value in spaces.items():
+            if value is not None:
                 raise UsageError(f"{what}: {algo} adapts a model, and has no use for it: leave it out")
         made: list[Any] = language_agents(
             language, population_size, actor_network, tokenizer, pad_token_id, pad_token, hp_config, lora_config, False,

@@ -98,8 +98,8 @@ def block_of(
             continue
         for name in _KEYS[key]:
             if name in fields:
-                whole = isinstance(value, int) and not isinstance(value, bool) and fields[name].annotation is float
-                block[name] = 0.0 if (name, value) == ("target_kl", None) else float(value) if whole else value
+                as_float = isinstance(value, int) and not isinstance(value, bool) and fields[name].annotation is float
+                block[name] = 0.0 if (name, value) == ("target_kl", None) else float(value) if as_float else value
     if "noise" in fields and (hp.get("O_U_NOISE") or hp.get("OU_NOISE")):
         block["noise"] = "ou"
     block["network"] = _network_of(net, bool(hp.get("RECURRENT")))
@@ -119,12 +119,12 @@ def _network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, An
              "channels", "channel_size", "kernels", "kernel_size", "strides", "stride_size", "c_size", "k_size",
              "s_size", "simba"}  # fmt: skip
     encoder, head = dict(net.get("encoder_config") or {}), dict(net.get("head_config") or {})
-    for where, given, able in (
+    for where, block, able in (
         ("net_config", net, known),
         ("net_config['encoder_config']", encoder, _ENCODER),
         ("net_config['head_config']", head, {"hidden_size", "activation", "layer_norm"}),
     ):
-        for key in given:
+        for key in block:
             if key not in able:
                 raise UsageError(f"{where}: nobody reads {key!r}{suggestion(key, able)}")
     for key in ("activation", "layer_norm"):
@@ -145,9 +145,9 @@ def _network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, An
     if "latent_dim" in net:
         found["latent"] = net["latent_dim"]
     for key in ("activation", "layer_norm"):
-        for given in (head, net, encoder):
-            if given.get(key) is not None:
-                found[key] = given[key]
+        for part in (head, net, encoder):
+            if part.get(key) is not None:
+                found[key] = part[key]
     kind = str(net.get("arch", "mlp"))
     if recurrent or kind == "lstm" or "hidden_state_size" in encoder:
         width = encoder.get("hidden_state_size", 64)
@@ -257,15 +257,15 @@ _LANGUAGE_KEPT = frozenset(
 
 
 def language_block(
-    algo: str, given: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None, prompts: int | None
+    algo: str, settings: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None, prompts: int | None
 ) -> dict[str, Any]:
     """Return the block of an algorithm, by its name here, of `LanguageSettings`, or the same in capitals. `ranges` say
     which of them may mutate, None for the algorithm's own ranges, group sizes excepted; `prompts` how many an agent is
     asked in a step, None where nobody knows yet. Raises UsageError if a key is another algorithm's, or nobody's."""
     config = algos.get(algo).Config
     fields, block = config.model_fields, {}
-    settings = {key.lower(): value for key, value in given.items()}
-    for key, value in sorted(settings.items()):  # lr comes before those of its own
+    lowered = {key.lower(): value for key, value in settings.items()}
+    for key, value in sorted(lowered.items()):  # lr comes before those of its own
         if key in _LANGUAGE_KEPT or (value is None and key in (*_LANGUAGE, *_LANGUAGE_OTHERWISE)):
             continue
         names = [name for name in _LANGUAGE.get(key, ()) if name in fields]
@@ -274,24 +274,24 @@ def language_block(
         if key in _LANGUAGE and not names:
             raise UsageError(f"{algo}: it has no {key!r}: leave it out")
         for name in names:
-            whole = isinstance(value, int) and not isinstance(value, bool) and fields[name].annotation is float
-            block[name] = float(value) if whole else value
-    if (clip := settings.get("clip_coef")) is not None:
+            as_float = isinstance(value, int) and not isinstance(value, bool) and fields[name].annotation is float
+            block[name] = float(value) if as_float else value
+    if (clip := lowered.get("clip_coef")) is not None:
         _need(algo, "clip_coef", "clip_low" in fields)
         low, high = clip if isinstance(clip, (tuple, list)) else (clip, clip)
         block |= {"clip_low": float(low), "clip_high": float(high)}
-    if (kind := settings.get("loss_type")) is not None:
+    if (kind := lowered.get("loss_type")) is not None:
         _need(algo, "loss_type", "cispo" in fields and kind in ("grpo", "gspo", "cispo"))
         block |= {"cispo": kind == "cispo", "level": "sequence" if kind == "gspo" else "token"}
-    if (norm := settings.get("adv_norm")) is not None:
+    if (norm := lowered.get("adv_norm")) is not None:
         _need(algo, "adv_norm", "dr" in fields and norm in ("mean_std", "mean_only"))
         block["dr"] = norm == "mean_only"
     if "rows" in fields:
         group = block.get("group_size", fields["group_size"].default)
-        rows = max(group, settings.get("batch_size") or 1) if prompts is None else prompts * group
-        block |= {"rows": rows, "batch_size": min(rows, settings.get("batch_size") or rows)}
+        rows = max(group, lowered.get("batch_size") or 1) if prompts is None else prompts * group
+        block |= {"rows": rows, "batch_size": min(rows, lowered.get("batch_size") or rows)}
     else:
-        size = settings.get("batch_size")
+        size = lowered.get("batch_size")
         if size is not None and prompts is not None and size < prompts:
             raise UsageError(
                 f"{algo}: a step is one update from {prompts} pairs, and batch_size is {size}: give the environment "

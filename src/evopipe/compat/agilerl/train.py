@@ -64,9 +64,9 @@ def _checkpoints(
 
 def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
     """Write the elite as `evopipe.load` reads it, critic included. Raises DiskError if it cannot be written."""
-    told = {"score": champion.score, "standard_error": champion.error, "confirmed": champion.confirmed,
+    training = {"score": champion.score, "standard_error": champion.error, "confirmed": champion.confirmed,
             "generation": champion.generation}  # fmt: skip
-    about = json.loads(json.dumps({**breed.about, "hyper": dict(champion.member.hyper), "training": told}))
+    about = json.loads(json.dumps({**breed.about, "hyper": dict(champion.member.hyper), "training": training}))
     card = (
         f"# {breed.algo} in {breed.params.env.id}\n\nThe elite of a training by evopipe, best of generation "
         f"{champion.generation}: mean return {champion.score:.4g} (standard error {champion.error:.2g}).\n\n"
@@ -183,7 +183,7 @@ class Call(SimpleNamespace):
         if len({agent.breed.algo for agent in self.pop}) > 1:
             raise UsageError("pop: its agents are of unlike algorithms")
         for what, named in (("algo", self.algo), ("mutation.algo", self.mutation and self.mutation.algo)):
-            if named is not None and algorithm_of(named) != self.name:
+            if named is not None and algorithm_of(str(named)) != self.name:
                 raise UsageError(f"{what}: it says {named}, and the population is one of {self.name}")
         refuse_idle(vars(self))
         one_process(self.accelerator)
@@ -195,10 +195,10 @@ class Call(SimpleNamespace):
         config = self.pop[0].breed.params.algo_config
         hp = {key: value for key, value in (self.INIT_HP or {}).items() if key not in ("RECURRENT", "SHARE_ENCODERS")}
         for key in hp:
-            said = block_of(self.name, {key: hp[key]}, {}, None)
-            said.pop("network")
+            block = block_of(self.name, {key: hp[key]}, {}, None)
+            block.pop("network")
             rates = key == "LR" and {"LR_ACTOR", "LR_CRITIC"} & hp.keys()
-            for own, value in {} if rates else said.items():
+            for own, value in {} if rates else block.items():
                 if getattr(config, own) != value:
                     raise UsageError(
                         f"INIT_HP: {key} is {hp[key]!r}, and the population was created with {getattr(config, own)!r}: "
@@ -246,12 +246,12 @@ class Call(SimpleNamespace):
         )  # fmt: skip
 
     def _tracked(self) -> dict[str, Any]:
-        given = dict(self.wandb_kwargs or {})
-        project = given.pop("project", self.env_name)
-        if given:
+        settings = dict(self.wandb_kwargs or {})
+        project = settings.pop("project", self.env_name)
+        if settings:
             raise UsageError(
-                f"wandb_kwargs: evopipe does not hand {', '.join(sorted(given))} on: it knows project; set the others "
-                "in the environment, as WANDB_ENTITY or WANDB_MODE"
+                f"wandb_kwargs: evopipe does not hand {', '.join(sorted(settings))} on: it knows project; set the "
+                "others in the environment, as WANDB_ENTITY or WANDB_MODE"
             )
         return {"experiment": project} if self.wb and project else {}
 
@@ -271,7 +271,7 @@ class Call(SimpleNamespace):
             spaces = env.observation_space, env.action_space
         if spec.spaces.team is not None:
             spaces = dict(spaces[0]), dict(spaces[1])  # type: ignore[call-overload]
-        breed = self.pop[0].breed.told(params, spec, spaces)
+        breed = self.pop[0].breed.with_params(params, spec, spaces)
         members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
         learners = learner_count(params.runtime.learners, params.runtime.threads, spec.environments_first)
         with (
@@ -298,5 +298,5 @@ class Call(SimpleNamespace):
 
     @property
     def file(self) -> str:
-        """How files of this training begin where nothing else is said."""
+        """How the names of this training's files begin by default."""
         return f"{self.env_name or 'env'}-{self.name}".replace("/", "_").replace(":", "_")

@@ -149,7 +149,7 @@ def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
         yield "trainer.total_epochs", "trainer.total_training_steps wins"
 
 
-def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, given: Values) -> None:
+def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, overrides: Values) -> None:
     """Tasks of a step, rollouts of each, and how many steps there are."""
     block = algos.get(algo).Config()
 
@@ -160,11 +160,11 @@ def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, g
             raise ParamsError(f"config: {key}: must be at least 1, got {value!r}")
         return found
 
-    group = number("actor_rollout_ref.rollout.n", given.get(f"algos.{algo}.group_size", block.group_size))
+    group = number("actor_rollout_ref.rollout.n", overrides.get(f"algos.{algo}.group_size", block.group_size))
     batch = number("data.train_batch_size")
     if "actor_rollout_ref.rollout.n" in documented:
         put(f"{TRAIN}.group_size", group, f"actor_rollout_ref.rollout.n={group}")
-    rows = given.get(f"algos.{algo}.rows", block.rows)
+    rows = overrides.get(f"algos.{algo}.rows", block.rows)
     if batch is not None or "actor_rollout_ref.rollout.n" in documented:
         of_each = batch if batch is not None else max(1, block.rows // group)
         rows = of_each * group
@@ -180,7 +180,7 @@ def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, g
         put("train.max_steps", steps, f"trainer.total_epochs={epochs} × {tasks} tasks")
 
 
-def others(documented: Values, put: Callable[..., None], algo: str, given: Values) -> None:
+def others(documented: Values, put: Callable[..., None], algo: str, overrides: Values) -> None:
     """Put what needs more than one key to say."""
     if not truth(documented.get("actor_rollout_ref.actor.use_kl_loss", True)):
         put(f"{TRAIN}.beta", 0.0, "actor_rollout_ref.actor.use_kl_loss=False")
@@ -204,15 +204,15 @@ def others(documented: Values, put: Callable[..., None], algo: str, given: Value
     if "trainer.logger" in documented:
         kept = [name for name in _loggers(documented) if name in _TRACKERS]
         put("tracking.backends", kept, f"trainer.logger={documented['trainer.logger']}")
-    elif "tracking.backends" not in given:
+    elif "tracking.backends" not in overrides:
         put("tracking.backends", [], "default")
     if "trainer.project_name" in documented and "trainer.experiment_name" not in documented:
         put("tracking.experiment", documented["trainer.project_name"], "trainer.project_name")
 
 
 def _loggers(documented: Values) -> list[str]:
-    told = documented.get("trainer.logger", [])
-    return [told] if isinstance(told, str) else [str(each) for each in told]
+    loggers = documented.get("trainer.logger", [])
+    return [loggers] if isinstance(loggers, str) else [str(each) for each in loggers]
 
 
 def masks(documented: Values) -> list[str]:
