@@ -25,7 +25,7 @@ from evopipe.team_policy import TeamPolicy
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave.
+    """What `evopipe.train` returns: the elite, every member, and what the reports say.
 
     Examples:
         >>> from evopipe import train
@@ -47,7 +47,7 @@ class Result:
 def run(
     params: str | Path | AnyParams | Mapping[str, Any], folder: str | Path | None = None, quiet: bool = True
 ) -> Result:
-    """Run all stages in order: what `dvc repro` does, without its cache.
+    """Run all stages of a training in order, as `dvc repro` does, without DVC's cache.
 
     Args:
         params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).

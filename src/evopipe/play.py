@@ -1,4 +1,4 @@
-"""A policy at play: the frames of an episode, films, or a window to watch."""
+"""A policy at play: returns of episodes, the frames of one, films, or a window to watch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Playback:
 
 @dataclass(frozen=True)
 class Score:
-    """How one watched episode ended: its seed, undiscounted return, and length in steps."""
+    """The outcome of one watched episode: its seed, undiscounted return, and length in steps."""
 
     seed: int
     total: float
@@ -97,7 +97,7 @@ def evaluate(
 
 
 def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
-    """Play one greedy episode in the policy's own environment and draw every state, without a display.
+    """Play one greedy episode in the policy's own environment and return a picture of every state, without a display.
 
     `max_steps` is a cap; None: the environment's own, or `LIMIT`. For `trust` and its errors see `environment_of`.
 
@@ -123,10 +123,25 @@ def watch(
     max_steps: int | None = None,
     tell: Callable[[Score], None] | None = None,
 ) -> list[Score]:
-    """Play greedy episodes in a window or onto films; return one score an episode, fewer where the window was closed.
-    Films receive the frames, see `evopipe.film`; without any there is a window, at the environment's own speed. The
-    episodes' seeds are `seed`, `seed + 1`, …; `tell` gets each score as soon as it is known. `UsageError` if there is
-    no display, or a film needs what is not installed; `DiskError` if one cannot be written; else as `play`."""
+    """Play greedy episodes in a window or onto films, and return one score an episode.
+
+    Args:
+        policy: the policy, of one agent or of a team.
+        cfg: the environment, see `environment_of`.
+        films: what takes the frames, see `evopipe.film`; none: a window, at the environment's own speed.
+        episodes: how many; their seeds are `seed`, `seed + 1`, …
+        seed: seed of the first one.
+        max_steps: step cap of an episode; None for the environment's own, or `LIMIT`.
+        tell: called with each score as soon as it is known.
+
+    Returns:
+        The scores, fewer than `episodes` where the window was closed.
+
+    Raises:
+        UsageError: there is no display, or a film needs what is not installed.
+        DiskError: a film cannot be written.
+        ParamsError, DataError, EnvironmentFailed: as of `play`.
+    """
     scores: list[Score] = []
     with contextlib.ExitStack() as stack:
         if films:
@@ -152,10 +167,18 @@ def watch(
 def environment_of(
     policy: AnyPolicy, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
 ) -> EnvConfig:
-    """Return the environment that a policy was trained in, or another one, or with other arguments. Without `trust` no
-    `module:EnvId` is taken that only the policy's folder names: making it runs the module. `DataError` if the policy
-    does not name its environment; `UsageError` if `env_id` or `kwargs` cannot be used, or the policy's own environment
-    is not trusted."""
+    """Return the environment that a policy was trained in, or another one, or with other arguments.
+
+    Args:
+        policy: the policy.
+        env_id: another environment; None for its own.
+        kwargs: other arguments of the environment; None for its own.
+        trust: whether a `module:EnvId` that only the policy's folder names may be imported, which runs that module.
+
+    Raises:
+        DataError: the policy does not name its environment.
+        UsageError: `env_id` or `kwargs` cannot be used, or the policy's own environment is not trusted.
+    """
     about = policy.about.get("env")
     try:
         known = {"id": about["id"], "kwargs": about["kwargs"]}  # type: ignore[index]
@@ -179,7 +202,7 @@ def environment_of(
 
 
 def has_display() -> bool:
-    """Whether a window could be opened here."""
+    """Return whether a window can be opened here."""
     if os.environ.get("SDL_VIDEODRIVER") in _UNSEEN:
         return False
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -1,4 +1,4 @@
-"""An agent: a view of one member, which acts, learns and is tested by itself."""
+"""`Agent`: a view of one member of a population, which acts, learns and is tested by itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POOL = 16  # environments in which an agent is tested at once, at most
 
 
 class Agent(View):
-    """A view of one member of a population.
+    """One agent of a population, as AgileRL's scripts use it: a view of one member.
 
     Alone it learns by the same updates as in a population, in a cohort of one; a whole population in one call is many
     times faster: `train_off_policy` and its like.
@@ -79,12 +79,12 @@ class Agent(View):
 
     @property
     def batch_size(self) -> int:
-        """Transitions, or steps, of an update."""
+        """Transitions of an update; of on-policy algorithms steps of a minibatch."""
         return int(self._setting("batch_size"))
 
     @property
     def learn_step(self) -> int:
-        """Environment steps between two updates, or of a rollout."""
+        """Environment steps between two updates; of on-policy algorithms steps of a rollout."""
         return int(self._setting("learn_step"))
 
     def _setting(self, name: str) -> float:
@@ -92,48 +92,48 @@ class Agent(View):
 
     @property
     def observation_space(self) -> Any:
-        """What it sees, as a space of Gymnasium's; of a team one each."""
+        """The observation space, Gymnasium's; of a team a dictionary of such, by agent."""
         return self.breed.observation_space
 
     @property
     def action_space(self) -> Any:
-        """What it does, as a space of Gymnasium's; of a team one each."""
+        """The action space, Gymnasium's; of a team a dictionary of such, by agent."""
         return self.breed.action_space
 
     @property
     def recurrent(self) -> bool:
-        """Whether it keeps a memory from step to step."""
+        """Whether its network is recurrent, so that it keeps a memory from step to step."""
         return self.live().memory > 0
 
     @property
     def actor(self) -> _Actor:
-        """How its actions become the environment's."""
+        """What scales squashed actions to the environment's bounds, see `scale_action`."""
         return _Actor(self)
 
     def set_training_mode(self, training: bool) -> None:
-        """Explore, or not."""
+        """Set whether it explores."""
         self.training = bool(training)
 
     def unwrap_models(self) -> None:
-        """Nothing is wrapped: all members train in one process."""
+        """Do nothing, for no model is wrapped: all members train in one process."""
 
     wrap_models = unwrap_models
 
     def live(self) -> Cohort:
-        """The cohort of one in which it acts and learns; its tensors change in place."""
+        """Return the cohort of one in which it acts and learns; its tensors change in place."""
         if self._cohort is None:
             (self._cohort,) = self.breed.spec.form([self._member])
         return self._cohort
 
     def tick(self) -> int:
-        """Count a choice; the number fixes its draws."""
+        """Count one call of acting and return the count, which fixes the call's random draws."""
         self._acted += 1
         return self._acted
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
     def get_action(self, obs: Any, epsilon: float = 0.0, action_mask: Any = None, hidden_state: Any = None) -> Any:
-        """Choose actions; while `training` it explores, in its algorithm's own way.
+        """Return the actions for observations; while `training` it explores in its algorithm's own way.
 
         Args:
             obs: an observation as the environment gives it, or a batch of them; of a team by agent.
@@ -208,7 +208,7 @@ class Agent(View):
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, experiences: Any = None) -> float:
-        """Learn, by one update from a batch of transitions, or by all epochs from a rollout.
+        """Learn from a batch of transitions by one update, or from a rollout by all its epochs, and return the loss.
 
         Args:
             experiences: what `memory.sample` or `sampler.sample` gave, or arrays (state, action, reward, next_state,
@@ -253,7 +253,7 @@ class Agent(View):
     # --- testing and keeping ------------------------------------------------------------------------------------------
 
     def test(self, env: Any, swap_channels: bool = False, max_steps: int | None = None, loop: int = 1) -> float:
-        """Play whole episodes without exploring; return their mean return, which `fitness` takes too.
+        """Play greedy episodes and return their mean undiscounted return, which is appended to `fitness`.
 
         Args:
             env: the environment, as for the training functions. Its like is played in: `env` stays as it is.
@@ -273,12 +273,12 @@ class Agent(View):
         return self.fitness[-1]
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Take over what a parent counted, and the draws of the agent whose place it takes."""
+        """Copy a parent's counters, and the position in the random draws of the agent whose place it takes."""
         super().go_on_from(parent, slot)
         self._acted, self._learned, self.training = slot._acted, slot._learned, parent.training
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write it to a folder, safetensors and JSON with checksums; one in its place is replaced as a whole. Raises
+        """Write the agent to a folder: safetensors and JSON with checksums; one in its place is replaced. Raises
         DiskError if it cannot be written."""
         counters: dict[str, Any] = {"acted": self._acted, "learned": self._learned, "steps": [*map(int, self.steps)]}
         counters["scores"] = [*map(float, self.scores)]
@@ -288,8 +288,8 @@ class Agent(View):
         members.write(Path(path), [replace(self.member, slot=0)], about)
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Become what `save_checkpoint` wrote. Raises MissingInputError or DataError if it is not there, is damaged, or
-        is of another algorithm or of other spaces."""
+        """Replace this agent's state by what `save_checkpoint` wrote. Raises MissingInputError or DataError if it is
+        not there, is damaged, or is of another algorithm or of other spaces."""
         found = Agent.load(path)
         if found.algo != self.algo or found.breed.spec.spaces != self.breed.spec.spaces:
             raise DataError(f"{path}: is an agent of {found.algo} for other spaces, or another algorithm's")
@@ -299,7 +299,7 @@ class Agent(View):
 
     @classmethod
     def load(cls, path: str | Path, device: Any = None) -> Agent:
-        """Return what `save_checkpoint` wrote, on a device: cpu, cuda, or None for where it was.
+        """Return the agent that `save_checkpoint` wrote, on a device: cpu, cuda, or None for the one that it was on.
 
         Raises:
             MissingInputError, DataError: it is not there, or is damaged.

@@ -1,4 +1,4 @@
-"""Memories for loops of one's own: what agents do goes in, batches come out.
+"""Replay buffers for loops of one's own, by AgileRL's names: transitions go in, batches come out.
 
 The memories of whole populations (`train_off_policy` …) are `evopipe.memory`'s own; these are the same ones, filled by
 the caller. They keep observations and actions as the environment has them, and learn their shapes when first filled.
@@ -28,7 +28,7 @@ _SPELLED = {"obs": "state", "next_obs": "next_state", "terminated": "done"}
 
 
 class Memory(ABC):
-    """What a script saves into: transitions of five parts, in an order of its own."""
+    """The base of replay buffers: it takes transitions of five parts in the order of `field_names`."""
 
     def __init__(self, memory_size: int, field_names: Sequence[str]) -> None:
         self._names = [_SPELLED.get(name, name) for name in field_names]
@@ -37,16 +37,24 @@ class Memory(ABC):
         self.memory_size, self.counter = int(memory_size), 0  # transitions kept, and saved so far
 
     def save_to_memory(self, *parts: Any, is_vectorised: bool = False) -> None:
-        """Save one transition, or with `is_vectorised` one of each environment: its parts in the order of
-        `field_names`, `[…]` or `[n, …]`; of a team each by agent. An agent that is not in the state is gone, one that
-        is not in the next state has ended."""
+        """Save one transition, or with `is_vectorised` one of each environment.
+
+        Args:
+            *parts: state, action, reward, next state and done in the order of `field_names`, `[…]` or `[n, …]`; of a
+                team each is a dictionary by agent. An agent that is not in the state is gone, one that is not in the
+                next state has ended.
+            is_vectorised: whether parts are `[n, …]`.
+
+        Raises:
+            UsageError: there are not five parts, or a shape is another one than that of the first transition.
+        """
         if len(parts) != len(FIELDS):
             raise self._refusal(f"a transition has {len(FIELDS)} parts, {len(parts)} were saved")
         self._save(dict(zip(self._names, parts, strict=True)), is_vectorised)
 
     def save_to_memory_vect_envs(self, *parts: Any) -> None:
-        """Save a step of several environments: each part `[n, …]`, in the order of `field_names`. What follows no
-        action, the reset of an environment of `make_vect_envs`, is left out."""
+        """Save one transition of each environment: each part `[n, …]`, in the order of `field_names`. Resets of
+        environments of `make_vect_envs`, which follow no action, are left out."""
         self.save_to_memory(*parts, is_vectorised=True)
 
     def _refusal(self, sentence: str) -> UsageError:
@@ -147,7 +155,8 @@ def _mapped(obs: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class Experiences(tuple[Any, ...]):
-    """A batch: (state, action, reward, next_state, done) as NumPy arrays `[B, …]`, and where in its memory it lies.
+    """A batch of transitions: (state, action, reward, next_state, done), NumPy arrays `[B, …]`, and its place in
+    memory.
 
     Attributes:
         memory: where it was drawn from.
@@ -170,7 +179,7 @@ class Experiences(tuple[Any, ...]):
 
 
 class ReplayBuffer(Memory):
-    """A ring of transitions that all agents share.
+    """A ring buffer of transitions that all agents share.
 
     Args:
         memory_size: transitions kept; the oldest go first.
@@ -214,14 +223,14 @@ class ReplayBuffer(Memory):
 
     @property
     def replay(self) -> Replay:
-        """The memory itself."""
+        """The packed ring that holds the transitions. Raises UsageError before the first one was saved."""
         if self._replay is None:
             raise self._refusal("nothing was saved yet")
         replay: Replay = self._replay
         return replay
 
     def fill(self, named: Mapping[str, np.ndarray]) -> None:
-        """Hold these transitions, each part `[n, …]` by name, in place of all others."""
+        """Replace all transitions by these, each part `[n, …]` by its name."""
         counter, self.form, self._replay, self._nstep = self.counter, None, None, None
         self._save(named, True)
         self.counter = counter
@@ -254,7 +263,7 @@ class ReplayBuffer(Memory):
             self._nstep = NStep(layout, len(form.rows(state, several)))
 
     def sample(self, batch_size: int, *_: Any, beta: float = 0.4) -> Experiences:
-        """Draw so many transitions, with replacement: uniformly, or by what surprised.
+        """Return a batch of transitions drawn with replacement, uniformly or by priority.
 
         Args:
             batch_size: how many.
@@ -284,7 +293,7 @@ class ReplayBuffer(Memory):
 
 
 class MultiStepReplayBuffer(ReplayBuffer):
-    """Transitions over several steps, fewer where an episode ends; each agent discounts by its own γ.
+    """A replay buffer of n-step transitions, shorter where an episode ends; each agent discounts by its own γ.
 
     Args:
         memory_size, field_names, device: as in `ReplayBuffer`.
@@ -311,7 +320,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """Transitions of which those are drawn most that surprised most (Schaul et al., 2016).
+    """A replay buffer that draws transitions with a high TD error more often (Schaul et al., 2016).
 
     Args:
         memory_size, field_names, device: as in `ReplayBuffer`.
@@ -339,14 +348,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.n_step = self.steps
 
     def update_priorities(self, index: Any, priorities: Any) -> None:
-        """Say how wrong transitions were found: index and priorities `[B]`. `agent.learn` does so by itself."""
+        """Set the priorities `[B]` of the transitions at places `[B]`; `agent.learn` does so by itself."""
         assert self.replay.priorities is not None
         at, errors = (torch.as_tensor(x).reshape(1, -1) for x in (index, priorities))
         self.replay.priorities.update(torch.zeros(1, dtype=torch.int64), at.long(), errors.float())
 
 
 class ReplayDataset(IterableDataset[Experiences]):
-    """Batches of a memory without end, for a `torch.utils.data.DataLoader`.
+    """An endless stream of batches of a replay buffer, for a `torch.utils.data.DataLoader`.
 
     Examples:
         >>> from evopipe import ReplayBuffer, ReplayDataset
@@ -365,7 +374,7 @@ class ReplayDataset(IterableDataset[Experiences]):
 
 
 class Sampler:
-    """One way to sample whatever the memory is.
+    """Draws batches from a replay buffer, or from a `ReplayDataset`.
 
     Args:
         distributed: whether batches come by `dataset`; of one process, as evopipe's, both are the same.

@@ -1,4 +1,4 @@
-"""Selection and mutation of agents: `evopipe.evolve`'s, by the names and arguments of scripts."""
+"""Tournament selection and mutation of agents: `evopipe.evolve`'s, by AgileRL's names and arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evopipe.schema.params import parse_params
 
 
 class TournamentSelection:
-    """Who becomes a parent.
+    """Tournament selection: each child's parent is the fittest of some agents drawn at random.
 
     Args:
         tournament_size: agents drawn, with replacement, for each tournament.
@@ -58,7 +58,7 @@ class TournamentSelection:
         )
 
     def check(self, size: int) -> None:
-        """Raise UsageError where the population is of another size."""
+        """Raise UsageError if the population has another size than was announced."""
         if self.population_size not in (None, size):
             raise UsageError(
                 f"TournamentSelection: population_size is {self.population_size}, and there are {size} agents: a "
@@ -66,7 +66,7 @@ class TournamentSelection:
             )
 
     def select(self, population: Sequence[Agent]) -> tuple[Agent, list[Agent]]:
-        """Return the fittest agent and the next generation, copies that share nothing with their parents. Raises
+        """Return a copy of the fittest agent, and the next generation, which shares nothing with its parents. Raises
         UsageError if no agent was tested."""
         self.check(len(population))
         if not any(agent.fitness for agent in population):
@@ -88,7 +88,7 @@ class TournamentSelection:
 
 
 class Mutations:
-    """What changes in children. The weights are relative.
+    """Mutations of agents, each with a relative weight.
 
     Args:
         no_mutation: weight of none.
@@ -144,8 +144,8 @@ class Mutations:
         self.config: MutationConfig = _checked("mutation", block)
 
     def ranges(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, Evolve]:
-        """Return which hyper-parameters of an algorithm may mutate, of those that are known to. Raises UsageError if
-        one that was selected has no range, or an end belongs to none."""
+        """Return the ranges of the hyper-parameters that may mutate, chosen from `known`. Raises UsageError if a
+        selected one has no range, or an end belongs to none."""
         found = dict(known)
         if self.selection is not None:
             chosen = {name: own_names(algo, name) for name in self.selection}
@@ -169,7 +169,7 @@ class Mutations:
         return found
 
     def evolve(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, dict[str, float]]:
-        """Return the same as the block `evolve`."""
+        """Return the ranges as the block `evolve` of `params.yaml`."""
         return {name: each.model_dump() for name, each in self.ranges(algo, known).items()}
 
     def _has_both_ends(self, algo: str, own: str) -> bool:
@@ -177,7 +177,7 @@ class Mutations:
         return any(own in own_names(algo, name) and None not in ends for name, ends in self.ends.items())
 
     def mutation(self, population: Sequence[Agent], pre_training_mut: bool = False) -> list[Agent]:
-        """Return the agents, mutated; `agent.mut` says what changed.
+        """Return mutated agents; `agent.mut` says what changed in each.
 
         Args:
             population: what `TournamentSelection.select` returned, or any agents.
@@ -200,7 +200,7 @@ class Mutations:
 
 
 def unmutated() -> Mutations:
-    """Return what stands where nothing mutates."""
+    """Return mutations that change nothing."""
     return Mutations(1.0, 0.0, parameters=0.0, rl_hp=0.0)
 
 

@@ -50,7 +50,7 @@ def finetune_llm_reasoning(
         init_hp: must say what the population was created with; checked, no more.
         save_elite: whether the best agent is written, as `evopipe.load` reads it, the model included.
         elite_path: where; `<algorithm>-elite` by default.
-        wb: whether Weights & Biases is told.
+        wb: whether metrics go to Weights & Biases.
         evo_steps: steps between evolutions; with `tournament` or `mutation`.
         checkpoint_steps: steps between two checkpoints, each agent a folder `<elite_path>_<index>_<step>`.
         tournament: selection; None for none.
@@ -59,7 +59,7 @@ def finetune_llm_reasoning(
         evaluation_interval: steps between evaluations, on at most 64 rows that are held out, the same for all agents.
             There is one before each evolution, too, and at the end.
         max_reward: the reward of a completion that is all right: the share of those is measured, as `accuracy`.
-        verbose: whether progress is shown.
+        verbose: whether progress is printed.
         accelerator: an Accelerator of one process.
         max_steps: questions that each agent is asked, rounded up to whole steps; None for all, once.
         num_epochs: how often each agent is asked all of them; goes before `max_steps`.

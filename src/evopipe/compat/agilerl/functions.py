@@ -1,4 +1,4 @@
-"""`train_off_policy` and its like. Each returns the trained population and every generation's fitnesses."""
+"""`train_off_policy` and its like: each returns the trained population and every generation's fitnesses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def train_off_policy(
     verbose: bool = True, accelerator: Any = None, wandb_api_key: str | None = None,
     wandb_kwargs: Mapping[str, Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train agents that learn from a memory which all of them fill: DQN, Rainbow, DDPG, TD3, SAC.
+    """Train agents that learn from one replay memory which all of them fill: DQN, Rainbow, DDPG, TD3, SAC.
 
     Args:
         env: what `make_vect_envs` gave, or an environment or a vector of Gymnasium that the caller made, wrappers
@@ -64,8 +64,8 @@ def train_off_policy(
         overwrite_checkpoints: whether only the last ones are kept.
         save_elite: whether the best agent is written, as `evopipe.load` reads it.
         elite_path: where.
-        wb: whether Weights & Biases is told.
-        verbose: whether progress is shown.
+        wb: whether metrics go to Weights & Biases.
+        verbose: whether progress is printed.
         accelerator: an Accelerator of one process.
         wandb_api_key: key of Weights & Biases.
         wandb_kwargs: `project`; others are refused.
@@ -168,7 +168,7 @@ def train_on_policy(
     accelerator: Any = None, wandb_api_key: str | None = None, wandb_kwargs: Mapping[str, Any] | None = None,
     collect_rollouts_fn: Callable[..., Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train agents that learn from what they have just done: PPO, recurrent or not.
+    """Train agents that learn from their own last steps: PPO, recurrent or not.
 
     Args:
         collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for the way that there is; one's
@@ -201,7 +201,7 @@ def train_offline(
     elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     minari_dataset_id: str | None = None, remote: bool = False, wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train agents on a dataset; `env` is for their evaluation alone: CQN, IQL, TD3+BC, BC.
+    """Train agents on a dataset, with an environment for evaluation only: CQN, IQL, TD3+BC, BC.
 
     Args:
         dataset: an open `h5py.File`, a path of one, or arrays by name: observations, actions, rewards, terminals and,
@@ -249,7 +249,7 @@ def train_multi_agent_off_policy(
     elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train teams that learn from a memory: MADDPG, MATD3.
+    """Train teams that learn from a replay memory: MADDPG, MATD3.
 
     Args:
         env: a parallel environment of PettingZoo, which is copied, or what `make_vect_envs` gave for a team.
@@ -294,7 +294,7 @@ def train_multi_agent_on_policy(
     save_elite: bool = False, elite_path: str | None = None, wb: bool = False, verbose: bool = True,
     accelerator: Any = None, wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train teams that learn from what they have just done: IPPO, MAPPO.
+    """Train teams that learn from their own last steps: IPPO, MAPPO.
 
     The arguments, what is returned and raised, are those of `train_multi_agent_off_policy`.
 

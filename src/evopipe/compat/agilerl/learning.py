@@ -1,4 +1,4 @@
-"""From what scripts hand over to what algorithms learn from: batches, and rollouts of a cohort of one."""
+"""Batches and rollouts that scripts hand over, as algorithms learn from them in a cohort of one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evopipe.types import ACTS, GONE, Batch, Chosen, Tensor
 
 @dataclass(frozen=True)
 class Taken:
-    """One step of `E` environments, as networks and memory have it. Where a team plays, `E` is `E · K`, see
+    """One step of `E` environments in the algorithm's terms; for a team `E` counts environments times agents, see
     `Rollout`."""
 
     obs: np.ndarray  # `[E, O]` float32, the true next observation
@@ -43,7 +43,7 @@ class Taken:
 
 
 class RolloutBuffer:
-    """What one agent did since it last learned; `agent.learn()` learns from it and empties it.
+    """The steps of one agent since it last learned; `agent.learn()` learns from them and empties it.
 
     Every on-policy agent has one, `agent.rollout_buffer`, which `collect_rollouts` fills.
 
@@ -72,13 +72,13 @@ class RolloutBuffer:
         return len(self.taken)
 
     def add(self, step: Taken) -> None:
-        """Add a step. Raises UsageError if it is full."""
+        """Append a step. Raises UsageError if the buffer is full."""
         if len(self.taken) == self.capacity:
             raise UsageError(f"RolloutBuffer: it is full ({self.capacity} steps): call agent.learn() or reset() first")
         self.taken.append(step)
 
     def reset(self) -> None:
-        """Empty it."""
+        """Remove all steps."""
         self.taken = []
 
 
@@ -120,8 +120,8 @@ def _ends_of(
 
 
 def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
-    """Return a batch `[1, B, …]` of what a memory gave, or of (state, action, reward, next_state, done), `[B, …]` each.
-    Raises UsageError if it is something else."""
+    """Return a batch `[1, B, …]` from what a replay buffer returned, or from arrays (state, action, reward, next_state,
+    done) `[B, …]`. Raises UsageError if it is something else."""
     if breed.team is not None:
         return _batch_of_team(breed, breed.team, experiences, gamma)
     device = breed.spec.device
@@ -186,7 +186,7 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
 
 
 def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
-    """Return the steps of a loop of one's own, see `Agent.learn`. Raises UsageError if they are something else."""
+    """Return the steps of a rollout that a script collected, see `Agent.learn`. Raises UsageError if it is none."""
     if not isinstance(experiences, tuple | list) or len(experiences) not in (7, 8):
         raise UsageError(
             "learn: a rollout is (observations, actions, log_probs, rewards, dones, values, next_obs[, next_done])"
@@ -263,7 +263,7 @@ def _by_step(part: Any) -> list[Any]:
 
 
 def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
-    """Return the rollout of a cohort of one. Raises UsageError if there is no step."""
+    """Return steps as the rollout of a cohort of one. Raises UsageError if there are none."""
     if not taken:
         raise UsageError("learn: there is no step to learn from: collect_rollouts(agent, env) first")
     n, device = len(taken[0].obs), spec.device

@@ -72,8 +72,8 @@ def _by_episodes(old: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def initialPopulation(algo: str, INIT_HP: Any = None, **kwargs: Any) -> list[Agent]:  # noqa: N802
-    """Call `create_population`. What such scripts call the learn step of PPO, which learned once an episode, is not
-    read: a rollout has the length that it has here.
+    """Call `create_population` by its old name. PPO's learn step is not read from `INIT_HP`: such scripts learned once
+    an episode, and a rollout has the length that it has here.
 
     Examples:
         >>> from evopipe import initialPopulation

@@ -1,4 +1,4 @@
-"""Populations: as many agents as asked for, by a script's own dictionaries."""
+"""`create_population`: agents by the arguments of AgileRL's scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def create_population(
     one_hot: bool = False, agent_ids: Sequence[Any] | None = None, seed: int = 1, actor_network: Any = None,
     tokenizer: Any = None, pad_token_id: int | None = None, pad_token: str | None = None, lora_config: Any = None,
 ) -> list[Agent]:  # fmt: skip
-    """Make a population. As every run does, it sets torch's threads in this process: one (`runtime.threads`).
+    """Return a new population of agents. As every run does, it sets torch's threads in this process: one
+    (`runtime.threads`).
 
     Args:
         algo: `DQN`, `Rainbow DQN`, `DDPG`, `TD3`, `PPO`, `CQN`, `MADDPG`, `MATD3`, `IPPO` …; `evopipe algos` lists all.
@@ -135,7 +136,7 @@ def _by_agent(spaces: Any, ids: Sequence[Any]) -> Any:
 
 
 def one_process(accelerator: Any) -> None:
-    """Raise UsageError where an accelerator has several processes."""
+    """Raise UsageError if an accelerator has several processes."""
     if accelerator is not None and getattr(accelerator, "num_processes", 1) > 1:
         raise UsageError(
             f"accelerator: it has {accelerator.num_processes} processes, and evopipe trains all members in one: start "
@@ -145,7 +146,7 @@ def one_process(accelerator: Any) -> None:
 
 
 def observation_space_channels_to_first(space: Any) -> Any:
-    """Return a space whose images have their channels first; others, and parts of others, stay as they are.
+    """Return an observation space whose images have their channels first; all else stays as it is.
 
     Networks here read images either way round: a script may call this or not.
 

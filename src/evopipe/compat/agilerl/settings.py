@@ -1,4 +1,4 @@
-"""The dictionaries of a script, `INIT_HP` and `NET_CONFIG`, and its ranges, as a block of `params.yaml`."""
+"""The dictionaries of AgileRL's scripts, `INIT_HP`, `NET_CONFIG` and ranges, as a block of `params.yaml`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ENCODER = {"hidden_size", "activation", "hidden_state_size", "num_layers", "max
 
 @dataclass(frozen=True)
 class RLParameter:
-    """The range in which a mutation moves a hyper-parameter, and its steps.
+    """The range in which a hyper-parameter mutates, and the factors by which it does.
 
     Args:
         min, max: ends of the range, included.
@@ -60,7 +60,7 @@ class RLParameter:
 
 
 class HyperparameterConfig(dict[str, RLParameter]):
-    """Which hyper-parameters may mutate, by name: `HyperparameterConfig(lr=RLParameter(min=1e-4, max=1e-2))`.
+    """The ranges of hyper-parameters that may mutate, by name.
 
     Examples:
         >>> from evopipe import HyperparameterConfig, RLParameter
@@ -74,8 +74,8 @@ class HyperparameterConfig(dict[str, RLParameter]):
 
 
 def algorithm_of(algo: str) -> str:
-    """Return the name of an algorithm here: `DQN` is `dqn`, `Rainbow DQN` is `rainbow`. Raises ParamsError if there is
-    none of that name."""
+    """Return an algorithm's name here: `DQN` is `dqn`, `Rainbow DQN` is `rainbow`. Raises ParamsError if there is none
+    of that name."""
     plain = "".join(letter for letter in algo.lower() if letter.isalnum())
     name = _SPELLED.get(plain, plain)
     if name not in algos.names():
@@ -86,9 +86,18 @@ def algorithm_of(algo: str) -> str:
 def block_of(
     algo: str, hp: Mapping[str, Any], net: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None
 ) -> dict[str, Any]:
-    """Return an algorithm's block of `params.yaml`. Keys of INIT_HP that are another algorithm's, or that the script
-    keeps for itself, are without effect: such a dictionary often serves several. Raises UsageError if a key is known to
-    no algorithm and no object, so that it would do nothing."""
+    """Return an algorithm's block of `params.yaml`.
+
+    Args:
+        algo: the algorithm's name here.
+        hp: `INIT_HP`. Keys that are another algorithm's, or that the script keeps for itself, are without effect: such
+            a dictionary often serves several.
+        net: `NET_CONFIG`.
+        ranges: hyper-parameters that may mutate; None for the algorithm's own ranges.
+
+    Raises:
+        UsageError: a key is known to no algorithm and no object, so that it would do nothing.
+    """
     fields = algos.get(algo).Config.model_fields
     block: dict[str, Any] = {}
     for key, value in sorted(hp.items(), key=lambda item: item[0] != "LR"):  # a rate of its own comes after
@@ -179,8 +188,9 @@ def _convolutions(net: Mapping[str, Any]) -> list[dict[str, int]]:
 
 
 def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[str, float]]:
-    """Return the block `evolve` of ranges by name; `lr` stands for every rate of an algorithm that has several. Raises
-    UsageError if a name is no hyper-parameter of the algorithm that can evolve, or a `dtype` is not its own."""
+    """Return ranges by name as the block `evolve`; `lr` stands for every learning rate of an algorithm that has
+    several. Raises UsageError if a name is no hyper-parameter of the algorithm that can mutate, or a `dtype` is not its
+    own."""
     config = algos.get(algo).Config
     able, found = evolvable(config), {}
     for name, each in ranges.items():
@@ -197,7 +207,7 @@ def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[st
 
 
 def own_names(algo: str, name: str) -> list[str]:
-    """Return what a hyper-parameter that may mutate is called here: none, one, or all rates."""
+    """Return the names here of a hyper-parameter that may mutate: none, one, or those of all learning rates."""
     able = evolvable(algos.get(algo).Config)
     if "lr_value" in able:  # of language models: the actor's is `lr` itself
         name = {"lr_actor": "lr_policy", "lr_critic": "lr_value"}.get(name, name)
@@ -209,8 +219,8 @@ def own_names(algo: str, name: str) -> list[str]:
 
 
 class LanguageSettings(TypedDict, total=False):
-    """Hyper-parameters of algorithms for language models. Each algorithm has its own defaults, see
-    `evopipe params block`; one that it has not is refused."""
+    """Hyper-parameters of algorithms for language models, with each algorithm's own defaults (`evopipe params block`).
+    One that an algorithm has not is refused."""
 
     batch_size: int
     """Completions an update; None or more than a step has: all of a step."""
@@ -259,9 +269,17 @@ _LANGUAGE_KEPT = frozenset(
 def language_block(
     algo: str, settings: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None, prompts: int | None
 ) -> dict[str, Any]:
-    """Return the block of an algorithm, by its name here, of `LanguageSettings`, or the same in capitals. `ranges` say
-    which of them may mutate, None for the algorithm's own ranges, group sizes excepted; `prompts` how many an agent is
-    asked in a step, None where nobody knows yet. Raises UsageError if a key is another algorithm's, or nobody's."""
+    """Return the block of an algorithm for language models.
+
+    Args:
+        algo: the algorithm's name here.
+        settings: `LanguageSettings`, or the same names in capitals.
+        ranges: hyper-parameters that may mutate; None for the algorithm's own ranges, group sizes excepted.
+        prompts: prompts of an agent in a step; None while that is not known.
+
+    Raises:
+        UsageError: a key is another algorithm's, or no algorithm's.
+    """
     config = algos.get(algo).Config
     fields, block = config.model_fields, {}
     lowered = {key.lower(): value for key, value in settings.items()}

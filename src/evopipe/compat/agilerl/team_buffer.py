@@ -1,4 +1,4 @@
-"""The memory of teams for loops of one's own; of `train_multi_agent_off_policy` its size counts alone."""
+"""The replay buffer of teams, by AgileRL's name; of `train_multi_agent_off_policy` only its size counts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ _Parts = dict[Any, np.ndarray]
 
 
 class TeamExperiences(tuple[Any, ...]):
-    """A batch: (state, action, reward, next_state, done), each by agent, NumPy arrays `[B, …]`; `alive` says who acted,
-    `next_alive` who stands in the next state, `[B]` by agent."""
+    """A batch of a team's transitions: (state, action, reward, next_state, done), each by agent, arrays `[B, …]`.
+
+    `alive` and `next_alive`, `[B]` by agent, say who acted, and who is there in the next state.
+    """
 
     alive: _Parts
     next_alive: _Parts
 
 
 class MultiAgentReplayBuffer(Memory):
-    """A ring of a team's transitions.
+    """A ring buffer of a team's transitions.
 
     Args:
         memory_size: transitions kept, each of all agents.
@@ -78,7 +80,7 @@ class MultiAgentReplayBuffer(Memory):
         self.counter += n
 
     def sample(self, batch_size: int, *_: Any) -> TeamExperiences:
-        """Draw so many transitions uniformly, with replacement. Raises UsageError if nothing is there to draw."""
+        """Return a batch of transitions drawn uniformly, with replacement. Raises UsageError if the buffer is empty."""
         self._need_any()
         at = self._random.integers(len(self), size=batch_size)
         drawn = {name: {agent: array[at] for agent, array in held.items()} for name, held in self._held.items()}

@@ -1,4 +1,4 @@
-"""The training functions of scripts: their arguments become `Params`, and the population's own run does the rest."""
+"""What the training functions have in common: their arguments become `Params`, and a run begins."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
 
 
 def entering(agents: Sequence[Any], seed: int) -> list[Member]:
-    """Return agents' members as a run with this seed begins with them: in the order given, with its own draws."""
+    """Return agents' members in order, with the slots, ids and keys that a run with this seed gives them."""
     keys, members = rng.member_keys(seed, range(len(agents))), [agent.member for agent in agents]
     ids = [member.id for member in members]
     if len({*ids}) < len(ids):
@@ -85,7 +85,8 @@ def entering(agents: Sequence[Any], seed: int) -> list[Member]:
 
 
 def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return agents, by a class of theirs, of a run's members as they are; `each` is what they count for a step."""
+    """Return agents of class `view` for a run's members as they are; a step of the run counts as `each` of an
+    agent's."""
     found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
     for agent in found:
         agent.steps = [before[agent.index].steps[-1] + run.clock.step * each]
@@ -221,7 +222,7 @@ class Call(SimpleNamespace):
                 raise UsageError(f"MUT_P: {key} is {value!r}, and mutation was made with {known[key]!r}")
 
     def params(self) -> Params:
-        """Return the run as `params.yaml` would have it."""
+        """Return the parameters of the run, as `params.yaml` would have them."""
         breed, env = self.pop[0].breed, config_of(self.env)
         block = breed.params.algo_config.model_dump() | self.block
         tournament, mutation = self.tournament or TournamentSelection(0, False), self.mutation or unmutated()
@@ -258,7 +259,8 @@ class Call(SimpleNamespace):
     def run(
         self, warm: Transitions | None = None, collect: Any = None, adopt: Callable[[Any], None] | None = None
     ) -> Trained:
-        """Train, from the agents on; `adopt` is given the regime when all is done."""
+        """Train the agents and return the trained ones and every generation's fitnesses; `adopt` is called with the
+        regime at the end."""
         params = self.params()
         spec = make_spec(params, configure(params.runtime))
         if spec.spaces != self.pop[0].breed.spec.spaces:

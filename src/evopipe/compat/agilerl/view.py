@@ -1,4 +1,4 @@
-"""What an agent of either kind is: a view of one member of a population, which a script may hold by itself."""
+"""What both kinds of agents have in common: each is a view of one member of a population."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evopipe.evolve.mutate import NONE, Mutation
 
 
 class View:
-    """A view of one member, with what scripts read and write of it; see `Agent` and `LanguageAgent`."""
+    """A view of one member, with the attributes that scripts read and write; see `Agent` and `LanguageAgent`."""
 
     def __init__(self, breed: Any, member: Member, mutation: Mutation = NONE) -> None:
         self.breed, self._member, self.mutation = breed, member, mutation
@@ -51,7 +51,7 @@ class View:
         return f"<{type(self).__name__} {self.index} of {self.algo}: {self._member.arch.describe()}, fitness {fitness}>"
 
     def clone(self, index: int | None = None) -> Self:
-        """Return a copy that shares nothing but a language model; with an index that slot's own draws are its."""
+        """Return a copy that shares nothing but a language model; with an index it draws as that slot does."""
         member = self.member
         slot = member.slot if index is None else index
         key = member.key if index is None else int(rng.member_keys(self.breed.seed, [slot])[0])
@@ -61,5 +61,5 @@ class View:
         return child
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Take over what a parent counted, and the draws of the agent whose place it takes."""
+        """Copy a parent's counters; the other agent is the one whose place it takes."""
         self.scores, self.steps, self.fitness = [*parent.scores], [*parent.steps], [*parent.fitness]

@@ -1,4 +1,4 @@
-"""Configuration of a trainer: overrides in any form, in rLLM's documented names or in those of `params.yaml`."""
+"""Configuration of an `AgentTrainer`: overrides in rLLM's documented names, or in those of `params.yaml`."""
 
 from __future__ import annotations
 
@@ -49,10 +49,16 @@ class _Resolved:
 
 def read(config: Any) -> tuple[Values, bool]:
     """Return overrides by dotted keys, and whether they are a complete configuration, in which unknown keys are usual.
-    They are given as None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later
-    ones win; the path of a YAML file; or any object of nested attributes, such as OmegaConf's. Raises ParamsError if it
-    is something else, a text is not of the form `key=value`, or a file cannot be used, see `read_yaml`;
-    MissingInputError if the file is not there."""
+
+    Args:
+        config: None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later ones
+            win; the path of a YAML file; or an object of nested attributes, such as OmegaConf's.
+
+    Raises:
+        ParamsError: it is something else, a text is not of the form `key=value`, or a file cannot be used, see
+            `read_yaml`.
+        MissingInputError: a file is not there.
+    """
     try:
         return _read(config)
     except RecursionError:
@@ -121,10 +127,18 @@ def _deep(value: Any) -> Any:
 
 
 def resolve(config: Any, population: Any, tasks: int, name: str, engine: str = "local") -> _Resolved:
-    """Bring overrides, see `read`, to what a run of that name is configured by; `tasks` are rows of the training data.
-    A population is None for one member; how many; or a mapping, the blocks `population`, `evolution` and `evolve`. The
-    engine is `local` or `ray`, which alone takes `ray_init`.
-    Raises ParamsError if a key is unknown or a value cannot be used."""
+    """Return the configuration of a run: parameters, the block `agents`, and arguments of constructors.
+
+    Args:
+        config: overrides, see `read`.
+        population: None for one member; how many; or a mapping of the blocks `population`, `evolution` and `evolve`.
+        tasks: rows of the training data.
+        name: the run's name, which stands in the place of an environment's.
+        engine: `local`, or `ray`, which alone takes `ray_init`.
+
+    Raises:
+        ParamsError: a key is unknown or a value cannot be used.
+    """
     overrides, complete = read(config)
     overrides = {key: value for key, value in overrides.items() if value is not None}
     values: Values = {}

@@ -1,4 +1,4 @@
-"""rLLM's documented keys of a configuration: where each goes here, and what those that go nowhere meant."""
+"""rLLM's documented keys of a configuration: which key of `params.yaml` each is, and why some have no meaning here."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class _To(NamedTuple):
 
 
 def truth(value: Any) -> bool:
+    """Return a value of a configuration as true or false; text counts as true if it is true, 1 or yes."""
     return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
 
 
@@ -122,7 +123,7 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a documented key's value as it is here; ParamsError if it is no such value."""
+    """Return a documented key's value as the key of `params.yaml` takes it. Raises ParamsError if it is no number."""
     try:
         return change(value)
     except (TypeError, ValueError, OverflowError):
@@ -130,7 +131,7 @@ def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
-    """Return documented keys that have no effect beside the others, and why."""
+    """Yield documented keys that have no effect beside the others, and why."""
     if "algorithm.lam" in documented and algo != "ppo_language":
         yield "algorithm.lam", "it is of adv_estimator=gae alone"
     for start, among in (("rllm.stepwise_advantage", OWN), ("rllm.compact_filtering", FILTERS)):
@@ -150,7 +151,7 @@ def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
 
 
 def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, overrides: Values) -> None:
-    """Tasks of a step, rollouts of each, and how many steps there are."""
+    """Put how many tasks a step has, how many rollouts a task, and how many steps there are."""
     block = algos.get(algo).Config()
 
     def number(key: str, default: Any = None) -> Any:
@@ -181,7 +182,7 @@ def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, o
 
 
 def others(documented: Values, put: Callable[..., None], algo: str, overrides: Values) -> None:
-    """Put what needs more than one key to say."""
+    """Put the keys of `params.yaml` that several documented keys decide together."""
     if not truth(documented.get("actor_rollout_ref.actor.use_kl_loss", True)):
         put(f"{TRAIN}.beta", 0.0, "actor_rollout_ref.actor.use_kl_loss=False")
     if (clip := documented.get("actor_rollout_ref.actor.clip_ratio")) is not None:
@@ -216,7 +217,7 @@ def _loggers(documented: Values) -> list[str]:
 
 
 def masks(documented: Values) -> list[str]:
-    """Return the reasons whose episodes are to teach nothing."""
+    """Return the termination reasons whose episodes are not learned from."""
     found = []
     if truth(documented.get("rllm.compact_filtering.enable", False)):
         found = [name for key, name in FILTERS.items() if truth(documented.get(key, False))]
