@@ -10,23 +10,28 @@ import pytest
 
 import evopipe
 from evopipe.errors import UsageError
+from evopipe.evolve.lineage import read_lineage
 from evopipe.layout import LINEAGE, TRAINED
-from evopipe.storage.files import read_json
+from evopipe.storage.files import read_bytes, read_json
+from evopipe.team_policy import TeamPolicy
 
 SMALL: dict[str, Any] = {
     "env": {"id": "CartPole-v1", "num_envs": 2},
     "population": {"size": 3},
-    "train": {"max_steps": 400, "evo_steps": 200, "eval_episodes": 4, "learning_delay": 50, "target": None},
-    "runtime": {"device": "cpu"},
+    "train": {"max_steps": 400, "evo_steps": 200, "eval_episodes": 4, "learning_delay": 50, "target": None,
+              "confirm_episodes": 2, "warm_start": 0},
+    "fetch": {"source": "collect", "collect": {"episodes": 2}},
+    "runtime": {"device": "cpu", "env_workers": 0, "learners": 1},
+    "export": {"program": False},
     "evaluate": {"episodes": 6},
     "tracking": {"backends": []},
-}
+}  # fmt: skip
 
 
 @pytest.mark.thorough
 def test_it_is_the_run_of_train_generation_by_generation(tmp_path: Path) -> None:
     params = SMALL | {"train": SMALL["train"] | {"warm_start": 100}}
-    result = evopipe.train(params, tmp_path / "run")
+    result = evopipe.train(params)
     with evopipe.Population(params) as population:
         assert (len(population), population.generation, population.reason) == (3, 0, "")
         first = population.train(generations=1)
@@ -37,14 +42,16 @@ def test_it_is_the_run_of_train_generation_by_generation(tmp_path: Path) -> None
         assert population.train() == []
         assert (population.lineage[1:], population.reason) == ([*first, *rest], "max_steps")
         held_out = population.evaluate()
-        population.save(tmp_path / "own")
+        population.save(tmp_path)
     assert population.lineage == result.lineage
     means = [result.members[f"member_{i}"]["mean"] for i in range(3)]
     assert held_out.shape == (3, 6)
     assert held_out.mean(axis=1).tolist() == pytest.approx(means)
-    for out in (LINEAGE, TRAINED / "members.safetensors"):
-        assert (tmp_path / "own" / out).read_bytes() == (tmp_path / "run" / out).read_bytes()
-    assert read_json(tmp_path / "own" / "reports/train.json") == result.summary
+    assert read_lineage(read_bytes(tmp_path / LINEAGE), "lineage") == result.lineage
+    assert read_json(tmp_path / "reports/train.json") == result.summary
+    obs = np.random.default_rng(1).normal(size=(16, 4)).astype(np.float32)
+    for slot, policy in enumerate(result.policies):
+        assert np.array_equal(evopipe.load(tmp_path / TRAINED, member=slot).q_values(obs), policy.q_values(obs))
 
 
 @pytest.mark.thorough
@@ -106,3 +113,16 @@ def test_dir_shows_the_small_door() -> None:
     assert evopipe.__all__[:5] == ["train", "load", "evaluate", "Population", "Policy"]
     assert {*dir(evopipe)} - {"agents", "errors", "parts"} <= {*evopipe.__all__}
     assert all(getattr(evopipe, name) is not None for name in dir(evopipe))
+
+
+@pytest.mark.thorough
+def test_a_team_and_a_dataset_train_alike(tmp_path: Path) -> None:
+    team = SMALL | {"env": {"id": "teams_for_tests:Relay", "num_envs": 2}, "train": SMALL["train"] | {"algo": "ippo"}}
+    ppo = {"learn_step": 64, "batch_size": 16, "epochs": 1}
+    with evopipe.Population(team | {"algos": {"ippo": ppo}}) as population:
+        population.train(generations=1)
+        assert population.evaluate(episodes=2).shape == (3, 2)
+        assert isinstance(population.elite, TeamPolicy)
+    offline = SMALL["train"] | {"algo": "cqn", "mode": "offline", "max_steps": 40, "evo_steps": 20}
+    with evopipe.Population(SMALL | {"train": offline}) as population:
+        assert len(population.train()) == 2
