@@ -1,8 +1,15 @@
 """evopipe: train populations of reinforcement-learning agents that tune themselves while they learn.
 
-`evopipe.train(...)` runs everything, `evopipe.load(...)` brings a trained policy back; `evopipe.train_off_policy(...)`
-and its like do so for scripts of populations, memories and mutations (`evopipe.face`). Names are imported when first
-used, so that `import evopipe` costs nothing.
+The library's own names, which `dir(evopipe)` lists:
+
+- `train(params)` runs everything, `load(folder)` brings a trained policy back, `evaluate(policy)` scores it;
+- `Population(params)` trains generation by generation in this process, `Policy` is one trained member;
+- `Params`, `load_params`, `parse_params` are what a run is described by; `evopipe.errors` is what can go wrong;
+- `evopipe.parts` is what the library's loops are made of, `evopipe.agents` what language agents are made of.
+
+The other names of `__all__` are spellings of AgileRL's and rLLM's documents, for scripts that keep to those:
+`evopipe.compat.agilerl` and `evopipe.compat.rllm`. All are imported when first used, so that `import evopipe` costs
+nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evopipe.agents.trainer import AgentTrainer
     from evopipe.api import Result
     from evopipe.api import run as train
-    from evopipe.errors import EvopipeError
-    from evopipe.face import (
+    from evopipe.compat.agilerl import (
         DPO,
         GRPO,
         LLMPPO,
@@ -50,40 +55,58 @@ if TYPE_CHECKING:
         train_offline,
         train_on_policy,
     )
-    from evopipe.face.older import initialPopulation, makeVectEnvs
+    from evopipe.compat.agilerl.older import initialPopulation, makeVectEnvs
+    from evopipe.compat.rllm import AgentTrainer
+    from evopipe.errors import EvopipeError
     from evopipe.loading import load
+    from evopipe.play import evaluate
     from evopipe.policy import Policy
+    from evopipe.population import Population
     from evopipe.schema.params import Params, load_params, parse_params
 
 __version__ = "0.1.0"
-__all__ = [
-    "DPO", "GRPO", "LLMPPO", "LLMREINFORCE", "Agent", "AgentTrainer", "EvopipeError", "Experiences",
-    "HyperparameterConfig", "LanguageAgent", "MultiAgentReplayBuffer", "MultiStepReplayBuffer", "Mutations", "Params",
-    "Policy", "PreferenceGym", "PrioritizedReplayBuffer", "RLParameter", "ReasoningGym", "ReplayBuffer",
-    "ReplayDataset", "Result", "RolloutBuffer", "Sampler", "TournamentSelection", "__version__", "collect_rollouts",
-    "collect_rollouts_recurrent", "create_population", "default_progress_bar", "finetune_llm_preference",
-    "finetune_llm_reasoning", "initialPopulation", "load", "load_params", "makeVectEnvs", "make_vect_envs",
-    "observation_space_channels_to_first", "parse_params", "train", "train_multi_agent_off_policy",
+__all__ = [  # noqa: RUF022 (in the order in which one meets them)
+    # the library's own
+    "train", "load", "evaluate", "Population", "Policy", "Result", "Params", "load_params", "parse_params",
+    "EvopipeError", "__version__",
+    # rLLM's and AgileRL's
+    "AgentTrainer", "Agent", "DPO", "Experiences", "GRPO", "HyperparameterConfig", "LLMPPO", "LLMREINFORCE",
+    "LanguageAgent", "MultiAgentReplayBuffer", "MultiStepReplayBuffer", "Mutations", "PreferenceGym",
+    "PrioritizedReplayBuffer", "RLParameter", "ReasoningGym", "ReplayBuffer", "ReplayDataset", "RolloutBuffer",
+    "Sampler", "TournamentSelection", "collect_rollouts", "collect_rollouts_recurrent", "create_population",
+    "default_progress_bar", "finetune_llm_preference", "finetune_llm_reasoning", "initialPopulation", "makeVectEnvs",
+    "make_vect_envs", "observation_space_channels_to_first", "train_multi_agent_off_policy",
     "train_multi_agent_on_policy", "train_off_policy", "train_offline", "train_on_policy",
 ]  # fmt: skip
 
-_MODULES = {
-    "AgentTrainer": ("evopipe.agents.trainer", "AgentTrainer"),
-    "EvopipeError": ("evopipe.errors", "EvopipeError"),
-    "Params": ("evopipe.schema.params", "Params"),
+_OWN = {
+    "train": ("evopipe.api", "run"),
+    "load": ("evopipe.loading", "load"),
+    "evaluate": ("evopipe.play", "evaluate"),
+    "Population": ("evopipe.population", "Population"),
     "Policy": ("evopipe.policy", "Policy"),
     "Result": ("evopipe.api", "Result"),
-    "load": ("evopipe.loading", "load"),
+    "Params": ("evopipe.schema.params", "Params"),
     "load_params": ("evopipe.schema.params", "load_params"),
     "parse_params": ("evopipe.schema.params", "parse_params"),
-    "train": ("evopipe.api", "run"),
-    "initialPopulation": ("evopipe.face.older", "initialPopulation"),
-    "makeVectEnvs": ("evopipe.face.older", "makeVectEnvs"),
+    "EvopipeError": ("evopipe.errors", "EvopipeError"),
+}
+_ROOMS = ("agents", "errors", "parts")
+_OTHERS = {
+    "AgentTrainer": ("evopipe.compat.rllm", "AgentTrainer"),
+    "initialPopulation": ("evopipe.compat.agilerl.older", "initialPopulation"),
+    "makeVectEnvs": ("evopipe.compat.agilerl.older", "makeVectEnvs"),
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"evopipe.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'evopipe' has no attribute {name!r}")
-    module, attribute = _MODULES.get(name, ("evopipe.face", name))
+    module, attribute = (_OWN | _OTHERS).get(name, ("evopipe.compat.agilerl", name))
     return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return [*_OWN, *_ROOMS, "__version__"]

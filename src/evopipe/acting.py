@@ -1,4 +1,4 @@
-"""A trained member at work: what it does, and what it thinks of it, for one observation or many."""
+"""Policies: trained members that act, and that say what they think of a situation, one observation or a batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evopipe.rng import Purpose, Stream
 
 
 class Policy:
-    """One trained member, ready to act.
+    """One trained member that acts and values.
 
     Args:
         algo: its algorithm.
@@ -56,12 +56,12 @@ class Policy:
         online = online_networks(algo, self.widths)
         acting = acting_networks(algo.POLICY, self.widths)
         self._blind = not all(online[name] in member.tensors for name in online if name not in acting)
-        members = [bare(algo, member, self.widths)]
+        members = [for_acting(algo, member, self.widths)]
         (self._cohort,) = form(members, algo.State, self.widths, torch.device("cpu"), lambda _: Pace())
         self.memory = self._cohort.memory
 
     def act(self, obs: Any, mask: Any = None, epsilon: float = 0.0, seed: int = 0) -> Any:
-        """Choose actions: deterministic unless `epsilon` is above 0.
+        """Return the actions for one observation or a batch, deterministic unless `epsilon` is above 0.
 
         Args:
             obs: an observation as the environment gives it (a vector, an image, an index, a dict or tuple of such), or
@@ -87,7 +87,7 @@ class Policy:
     def step(
         self, obs: Any, memory: Any = None, mask: Any = None, epsilon: float = 0.0, seed: int = 0
     ) -> tuple[Any, Any]:
-        """Choose actions as `act` does, of a policy that may keep a memory.
+        """Return the actions, as `act` does, and the memory of a policy that may be recurrent.
 
         Args:
             obs, mask, epsilon: as in `act`.
@@ -117,15 +117,15 @@ class Policy:
     def __repr__(self) -> str:
         env, space = self.about.get("env"), self.action_space
         place = f", {env['id']}" if isinstance(env, dict) and "id" in env else ""
-        shown = f"{self.observations} observations → {space.size} {space.kind} actions"
-        return f"<Policy {self._name}{place}: {shown}, network {self.arch.describe()}>"
+        sizes = f"{self.observations} observations → {space.size} {space.kind} actions"
+        return f"<Policy {self._name}{place}: {sizes}, network {self.arch.describe()}>"
 
     @property
     def _name(self) -> str:
         return str(self.about.get("algo", self._algo.POLICY))
 
     def value(self, obs: Any, mask: Any = None, memory: Any = None) -> Any:
-        """Return V(s), float32 `[]` or `[B]`, of the kind that `obs` was.
+        """Return the state values V(s), float32 `[]` or `[B]`, NumPy or torch as `obs` was.
 
         It is the algorithm's own: a value network's (PPO, IQL); max Q(s, a) over legal actions (DQN, Rainbow, CQN);
         Q(s, μ(s)) of a deterministic actor (DDPG, TD3, TD3+BC). `mask` as in `act`, `memory` as in `step`.
@@ -138,12 +138,12 @@ class Policy:
         return self._like(obs, single, found(self._cfg, self._cohort.state, batch, legal, before)[0])
 
     def q_values(self, obs: Any, action: Any = None) -> Any:
-        """Return action values, of the kind that `obs` was: min(Q₁, Q₂) where the algorithm has twin critics.
+        """Return the action values Q(s, a), NumPy or torch as `obs` was; of twin critics the lesser.
 
         Args:
             obs: as in `act`.
             action: the environment's own actions, one or a batch; None, for all: `[A]` or `[B, A]`, where actions are
-                discrete. Of given ones they are `[]` or `[B]`.
+                discrete. Of `action` they are `[]` or `[B]`.
 
         Raises:
             UsageError: the algorithm has none, the critic was not exported, or an argument does not fit.
@@ -156,7 +156,7 @@ class Policy:
         return self._like(obs, single, found(self._cfg, self._cohort.state, batch, taken)[0])
 
     def probabilities(self, obs: Any, mask: Any = None, memory: Any = None) -> Any:
-        """Return π(a|s) of all actions, float32 `[A]` or `[B, A]`, of the kind that `obs` was.
+        """Return the probabilities π(a|s) of all actions, float32 `[A]` or `[B, A]`, NumPy or torch as `obs` was.
 
         Of several choices they are those of each, one choice after another; of bits, that each is 1. `mask` as in
         `act`, `memory` as in `step`.
@@ -169,7 +169,7 @@ class Policy:
         return self._like(obs, single, found(self._cfg, self._cohort.state, batch, legal, before).probabilities()[0])
 
     def log_prob(self, obs: Any, action: Any, mask: Any = None, memory: Any = None) -> Any:
-        """Return log π(a|s), float32 `[]` or `[B]`, of the kind that `obs` was.
+        """Return the log-probabilities log π(a|s) of actions, float32 `[]` or `[B]`, NumPy or torch as `obs` was.
 
         Of continuous actions it is the logarithm of their density where the environment's bounds are −1 and 1, as the
         algorithm learned it. `action` are the environment's own, one or a batch; `mask` as in `act`, `memory` as in
@@ -213,7 +213,7 @@ class Policy:
                 "probabilities(obs)": not continuous and has.chances,
                 "log_prob(obs, action)": has.chances,
             }
-            known = " and ".join(["act(obs)", *(call for call, given in able.items() if given)])
+            known = " and ".join(["act(obs)", *(call for call, answer in able.items() if answer)])
             raise UsageError(
                 f"a policy of {self._name} with {self.action_space.kind} actions has no {name}: it has {known}"
             )
@@ -287,13 +287,14 @@ class Policy:
         return array[0] if single else array
 
     def on_rows(self) -> Policy:
-        """Return the same policy for observations that are rows already, as `EnvPool.obs` holds them."""
+        """Return a copy for observations that are flat rows `[n, O]` already, as `EnvPool.obs` holds them."""
         policy = copy(self)
         policy.observation_space = ObservationSpace.vector(self.observations)
         return policy
 
     def module(self) -> torch.nn.Module:
-        """Return the greedy policy as a plain module: obs `[B, O]` → (actions `[B]`, values `[B, A]`).
+        """Return the greedy policy as a plain `torch.nn.Module`: obs `[B, O]` → (actions `[B]`, action values `[B,
+        A]`).
 
         Without action values, actions alone; of more than one number they are `[B, *shape]`.
         A policy that keeps a memory takes it too: (obs `[B, O]`, memory `[B, M]`) → (actions, memory), zeros at first.
@@ -315,24 +316,24 @@ class _Greedy(torch.nn.Module):
     def __init__(self, algo: Algorithm, cfg: Any, cohort: Cohort, space: ActionSpace) -> None:
         super().__init__()
         self._algo, self._cfg, self._state, self._space = algo, cfg, cohort.state, space
-        self._shown = cohort.shown
+        self._normalised = cohort.shown
         self.register_buffer("weights", getattr(cohort.state, algo.POLICY).values)
         hold_bounds(self, space)
 
     def forward(self, obs: torch.Tensor, memory: torch.Tensor | None = None) -> Any:
         """See `Policy.module`."""
-        shown = self._shown(obs[None])
+        seen = self._normalised(obs[None])
         if memory is not None:
-            actions, _, _, after = self._algo.step(self._cfg, self._state, shown, None, memory[None], None)
+            actions, _, _, after = self._algo.step(self._cfg, self._state, seen, None, memory[None], None)
             return own_actions(self, self._space, actions[0]), after[0]
         if self._algo.values is not None:
-            values = self._algo.values(self._cfg, self._state, shown)[0]
+            values = self._algo.values(self._cfg, self._state, seen)[0]
             return values.argmax(dim=-1) + self._space.start, values
-        return own_actions(self, self._space, self._algo.greedy(self._cfg, self._state, shown, None)[0])
+        return own_actions(self, self._space, self._algo.greedy(self._cfg, self._state, seen, None)[0])
 
 
 def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
-    """Let a module hold what `own_actions` needs of a space."""
+    """Register the bounds of an action space as buffers of a module, for `own_actions`."""
     if space.bounds is not None:
         for name, bound in zip(("low", "high"), space.bounds, strict=True):
             module.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32))
@@ -341,7 +342,7 @@ def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
 
 
 def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch.Tensor:
-    """Return the environment's own actions, as `ActionSpace.own` does, in what `torch.export` traces."""
+    """Return relative actions as the environment's own, as `ActionSpace.own` does, traceable by `torch.export`."""
     if space.kind == "discrete":
         return actions + space.start
     if not space.continuous:
@@ -353,7 +354,7 @@ def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch
 
 
 def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return every network that learns, and what a member's tensors call it."""
+    """Return the networks that learn, by name, and what a member's tensors call each."""
     return {
         network: name
         for f in dataclasses.fields(algo.State)
@@ -364,20 +365,20 @@ def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, 
 
 
 def other_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return those of them that do not act."""
+    """Return the networks that learn and do not act, by name, and what a member's tensors call each."""
     acting = acting_networks(algo.POLICY, widths)
     return {network: name for network, name in online_networks(algo, widths).items() if network not in acting}
 
 
-def beside(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what acting reads beside the network: the normaliser's rows, if any, and the rows the algorithm names."""
+def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what acting reads beside networks: the normaliser's rows, if any, and those that the algorithm names."""
     seen = SHOWN if set(SHOWN) <= set(tensors) else ()
     return {name: tensors[name] for name in (*seen, *algo.ACTS_WITH)}
 
 
-def bare(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
-    """Return a member with what acting reads and the networks that are there; all else of its state is zero."""
-    online, tensors = {*online_networks(algo, widths).values()}, beside(algo, member.tensors)
+def for_acting(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
+    """Return a member with the networks that it has and the rows that acting reads; all else of its state is zero."""
+    online, tensors = {*online_networks(algo, widths).values()}, rows_for_acting(algo, member.tensors)
     for name, (kind, network) in tensor_kinds(algo.State, widths).items():
         if kind == "parameters" and name in online and name in member.tensors:
             tensors[name] = member.tensors[name]

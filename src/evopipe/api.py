@@ -16,8 +16,7 @@ from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
 from evopipe.loading import load
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.schema.params import AnyParams, Params, load_params, parse_params
-from evopipe.schema.text import LanguageParams
+from evopipe.schema.params import AnyParams, any_params
 from evopipe.stages import report, tracking
 from evopipe.stages.check import check, needs_dataset
 from evopipe.storage.files import read_bytes, read_json
@@ -26,7 +25,7 @@ from evopipe.team_policy import TeamPolicy
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave.
+    """What `evopipe.train` returns: the elite, every member, and what the reports say.
 
     Examples:
         >>> from evopipe import train
@@ -48,7 +47,7 @@ class Result:
 def run(
     params: str | Path | AnyParams | Mapping[str, Any], folder: str | Path | None = None, quiet: bool = True
 ) -> Result:
-    """Run all stages in order: what `dvc repro` does, without its cache.
+    """Run all stages of a training in order, as `dvc repro` does, without DVC's cache.
 
     Args:
         params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).
@@ -64,7 +63,7 @@ def run(
         >>> result.policy.act([0.0, 0.1, 0.0, -0.1]) in (0, 1)
         True
     """
-    settled = _params(params)
+    settled = any_params(params)
     if folder is not None:
         result = _run(settled, Path(folder), quiet)
         report.run(settled, quiet=quiet, folder=Path(folder))
@@ -73,12 +72,6 @@ def run(
     with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary:
         untracked = settled.model_copy(update={"tracking": TrackingConfig(backends=())})
         return _run(untracked, Path(temporary), quiet)
-
-
-def _params(params: str | Path | AnyParams | Mapping[str, Any]) -> AnyParams:
-    if isinstance(params, (Params, LanguageParams)):
-        return params
-    return parse_params(params) if isinstance(params, Mapping) else load_params(params)
 
 
 def _run(params: AnyParams, folder: Path, quiet: bool) -> Result:

@@ -24,7 +24,7 @@ _Overrides = Annotated[
 
 
 def _made_trainer(name: str, overrides: list[str] | None) -> Any:
-    from evopipe.agents.trainer import AgentTrainer
+    from evopipe.compat.rllm.trainer import AgentTrainer
     from evopipe.own import import_name
 
     made = import_name(name, "agent")(overrides or [])

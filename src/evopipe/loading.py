@@ -1,4 +1,4 @@
-"""Trained policies from their folders, whatever they are policies of."""
+"""Trained policies from their folders: of environments, teams, language models, games."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from evopipe.team_policy import TeamPolicy
 
 
 def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy | LanguagePolicy | GamePolicy:
-    """Load a policy folder, for example `models/elite`, or one of the trained members in `models/trained`.
+    """Return the policy that lies in a folder such as `models/elite`, or one of the trained members in
+    `models/trained`.
 
     No module is imported that a folder names, and nothing in it is run.
 

@@ -1,4 +1,4 @@
-"""A policy at play: the frames of an episode, films, or a window to watch."""
+"""A policy at play: returns of episodes, the frames of one, films, or a window to watch."""
 
 from __future__ import annotations
 
@@ -51,15 +51,53 @@ class _Playback:
 
 @dataclass(frozen=True)
 class Score:
-    """How one watched episode ended: its seed, undiscounted return, and length in steps."""
+    """The outcome of one watched episode: its seed, undiscounted return, and length in steps."""
 
     seed: int
     total: float
     steps: int
 
 
+def evaluate(
+    policy: AnyPolicy, env: str | None = None, episodes: int = 100, seed: int = 0, max_steps: int | None = None,
+    trust: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """Return the undiscounted returns `[n]` of greedy episodes, played one after another without drawing.
+
+    Args:
+        policy: what `evopipe.load` gave, of one agent or of a team.
+        env: an id of Gymnasium, or `module:EnvId`; None for the environment that it was trained in.
+        episodes: how many, `n`.
+        seed: seed of the first episode; the next one has the next number.
+        max_steps: step cap of an episode; None for the environment's own, or 10,000.
+        trust: whether a `module:EnvId` that only the policy's folder names is imported, which runs that module.
+
+    Raises:
+        UsageError: it is a language model's policy, there are no episodes, or its environment is not trusted.
+        ParamsError: the environment is unknown or its package is not installed.
+        DataError: the policy does not fit the environment.
+        EnvironmentFailed: the environment raised.
+
+    Examples:
+        >>> import evopipe
+        >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}
+        >>> policy = evopipe.train({**small, "evaluate": {"episodes": 4}}).policy
+        >>> returns = evopipe.evaluate(policy, episodes=3)
+        >>> returns.shape, bool(returns.min() > 0.0)
+        ((3,), True)
+    """
+    if not isinstance(policy, Policy | TeamPolicy):
+        raise UsageError(f"evaluate: a {type(policy).__name__} acts in no environment: call its own methods")
+    if episodes < 1:
+        raise UsageError(f"evaluate: episodes must be at least 1, got {episodes}")
+    cfg = environment_of(policy, env, trust=trust)
+    with _without_display(), _opened(cfg, policy, None) as opened:
+        seeds = range(seed, seed + episodes)
+        return np.array([sum(r for r, _ in _episode(opened, cfg, policy, each, max_steps)) for each in seeds])
+
+
 def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
-    """Play one greedy episode in the policy's own environment and draw every state, without a display.
+    """Play one greedy episode in the policy's own environment and return a picture of every state, without a display.
 
     `max_steps` is a cap; None: the environment's own, or `LIMIT`. For `trust` and its errors see `environment_of`.
 
@@ -85,10 +123,25 @@ def watch(
     max_steps: int | None = None,
     tell: Callable[[Score], None] | None = None,
 ) -> list[Score]:
-    """Play greedy episodes in a window or onto films; return one score an episode, fewer where the window was closed.
-    Films receive the frames, see `evopipe.film`; without any there is a window, at the environment's own speed. The
-    episodes' seeds are `seed`, `seed + 1`, …; `tell` gets each score as soon as it is known. `UsageError` if there is
-    no display, or a film needs what is not installed; `DiskError` if one cannot be written; else as `play`."""
+    """Play greedy episodes in a window or onto films, and return one score an episode.
+
+    Args:
+        policy: the policy, of one agent or of a team.
+        cfg: the environment, see `environment_of`.
+        films: what takes the frames, see `evopipe.film`; none: a window, at the environment's own speed.
+        episodes: how many; their seeds are `seed`, `seed + 1`, …
+        seed: seed of the first one.
+        max_steps: step cap of an episode; None for the environment's own, or `LIMIT`.
+        tell: called with each score as soon as it is known.
+
+    Returns:
+        The scores, fewer than `episodes` where the window was closed.
+
+    Raises:
+        UsageError: there is no display, or a film needs what is not installed.
+        DiskError: a film cannot be written.
+        ParamsError, DataError, EnvironmentFailed: as of `play`.
+    """
     scores: list[Score] = []
     with contextlib.ExitStack() as stack:
         if films:
@@ -114,25 +167,33 @@ def watch(
 def environment_of(
     policy: AnyPolicy, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
 ) -> EnvConfig:
-    """Return the environment that a policy was trained in, or another one, or with other arguments. Without `trust` no
-    `module:EnvId` is taken that only the policy's folder names: making it runs the module. `DataError` if the policy
-    does not name its environment; `UsageError` if `env_id` or `kwargs` cannot be used, or the policy's own environment
-    is not trusted."""
+    """Return the environment that a policy was trained in, or another one, or with other arguments.
+
+    Args:
+        policy: the policy.
+        env_id: another environment; None for its own.
+        kwargs: other arguments of the environment; None for its own.
+        trust: whether a `module:EnvId` that only the policy's folder names may be imported, which runs that module.
+
+    Raises:
+        DataError: the policy does not name its environment.
+        UsageError: `env_id` or `kwargs` cannot be used, or the policy's own environment is not trusted.
+    """
     about = policy.about.get("env")
     try:
         known = {"id": about["id"], "kwargs": about["kwargs"]}  # type: ignore[index]
         own = EnvConfig.model_validate({**known, "wrappers": about.get("wrappers", ())})  # type: ignore[union-attr]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError("policy.json: names no environment (`env`: `id`, `kwargs`); export it again") from error
-    given = env_id not in (None, own.id)
-    named = [] if given else [*([] if env_id else [own.id]), *(wrapper.name for wrapper in own.wrappers)]
+    another = env_id not in (None, own.id)
+    named = [] if another else [*([] if env_id else [own.id]), *(wrapper.name for wrapper in own.wrappers)]
     if not trust and (foreign := next((name for name in named if ":" in name), None)):
         raise UsageError(
             f"policy.json names {foreign!r}: to make the environment is to run the code of the module "
             f"{foreign.partition(':')[0]!r}; if you know where this policy comes from say --trust (trust=True), or "
             "name another environment with --env"
         )
-    if given:
+    if another:
         own = EnvConfig(id=str(env_id))
     try:
         return EnvConfig(id=own.id, kwargs=own.kwargs if kwargs is None else dict(kwargs), wrappers=own.wrappers)
@@ -141,7 +202,7 @@ def environment_of(
 
 
 def has_display() -> bool:
-    """Whether a window could be opened here."""
+    """Return whether a window can be opened here."""
     if os.environ.get("SDL_VIDEODRIVER") in _UNSEEN:
         return False
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
@@ -178,9 +239,9 @@ def _team_episode(
     alive = list(here.agents)
     for _ in range(max_steps or LIMIT):
         with _explained(cfg):
-            shown = {agent: obs[agent] for agent in alive}
+            present = {agent: obs[agent] for agent in alive}
             masks, taken = _limits(policy, here, {agent: info.get(agent) or {} for agent in alive})
-        actions, memory = policy.step(shown, memory, masks)
+        actions, memory = policy.step(present, memory, masks)
         with _explained(cfg):
             obs, rewards, terminated, truncated, info = here.step(actions | taken)
             moment = policy.score([float(rewards[agent]) for agent in alive]), all(terminated[a] for a in alive)
@@ -220,8 +281,8 @@ def _explained(cfg: EnvConfig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(cfg: EnvConfig, policy: AnyPolicy, mode: str) -> Iterator[gymnasium.Env[Any, Any]]:
-    env = _make(cfg, mode)
+def _opened(cfg: EnvConfig, policy: AnyPolicy, mode: str | None) -> Iterator[gymnasium.Env[Any, Any]]:
+    env = make_env(cfg) if mode is None else _make(cfg, mode)
     try:
         if isinstance(policy, TeamPolicy) != isinstance(env, TeamEnv):
             who = "a team" if isinstance(env, TeamEnv) else "one agent"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from evopipe.acting import Policy, beside, online_networks, other_networks
+from evopipe.acting import Policy, online_networks, other_networks, rows_for_acting
 from evopipe.algos import Algorithm, get
 from evopipe.core.fit import forms_of_networks, forms_of_rows, misfit
 from evopipe.core.member import Member, read_architecture
@@ -39,16 +39,27 @@ def save(
     folder: Path, algo_name: str, member: Member, about: Mapping[str, Any], program: bool, card: str,
     critic: bool = False,
 ) -> None:  # fmt: skip
-    """Write a policy folder; it is replaced as a whole. `about` has the spaces as `ObservationSpace.to_json` and
-    `ActionSpace.to_json` have them, the algorithm's `config` where it is not the default one, and whatever else the
-    reader should know; `card` is the model card's text. A `torch.export` program and the other networks, which know
-    values, are written if `program` and `critic` say so."""
+    """Write a policy folder; one in its place is replaced.
+
+    Args:
+        folder: where.
+        algo_name: the algorithm's name.
+        member: the member, with the tensors of every network that is written.
+        about: the spaces as `ObservationSpace.to_json` and `ActionSpace.to_json` have them, the algorithm's `config`
+            where it is not the default one, and whatever else the reader should know.
+        program: whether `torch.export` programs are written too.
+        card: text of the model card.
+        critic: whether the networks that know values are written too.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
     algo = get(algo_name)
     cfg = algo.Config.model_validate(about.get("config", {}))
     widths = algo.networks(cfg, _spaces(about))
     others = other_networks(algo, widths) if critic else {}
     networks = {name: name for name in acting_networks(algo.POLICY, widths)} | others
-    rows, tensors = {name: member.tensors[name] for name in networks.values()}, beside(algo, member.tensors)
+    rows, tensors = {name: member.tensors[name] for name in networks.values()}, rows_for_acting(algo, member.tensors)
     policy = kind_of(about)(algo, cfg, replace(member, tensors=rows | tensors), about)
     for network, name in networks.items():  # parts of one architecture share no name
         prefix = f"{network}." if network in others else ""
@@ -68,7 +79,7 @@ def save(
 
 
 def kind_of(about: Mapping[str, Any]) -> type[Policy] | type[TeamPolicy]:
-    """Return what a description is of: one agent's policy, or a team's."""
+    """Return the class of the policy that a description is of: `TeamPolicy` for a team, else `Policy`."""
     return TeamPolicy if "team" in about else Policy
 
 
@@ -100,8 +111,7 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
 
 
 def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
-    """Load a policy folder, or a trained member, see `evopipe.loading.load`: a `Policy`, or where several agents act at
-    once a `TeamPolicy`."""
+    """Load a policy folder, or one of the trained members; arguments and errors are those of `evopipe.loading.load`."""
     if member is not None:
         return trained(path, member)[0]
     folder = Path(path)
@@ -112,21 +122,21 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
         found = about.get("format") if isinstance(about, dict) else None
         raise DataError(f"{folder / POLICY}: format {found!r:.40} is not known to this version of evopipe")
     with _fitting(folder):
-        told, algo, cfg, spaces = _read(about)
-        arch, widths = read_architecture(told.arch), algo.networks(cfg, spaces)
+        stored, algo, cfg, spaces = _read(about)
+        arch, widths = read_architecture(stored.arch), algo.networks(cfg, spaces)
         rows = {name: _flat(arch, widths[name], tensors) for name in acting_networks(algo.POLICY, widths)}
         others = other_networks(algo, widths)
-        if set(told.critic) - others.keys():
+        if set(stored.critic) - others.keys():
             raise ValueError(f"critic: {algo.POLICY} has beside it {', '.join(others) or 'nothing'}")
-        for name in told.critic:
+        for name in stored.critic:
             rows[others[name]] = _flat(arch, widths[name], tensors, f"{name}.")
-        loaded = Member(0, 0, None, 0, arch, {}, rows | beside(algo, tensors))
+        loaded = Member(0, 0, None, 0, arch, {}, rows | rows_for_acting(algo, tensors))
         return _built(algo, cfg, loaded, about)
 
 
 def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPolicy]:
-    """Load every trained member of `models/trained` as a policy, or one; the elite, which stands behind, is none.
-    Errors are those of `load`."""
+    """Load the members of `models/trained` as policies by slot, or one of them; the elite behind them is left out.
+    Arguments and errors are those of `evopipe.loading.load`."""
     folder = Path(path)
     members, about = read_members(folder, {}, "train it again")
     members = members[: len(members) - ("elite" in about)]
@@ -137,15 +147,21 @@ def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPo
         described = about.get("policy")
         if not isinstance(described, dict):
             raise ValueError("it does not say what its members' policies are")
-        _, algo, cfg, spaces = _read({**described, "arch": {}})
-        online = set(online_networks(algo, algo.networks(cfg, spaces)).values())
-        found = []
-        for each in chosen:
-            acting = {name: tensor for name, tensor in each.tensors.items() if name in online}
-            bare = replace(each, tensors=acting | beside(algo, each.tensors))
-            more = {"hyper": dict(each.hyper), "arch": each.arch.to_json(), "slot": each.slot, "id": each.id}
-            found.append(_built(algo, cfg, bare, {**described, **more}))
-        return found
+        return [of_member(each, described) for each in chosen]
+
+
+def of_member(member: Member, described: Mapping[str, Any]) -> Policy | TeamPolicy:
+    """Return a member in training as a policy, which has all networks that it learns with.
+
+    `described` is the algorithm, its configuration and the spaces, as `policy.json` has them. Raises ValueError if the
+    member's tensors do not fit it.
+    """
+    _, algo, cfg, spaces = _read({**described, "arch": {}})
+    online = set(online_networks(algo, algo.networks(cfg, spaces)).values())
+    acting = {name: tensor for name, tensor in member.tensors.items() if name in online}
+    bare = replace(member, tensors=acting | rows_for_acting(algo, member.tensors))
+    about = {"hyper": dict(member.hyper), "arch": member.arch.to_json(), "slot": member.slot, "id": member.id}
+    return _built(algo, cfg, bare, {**described, **about})
 
 
 @contextmanager
@@ -161,17 +177,17 @@ def _read(about: Mapping[str, Any]) -> tuple[StoredPolicy, Algorithm, Any, Space
     for model in (StoredPolicy, StoredTeam if "team" in about else StoredSpaces):
         with in_a_sentence(model, about):
             model.model_validate(about)
-    told = StoredPolicy.model_validate(about)
-    algo = get(told.algo)
-    with in_a_sentence(algo.Config, told.config):
-        cfg = algo.Config.model_validate(told.config)
+    stored = StoredPolicy.model_validate(about)
+    algo = get(stored.algo)
+    with in_a_sentence(algo.Config, stored.config):
+        cfg = algo.Config.model_validate(stored.config)
     spaces = _spaces(about)
     if (spaces.team is not None) != algo.TEAM:
         serves, these = ("teams", "one agent") if algo.TEAM else ("one agent", "a team")
-        raise ValueError(f"{told.algo} serves {serves}, this is {these}")
+        raise ValueError(f"{stored.algo} serves {serves}, this is {these}")
     if spaces.kind not in algo.ACTIONS:
-        raise ValueError(f"{told.algo} serves {' and '.join(algo.ACTIONS)} actions, these are {spaces.kind}")
-    return told, algo, cfg, spaces
+        raise ValueError(f"{stored.algo} serves {' and '.join(algo.ACTIONS)} actions, these are {spaces.kind}")
+    return stored, algo, cfg, spaces
 
 
 def _built(algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> Policy | TeamPolicy:

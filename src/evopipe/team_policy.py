@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evopipe.acting import bare, hold_bounds, online_networks, own_actions
+from evopipe.acting import for_acting, hold_bounds, online_networks, own_actions
 from evopipe.algos import Algorithm, on_policy
 from evopipe.core.cohort import Pace, form
 from evopipe.core.member import Member
@@ -33,7 +33,7 @@ class TeamPolicy:
         self.widths: Mapping[str, Widths] = algo.networks(self._cfg, self.spaces)
         online, acting = online_networks(algo, self.widths), acting_networks(algo.POLICY, self.widths)
         self._blind = not all(online[name] in member.tensors for name in online if name not in acting)
-        members = [bare(algo, member, self.widths)]
+        members = [for_acting(algo, member, self.widths)]
         (self._cohort,) = form(members, algo.State, self.widths, torch.device("cpu"), lambda _: Pace())
         self.memory = self._cohort.memory
 

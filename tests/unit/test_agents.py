@@ -38,13 +38,13 @@ from evopipe.agents import (
     Trajectory,
     Workflow,
 )
-from evopipe.agents.config import read, resolve
 from evopipe.agents.engine import Engine, Job
 from evopipe.agents.games import Calculator, FrozenLake, WordGame, _calculate
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
 from evopipe.agents.rows import How, Played, advantages, batch_of, returns, rows_of
 from evopipe.agents.settings import Agents
 from evopipe.cli import app
+from evopipe.compat.rllm.config import read, resolve
 from evopipe.errors import DataError, EnvironmentFailed, MissingInputError, ParamsError
 from evopipe.types import Text
 

@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 
 from omegaconf import OmegaConf
 
-from evopipe.agents.config import read, resolve
-from evopipe.agents.documented import BLOCKS_OF_ARGUMENTS, FILTERS, OWN, SAME, WITHOUT
+from evopipe.compat.rllm.config import read, resolve
+from evopipe.compat.rllm.documented import BLOCKS_OF_ARGUMENTS, FILTERS, OWN, SAME, WITHOUT
 from evopipe.errors import ParamsError
 
 VALUES = {

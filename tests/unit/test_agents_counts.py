@@ -33,12 +33,12 @@ from evopipe.agents import (
     Trajectory,
     Workflow,
 )
-from evopipe.agents.config import resolve
 from evopipe.agents.engine import Done, Engine, Job, _know_outputs
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
 from evopipe.agents.records import summary
 from evopipe.agents.rows import How, Played, advantages, batch_of, rows_of
 from evopipe.agents.settings import Agents
+from evopipe.compat.rllm.config import resolve
 from evopipe.errors import EnvironmentFailed
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock

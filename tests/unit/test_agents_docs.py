@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 
 import evopipe
 from evopipe import agents
-from evopipe.agents.config import resolve
-from evopipe.agents.documented import BLOCKS_OF_ARGUMENTS, FILTERS, OWN, SAME, WITHOUT
+from evopipe.compat.rllm.config import resolve
+from evopipe.compat.rllm.documented import BLOCKS_OF_ARGUMENTS, FILTERS, OWN, SAME, WITHOUT
 from tiny import ROOT
 
 DOCUMENTED = (

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from evopipe import face, parse_params
+from evopipe import parse_params
 from evopipe.algos import get
+from evopipe.compat import agilerl
+from evopipe.compat.agilerl.learning import batch_of, steps_of
+from evopipe.compat.agilerl.settings import _network_of, block_of
+from evopipe.compat.agilerl.vect import Marks, marked
 from evopipe.errors import UsageError
 from evopipe.evolve.step import evolve
-from evopipe.face.learning import batch_of, steps_of
-from evopipe.face.settings import _network_of, block_of
-from evopipe.face.vect import Marks, marked
 from evopipe.rng import Purpose, Stream
 from evopipe.run.drive import begin
 from evopipe.run.spec import first_members
@@ -49,7 +50,7 @@ DEFAULTS = {"max_steps": 1_000_000, "evo_steps": 10_000, "eval_loop": 1, "learni
 
 def agents(algo: str = "DQN", size: int = 1, hp: Any = None, env: str = "CartPole-v1", **more: Any) -> Any:
     made = gymnasium.make(env)
-    return face.create_population(
+    return agilerl.create_population(
         algo, made.observation_space, made.action_space, NET, {"BATCH_SIZE": 16} if hp is None else hp,
         population_size=size, **more,
     )  # fmt: skip
@@ -57,7 +58,7 @@ def agents(algo: str = "DQN", size: int = 1, hp: Any = None, env: str = "CartPol
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_arguments_and_defaults_are_the_documented_ones(name: str) -> None:
-    found = inspect.signature(getattr(face, name)).parameters
+    found = inspect.signature(getattr(agilerl, name)).parameters
     assert tuple(found) == DOCUMENTED[name]
     team = {"max_steps": 50_000, "evo_steps": 25} if "multi_agent" in name else {}
     for each, default in (DEFAULTS | team).items():
@@ -115,7 +116,7 @@ def test_a_batch_is_learned_from_by_the_populations_own_update() -> None:
     draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([0]))
     spec.algo.update(spec.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, 0)
     assert same(agent.member, other.member)
-    memory = face.ReplayBuffer(16)
+    memory = agilerl.ReplayBuffer(16)
     memory.save_to_memory_vect_envs(state, action, reward, following, done)
     before = agent.member
     agent.learn(memory.sample(64))
@@ -124,9 +125,9 @@ def test_a_batch_is_learned_from_by_the_populations_own_update() -> None:
 
 @pytest.mark.parametrize("algo", ["DQN", "Rainbow DQN", "DDPG", "TD3", "SAC", "CQN"])
 def test_every_algorithm_learns_from_a_memory(algo: str) -> None:
-    env = "CartPole-v1" if "discrete" in get(face.settings.algorithm_of(algo)).ACTIONS else "Pendulum-v1"
-    (agent,), vect = agents(algo, env=env), face.make_vect_envs(env, num_envs=4)
-    memory = face.PrioritizedReplayBuffer(200, num_envs=4, n_step=3)
+    env = "CartPole-v1" if "discrete" in get(agilerl.settings.algorithm_of(algo)).ACTIONS else "Pendulum-v1"
+    (agent,), vect = agents(algo, env=env), agilerl.make_vect_envs(env, num_envs=4)
+    memory = agilerl.PrioritizedReplayBuffer(200, num_envs=4, n_step=3)
     state, _ = vect.reset()
     for _ in range(20):
         action = agent.get_action(state, 0.5)
@@ -144,8 +145,8 @@ def test_every_algorithm_learns_from_a_memory(algo: str) -> None:
 
 def test_resets_are_no_transitions() -> None:
     """CartPole pays 1 a step, and the reset that follows an end pays 0."""
-    env, memory = face.make_vect_envs("CartPole-v1", 3, max_episode_steps=4), face.ReplayBuffer(1000)
-    longer = face.MultiStepReplayBuffer(1000, num_envs=3, n_step=3)
+    env, memory = agilerl.make_vect_envs("CartPole-v1", 3, max_episode_steps=4), agilerl.ReplayBuffer(1000)
+    longer = agilerl.MultiStepReplayBuffer(1000, num_envs=3, n_step=3)
     state, _ = env.reset()
     for _ in range(25):
         following, reward, terminated, _, _ = env.step(np.zeros(3, np.int64))
@@ -191,13 +192,13 @@ def test_a_rollout_knows_resets_and_ends() -> None:
 def test_rollouts_of_any_vector_leave_resets_out() -> None:
     (agent,) = agents("PPO", hp={"LEARN_STEP": 30, "BATCH_SIZE": 8})
     with pytest.raises(UsageError, match="the agent has no memory: call collect_rollouts"):
-        face.collect_rollouts_recurrent(agent, None)
+        agilerl.collect_rollouts_recurrent(agent, None)
     for mode, idle in (("NextStep", 2), ("SameStep", 0)):
         mode = next(each for each in gymnasium.vector.AutoresetMode if each.value == mode)
         env = gymnasium.vector.SyncVectorEnv(
             [lambda: gymnasium.make("CartPole-v1", max_episode_steps=4)] * 3, autoreset_mode=mode
         )
-        found, obs, done, scores, info = face.collect_rollouts(agent, env)
+        found, obs, done, scores, info = agilerl.collect_rollouts(agent, env)
         taken = agent.rollout_buffer.taken
         assert len(taken) == 10
         assert [int(sum(each.idle[i] for each in taken)) for i in range(3)] == [idle] * 3
@@ -206,7 +207,7 @@ def test_rollouts_of_any_vector_leave_resets_out() -> None:
         assert all(taken[t + 1 + bool(idle)].begins[0] for t in ended if t + 1 + bool(idle) < 10)
         for t in ended:  # the true last observation, and not the next episode's first
             assert np.abs(taken[t].next_obs[0, 0] - taken[t].obs[0, 0]) < 0.05
-        face.collect_rollouts(agent, env, last_obs=obs, last_done=done, last_scores=scores, last_info=info)
+        agilerl.collect_rollouts(agent, env, last_obs=obs, last_done=done, last_scores=scores, last_info=info)
         assert np.isfinite(agent.learn())
         assert len(agent.rollout_buffer) == 0
         env.close()
@@ -220,11 +221,11 @@ def test_a_team_learns_by_a_loop_of_ones_own(continuous: bool) -> None:
     env = simple_speaker_listener_v4.parallel_env(continuous_actions=continuous, max_cycles=6)
     state, _ = env.reset(seed=1)
     ids = list(env.agents)
-    (agent,) = face.create_population(
+    (agent,) = agilerl.create_population(
         "MADDPG", {each: env.observation_space(each) for each in ids}, {each: env.action_space(each) for each in ids},
         NET, {"BATCH_SIZE": 8, "LEARN_STEP": 1},
     )  # fmt: skip
-    memory = face.MultiAgentReplayBuffer(20, agent_ids=ids)
+    memory = agilerl.MultiAgentReplayBuffer(20, agent_ids=ids)
     for _ in range(25):
         if not env.agents:
             state, _ = env.reset()
@@ -257,7 +258,7 @@ def test_a_team_learns_from_its_own_steps_by_a_loop_of_ones_own(algo: str, kwarg
     env = simple_speaker_listener_v4.parallel_env(max_cycles=4, **kwargs)
     obs, _ = env.reset(seed=1)
     ids = list(env.agents)
-    (agent,) = face.create_population(
+    (agent,) = agilerl.create_population(
         algo, {each: env.observation_space(each) for each in ids}, {each: env.action_space(each) for each in ids},
         NET, {"BATCH_SIZE": 4, "LEARN_STEP": 8},
     )  # fmt: skip
@@ -308,7 +309,7 @@ def test_a_team_learns_from_its_own_steps_by_a_loop_of_ones_own(algo: str, kwarg
 
 def test_a_team_with_a_memory_acts_by_it_and_is_trained_whole() -> None:
     seen, done = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2)
-    (agent,) = face.create_population(
+    (agent,) = agilerl.create_population(
         "IPPO", {"a_0": seen, "a_1": seen}, {"a_0": done, "a_1": done},
         {"encoder_config": {"hidden_state_size": 4}, "latent_dim": 8}, {"RECURRENT": True},
     )  # fmt: skip
@@ -330,8 +331,8 @@ def test_select_and_mutation_are_evolve(elitism: bool) -> None:
     pop = agents(size=4)
     for agent, fitness in zip(pop, (1.0, 4.0, 2.0, 3.0), strict=True):
         agent.fitness.append(fitness)
-    tournament = face.TournamentSelection(2, elitism, 4)
-    mutations = face.Mutations(no_mutation=0.1, architecture=0.3, parameters=0.3, rl_hp=0.3)
+    tournament = agilerl.TournamentSelection(2, elitism, 4)
+    mutations = agilerl.Mutations(no_mutation=0.1, architecture=0.3, parameters=0.3, rl_hp=0.3)
     spec, members = pop[0].breed.spec, [agent.member for agent in pop]
     born = evolve(
         tournament.config, mutations.config, spec.traits, members, np.array([1.0, 4.0, 2.0, 3.0]), spec.seed, 1, 4
@@ -361,7 +362,7 @@ def test_a_clone_shares_nothing() -> None:
 
 def test_selection_without_a_test_is_refused() -> None:
     with pytest.raises(UsageError, match=r"call agent\.test\(env\) for each first"):
-        face.TournamentSelection(2, True, 1).select(agents())
+        agilerl.TournamentSelection(2, True, 1).select(agents())
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -400,31 +401,31 @@ def test_networks_that_are_none_are_refused(net: Any, sentence: str) -> None:
 
 
 def test_ranges_are_those_that_the_script_gives() -> None:
-    hp_config = face.HyperparameterConfig(
-        lr=face.RLParameter(min=1e-4, max=1e-2), batch_size=face.RLParameter(8, 64, dtype=int)
+    hp_config = agilerl.HyperparameterConfig(
+        lr=agilerl.RLParameter(min=1e-4, max=1e-2), batch_size=agilerl.RLParameter(8, 64, dtype=int)
     )
     (agent,) = agents(hp_config=hp_config)
     assert set(agent.breed.spec.traits.evolve) == {"lr", "batch_size"}
-    mutations = face.Mutations(rl_hp_selection=["lr"], min_lr=1e-3, max_lr=2e-3)
+    mutations = agilerl.Mutations(rl_hp_selection=["lr"], min_lr=1e-3, max_lr=2e-3)
     found = mutations.ranges("dqn", agent.breed.spec.traits.evolve)
     assert [(name, each.min, each.max) for name, each in found.items()] == [("lr", 1e-3, 2e-3)]
-    both = face.Mutations(rl_hp_selection=["lr"]).ranges(
+    both = agilerl.Mutations(rl_hp_selection=["lr"]).ranges(
         "ddpg", agents("DDPG", env="Pendulum-v1")[0].breed.spec.traits.evolve
     )
     assert set(both) == {"lr_actor", "lr_critic"}
     for wrong, sentence in (
-        ({"lear_step": face.RLParameter(1, 2)}, "dqn has no 'lear_step' that can mutate, did you mean 'learn_step'"),
-        ({"batch_size": face.RLParameter(1, 2, dtype=str)}, "batch_size of dqn is a int, not str"),
+        ({"lear_step": agilerl.RLParameter(1, 2)}, "dqn has no 'lear_step' that can mutate, did you mean 'learn_step'"),
+        ({"batch_size": agilerl.RLParameter(1, 2, dtype=str)}, "batch_size of dqn is a int, not str"),
     ):
         with pytest.raises(UsageError, match=sentence):
-            agents(hp_config=face.HyperparameterConfig(**wrong))
+            agents(hp_config=agilerl.HyperparameterConfig(**wrong))
     with pytest.raises(UsageError, match="dqn has no 'gama'"):
-        face.Mutations(rl_hp_selection=["gama"]).ranges("dqn", {})
+        agilerl.Mutations(rl_hp_selection=["gama"]).ranges("dqn", {})
 
 
 def test_channels_go_first() -> None:
     image = gymnasium.spaces.Box(0, 255, (8, 9, 3), np.uint8)
-    both = face.observation_space_channels_to_first(
+    both = agilerl.observation_space_channels_to_first(
         gymnasium.spaces.Dict({"a": image, "b": gymnasium.spaces.Discrete(2)})
     )
     assert both["a"].shape == (3, 8, 9)
@@ -437,9 +438,9 @@ def test_images_whose_channels_the_script_moves_are_the_same_rows() -> None:
     image = np.random.default_rng(1).integers(256, size=(2, 12, 14, 3), dtype=np.uint8)
     moved = np.moveaxis(image, [-1], [-3])
     two = gymnasium.spaces.Discrete(2)
-    (agent,) = face.create_population("DQN", last, two, NET)
-    (first,) = face.create_population("DQN", face.observation_space_channels_to_first(last), two, NET)
-    (older,) = face.create_population("DQN", state_dim=(3, 12, 14), action_dim=2, net_config=NET)
+    (agent,) = agilerl.create_population("DQN", last, two, NET)
+    (first,) = agilerl.create_population("DQN", agilerl.observation_space_channels_to_first(last), two, NET)
+    (older,) = agilerl.create_population("DQN", state_dim=(3, 12, 14), action_dim=2, net_config=NET)
     rows = agent.breed.rows(image)[0]
     assert (rows.shape, rows.max()) == ((2, 3 * 12 * 14), 1.0)
     for other in (first, older):
@@ -462,13 +463,13 @@ def test_offline_is_the_same_run_as_by_params(tmp_path: Path) -> None:
         for name, values in columns.items():
             file[name] = values
     steps = {"max_steps": 20, "evo_steps": 10, "eval_steps": 10}
-    env = face.make_vect_envs("CartPole-v1", num_envs=2)
+    env = agilerl.make_vect_envs("CartPole-v1", num_envs=2)
 
     def trained(dataset: Any, size: int = 1000) -> Any:
-        memory = face.ReplayBuffer(size)
+        memory = agilerl.ReplayBuffer(size)
         pop = agents("CQN", size=2, num_envs=2)
-        return face.train_offline(env, "CartPole-v1", dataset, "CQN", pop, memory, **steps, verbose=False,
-                                  tournament=face.TournamentSelection(), mutation=face.Mutations())  # fmt: skip
+        return agilerl.train_offline(env, "CartPole-v1", dataset, "CQN", pop, memory, **steps, verbose=False,
+                                  tournament=agilerl.TournamentSelection(), mutation=agilerl.Mutations())  # fmt: skip
 
     with h5py.File(path, "r") as file:
         pop, fitnesses = trained(file)

@@ -31,8 +31,8 @@ from evopipe import (
     finetune_llm_reasoning,
     load,
 )
+from evopipe.compat.agilerl.settings import language_block
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError
-from evopipe.face.settings import language_block
 from evopipe.language.policy import LanguagePolicy
 from evopipe.track.formats import score
 

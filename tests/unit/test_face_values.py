@@ -16,12 +16,12 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import evopipe
-from evopipe import face
-from evopipe.face import older
-from evopipe.face.datasets import transitions_from
-from evopipe.face.functions import _epsilon_of
-from evopipe.face.given import config_of
-from evopipe.face.train import entering
+from evopipe.compat import agilerl
+from evopipe.compat.agilerl import older
+from evopipe.compat.agilerl.datasets import transitions_from
+from evopipe.compat.agilerl.environments import config_of
+from evopipe.compat.agilerl.functions import _epsilon_of
+from evopipe.compat.agilerl.train import entering
 from evopipe.rng import Purpose, member_keys
 from evopipe.run.evaluate import evaluate
 from populations import same
@@ -57,7 +57,7 @@ def agents(algo: str = "DQN", size: int = 1, hp: Any = None, env: Any = "CartPol
     made = gymnasium.make(env) if isinstance(env, str) else env
     spaces = made.observation_space, made.action_space
     hp = {"BATCH_SIZE": 16} if hp is None else hp
-    return face.create_population(algo, *spaces, more.pop("net", NET), hp, population_size=size, **more)
+    return agilerl.create_population(algo, *spaces, more.pop("net", NET), hp, population_size=size, **more)
 
 
 # --- environments -----------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def first_obs(seed: int) -> Any:
 
 
 def test_the_first_reset_has_the_seed_and_later_ones_go_on_from_there() -> None:
-    env, again, other = (face.make_vect_envs("CartPole-v1", 3, seed=seed) for seed in (5, 5, 6))
+    env, again, other = (agilerl.make_vect_envs("CartPole-v1", 3, seed=seed) for seed in (5, 5, 6))
     resets = [[each.reset()[0] for _ in range(3)] for each in (env, again, other)]
     assert all(np.array_equal(one, two) for one, two in zip(resets[0], resets[1], strict=True))
     assert np.array_equal(resets[0][0], [first_obs(5 + place) for place in range(3)])
@@ -76,13 +76,13 @@ def test_the_first_reset_has_the_seed_and_later_ones_go_on_from_there() -> None:
     rows = np.concatenate(resets[0])
     assert len(np.unique(rows, axis=0)) == 9, "no two episodes are the same"
     assert np.array_equal(env.reset(seed=9)[0], [first_obs(9 + place) for place in range(3)])
-    late = face.make_vect_envs("CartPole-v1", 2, seed=5)
+    late = agilerl.make_vect_envs("CartPole-v1", 2, seed=5)
     assert np.array_equal(late.reset(seed=9)[0][0], first_obs(9))
     assert not np.array_equal(late.reset()[0][0], first_obs(5)), "the seed was for the first reset alone"
 
 
 def test_observations_know_what_led_to_them() -> None:
-    env = face.make_vect_envs(make_env=Counting, num_envs=2)
+    env = agilerl.make_vect_envs(make_env=Counting, num_envs=2)
     obs, _ = env.reset()
     found = [obs.marks]
     for _ in range(10):
@@ -101,7 +101,7 @@ def test_observations_know_what_led_to_them() -> None:
 @pytest.mark.parametrize(("num_envs", "loop", "cap"), [(1, 3, None), (3, 2, 12), (20, 1, 9)])
 def test_a_test_is_the_mean_return_of_whole_greedy_episodes(num_envs: int, loop: int, cap: int | None) -> None:
     """By Gymnasium alone, also where there are more episodes than environments that play at once."""
-    (agent,), env = agents("DDPG", env="Pendulum-v1"), face.make_vect_envs("Pendulum-v1", num_envs)
+    (agent,), env = agents("DDPG", env="Pendulum-v1"), agilerl.make_vect_envs("Pendulum-v1", num_envs)
     before = env.reset()[0]
     seeds = agent.breed.spec.seeds(Purpose.EVALUATE, loop * num_envs)
     assert len({*seeds.tolist()}) == loop * num_envs
@@ -124,9 +124,9 @@ def test_a_test_is_the_mean_return_of_whole_greedy_episodes(num_envs: int, loop:
 
 
 def test_what_a_test_counts_is_told_by_the_runs_own_evaluation() -> None:
-    (agent,), env = agents(), face.make_vect_envs("CartPole-v1", 2)
+    (agent,), env = agents(), agilerl.make_vect_envs("CartPole-v1", 2)
     spec = agent.breed.spec
-    pool = face.given.evaluation_pool(env, 4)
+    pool = agilerl.environments.evaluation_pool(env, 4)
     played = evaluate(spec, [agent.live()], pool, spec.seeds(Purpose.EVALUATE, 4), None)
     assert agent.test(env, loop=2) == played.returns[0].mean()
 
@@ -149,7 +149,7 @@ def test_learning_returns_the_loss_of_the_batch() -> None:
 def test_hyper_parameters_are_the_members_own() -> None:
     (agent,) = agents(hp={"BATCH_SIZE": 32, "LR": 2e-3, "LEARN_STEP": 7})
     assert (agent.batch_size, agent.learn_step, agent.hp["lr"]) == (32, 7, 2e-3)
-    only = face.Mutations(no_mutation=0, architecture=0, parameters=0, rl_hp=1)
+    only = agilerl.Mutations(no_mutation=0, architecture=0, parameters=0, rl_hp=1)
     seen = set()
     for _ in range(12):
         before, (agent,) = dict(agent.hp), only.mutation([agent])
@@ -178,7 +178,7 @@ def of_fitness(*histories: list[float]) -> list[Any]:
 def test_the_fittest_goes_on_at_index_0_and_children_are_of_winners() -> None:
     """With as many draws as make it certain that the fittest is among them."""
     pop = of_fitness([1.0], [5.0], [3.0], [4.0])
-    elite, children = face.TournamentSelection(200, True, 4).select(pop)
+    elite, children = agilerl.TournamentSelection(200, True, 4).select(pop)
     assert (elite.index, elite.fitness, elite.member.id) == (1, [5.0], 1)
     assert [child.index for child in children] == [0, 1, 2, 3]
     assert [child.member.id for child in children] == [1, 5, 6, 7], "who survives keeps its id"
@@ -194,7 +194,7 @@ def test_the_fittest_goes_on_at_index_0_and_children_are_of_winners() -> None:
 
 def test_without_elitism_no_place_is_reserved_and_a_tournament_of_one_is_a_draw() -> None:
     found = Counter()
-    selection = face.TournamentSelection(1, False, 4)
+    selection = agilerl.TournamentSelection(1, False, 4)
     pop = of_fitness([1.0], [5.0], [3.0], [4.0])
     for _ in range(100):
         found.update(child.scores[0] - 100 for child in selection.select(pop)[1])
@@ -203,7 +203,7 @@ def test_without_elitism_no_place_is_reserved_and_a_tournament_of_one_is_a_draw(
 
 def test_larger_tournaments_choose_as_often_as_they_should() -> None:
     """Of two draws the best of four wins with 1 - (3/4)², the worst with (1/4)²."""
-    selection, pop, found = face.TournamentSelection(2, True, 4), of_fitness([1.0], [5.0], [3.0], [4.0]), Counter()
+    selection, pop, found = agilerl.TournamentSelection(2, True, 4), of_fitness([1.0], [5.0], [3.0], [4.0]), Counter()
     for _ in range(150):
         found.update(child.scores[0] - 100 for child in selection.select(pop)[1][1:])
     for place, rank in enumerate((1, 4, 2, 3)):
@@ -214,15 +214,15 @@ def test_larger_tournaments_choose_as_often_as_they_should() -> None:
 @pytest.mark.parametrize("name", ["eval_loop", "evo_step"])
 def test_fitness_is_the_mean_of_the_last_tests(name: str) -> None:
     histories = [9.0, 0.0, 10.0], [0.0, 7.0, 7.0]
-    assert face.TournamentSelection(99, True, 2).select(of_fitness(*histories))[0].index == 0
-    assert face.TournamentSelection(99, True, 2, **{name: 2}).select(of_fitness(*histories))[0].index == 1
-    assert face.TournamentSelection(99, True, 2, **{name: 3}).select(of_fitness(*histories))[0].index == 0
+    assert agilerl.TournamentSelection(99, True, 2).select(of_fitness(*histories))[0].index == 0
+    assert agilerl.TournamentSelection(99, True, 2, **{name: 2}).select(of_fitness(*histories))[0].index == 1
+    assert agilerl.TournamentSelection(99, True, 2, **{name: 3}).select(of_fitness(*histories))[0].index == 0
 
 
 def test_who_diverged_is_no_parent() -> None:
     pop = of_fitness([1.0], [50.0], [3.0], [math.nan])
     pop[1].live().healthy[:] = False
-    selection = face.TournamentSelection(1, False, 4)
+    selection = agilerl.TournamentSelection(1, False, 4)
     chosen = {child.scores[0] - 100 for _ in range(20) for child in selection.select(pop)[1]}
     assert chosen == {0.0, 2.0}
     assert selection.select(pop)[0].index == 2
@@ -232,7 +232,7 @@ WEIGHTS = {"no_mutation": 0.1, "architecture": 0.2, "parameters": 0.3, "activati
 
 
 def test_mutations_come_as_often_as_they_should() -> None:
-    mutations, pop = face.Mutations(**WEIGHTS, new_layer_prob=0.5), agents(size=20)
+    mutations, pop = agilerl.Mutations(**WEIGHTS, new_layer_prob=0.5), agents(size=20)
     found: Counter[str] = Counter()
     layers = 0
     for _ in range(20):
@@ -247,7 +247,7 @@ def test_mutations_come_as_often_as_they_should() -> None:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_weight_is_of_its_own_kind(name: str) -> None:
-    only = face.Mutations(**{each: float(each == name) for each in WEIGHTS}, activation_selection=["ELU"])
+    only = agilerl.Mutations(**{each: float(each == name) for each in WEIGHTS}, activation_selection=["ELU"])
     for child in only.mutation(agents(size=4)):
         assert child.mutation.kind == ("none" if name == "no_mutation" else name)
         assert (child.mut == "None") == (name == "no_mutation")
@@ -256,7 +256,7 @@ def test_a_weight_is_of_its_own_kind(name: str) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_the_share_of_layers_is_of_layers(share: float) -> None:
-    only = face.Mutations(0.0, 1.0, share, 0.0, 0.0, 0.0)
+    only = agilerl.Mutations(0.0, 1.0, share, 0.0, 0.0, 0.0)
     pop = agents(size=6, net={"arch": "mlp", "hidden_size": [16, 16, 16]})
     assert {"layer" in child.mutation.what for child in only.mutation(pop)} == {share == 1.0}
 
@@ -264,7 +264,7 @@ def test_the_share_of_layers_is_of_layers(share: float) -> None:
 def test_noise_has_the_standard_deviation_that_was_asked_for() -> None:
     """Of what a mutation touches 95 % move by `mutation_sd` times their size, 5 % are drawn anew."""
     (agent,) = agents(net={"arch": "mlp", "hidden_size": [128, 128]})
-    only = face.Mutations(0.0, 0.0, parameters=1.0, rl_hp=0.0, mutation_sd=0.03)
+    only = agilerl.Mutations(0.0, 0.0, parameters=1.0, rl_hp=0.0, mutation_sd=0.03)
     before = agent.member.tensors
     moved = []
     for _ in range(10):
@@ -279,20 +279,20 @@ def test_noise_has_the_standard_deviation_that_was_asked_for() -> None:
 def test_the_elite_is_spared_unless_it_is_not_to_be() -> None:
     pop = of_fitness([1.0], [5.0], [3.0])
     changed = {"no_mutation": 0.0, "architecture": 1.0, "parameters": 0.0, "rl_hp": 0.0}
-    _, children = face.TournamentSelection(2, True, 3).select(pop)
-    assert [child.mut == "None" for child in face.Mutations(**changed).mutation(children)] == [True, False, False]
-    assert all(child.mut != "None" for child in face.Mutations(**changed, mutate_elite=True).mutation(children))
-    assert all(child.mut != "None" for child in face.Mutations(**changed).mutation(children, pre_training_mut=True))
-    still = face.Mutations(no_mutation=1.0, architecture=0.001, parameters=0.0, rl_hp=0.0)
+    _, children = agilerl.TournamentSelection(2, True, 3).select(pop)
+    assert [child.mut == "None" for child in agilerl.Mutations(**changed).mutation(children)] == [True, False, False]
+    assert all(child.mut != "None" for child in agilerl.Mutations(**changed, mutate_elite=True).mutation(children))
+    assert all(child.mut != "None" for child in agilerl.Mutations(**changed).mutation(children, pre_training_mut=True))
+    still = agilerl.Mutations(no_mutation=1.0, architecture=0.001, parameters=0.0, rl_hp=0.0)
     assert all(child.mut != "None" for child in still.mutation(children, pre_training_mut=True))
-    _, open_to_all = face.TournamentSelection(2, False, 3).select(pop)
-    assert all(child.mut != "None" for child in face.Mutations(**changed).mutation(open_to_all))
+    _, open_to_all = agilerl.TournamentSelection(2, False, 3).select(pop)
+    assert all(child.mut != "None" for child in agilerl.Mutations(**changed).mutation(open_to_all))
 
 
 def test_generations_mutate_by_draws_of_their_own() -> None:
-    (agent,), mutations = agents(), face.Mutations(0.0, 1.0, 0.5, 0.0, 0.0, 0.0)
+    (agent,), mutations = agents(), agilerl.Mutations(0.0, 1.0, 0.5, 0.0, 0.0, 0.0)
     first = [mutations.mutation([agent])[0].mut for _ in range(8)]
-    again = face.Mutations(0.0, 1.0, 0.5, 0.0, 0.0, 0.0)
+    again = agilerl.Mutations(0.0, 1.0, 0.5, 0.0, 0.0, 0.0)
     assert [again.mutation([agent])[0].mut for _ in range(8)] == first
     assert len({*first}) > 2
 
@@ -321,7 +321,7 @@ def assert_whole(batch: Any, kept: range) -> None:
 
 @pytest.mark.parametrize("order", [None, ("done", "next_state", "action", "reward", "state")])
 def test_a_ring_holds_the_last_transitions_and_draws_each_as_often(order: Any) -> None:
-    memory = face.ReplayBuffer(6, **({} if order is None else {"field_names": order}))
+    memory = agilerl.ReplayBuffer(6, **({} if order is None else {"field_names": order}))
     saved(memory, range(4), order)
     assert (len(memory), memory.counter) == (4, 4)
     assert_whole(memory.sample(100), range(4))
@@ -334,23 +334,23 @@ def test_a_ring_holds_the_last_transitions_and_draws_each_as_often(order: Any) -
 
 
 def test_draws_follow_the_seed_and_go_on() -> None:
-    memories = [face.ReplayBuffer(100, seed=seed) for seed in (1, 1, 2)]
+    memories = [agilerl.ReplayBuffer(100, seed=seed) for seed in (1, 1, 2)]
     for memory in memories:
         saved(memory, range(100))
     draws = [[memory.sample(20)[0][:, 0].tolist() for _ in range(2)] for memory in memories]
     assert draws[0] == draws[1]
     assert len({tuple(each) for pair in (draws[0], draws[2]) for each in pair}) == 4
-    sampler = face.Sampler(memory=memories[0])
-    spread = face.Sampler(distributed=True, dataset=face.buffers.ReplayDataset(memories[1], 4))
+    sampler = agilerl.Sampler(memory=memories[0])
+    spread = agilerl.Sampler(distributed=True, dataset=agilerl.buffers.ReplayDataset(memories[1], 4))
     assert sampler.sample(9)[0].tolist() == spread.sample(9)[0].tolist()
-    for batch, _ in zip(face.buffers.ReplayDataset(memories[2], 7), range(3), strict=False):
+    for batch, _ in zip(agilerl.buffers.ReplayDataset(memories[2], 7), range(3), strict=False):
         assert_whole(batch, range(100))
         assert len(batch[0]) == 7
 
 
 def test_a_memory_of_vectors_leaves_resets_out_and_keeps_limits_apart_from_ends() -> None:
     """Every row as `Counting` has it: action 1 in the second environment alone."""
-    env, memory = face.make_vect_envs(make_env=Counting, num_envs=2), face.ReplayBuffer(100)
+    env, memory = agilerl.make_vect_envs(make_env=Counting, num_envs=2), agilerl.ReplayBuffer(100)
     state, _ = env.reset()
     actions = np.array([0, 1])
     for _ in range(11):
@@ -370,8 +370,8 @@ def test_a_memory_of_vectors_leaves_resets_out_and_keeps_limits_apart_from_ends(
 def test_transitions_of_several_steps_by_hand() -> None:
     """Windows of three of an episode of four steps that a limit cut, and one of three that ended."""
     env, memory = (
-        face.make_vect_envs(make_env=Counting, num_envs=1),
-        face.MultiStepReplayBuffer(100, num_envs=1, n_step=3),
+        agilerl.make_vect_envs(make_env=Counting, num_envs=1),
+        agilerl.MultiStepReplayBuffer(100, num_envs=1, n_step=3),
     )
     state, _ = env.reset()
     for _ in range(9):
@@ -391,7 +391,7 @@ def test_transitions_of_several_steps_by_hand() -> None:
 
 
 def test_priorities_say_how_often_and_how_much() -> None:
-    memory = face.PrioritizedReplayBuffer(8, alpha=0.5)
+    memory = agilerl.PrioritizedReplayBuffer(8, alpha=0.5)
     saved(memory, range(4))
     memory.update_priorities(np.arange(4), np.array([0.0, 1.0, 4.0, 9.0]))
     batch = memory.sample(6000, beta=0.7)
@@ -415,7 +415,7 @@ def test_priorities_say_how_often_and_how_much() -> None:
 
 def test_a_teams_ring_by_hand() -> None:
     """Rows of both agents belong together, the oldest go first, and who is gone did not act."""
-    memory = face.MultiAgentReplayBuffer(3, agent_ids=["a", "b"], seed=4)
+    memory = agilerl.MultiAgentReplayBuffer(3, agent_ids=["a", "b"], seed=4)
     for k in range(5):
         here = ["a", "b"] if k != 3 else ["a"]
         state = {agent: np.array([k, len(agent) * 100 + k], np.float32) for agent in here}
@@ -442,14 +442,14 @@ def test_a_teams_ring_by_hand() -> None:
     assert not done["a"].any()
     draws = []
     for seed in (4, 4, 5):
-        other = face.MultiAgentReplayBuffer(3, agent_ids=["a", "b"], seed=seed)
+        other = agilerl.MultiAgentReplayBuffer(3, agent_ids=["a", "b"], seed=seed)
         other._held, other.counter = memory._held, memory.counter
         draws.append(other.sample(600)[0]["a"].tolist())
     assert draws[0] == draws[1] == state["a"].tolist() != draws[2]
 
 
 def test_a_teams_ring_of_several_environments() -> None:
-    memory = face.MultiAgentReplayBuffer(5)
+    memory = agilerl.MultiAgentReplayBuffer(5)
     for k in range(3):
         state = {agent: np.array([[10.0 * k + i] for i in range(2)]) for agent in ("a", "b")}
         flags = {agent: np.array([k == 2, False]) for agent in state}
@@ -464,13 +464,13 @@ def test_a_teams_ring_of_several_environments() -> None:
 
 
 def test_a_rollout_buffer_takes_as_many_steps_as_it_has_room_for() -> None:
-    buffer, agent = face.RolloutBuffer(capacity=3), agents("PPO")[0]
+    buffer, agent = agilerl.RolloutBuffer(capacity=3), agents("PPO")[0]
     agent.rollout_buffer = buffer
-    env = face.make_vect_envs("CartPole-v1", 2)
-    _, obs, done, scores, info = face.collect_rollouts(agent, env, 3)
+    env = agilerl.make_vect_envs("CartPole-v1", 2)
+    _, obs, done, scores, info = agilerl.collect_rollouts(agent, env, 3)
     assert len(buffer) == 3
     with pytest.raises(evopipe.errors.UsageError, match=r"it is full \(3 steps\)"):
-        face.collect_rollouts(agent, env, 1, last_obs=obs, last_done=done, last_scores=scores, last_info=info)
+        agilerl.collect_rollouts(agent, env, 1, last_obs=obs, last_done=done, last_scores=scores, last_info=info)
     buffer.reset()
     assert len(buffer) == 0
 
@@ -481,11 +481,11 @@ def test_a_rollout_buffer_takes_as_many_steps_as_it_has_room_for() -> None:
 def rolled(mode: AutoresetMode | None, second: int, net: Any = NET, hp: Any = None) -> tuple[list[Any], list[Any], Any]:
     """Steps of `Counting` in two environments, collected by three calls: 3, so many, and 7. What each returned, too."""
     hp = {"LEARN_STEP": 14, "BATCH_SIZE": 4, **(hp or {})}
-    (agent,) = face.create_population("PPO", Counting.observation_space, Counting.action_space, net, hp, num_envs=2)
-    env = face.make_vect_envs(make_env=Counting, num_envs=2) if mode is None else SyncVectorEnv(
+    (agent,) = agilerl.create_population("PPO", Counting.observation_space, Counting.action_space, net, hp, num_envs=2)
+    env = agilerl.make_vect_envs(make_env=Counting, num_envs=2) if mode is None else SyncVectorEnv(
         [Counting] * 2, autoreset_mode=mode
     )  # fmt: skip
-    collect = face.collect_rollouts_recurrent if agent.recurrent else face.collect_rollouts
+    collect = agilerl.collect_rollouts_recurrent if agent.recurrent else agilerl.collect_rollouts
     given: dict[str, Any] = {}
     returned = []
     for steps in (3, second, None):
@@ -552,7 +552,7 @@ def test_a_memory_goes_on_from_call_to_call_and_is_empty_where_episodes_begin(
 @pytest.mark.parametrize(("learn_step", "steps"), [(16, 8), (17, 9)])
 def test_a_rollout_has_a_learn_step_in_all(learn_step: int, steps: int) -> None:
     (agent,) = agents("PPO", hp={"LEARN_STEP": learn_step, "BATCH_SIZE": 4})
-    face.collect_rollouts(agent, face.make_vect_envs("CartPole-v1", 2))
+    agilerl.collect_rollouts(agent, agilerl.make_vect_envs("CartPole-v1", 2))
     assert len(agent.rollout_buffer) == steps
 
 
@@ -560,7 +560,7 @@ def test_a_rollout_goes_on_from_observations_alone() -> None:
     (agent,) = agents("PPO", hp={"LEARN_STEP": 4, "BATCH_SIZE": 4})
     env = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
     obs, _ = env.reset(seed=1)
-    found, *_ = face.collect_rollouts(agent, env, 2, last_obs=obs)
+    found, *_ = agilerl.collect_rollouts(agent, env, 2, last_obs=obs)
     assert found == []
     assert np.array_equal(agent.rollout_buffer.taken[0].obs, obs)
 
@@ -569,8 +569,8 @@ def test_a_rollout_goes_on_from_observations_alone() -> None:
 
 
 def trained(pop: list[Any], **more: Any) -> tuple[list[Any], list[list[float]]]:
-    env = face.make_vect_envs("CartPole-v1", num_envs=2)
-    return face.train_off_policy(env, "CartPole-v1", "DQN", pop, face.ReplayBuffer(100), **{**KEEP, **more})
+    env = agilerl.make_vect_envs("CartPole-v1", num_envs=2)
+    return agilerl.train_off_policy(env, "CartPole-v1", "DQN", pop, agilerl.ReplayBuffer(100), **{**KEEP, **more})
 
 
 def test_training_returns_who_was_trained_and_each_generations_fitness_by_index(tmp_path: Path) -> None:
@@ -582,7 +582,7 @@ def test_training_returns_who_was_trained_and_each_generations_fitness_by_index(
         assert agent.fitness == [scores[place] for scores in fitnesses], "nobody was selected"
         assert agent.steps == [120]
     assert len({tuple(agent.fitness) for agent in pop}) > 1
-    env = face.make_vect_envs("CartPole-v1", num_envs=2)
+    env = agilerl.make_vect_envs("CartPole-v1", num_envs=2)
     again = [agent.test(env, max_steps=20) for agent in pop]
     assert again == pytest.approx(fitnesses[-1]), "a test is what the run's last evaluation was"
     pop, later = trained(pop)
@@ -618,20 +618,20 @@ def test_the_elite_that_is_saved_is_the_best_of_the_run(tmp_path: Path) -> None:
 
 def test_a_runs_memory_begins_with_the_callers_transitions_and_ends_with_its_own() -> None:
     """Every row as `Counting` has it, of two environments of each of two members."""
-    env, memory = face.make_vect_envs(make_env=Counting, num_envs=2), face.ReplayBuffer(60)
+    env, memory = agilerl.make_vect_envs(make_env=Counting, num_envs=2), agilerl.ReplayBuffer(60)
     pop = agents(size=2, num_envs=2, env=env.envs[0])
     state, _ = env.reset()
     for _ in range(9):
         following, reward, terminated, _, _ = env.step(np.array([0, 1]))
         memory.save_to_memory_vect_envs(state, np.array([0, 1]), reward, following, terminated)
         state = following
-    saved = face.functions._held(memory, pop[0])
+    saved = agilerl.functions._held(memory, pop[0])
     assert saved.obs.tolist() == [[e, t] for e, n in ((1, 4), (2, 3)) for t in range(n) for _ in range(2)]
     assert saved.next_obs.tolist() == (saved.obs + np.array([0, 1])).tolist()
     assert saved.action.tolist() == [0, 1] * 7
     assert saved.reward.tolist() == [t + 1 + 10.0 * a for (_, t), a in zip(saved.obs, saved.action, strict=True)]
     assert saved.terminated.tolist() == [(e, t) == (2, 2) for e, t in saved.obs.tolist()]
-    face.train_off_policy(env, "counting", "DQN", pop, memory, **{**KEEP, "max_steps": 20, "evo_steps": 20})
+    agilerl.train_off_policy(env, "counting", "DQN", pop, memory, **{**KEEP, "max_steps": 20, "evo_steps": 20})
     assert (len(memory), memory.counter) == (54, 54)
     batch = memory.sample(3000)
     rows = {(*s.tolist(), int(a), float(r), *n.tolist(), float(d)) for s, a, r, n, d in zip(*batch, strict=True)}
@@ -643,7 +643,7 @@ def test_a_runs_memory_begins_with_the_callers_transitions_and_ends_with_its_own
 
 
 def test_selection_goes_by_the_fitness_that_is_returned() -> None:
-    evolve = {"tournament": face.TournamentSelection(99, True, 3), "mutation": face.Mutations(1.0, 0, 0, 0, 0, 0)}
+    evolve = {"tournament": agilerl.TournamentSelection(99, True, 3), "mutation": agilerl.Mutations(1.0, 0, 0, 0, 0, 0)}
     pop, fitnesses = trained(agents(size=3, num_envs=2), **evolve)
     best = max(fitnesses[0])
     assert [agent.fitness[0] for agent in pop] == [best] * 3
@@ -664,7 +664,7 @@ def test_members_enter_in_the_order_given_with_draws_of_their_places() -> None:
 def test_a_run_has_the_mutations_seed_or_the_populations() -> None:
     def weights(population: int, mutation: int | None) -> Any:
         pop = agents(size=1, num_envs=2, seed=population)
-        found, _ = trained(pop, max_steps=40, mutation=face.Mutations(rand_seed=mutation))
+        found, _ = trained(pop, max_steps=40, mutation=agilerl.Mutations(rand_seed=mutation))
         return found[0].breed.params.seed, next(iter(found[0].member.tensors.values())).numpy().tobytes()
 
     assert weights(3, None)[0] == 3
@@ -679,7 +679,7 @@ def test_a_run_has_the_mutations_seed_or_the_populations() -> None:
 )
 def test_exploration_fades_as_the_script_has_it(start: float, end: float, decay: float) -> None:
     """Multiplied at every step of the vector: step t of a member's, of 4 environments, is the vector's t / 4."""
-    pop, env = agents(num_envs=4), face.make_vect_envs("CartPole-v1", num_envs=4)
+    pop, env = agents(num_envs=4), agilerl.make_vect_envs("CartPole-v1", num_envs=4)
     config = pop[0].breed.params.algo_config
     block = _epsilon_of("dqn", config, config_of(env).num_envs, start, end, decay)
     algo = pop[0].breed.spec.algo
@@ -742,7 +742,7 @@ def test_a_checkpoint_is_the_whole_agent(tmp_path: Path) -> None:
     agent.save_checkpoint(tmp_path / "agent")
     before, (fresh,) = agent.member, agents("TD3", env="Pendulum-v1", seed=8)
     agent.learn(batch)
-    loaded = face.Agent.load(tmp_path / "agent")
+    loaded = agilerl.Agent.load(tmp_path / "agent")
     fresh.load_checkpoint(tmp_path / "agent")
     for other in (loaded, fresh):
         assert (other.index, other.fitness, other.scores, other.steps) == (2, [4.0, 1.0], [2.0, 7.0], [0, 3, 8])
@@ -767,7 +767,7 @@ def columns(n: int = 12) -> dict[str, Any]:
 
 def test_a_datasets_last_transitions_are_learned_from() -> None:
     """Ends at row 4, is cut at row 8, and stops at row 11: what the last two led to is not known."""
-    config = config_of(face.make_vect_envs("CartPole-v1", 1))
+    config = config_of(agilerl.make_vect_envs("CartPole-v1", 1))
     whole = transitions_from(config, columns(), None, False, 100)
     assert whole.reward.tolist() == [k / 4 for k in (0, 1, 2, 3, 4, 5, 6, 7, 9, 10)]
     assert whole.terminated.tolist() == [k == 4 for k in (0, 1, 2, 3, 4, 5, 6, 7, 9, 10)]
@@ -786,11 +786,11 @@ def test_a_datasets_last_transitions_are_learned_from() -> None:
 def test_episodes_of_older_scripts_are_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of ten steps in two environments, evolved after each second one."""
     pop = agents(size=2, num_envs=2)
-    env = face.make_vect_envs("CartPole-v1", num_envs=2)
+    env = agilerl.make_vect_envs("CartPole-v1", num_envs=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        pop, fitnesses = older.train(env, "CartPole-v1", "DQN", pop, face.ReplayBuffer(100), n_episodes=4, max_steps=10,
-                                     evo_epochs=2, evo_loop=2, verbose=False)  # fmt: skip
+        pop, fitnesses = older.train(env, "CartPole-v1", "DQN", pop, agilerl.ReplayBuffer(100), n_episodes=4,
+                                     max_steps=10, evo_epochs=2, evo_loop=2, verbose=False)  # fmt: skip
     assert [agent.steps for agent in pop] == [[80], [80]]
     assert len(fitnesses) == 2
     told = pop[0].breed.params.train

@@ -185,7 +185,7 @@ def test_every_pipeline_folder_can_be_run_as_it_is() -> None:
 @pytest.mark.parametrize("params", OF_AGENTS, ids=lambda path: path.parent.relative_to(ROOT / "pipelines").as_posix())
 def test_a_pipeline_of_agents_is_a_configuration_of_its_trainer(params: Path) -> None:
     pytest.importorskip("transformers", reason="an extra of its own: pip install 'evopipe[language]'")
-    from evopipe.agents.config import resolve
+    from evopipe.compat.rllm.config import resolve
 
     found, data = resolve([str(params), "seed=7"], None, 100, "other"), read_yaml(params).data
     assert found.params.seed == 7

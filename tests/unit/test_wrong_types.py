@@ -94,13 +94,13 @@ def test_the_command_line_says_it_with_line_and_column_and_no_traceback(kind: st
 
 
 def agents(config: Any, population: Any = None) -> None:
-    from evopipe.agents.config import resolve
+    from evopipe.compat.rllm.config import resolve
 
     resolve(config, population, 4, "Game")
 
 
 def test_whatever_the_agents_are_configured_by_is_taken_or_refused_by_a_sentence() -> None:
-    from evopipe.agents.config import resolve
+    from evopipe.compat.rllm.config import resolve
 
     params = resolve(None, 2, 4, "Game").params.model_dump(mode="json", exclude={"algos"})
     every, draws = list(paths(params)), np.random.default_rng(4)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from evopipe.agents.agent import BaseAgent, ChatAgent, ToolAgent
 from evopipe.agents.data import Dataset, DatasetRegistry
 from evopipe.agents.elsewhere import on_ray
@@ -15,7 +18,6 @@ from evopipe.agents.environment import (
 from evopipe.agents.games import Calculator, CopyGame, FrozenLake, TwentyQuestions, WordGame
 from evopipe.agents.model import Model
 from evopipe.agents.teams import PettingZooEnvironment, TeamWorkflow
-from evopipe.agents.trainer import AgentTrainer, Trained
 from evopipe.agents.types import (
     Action,
     Episode,
@@ -29,6 +31,9 @@ from evopipe.agents.types import (
 )
 from evopipe.agents.workflow import CumulativeWorkflow, MultiTurnWorkflow, SingleTurnWorkflow, Workflow
 
+if TYPE_CHECKING:
+    from evopipe.compat.rllm.trainer import AgentTrainer, Trained
+
 __all__ = [
     "Action", "AgentTrainer", "BaseAgent", "BaseEnv", "Calculator", "ChatAgent", "CopyGame", "CumulativeWorkflow",
     "Dataset", "DatasetRegistry", "Episode", "FrozenLake", "GymEnvironment", "Model", "ModelOutput",
@@ -37,3 +42,10 @@ __all__ = [
     "ToolAgent", "ToolEnvironment", "Trained", "Trajectory", "TwentyQuestions", "WordGame",
     "Workflow", "on_ray",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Return what trains them: it lies above this package, and is imported when first used."""
+    if name not in ("AgentTrainer", "Trained"):
+        raise AttributeError(f"module 'evopipe.agents' has no attribute {name!r}")
+    return getattr(import_module("evopipe.compat.rllm.trainer"), name)

@@ -124,6 +124,16 @@ class Params(RunParams):
 AnyParams: TypeAlias = Params | LanguageParams
 
 
+def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) -> AnyParams:
+    """Return the parameters that a params file, a mapping in its layout, or `Params` as they are stand for.
+
+    Raises ParamsError or MissingInputError as `load_params` and `parse_params` do.
+    """
+    if isinstance(given, (Params, LanguageParams)):
+        return given
+    return parse_params(given) if isinstance(given, Mapping) else load_params(given)
+
+
 def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
     """Read and check a params file. It must be complete, for DVC does not see defaults that live in code.
 

@@ -24,12 +24,18 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """Write `models/population`: members, their keys, architectures, hyper-parameters and first weights; with
     `population.start` those of an earlier run, as it left them: so an offline run goes on online."""
     configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
-    spec, start = make_spec(params), params.population.start
-    members, mutations = first_members(spec, params.population.size)
-    if start is not None:
-        remedy = "population.start names a copy of models/trained of a run with the same algorithm and environment"
-        members, mutations = go_on(spec, read_start(Path(start), spec, remedy), members)
+    spec = make_spec(params)
+    members, mutations = members_of(params, spec)
     write(folder, spec, members, mutations, members[0].arch.activation, quiet)
+
+
+def members_of(params: Params, spec: Spec) -> tuple[list[Member], list[Mutation]]:
+    """Return the members that a run begins with, and how each was made; for errors see `read_start`."""
+    members, mutations = first_members(spec, params.population.size)
+    if params.population.start is None:
+        return members, mutations
+    remedy = "population.start names a copy of models/trained of a run with the same algorithm and environment"
+    return go_on(spec, read_start(Path(params.population.start), spec, remedy), members)
 
 
 def write(

@@ -1,4 +1,4 @@
-"""Selection and mutation of agents: `evopipe.evolve`'s, by the names and arguments of scripts."""
+"""Tournament selection and mutation of agents: `evopipe.evolve`'s, by AgileRL's names and arguments."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from evopipe import rng
+from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.population import one_process
+from evopipe.compat.agilerl.settings import RLParameter, evolve_of, own_names
 from evopipe.errors import ParamsError, UsageError, suggestion
-from evopipe.evolve import select
-from evopipe.evolve.mutate import NONE, mutate
-from evopipe.face.agent import Agent
-from evopipe.face.population import one_process
-from evopipe.face.settings import RLParameter, evolve_of, own_names
+from evopipe.evolve.mutate import mutate
+from evopipe.evolve.select import windowed
+from evopipe.evolve.step import evolve
 from evopipe.rng import Purpose
 from evopipe.schema.blocks import MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve
@@ -22,7 +23,7 @@ from evopipe.schema.params import parse_params
 
 
 class TournamentSelection:
-    """Who becomes a parent.
+    """Tournament selection: each child's parent is the fittest of some agents drawn at random.
 
     Args:
         tournament_size: agents drawn, with replacement, for each tournament.
@@ -57,7 +58,7 @@ class TournamentSelection:
         )
 
     def check(self, size: int) -> None:
-        """Raise UsageError where the population is of another size."""
+        """Raise UsageError if the population has another size than was announced."""
         if self.population_size not in (None, size):
             raise UsageError(
                 f"TournamentSelection: population_size is {self.population_size}, and there are {size} agents: a "
@@ -65,32 +66,29 @@ class TournamentSelection:
             )
 
     def select(self, population: Sequence[Agent]) -> tuple[Agent, list[Agent]]:
-        """Return the fittest agent and the next generation, copies that share nothing with their parents. Raises
+        """Return a copy of the fittest agent, and the next generation, which shares nothing with its parents. Raises
         UsageError if no agent was tested."""
         self.check(len(population))
         if not any(agent.fitness for agent in population):
             raise UsageError("select: no agent has a fitness: call agent.test(env) for each first")
         self.generation += 1
-        seed = population[0].breed.params.seed
-        fitness = np.array([select.windowed(agent.fitness, self.config.window) for agent in population])
-        fitness = np.where([agent.member.healthy for agent in population], fitness, -np.inf)
-        chooser = rng.host(rng.run_key(seed), Purpose.SELECT, self.generation)
-        chosen = select.tournament(self.config, fitness, chooser)
-        next_id = 1 + max(agent.member.id for agent in population)
+        breed, members = population[0].breed, [agent.member for agent in population]
+        fitness = np.array([windowed(agent.fitness, self.config.window) for agent in population])
+        fitness = np.where([member.healthy for member in members], fitness, -np.inf)
+        next_id, nothing = 1 + max(member.id for member in members), unmutated().config
+        born = evolve(
+            self.config, nothing, breed.spec.traits, members, fitness, breed.seed, self.generation, next_id
+        )  # fmt: skip
         children = []
-        for slot, parent in enumerate(chosen.parents):
-            old = population[parent].member
-            member = old.clone(slot, next_id + slot, population[slot].member.key)
-            spared = self.config.elitism and slot == 0 and chosen.elite is not None
-            child = Agent(population[0].breed, replace(member, id=old.id, parent=old.parent) if spared else member,
-                          NONE, spared)  # fmt: skip
+        for slot, (member, parent) in enumerate(zip(born.members, born.parents, strict=True)):
+            child = Agent(breed, member, spared=self.config.elitism and slot == 0 and fitness.max() > -np.inf)
             child.go_on_from(population[parent], population[slot])
             children.append(child)
-        return population[0 if chosen.elite is None else chosen.elite].clone(), children
+        return population[int(fitness.argmax())].clone(), children
 
 
 class Mutations:
-    """What changes in children. The weights are relative.
+    """Mutations of agents, each with a relative weight.
 
     Args:
         no_mutation: weight of none.
@@ -146,8 +144,8 @@ class Mutations:
         self.config: MutationConfig = _checked("mutation", block)
 
     def ranges(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, Evolve]:
-        """Return which hyper-parameters of an algorithm may mutate, of those that are known to. Raises UsageError if
-        one that was selected has no range, or an end belongs to none."""
+        """Return the ranges of the hyper-parameters that may mutate, chosen from `known`. Raises UsageError if a
+        selected one has no range, or an end belongs to none."""
         found = dict(known)
         if self.selection is not None:
             chosen = {name: own_names(algo, name) for name in self.selection}
@@ -158,7 +156,7 @@ class Mutations:
                     )
             kept = [name for names in chosen.values() for name in names]
             found = {name: known[name] for name in kept if name in known}
-            if missing := [name for name in kept if name not in known and not self._whole(algo, name)]:
+            if missing := [name for name in kept if name not in known and not self._has_both_ends(algo, name)]:
                 raise UsageError(f"rl_hp_selection: {missing[0]} has no range: give hp_config one for it")
             found |= {name: Evolve(min=0.0, max=0.0) for name in kept if name not in known}
         for name, (low, high) in self.ends.items():
@@ -171,15 +169,15 @@ class Mutations:
         return found
 
     def evolve(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, dict[str, float]]:
-        """Return the same as the block `evolve`."""
+        """Return the ranges as the block `evolve` of `params.yaml`."""
         return {name: each.model_dump() for name, each in self.ranges(algo, known).items()}
 
-    def _whole(self, algo: str, own: str) -> bool:
-        """Whether both ends of a range are given here."""
+    def _has_both_ends(self, algo: str, own: str) -> bool:
+        """Whether both ends of a range are set here."""
         return any(own in own_names(algo, name) and None not in ends for name, ends in self.ends.items())
 
     def mutation(self, population: Sequence[Agent], pre_training_mut: bool = False) -> list[Agent]:
-        """Return the agents, mutated; `agent.mut` says what changed.
+        """Return mutated agents; `agent.mut` says what changed in each.
 
         Args:
             population: what `TournamentSelection.select` returned, or any agents.
@@ -202,7 +200,7 @@ class Mutations:
 
 
 def unmutated() -> Mutations:
-    """Return what stands where nothing mutates."""
+    """Return mutations that change nothing."""
     return Mutations(1.0, 0.0, parameters=0.0, rl_hp=0.0)
 
 

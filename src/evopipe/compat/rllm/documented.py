@@ -1,4 +1,4 @@
-"""rLLM's documented keys of a configuration: where each goes here, and what those that go nowhere meant."""
+"""rLLM's documented keys of a configuration: which key of `params.yaml` each is, and why some have no meaning here."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class _To(NamedTuple):
 
 
 def truth(value: Any) -> bool:
+    """Return a value of a configuration as true or false; text counts as true if it is true, 1 or yes."""
     return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
 
 
@@ -122,7 +123,7 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a documented key's value as it is here; ParamsError if it is no such value."""
+    """Return a documented key's value as the key of `params.yaml` takes it. Raises ParamsError if it is no number."""
     try:
         return change(value)
     except (TypeError, ValueError, OverflowError):
@@ -130,7 +131,7 @@ def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
-    """Return documented keys that have no effect beside the others, and why."""
+    """Yield documented keys that have no effect beside the others, and why."""
     if "algorithm.lam" in documented and algo != "ppo_language":
         yield "algorithm.lam", "it is of adv_estimator=gae alone"
     for start, among in (("rllm.stepwise_advantage", OWN), ("rllm.compact_filtering", FILTERS)):
@@ -149,8 +150,8 @@ def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
         yield "trainer.total_epochs", "trainer.total_training_steps wins"
 
 
-def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, given: Values) -> None:
-    """Tasks of a step, rollouts of each, and how many steps there are."""
+def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, overrides: Values) -> None:
+    """Put how many tasks a step has, how many rollouts a task, and how many steps there are."""
     block = algos.get(algo).Config()
 
     def number(key: str, default: Any = None) -> Any:
@@ -160,11 +161,11 @@ def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, g
             raise ParamsError(f"config: {key}: must be at least 1, got {value!r}")
         return found
 
-    group = number("actor_rollout_ref.rollout.n", given.get(f"algos.{algo}.group_size", block.group_size))
+    group = number("actor_rollout_ref.rollout.n", overrides.get(f"algos.{algo}.group_size", block.group_size))
     batch = number("data.train_batch_size")
     if "actor_rollout_ref.rollout.n" in documented:
         put(f"{TRAIN}.group_size", group, f"actor_rollout_ref.rollout.n={group}")
-    rows = given.get(f"algos.{algo}.rows", block.rows)
+    rows = overrides.get(f"algos.{algo}.rows", block.rows)
     if batch is not None or "actor_rollout_ref.rollout.n" in documented:
         of_each = batch if batch is not None else max(1, block.rows // group)
         rows = of_each * group
@@ -180,8 +181,8 @@ def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, g
         put("train.max_steps", steps, f"trainer.total_epochs={epochs} × {tasks} tasks")
 
 
-def others(documented: Values, put: Callable[..., None], algo: str, given: Values) -> None:
-    """Put what needs more than one key to say."""
+def others(documented: Values, put: Callable[..., None], algo: str, overrides: Values) -> None:
+    """Put the keys of `params.yaml` that several documented keys decide together."""
     if not truth(documented.get("actor_rollout_ref.actor.use_kl_loss", True)):
         put(f"{TRAIN}.beta", 0.0, "actor_rollout_ref.actor.use_kl_loss=False")
     if (clip := documented.get("actor_rollout_ref.actor.clip_ratio")) is not None:
@@ -204,19 +205,19 @@ def others(documented: Values, put: Callable[..., None], algo: str, given: Value
     if "trainer.logger" in documented:
         kept = [name for name in _loggers(documented) if name in _TRACKERS]
         put("tracking.backends", kept, f"trainer.logger={documented['trainer.logger']}")
-    elif "tracking.backends" not in given:
+    elif "tracking.backends" not in overrides:
         put("tracking.backends", [], "default")
     if "trainer.project_name" in documented and "trainer.experiment_name" not in documented:
         put("tracking.experiment", documented["trainer.project_name"], "trainer.project_name")
 
 
 def _loggers(documented: Values) -> list[str]:
-    told = documented.get("trainer.logger", [])
-    return [told] if isinstance(told, str) else [str(each) for each in told]
+    loggers = documented.get("trainer.logger", [])
+    return [loggers] if isinstance(loggers, str) else [str(each) for each in loggers]
 
 
 def masks(documented: Values) -> list[str]:
-    """Return the reasons whose episodes are to teach nothing."""
+    """Return the termination reasons whose episodes are not learned from."""
     found = []
     if truth(documented.get("rllm.compact_filtering.enable", False)):
         found = [name for key, name in FILTERS.items() if truth(documented.get(key, False))]

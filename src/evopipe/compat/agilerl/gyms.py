@@ -1,4 +1,4 @@
-"""Datasets that language models are asked from: questions with a reward, and pairs of which one is preferred."""
+"""Datasets for language models: questions with a reward function, and pairs of completions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from evopipe.compat.agilerl.population import one_process
 from evopipe.errors import DataError, EnvironmentFailed, UsageError
-from evopipe.face.population import one_process
 from evopipe.language.data import check_rows
 from evopipe.language.tasks import rewards
 from evopipe.schema.language import Form
@@ -17,7 +17,7 @@ _SECONDS = 60.0  # longest that a completion's reward may take
 
 
 class ReasoningGym:
-    """Questions, and a function that rewards what a language model answers.
+    """Questions with answers, and a function that rewards a language model's completions.
 
     All agents of a run are asked the same questions in the same order, each pass in another one.
 
@@ -83,8 +83,8 @@ class ReasoningGym:
         return {**row, "prompt": prompt}
 
     def judge(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
-        """Return the rewards of completions `[n]`, and how many of them could not be had and are 0. Raises
-        EnvironmentFailed if of the first ones none could."""
+        """Return the rewards of completions `[n]`, and how many of them failed and count as 0. Raises EnvironmentFailed
+        if all of the first ones failed."""
 
         def score(row: Mapping[str, Any], completion: str) -> float:
             return self.reward_fn(completion, row["answer"], row["question"])

@@ -1,4 +1,4 @@
-"""The dictionaries of a script, `INIT_HP` and `NET_CONFIG`, and its ranges, as a block of `params.yaml`."""
+"""The dictionaries of AgileRL's scripts, `INIT_HP`, `NET_CONFIG` and ranges, as a block of `params.yaml`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ENCODER = {"hidden_size", "activation", "hidden_state_size", "num_layers", "max
 
 @dataclass(frozen=True)
 class RLParameter:
-    """The range in which a mutation moves a hyper-parameter, and its steps.
+    """The range in which a hyper-parameter mutates, and the factors by which it does.
 
     Args:
         min, max: ends of the range, included.
@@ -60,7 +60,7 @@ class RLParameter:
 
 
 class HyperparameterConfig(dict[str, RLParameter]):
-    """Which hyper-parameters may mutate, by name: `HyperparameterConfig(lr=RLParameter(min=1e-4, max=1e-2))`.
+    """The ranges of hyper-parameters that may mutate, by name.
 
     Examples:
         >>> from evopipe import HyperparameterConfig, RLParameter
@@ -74,8 +74,8 @@ class HyperparameterConfig(dict[str, RLParameter]):
 
 
 def algorithm_of(algo: str) -> str:
-    """Return the name of an algorithm here: `DQN` is `dqn`, `Rainbow DQN` is `rainbow`. Raises ParamsError if there is
-    none of that name."""
+    """Return an algorithm's name here: `DQN` is `dqn`, `Rainbow DQN` is `rainbow`. Raises ParamsError if there is none
+    of that name."""
     plain = "".join(letter for letter in algo.lower() if letter.isalnum())
     name = _SPELLED.get(plain, plain)
     if name not in algos.names():
@@ -86,9 +86,18 @@ def algorithm_of(algo: str) -> str:
 def block_of(
     algo: str, hp: Mapping[str, Any], net: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None
 ) -> dict[str, Any]:
-    """Return an algorithm's block of `params.yaml`. Keys of INIT_HP that are another algorithm's, or that the script
-    keeps for itself, are without effect: such a dictionary often serves several. Raises UsageError if a key is known to
-    no algorithm and no object, so that it would do nothing."""
+    """Return an algorithm's block of `params.yaml`.
+
+    Args:
+        algo: the algorithm's name here.
+        hp: `INIT_HP`. Keys that are another algorithm's, or that the script keeps for itself, are without effect: such
+            a dictionary often serves several.
+        net: `NET_CONFIG`.
+        ranges: hyper-parameters that may mutate; None for the algorithm's own ranges.
+
+    Raises:
+        UsageError: a key is known to no algorithm and no object, so that it would do nothing.
+    """
     fields = algos.get(algo).Config.model_fields
     block: dict[str, Any] = {}
     for key, value in sorted(hp.items(), key=lambda item: item[0] != "LR"):  # a rate of its own comes after
@@ -98,8 +107,8 @@ def block_of(
             continue
         for name in _KEYS[key]:
             if name in fields:
-                whole = isinstance(value, int) and not isinstance(value, bool) and fields[name].annotation is float
-                block[name] = 0.0 if (name, value) == ("target_kl", None) else float(value) if whole else value
+                as_float = isinstance(value, int) and not isinstance(value, bool) and fields[name].annotation is float
+                block[name] = 0.0 if (name, value) == ("target_kl", None) else float(value) if as_float else value
     if "noise" in fields and (hp.get("O_U_NOISE") or hp.get("OU_NOISE")):
         block["noise"] = "ou"
     block["network"] = _network_of(net, bool(hp.get("RECURRENT")))
@@ -119,12 +128,12 @@ def _network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, An
              "channels", "channel_size", "kernels", "kernel_size", "strides", "stride_size", "c_size", "k_size",
              "s_size", "simba"}  # fmt: skip
     encoder, head = dict(net.get("encoder_config") or {}), dict(net.get("head_config") or {})
-    for where, given, able in (
+    for where, block, able in (
         ("net_config", net, known),
         ("net_config['encoder_config']", encoder, _ENCODER),
         ("net_config['head_config']", head, {"hidden_size", "activation", "layer_norm"}),
     ):
-        for key in given:
+        for key in block:
             if key not in able:
                 raise UsageError(f"{where}: nobody reads {key!r}{suggestion(key, able)}")
     for key in ("activation", "layer_norm"):
@@ -145,9 +154,9 @@ def _network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, An
     if "latent_dim" in net:
         found["latent"] = net["latent_dim"]
     for key in ("activation", "layer_norm"):
-        for given in (head, net, encoder):
-            if given.get(key) is not None:
-                found[key] = given[key]
+        for part in (head, net, encoder):
+            if part.get(key) is not None:
+                found[key] = part[key]
     kind = str(net.get("arch", "mlp"))
     if recurrent or kind == "lstm" or "hidden_state_size" in encoder:
         width = encoder.get("hidden_state_size", 64)
@@ -179,8 +188,9 @@ def _convolutions(net: Mapping[str, Any]) -> list[dict[str, int]]:
 
 
 def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[str, float]]:
-    """Return the block `evolve` of ranges by name; `lr` stands for every rate of an algorithm that has several. Raises
-    UsageError if a name is no hyper-parameter of the algorithm that can evolve, or a `dtype` is not its own."""
+    """Return ranges by name as the block `evolve`; `lr` stands for every learning rate of an algorithm that has
+    several. Raises UsageError if a name is no hyper-parameter of the algorithm that can mutate, or a `dtype` is not its
+    own."""
     config = algos.get(algo).Config
     able, found = evolvable(config), {}
     for name, each in ranges.items():
@@ -197,7 +207,7 @@ def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[st
 
 
 def own_names(algo: str, name: str) -> list[str]:
-    """Return what a hyper-parameter that may mutate is called here: none, one, or all rates."""
+    """Return the names here of a hyper-parameter that may mutate: none, one, or those of all learning rates."""
     able = evolvable(algos.get(algo).Config)
     if "lr_value" in able:  # of language models: the actor's is `lr` itself
         name = {"lr_actor": "lr_policy", "lr_critic": "lr_value"}.get(name, name)
@@ -209,8 +219,8 @@ def own_names(algo: str, name: str) -> list[str]:
 
 
 class LanguageSettings(TypedDict, total=False):
-    """Hyper-parameters of algorithms for language models. Each algorithm has its own defaults, see
-    `evopipe params block`; one that it has not is refused."""
+    """Hyper-parameters of algorithms for language models, with each algorithm's own defaults (`evopipe params block`).
+    One that an algorithm has not is refused."""
 
     batch_size: int
     """Completions an update; None or more than a step has: all of a step."""
@@ -257,15 +267,23 @@ _LANGUAGE_KEPT = frozenset(
 
 
 def language_block(
-    algo: str, given: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None, prompts: int | None
+    algo: str, settings: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None, prompts: int | None
 ) -> dict[str, Any]:
-    """Return the block of an algorithm, by its name here, of `LanguageSettings`, or the same in capitals. `ranges` say
-    which of them may mutate, None for the algorithm's own ranges, group sizes excepted; `prompts` how many an agent is
-    asked in a step, None where nobody knows yet. Raises UsageError if a key is another algorithm's, or nobody's."""
+    """Return the block of an algorithm for language models.
+
+    Args:
+        algo: the algorithm's name here.
+        settings: `LanguageSettings`, or the same names in capitals.
+        ranges: hyper-parameters that may mutate; None for the algorithm's own ranges, group sizes excepted.
+        prompts: prompts of an agent in a step; None while that is not known.
+
+    Raises:
+        UsageError: a key is another algorithm's, or no algorithm's.
+    """
     config = algos.get(algo).Config
     fields, block = config.model_fields, {}
-    settings = {key.lower(): value for key, value in given.items()}
-    for key, value in sorted(settings.items()):  # lr comes before those of its own
+    lowered = {key.lower(): value for key, value in settings.items()}
+    for key, value in sorted(lowered.items()):  # lr comes before those of its own
         if key in _LANGUAGE_KEPT or (value is None and key in (*_LANGUAGE, *_LANGUAGE_OTHERWISE)):
             continue
         names = [name for name in _LANGUAGE.get(key, ()) if name in fields]
@@ -274,24 +292,24 @@ def language_block(
         if key in _LANGUAGE and not names:
             raise UsageError(f"{algo}: it has no {key!r}: leave it out")
         for name in names:
-            whole = isinstance(value, int) and not isinstance(value, bool) and fields[name].annotation is float
-            block[name] = float(value) if whole else value
-    if (clip := settings.get("clip_coef")) is not None:
+            as_float = isinstance(value, int) and not isinstance(value, bool) and fields[name].annotation is float
+            block[name] = float(value) if as_float else value
+    if (clip := lowered.get("clip_coef")) is not None:
         _need(algo, "clip_coef", "clip_low" in fields)
         low, high = clip if isinstance(clip, (tuple, list)) else (clip, clip)
         block |= {"clip_low": float(low), "clip_high": float(high)}
-    if (kind := settings.get("loss_type")) is not None:
+    if (kind := lowered.get("loss_type")) is not None:
         _need(algo, "loss_type", "cispo" in fields and kind in ("grpo", "gspo", "cispo"))
         block |= {"cispo": kind == "cispo", "level": "sequence" if kind == "gspo" else "token"}
-    if (norm := settings.get("adv_norm")) is not None:
+    if (norm := lowered.get("adv_norm")) is not None:
         _need(algo, "adv_norm", "dr" in fields and norm in ("mean_std", "mean_only"))
         block["dr"] = norm == "mean_only"
     if "rows" in fields:
         group = block.get("group_size", fields["group_size"].default)
-        rows = max(group, settings.get("batch_size") or 1) if prompts is None else prompts * group
-        block |= {"rows": rows, "batch_size": min(rows, settings.get("batch_size") or rows)}
+        rows = max(group, lowered.get("batch_size") or 1) if prompts is None else prompts * group
+        block |= {"rows": rows, "batch_size": min(rows, lowered.get("batch_size") or rows)}
     else:
-        size = settings.get("batch_size")
+        size = lowered.get("batch_size")
         if size is not None and prompts is not None and size < prompts:
             raise UsageError(
                 f"{algo}: a step is one update from {prompts} pairs, and batch_size is {size}: give the environment "

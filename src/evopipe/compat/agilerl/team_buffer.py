@@ -1,4 +1,4 @@
-"""The memory of teams for loops of one's own; of `train_multi_agent_off_policy` its size counts alone."""
+"""The replay buffer of teams, by AgileRL's name; of `train_multi_agent_off_policy` only its size counts."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from evopipe.errors import UsageError
-from evopipe.face.buffers import FIELDS, in_order
+from evopipe.compat.agilerl.buffers import FIELDS, Memory
 
 _Parts = dict[Any, np.ndarray]
 
 
 class TeamExperiences(tuple[Any, ...]):
-    """A batch: (state, action, reward, next_state, done), each by agent, NumPy arrays `[B, …]`; `alive` says who acted,
-    `next_alive` who stands in the next state, `[B]` by agent."""
+    """A batch of a team's transitions: (state, action, reward, next_state, done), each by agent, arrays `[B, …]`.
+
+    `alive` and `next_alive`, `[B]` by agent, say who acted, and who is there in the next state.
+    """
 
     alive: _Parts
     next_alive: _Parts
 
 
-class MultiAgentReplayBuffer:
-    """A ring of a team's transitions.
+class MultiAgentReplayBuffer(Memory):
+    """A ring buffer of a team's transitions.
 
     Args:
         memory_size: transitions kept, each of all agents.
@@ -48,51 +49,39 @@ class MultiAgentReplayBuffer:
         self, memory_size: int, field_names: Sequence[str] = FIELDS, agent_ids: Sequence[Any] | None = None,
         device: Any = None, *, seed: int = 1,
     ) -> None:  # fmt: skip
-        self._order = in_order(field_names, type(self).__name__)
-        self.memory_size, self.agent_ids = int(memory_size), None if agent_ids is None else [*agent_ids]
-        self.counter = 0  # transitions saved so far
+        super().__init__(memory_size, field_names)
+        self.agent_ids = None if agent_ids is None else [*agent_ids]
         self._held: dict[str, _Parts] = {}
         self._random = np.random.default_rng(seed)
 
     def __len__(self) -> int:
-        """Transitions that are there."""
         return min(self.counter, self.memory_size)
 
-    def save_to_memory(self, *parts: Mapping[Any, Any], is_vectorised: bool = False) -> None:
-        """Save one transition, or with `is_vectorised` one of each environment: every part by agent, in the order of
-        `field_names`. An agent that is not in the state is gone, one that is not in the next state has ended."""
-        if len(parts) != len(FIELDS):
-            raise UsageError(f"MultiAgentReplayBuffer: a transition has {len(FIELDS)} parts, {len(parts)} were saved")
-        given = dict(zip(FIELDS, (parts[i] for i in self._order), strict=True))
+    def _save(self, parts: Mapping[str, Any], several: bool) -> None:
         if self.agent_ids is None:
-            self.agent_ids = [*given["state"]]
-        present = [agent for agent in self.agent_ids if agent in given["state"]]
+            self.agent_ids = [*parts["state"]]
+        present = [agent for agent in self.agent_ids if agent in parts["state"]]
         if not present:
-            raise UsageError(f"MultiAgentReplayBuffer: the state names none of the agents {self.agent_ids}")
-        n = len(given["state"][present[0]]) if is_vectorised else 1
+            raise self._refusal(f"the state names none of the agents {self.agent_ids}")
+        n = len(parts["state"][present[0]]) if several else 1
         at = (self.counter + np.arange(n)) % self.memory_size
-        for name, part in given.items():
+        for name, part in parts.items():
             held = self._held.setdefault(name, {})
             for agent in self.agent_ids:
                 if agent in part:
-                    array = np.asarray(part[agent]) if is_vectorised else np.asarray(part[agent])[None]
+                    array = np.asarray(part[agent]) if several else np.asarray(part[agent])[None]
                     if agent not in held:
                         held[agent] = np.zeros((self.memory_size, *array.shape[1:]), array.dtype)
                     held[agent][at] = array
         for flag, of in (("alive", "state"), ("next_alive", "next_state")):
             there = self._held.setdefault(flag, {})
             for agent in self.agent_ids:
-                there.setdefault(agent, np.zeros(self.memory_size, bool))[at] = agent in given[of]
+                there.setdefault(agent, np.zeros(self.memory_size, bool))[at] = agent in parts[of]
         self.counter += n
 
-    def save_to_memory_vect_envs(self, *parts: Mapping[Any, Any]) -> None:
-        """Save a step of several environments, each part by agent `[n, …]`."""
-        self.save_to_memory(*parts, is_vectorised=True)
-
     def sample(self, batch_size: int, *_: Any) -> TeamExperiences:
-        """Draw so many transitions uniformly, with replacement. Raises UsageError if nothing is there to draw."""
-        if not len(self):
-            raise UsageError("MultiAgentReplayBuffer: nothing can be sampled, it is empty")
+        """Return a batch of transitions drawn uniformly, with replacement. Raises UsageError if the buffer is empty."""
+        self._need_any()
         at = self._random.integers(len(self), size=batch_size)
         drawn = {name: {agent: array[at] for agent, array in held.items()} for name, held in self._held.items()}
         found = TeamExperiences(tuple(drawn[name] for name in FIELDS))

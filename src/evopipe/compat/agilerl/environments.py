@@ -3,7 +3,7 @@
 A run makes its environments itself: each member lives in as many as the vector has, fitness comes from others. So of
 what the caller hands over it needs the way to make more:
 
-- `make_vect_envs` remembers the name it was given;
+- `make_vect_envs` remembers the name that it makes;
 - a vector of `gymnasium` holds the functions that made its environments: wrappers and all, they are called again;
 - a single environment, of Gymnasium or PettingZoo, is copied, or made anew by its spec where it cannot be copied;
 - a vector that is one program (`vector_entry_point`) is made by its spec.
@@ -31,7 +31,7 @@ from evopipe.envs.team import TeamEnv
 from evopipe.errors import EvopipeError, UsageError, said
 from evopipe.schema.blocks import EnvConfig
 
-_HARMLESS = (gymnasium.wrappers.vector.RecordEpisodeStatistics,)  # they change nothing that is shown
+_HARMLESS = (gymnasium.wrappers.vector.RecordEpisodeStatistics,)  # they change nothing that members see
 _OF_VECTORS = frozenset({"num_envs", "vectorization_mode", "vector_kwargs", "render_mode"})
 _known: weakref.WeakKeyDictionary[Any, EnvConfig] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakKeyDictionary[Any, EnvPool] = weakref.WeakKeyDictionary()
@@ -47,8 +47,8 @@ class _Anew(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def config_of(env: Any) -> EnvConfig:
-    """Return how more environments are made like this one, which `make_vect_envs` or the caller made; a vector's number
-    of environments is a member's. Raises UsageError if more of it cannot be made."""
+    """Return the block `env` by which a run makes more environments like one of a script's. A vector's number of
+    environments is that of each member. Raises UsageError if more like it cannot be made."""
     try:
         if env not in _known:
             _known[env] = _find(env)
@@ -58,8 +58,8 @@ def config_of(env: Any) -> EnvConfig:
 
 
 def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
-    """Return how so many environments for each member are made by a function, of Gymnasium or of PettingZoo. Raises
-    UsageError if it gives something else."""
+    """Return the block `env` for a function that makes one environment, of Gymnasium or PettingZoo, and a number for
+    each member. Raises UsageError if the function returns something else."""
     example = function()
     if isinstance(example, gymnasium.Env):
         close(example)
@@ -70,11 +70,12 @@ def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
 
 
 def remember(env: Any, config: EnvConfig) -> None:
+    """Note how more environments like this one are made."""
     _known[env] = config
 
 
 def evaluation_pool(env: Any, rows: int) -> EnvPool:
-    """Return environments like this one in which agents are tested; they end with it."""
+    """Return a pool of environments like this one for testing agents; it is closed when `env` is collected."""
     if env not in _pools or _pools[env].rows < rows:
         if env in _pools:
             _pools.pop(env).close()

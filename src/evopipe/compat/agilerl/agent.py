@@ -1,27 +1,26 @@
-"""An agent: a view of one member, which acts, learns and is tested by itself."""
+"""`Agent`: a view of one member of a population, which acts, learns and is tested by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 
-from evopipe import rng
 from evopipe.algos import on_policy
+from evopipe.compat.agilerl.breed import Breed, build, by_agent, device_of, params_of
+from evopipe.compat.agilerl.environments import config_of, evaluation_pool
+from evopipe.compat.agilerl.learning import RolloutBuffer, batch_of, rollout_of, steps_of
+from evopipe.compat.agilerl.view import View
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.envs.spaces import ActionSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, EvopipeError, UsageError
 from evopipe.evolve.mutate import NONE, Mutation
-from evopipe.face.breed import Breed, build, by_agent, device_of, params_of
-from evopipe.face.given import config_of, evaluation_pool
-from evopipe.face.learning import RolloutBuffer, batch_of, rollout_of, steps_of
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose, Stream
 from evopipe.run.act import choose, step
@@ -33,8 +32,8 @@ from evopipe.storage import members
 _POOL = 16  # environments in which an agent is tested at once, at most
 
 
-class Agent:
-    """A view of one member of a population.
+class Agent(View):
+    """One agent of a population, as AgileRL's scripts use it: a view of one member.
 
     Alone it learns by the same updates as in a population, in a cohort of one; a whole population in one call is many
     times faster: `train_off_policy` and its like.
@@ -61,12 +60,9 @@ class Agent:
     """
 
     def __init__(self, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> None:
-        self.breed, self._member = breed, member
+        super().__init__(breed, member, mutation)
         self._cohort: Cohort | None = None
-        self.fitness: list[float] = [*member.fitness]
-        self.scores: list[float] = []
-        self.steps: list[int] = [0]
-        self.mutation, self.spared, self.training = mutation, spared, True
+        self.spared, self.training = spared, True
         self.rollout_buffer = RolloutBuffer()
         self._acted = self._learned = 0
         # Between two rollouts: where the next step begins an episode `[n]`, and what it remembers `[n, M]`.
@@ -79,88 +75,65 @@ class Agent:
         """The member as it is now."""
         if self._cohort is not None:
             (self._member,) = dissolve([self._cohort])
-        return replace(self._member, fitness=tuple(self.fitness))
-
-    @property
-    def index(self) -> int:
-        return self._member.slot
-
-    @property
-    def algo(self) -> str:
-        """The algorithm's name."""
-        return self.breed.algo
-
-    @property
-    def hp(self) -> Mapping[str, float]:
-        """Its hyper-parameters that may mutate, by name; the others are its breed's."""
-        return MappingProxyType(dict(self._member.hyper))
+        return super().member
 
     @property
     def batch_size(self) -> int:
-        """Transitions, or steps, of an update."""
+        """Transitions of an update; of on-policy algorithms steps of a minibatch."""
         return int(self._setting("batch_size"))
 
     @property
     def learn_step(self) -> int:
-        """Environment steps between two updates, or of a rollout."""
+        """Environment steps between two updates; of on-policy algorithms steps of a rollout."""
         return int(self._setting("learn_step"))
 
     def _setting(self, name: str) -> float:
         return float(self._member.hyper.get(name, getattr(self.breed.params.algo_config, name)))
 
     @property
-    def mut(self) -> str:
-        return self.mutation.describe() or "None"
-
-    @property
     def observation_space(self) -> Any:
-        """What it sees, as a space of Gymnasium's; of a team one each."""
+        """The observation space, Gymnasium's; of a team a dictionary of such, by agent."""
         return self.breed.observation_space
 
     @property
     def action_space(self) -> Any:
-        """What it does, as a space of Gymnasium's; of a team one each."""
+        """The action space, Gymnasium's; of a team a dictionary of such, by agent."""
         return self.breed.action_space
 
     @property
     def recurrent(self) -> bool:
-        """Whether it keeps a memory from step to step."""
+        """Whether its network is recurrent, so that it keeps a memory from step to step."""
         return self.live().memory > 0
 
     @property
     def actor(self) -> _Actor:
-        """How its actions become the environment's."""
+        """What scales squashed actions to the environment's bounds, see `scale_action`."""
         return _Actor(self)
 
     def set_training_mode(self, training: bool) -> None:
-        """Explore, or not."""
+        """Set whether it explores."""
         self.training = bool(training)
 
     def unwrap_models(self) -> None:
-        """Nothing is wrapped: all members train in one process."""
+        """Do nothing, for no model is wrapped: all members train in one process."""
 
     wrap_models = unwrap_models
 
-    def __repr__(self) -> str:
-        member = self._member
-        fitness = f"{self.fitness[-1]:.1f}" if self.fitness else "none"
-        return f"<Agent {self.index} of {self.algo}: network {member.arch.describe()}, fitness {fitness}>"
-
     def live(self) -> Cohort:
-        """The cohort of one in which it acts and learns; its tensors change in place."""
+        """Return the cohort of one in which it acts and learns; its tensors change in place."""
         if self._cohort is None:
             (self._cohort,) = self.breed.spec.form([self._member])
         return self._cohort
 
     def tick(self) -> int:
-        """Count a choice; the number fixes its draws."""
+        """Count one call of acting and return the count, which fixes the call's random draws."""
         self._acted += 1
         return self._acted
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
     def get_action(self, obs: Any, epsilon: float = 0.0, action_mask: Any = None, hidden_state: Any = None) -> Any:
-        """Choose actions; while `training` it explores, in its algorithm's own way.
+        """Return the actions for observations; while `training` it explores in its algorithm's own way.
 
         Args:
             obs: an observation as the environment gives it, or a batch of them; of a team by agent.
@@ -213,22 +186,20 @@ class Agent:
     def _act_as_team(self, team: TeamSpace, obs: Mapping[Any, Any], epsilon: float, masks: Any, hidden: Any) -> Any:
         """Choose every agent's action, by agent: one observation of each, or a batch."""
         spec, tick = self.breed.spec, self.tick()
-        given = team.situation(obs, masks)
-        shape = given.alive.shape
-        rows, legal = (x.reshape(-1, x.shape[-1]) for x in (given.obs, given.legal))
+        now = team.situation(obs, masks)
+        shape = now.alive.shape
+        rows, legal = (x.reshape(-1, x.shape[-1]) for x in (now.obs, now.legal))
 
         def by_agent(each: Sequence[Any]) -> dict[Any, Any]:
             named = dict(zip(team.ids, each, strict=True))
-            return {
-                key: named[team.agent(key)][0] if given.single else np.asarray(named[team.agent(key)]) for key in obs
-            }
+            return {key: named[team.agent(key)][0] if now.single else np.asarray(named[team.agent(key)]) for key in obs}
 
         if on_policy(spec.algo):
             action, memory, *numbers = self._step(rows, legal, hidden, tick)
             drawn = action.unflatten(0, shape).unbind(dim=1)
             own = [self.breed.undrawn(each, space) for each, space in zip(drawn, team.actions, strict=True)]
             found = (by_agent(own), *(by_agent([*each.reshape(shape).T]) for each in numbers))
-            after = memory.unflatten(0, shape).masked_fill(~torch.from_numpy(given.alive)[..., None], 0.0)
+            after = memory.unflatten(0, shape).masked_fill(~torch.from_numpy(now.alive)[..., None], 0.0)
             return (*found, after) if memory.shape[-1] else found
         explore = (float(epsilon), tick) if self.training else None
         chosen = choose(spec, self.live(), rows[None], legal[None], explore)[0].cpu().numpy()
@@ -237,7 +208,7 @@ class Agent:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, experiences: Any = None) -> float:
-        """Learn, by one update from a batch of transitions, or by all epochs from a rollout.
+        """Learn from a batch of transitions by one update, or from a rollout by all its epochs, and return the loss.
 
         Args:
             experiences: what `memory.sample` or `sampler.sample` gave, or arrays (state, action, reward, next_state,
@@ -282,7 +253,7 @@ class Agent:
     # --- testing and keeping ------------------------------------------------------------------------------------------
 
     def test(self, env: Any, swap_channels: bool = False, max_steps: int | None = None, loop: int = 1) -> float:
-        """Play whole episodes without exploring; return their mean return, which `fitness` takes too.
+        """Play greedy episodes and return their mean undiscounted return, which is appended to `fitness`.
 
         Args:
             env: the environment, as for the training functions. Its like is played in: `env` stays as it is.
@@ -301,22 +272,13 @@ class Agent:
         self.fitness.append(mean_of_finite(played.returns[0]))
         return self.fitness[-1]
 
-    def go_on_from(self, parent: Agent, slot: Agent) -> None:
-        """Take over what a parent counted, and the draws of the agent whose place it takes."""
-        self.scores, self.steps, self.fitness = [*parent.scores], [*parent.steps], [*parent.fitness]
+    def go_on_from(self, parent: Self, slot: Self) -> None:
+        """Copy a parent's counters, and the position in the random draws of the agent whose place it takes."""
+        super().go_on_from(parent, slot)
         self._acted, self._learned, self.training = slot._acted, slot._learned, parent.training
 
-    def clone(self, index: int | None = None) -> Agent:
-        """Return a copy that shares nothing; with an index that slot's own draws are its."""
-        member = self.member
-        slot = member.slot if index is None else index
-        key = member.key if index is None else int(rng.member_keys(self.breed.params.seed, [slot])[0])
-        child = Agent(self.breed, replace(member.clone(slot, member.id, key), parent=member.parent), self.mutation)
-        child.go_on_from(self, self)
-        return child
-
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write it to a folder, safetensors and JSON with checksums; one in its place is replaced as a whole. Raises
+        """Write the agent to a folder: safetensors and JSON with checksums; one in its place is replaced. Raises
         DiskError if it cannot be written."""
         counters: dict[str, Any] = {"acted": self._acted, "learned": self._learned, "steps": [*map(int, self.steps)]}
         counters["scores"] = [*map(float, self.scores)]
@@ -326,8 +288,8 @@ class Agent:
         members.write(Path(path), [replace(self.member, slot=0)], about)
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Become what `save_checkpoint` wrote. Raises MissingInputError or DataError if it is not there, is damaged, or
-        is of another algorithm or of other spaces."""
+        """Replace this agent's state by what `save_checkpoint` wrote. Raises MissingInputError or DataError if it is
+        not there, is damaged, or is of another algorithm or of other spaces."""
         found = Agent.load(path)
         if found.algo != self.algo or found.breed.spec.spaces != self.breed.spec.spaces:
             raise DataError(f"{path}: is an agent of {found.algo} for other spaces, or another algorithm's")
@@ -337,7 +299,7 @@ class Agent:
 
     @classmethod
     def load(cls, path: str | Path, device: Any = None) -> Agent:
-        """Return what `save_checkpoint` wrote, on a device: cpu, cuda, or None for where it was.
+        """Return the agent that `save_checkpoint` wrote, on a device: cpu, cuda, or None for the one that it was on.
 
         Raises:
             MissingInputError, DataError: it is not there, or is damaged.

@@ -16,12 +16,12 @@ from typing import Any, Literal, cast
 import evopipe
 from evopipe import layout, rng
 from evopipe.agents import records
-from evopipe.agents.config import resolve
 from evopipe.agents.data import Dataset
 from evopipe.agents.elsewhere import on_ray
 from evopipe.agents.environment import BaseEnv
 from evopipe.agents.rounds import Rounds
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
+from evopipe.compat.rllm.config import resolve
 from evopipe.core.member import Member
 from evopipe.errors import DataError, UsageError, need_package, suggestion, translate_failures
 from evopipe.evolve.mutate import Mutation

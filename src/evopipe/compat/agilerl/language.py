@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeAlias, Unpack
 
 import torch
 
 from evopipe import rng
-from evopipe.core.member import Member
+from evopipe.compat.agilerl.breed import device_of
+from evopipe.compat.agilerl.gyms import PreferenceGym, ReasoningGym
+from evopipe.compat.agilerl.population import one_process
+from evopipe.compat.agilerl.settings import HyperparameterConfig, LanguageSettings, RLParameter, language_block
+from evopipe.compat.agilerl.view import View
 from evopipe.errors import DataError, UsageError
-from evopipe.evolve.mutate import NONE, Mutation
-from evopipe.face.breed import device_of
-from evopipe.face.gyms import PreferenceGym, ReasoningGym
-from evopipe.face.population import one_process
-from evopipe.face.settings import HyperparameterConfig, LanguageSettings, RLParameter, language_block
+from evopipe.evolve.mutate import NONE
 from evopipe.language.base import Base, base_of, digest_of, load_base
 from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
@@ -93,7 +92,7 @@ class LanguageBreed:
         return spec_of(params, base if self.pad is None else replace(base, pad=self.pad), self.base.device)
 
 
-class LanguageAgent:
+class LanguageAgent(View):
     """A view of one member of a population of language models: an adapter over the model that all of them share.
 
     `GRPO`, `LLMPPO`, `LLMREINFORCE`, `DPO` and `create_population` make them, `finetune_llm_reasoning` and
@@ -116,39 +115,7 @@ class LanguageAgent:
         (2, 0.0001, 'None')
     """
 
-    def __init__(self, breed: LanguageBreed, member: Member, mutation: Mutation = NONE) -> None:
-        self.breed, self._member, self.mutation = breed, member, mutation
-        self.fitness: list[float] = [*member.fitness]
-        self.scores: list[float] = []
-        self.steps: list[int] = [0]
-
-    @property
-    def member(self) -> Member:
-        return replace(self._member, fitness=tuple(self.fitness))
-
-    @property
-    def index(self) -> int:
-        """Its place in the population."""
-        return self._member.slot
-
-    @property
-    def algo(self) -> str:
-        """The algorithm's name."""
-        return self.breed.algo
-
-    @property
-    def hp(self) -> Mapping[str, float]:
-        """Its hyper-parameters that may mutate, by name; the others are its breed's."""
-        return MappingProxyType(dict(self._member.hyper))
-
-    @property
-    def mut(self) -> str:
-        """What its last mutation changed, `None` where nothing."""
-        return self.mutation.describe() or "None"
-
-    def __repr__(self) -> str:
-        fitness = f"{self.fitness[-1]:.3g}" if self.fitness else "none"
-        return f"<LanguageAgent {self.index} of {self.algo}: {self._member.arch.describe()}, fitness {fitness}>"
+    breed: LanguageBreed
 
     def test(self, env: Gym, loop: int = 1) -> float:
         """Return its mean score on held-out rows of an environment, without exploring; `fitness` takes it too.
@@ -166,29 +133,18 @@ class LanguageAgent:
         self.fitness.append(mean_of_finite(played.returns[0]))
         return self.fitness[-1]
 
-    def clone(self, index: int | None = None) -> LanguageAgent:
-        """Return a copy that shares the model alone; with an index that slot's own draws are its."""
-        member = self.member
-        slot = member.slot if index is None else index
-        key = member.key if index is None else int(rng.member_keys(self.breed.seed, [slot])[0])
-        child = LanguageAgent(
-            self.breed, replace(member.clone(slot, member.id, key), parent=member.parent), self.mutation
-        )
-        child.scores, child.steps = [*self.scores], [*self.steps]
-        return child
-
     def save_checkpoint(self, path: str | Path) -> None:
         """Write adapter, optimiser and counters to a folder, safetensors and JSON with checksums; not the model. Raises
         DiskError if it cannot be written."""
-        told = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
+        wanted = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         more = {"index": self.index, "steps": [*map(int, self.steps)], "scores": [*map(float, self.scores)]}
-        stored.write(Path(path), [replace(self.member, slot=0)], {**told, **more})
+        stored.write(Path(path), [replace(self.member, slot=0)], {**wanted, **more})
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Become what `save_checkpoint` wrote of an agent over the same model. Raises MissingInputError or DataError if
         it is not there, is damaged, or is of another algorithm or model."""
-        told = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
-        (member, *_), about = stored.read(Path(path), told, _REMEDY, self.breed.spec.check)
+        wanted = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
+        (member, *_), about = stored.read(Path(path), wanted, _REMEDY, self.breed.spec.check)
         try:
             self.steps, self.scores = [*about["steps"]], [*about["scores"]]
             self._member = replace(member, slot=int(about["index"]))
@@ -236,12 +192,12 @@ def language_agents(
         raise UsageError("actor_network: it has adapters already, and agents bring their own: give the model below")
     if pad_token is not None and pad_token_id is None:
         raise UsageError("pad_token: give pad_token_id too, the token's number")
-    given = {key.lower(): value for key, value in (settings or {}).items()}
+    lowered = {key.lower(): value for key, value in (settings or {}).items()}
     language = {
         "model": str(getattr(actor_network.config, "_name_or_path", "") or "given"), "task": "finetune", "full": full,
-        **_adapter(lora_config, full), "max_completion": int(given.get("max_output_tokens") or 1024),
+        **_adapter(lora_config, full), "max_completion": int(lowered.get("max_output_tokens") or 1024),
     }  # fmt: skip
-    breed = LanguageBreed(algo, actor_network, tokenizer, pad_token_id, given, hp_config, language, seed,
+    breed = LanguageBreed(algo, actor_network, tokenizer, pad_token_id, lowered, hp_config, language, seed,
                           device_of(device))  # fmt: skip
     members, births = first_members(breed.spec, size)
     return [LanguageAgent(breed, member, birth) for member, birth in zip(members, births, strict=True)]
@@ -253,14 +209,14 @@ def _adapter(config: Any, full: bool) -> dict[str, Any]:
         return {}
     if full:
         raise UsageError("lora_config: with full=True every weight is trained, and there is no adapter: give one")
-    told: Mapping[str, Any] = config if isinstance(config, Mapping) else vars(config)
-    rank, modules = int(told.get("r", 8)), told.get("target_modules")
+    wanted: Mapping[str, Any] = config if isinstance(config, Mapping) else vars(config)
+    rank, modules = int(wanted.get("r", 8)), wanted.get("target_modules")
     if modules is not None and modules != "all-linear":
         raise UsageError("lora_config: adapters are on every linear layer: set target_modules='all-linear'")
     for name, plain in (("lora_dropout", 0.0), ("bias", "none"), ("use_dora", False), ("use_rslora", False)):
-        if told.get(name, plain) != plain:
-            raise UsageError(f"lora_config: {name} is {told[name]!r}, and there is {plain!r} alone: leave it out")
-    return {"rank": rank, "scale": float(told.get("lora_alpha", 2 * rank)) / rank}
+        if wanted.get(name, plain) != plain:
+            raise UsageError(f"lora_config: {name} is {wanted[name]!r}, and there is {plain!r} alone: leave it out")
+    return {"rank": rank, "scale": float(wanted.get("lora_alpha", 2 * rank)) / rank}
 
 
 class LanguageAlgorithm:
@@ -330,13 +286,13 @@ class LanguageAlgorithm:
             device, accelerator, settings,
         )  # fmt: skip
 
-    def load(self, path: str | Path, actor_network: Any, **given: Any) -> LanguageAgent:
-        """Return what `save_checkpoint` wrote of an agent over this model; `given` as it was made with.
+    def load(self, path: str | Path, actor_network: Any, **arguments: Any) -> LanguageAgent:
+        """Return what `save_checkpoint` wrote of an agent over this model; `arguments` are those that it was made with.
 
         Raises:
             MissingInputError, DataError: it is not there, is damaged, or is of another algorithm or model.
         """
-        agent = self(actor_network, **given)
+        agent = self(actor_network, **arguments)
         agent.load_checkpoint(path)
         return agent
 

@@ -1,4 +1,4 @@
-"""From what scripts hand over to what algorithms learn from: batches, and rollouts of a cohort of one."""
+"""Batches and rollouts that scripts hand over, as algorithms learn from them in a cohort of one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from evopipe.compat.agilerl.breed import Breed
+from evopipe.compat.agilerl.buffers import Experiences
+from evopipe.compat.agilerl.team_buffer import TeamExperiences
+from evopipe.compat.agilerl.vect import Marks, marks_of
 from evopipe.core.cohort import Cohort
 from evopipe.envs.team import Situation, TeamSpace
 from evopipe.errors import UsageError
-from evopipe.face.breed import Breed
-from evopipe.face.buffers import Experiences
-from evopipe.face.team_buffer import TeamExperiences
-from evopipe.face.vect import Marks, marks_of
 from evopipe.memory.replay import RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.run.spec import Spec
@@ -24,7 +24,7 @@ from evopipe.types import ACTS, GONE, Batch, Chosen, Tensor
 
 @dataclass(frozen=True)
 class Taken:
-    """One step of `E` environments, as networks and memory have it. Where a team plays, `E` is `E · K`, see
+    """One step of `E` environments in the algorithm's terms; for a team `E` counts environments times agents, see
     `Rollout`."""
 
     obs: np.ndarray  # `[E, O]` float32, the true next observation
@@ -43,7 +43,7 @@ class Taken:
 
 
 class RolloutBuffer:
-    """What one agent did since it last learned; `agent.learn()` learns from it and empties it.
+    """The steps of one agent since it last learned; `agent.learn()` learns from them and empties it.
 
     Every on-policy agent has one, `agent.rollout_buffer`, which `collect_rollouts` fills.
 
@@ -72,13 +72,13 @@ class RolloutBuffer:
         return len(self.taken)
 
     def add(self, step: Taken) -> None:
-        """Add a step. Raises UsageError if it is full."""
+        """Append a step. Raises UsageError if the buffer is full."""
         if len(self.taken) == self.capacity:
             raise UsageError(f"RolloutBuffer: it is full ({self.capacity} steps): call agent.learn() or reset() first")
         self.taken.append(step)
 
     def reset(self) -> None:
-        """Empty it."""
+        """Remove all steps."""
         self.taken = []
 
 
@@ -120,8 +120,8 @@ def _ends_of(
 
 
 def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
-    """Return a batch `[1, B, …]` of what a memory gave, or of (state, action, reward, next_state, done), `[B, …]` each.
-    Raises UsageError if it is something else."""
+    """Return a batch `[1, B, …]` from what a replay buffer returned, or from arrays (state, action, reward, next_state,
+    done) `[B, …]`. Raises UsageError if it is something else."""
     if breed.team is not None:
         return _batch_of_team(breed, breed.team, experiences, gamma)
     device = breed.spec.device
@@ -146,11 +146,11 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
     obs, after = (torch.from_numpy(breed.rows(part)[0])[None].to(device) for part in (state, following))
     own = np.asarray(action).reshape(obs.shape[1], *breed.actions.shape)
     acts = torch.from_numpy(breed.actions.relative(own))[None].to(device)
-    given, over = (
+    gains, ends = (
         torch.as_tensor(np.asarray(x), dtype=torch.float32).reshape(1, -1).to(device) for x in (reward, done)
     )
-    weight = torch.full_like(given, 1.0 / given.shape[1])
-    return Batch(obs, acts, given, gamma[:, None] * (1.0 - over), after, None, weight)
+    weight = torch.full_like(gains, 1.0 / gains.shape[1])
+    return Batch(obs, acts, gains, gamma[:, None] * (1.0 - ends), after, None, weight)
 
 
 def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tensor) -> Batch:
@@ -186,7 +186,7 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
 
 
 def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
-    """Return the steps of a loop of one's own, see `Agent.learn`. Raises UsageError if they are something else."""
+    """Return the steps of a rollout that a script collected, see `Agent.learn`. Raises UsageError if it is none."""
     if not isinstance(experiences, tuple | list) or len(experiences) not in (7, 8):
         raise UsageError(
             "learn: a rollout is (observations, actions, log_probs, rewards, dones, values, next_obs[, next_done])"
@@ -217,11 +217,11 @@ def _steps_of_team(
     parts = [_by_step(x) for x in (observations, actions, log_probs, rewards, dones, values)]
     if len({len(part) for part in parts}) != 1 or not parts[0]:
         raise UsageError(f"learn: the parts of a rollout have unlike lengths {[len(part) for part in parts]}, or none")
-    shown = [team.situation(obs) for obs in parts[0]]
-    shape, k = shown[0].alive.shape, len(team.ids)
-    nobody = Situation(np.zeros_like(shown[0].obs), np.zeros(shape, bool), shown[0].legal, False)
-    shown.append(team.situation(following) if following else nobody)
-    if len({each.alive.shape for each in shown}) != 1:
+    situations = [team.situation(obs) for obs in parts[0]]
+    shape, k = situations[0].alive.shape, len(team.ids)
+    absent = Situation(np.zeros_like(situations[0].obs), np.zeros(shape, bool), situations[0].legal, False)
+    situations.append(team.situation(following) if following else absent)
+    if len({each.alive.shape for each in situations}) != 1:
         raise UsageError("learn: the observations are of unlike numbers of environments")
 
     def numbers(part: Mapping[Any, Any], dtype: Any) -> np.ndarray:
@@ -241,7 +241,7 @@ def _steps_of_team(
     ended = [numbers(each, bool) for each in ([*parts[4][1:], next_done] if next_done is not None else parts[4])]
     found, begins, nothing = [], np.ones(shape, bool), np.zeros(shape[0] * k, bool)
     for t, (_, action, log_prob, reward, _, value) in enumerate(zip(*parts, strict=True)):
-        now, after = shown[t], shown[t + 1]
+        now, after = situations[t], situations[t + 1]
         over = ended[t] | ~after.alive
         flat = [x.reshape(-1) for x in (*(numbers(x, np.float32) for x in (log_prob, value, reward)), begins, over)]
         own_log_prob, own_value, own_reward, first, last = flat
@@ -263,7 +263,7 @@ def _by_step(part: Any) -> list[Any]:
 
 
 def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
-    """Return the rollout of a cohort of one. Raises UsageError if there is no step."""
+    """Return steps as the rollout of a cohort of one. Raises UsageError if there are none."""
     if not taken:
         raise UsageError("learn: there is no step to learn from: collect_rollouts(agent, env) first")
     n, device = len(taken[0].obs), spec.device

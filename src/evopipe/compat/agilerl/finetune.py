@@ -6,19 +6,19 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import evopipe
+from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection, unmutated
+from evopipe.compat.agilerl.gyms import PreferenceGym, ReasoningGym
+from evopipe.compat.agilerl.language import Gym, LanguageAgent, LanguageBreed, regime_of
+from evopipe.compat.agilerl.population import one_process
+from evopipe.compat.agilerl.settings import language_block
+from evopipe.compat.agilerl.train import PROJECT, conduct, entering, refuse_idle, views
 from evopipe.errors import UsageError, translate_failures
-from evopipe.face.evolution import Mutations, TournamentSelection, unmutated
-from evopipe.face.gyms import PreferenceGym, ReasoningGym
-from evopipe.face.language import Gym, LanguageAgent, LanguageBreed, regime_of
-from evopipe.face.population import one_process
-from evopipe.face.settings import language_block
-from evopipe.face.train import conduct, entering, views
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose
 from evopipe.run.language import LanguageSpec
@@ -29,15 +29,13 @@ from evopipe.stages.language.describe import describe
 from evopipe.storage.files import write_csv
 from evopipe.track.events import Message, Tracker
 
-_PROJECT = "AgileRL"  # the documented default
-
 
 def finetune_llm_reasoning(
     pop: Sequence[LanguageAgent], env: ReasoningGym | None = None, env_fn: Callable[[], ReasoningGym] | None = None,
     init_hp: Mapping[str, Any] | None = None, save_elite: bool | None = None, elite_path: str | None = None,
     wb: bool = False, evo_steps: int | None = None, checkpoint_steps: int | None = None,
     tournament: TournamentSelection | None = None, mutation: Mutations | None = None, wandb_api_key: str | None = None,
-    wandb_project: str = _PROJECT, wandb_entity: str | None = None, wandb_run_name: str | None = None,
+    wandb_project: str = PROJECT, wandb_entity: str | None = None, wandb_run_name: str | None = None,
     evaluation_interval: int = 10, max_reward: int | None = None, verbose: bool = True, accelerator: Any = None,
     max_steps: int | None = None, num_epochs: int | None = None, log_csv: bool = False,
 ) -> list[LanguageAgent]:  # fmt: skip
@@ -52,7 +50,7 @@ def finetune_llm_reasoning(
         init_hp: must say what the population was created with; checked, no more.
         save_elite: whether the best agent is written, as `evopipe.load` reads it, the model included.
         elite_path: where; `<algorithm>-elite` by default.
-        wb: whether Weights & Biases is told.
+        wb: whether metrics go to Weights & Biases.
         evo_steps: steps between evolutions; with `tournament` or `mutation`.
         checkpoint_steps: steps between two checkpoints, each agent a folder `<elite_path>_<index>_<step>`.
         tournament: selection; None for none.
@@ -61,7 +59,7 @@ def finetune_llm_reasoning(
         evaluation_interval: steps between evaluations, on at most 64 rows that are held out, the same for all agents.
             There is one before each evolution, too, and at the end.
         max_reward: the reward of a completion that is all right: the share of those is measured, as `accuracy`.
-        verbose: whether progress is shown.
+        verbose: whether progress is printed.
         accelerator: an Accelerator of one process.
         max_steps: questions that each agent is asked, rounded up to whole steps; None for all, once.
         num_epochs: how often each agent is asked all of them; goes before `max_steps`.
@@ -98,7 +96,7 @@ def finetune_llm_preference(
     init_hp: Mapping[str, Any] | None = None, save_elite: bool | None = None, elite_path: str | None = None,
     wb: bool = False, evo_steps: int | None = None, checkpoint_steps: int | None = None,
     tournament: TournamentSelection | None = None, mutation: Mutations | None = None, wandb_api_key: str | None = None,
-    wandb_project: str = _PROJECT, wandb_entity: str | None = None, wandb_run_name: str | None = None,
+    wandb_project: str = PROJECT, wandb_entity: str | None = None, wandb_run_name: str | None = None,
     evaluation_interval: int = 10, verbose: bool = True, accelerator: Any = None, max_steps: int | None = None,
     num_epochs: int | None = None, log_csv: bool = False,
 ) -> list[LanguageAgent]:  # fmt: skip
@@ -130,33 +128,16 @@ def finetune_llm_preference(
     return _Finetuning(PreferenceGym, **locals()).run()
 
 
-@dataclass
-class _Finetuning:
-    """What both training functions are given, by its names there, and the class of their environments, `gym`."""
+class _Finetuning(SimpleNamespace):
+    """A call of one of both training functions: its arguments as attributes, and the class of its environments, `gym`.
+    The functions' signatures alone declare them."""
 
-    gym: type[Gym]
     pop: Sequence[LanguageAgent]
-    env: Gym | None
-    env_fn: Callable[[], Gym] | None
-    init_hp: Mapping[str, Any] | None
-    save_elite: bool | None
-    elite_path: str | None
-    wb: bool
-    evo_steps: int | None
-    checkpoint_steps: int | None
-    tournament: TournamentSelection | None
     mutation: Mutations | None
-    wandb_api_key: str | None
-    wandb_project: str
-    wandb_entity: str | None
-    wandb_run_name: str | None
-    evaluation_interval: int
-    verbose: bool
-    accelerator: Any
-    max_steps: int | None
-    num_epochs: int | None
-    log_csv: bool
-    max_reward: int | None = None
+    tournament: TournamentSelection | None
+
+    def __init__(self, gym: type[Gym], **arguments: Any) -> None:
+        super().__init__(gym=gym, **{"max_reward": None, **arguments})
 
     @property
     def breed(self) -> LanguageBreed:
@@ -176,15 +157,11 @@ class _Finetuning:
         if evolves != (self.evo_steps is not None):
             told, missing = ("evo_steps", "tournament or mutation") if not evolves else ("tournament", "evo_steps")
             raise UsageError(f"{told}: it would be without effect: give {missing} too")
-        if self.elite_path is not None and not (self.save_elite or self.checkpoint_steps):
-            raise UsageError("elite_path: it would be without effect: give save_elite or checkpoint_steps too")
         for what in ("evaluation_interval", "evo_steps", "checkpoint_steps", "max_steps", "num_epochs"):
             value = getattr(self, what)
             if value is not None and (type(value) is not int or value < 1):
                 raise UsageError(f"{what}: must be a whole number of at least 1, got {value!r}")
-        for what in ("wandb_api_key", "wandb_entity", "wandb_run_name", "wandb_project"):
-            if getattr(self, what) not in (None, _PROJECT) and not self.wb:
-                raise UsageError(f"{what}: it would be without effect: give wb too")
+        refuse_idle(vars(self))
         one_process(self.accelerator)
         if self.tournament is not None:
             self.tournament.check(len(self.pop))

@@ -1,4 +1,4 @@
-"""`train_off_policy` and its like. Each returns the trained population and every generation's fitnesses."""
+"""`train_off_policy` and its like: each returns the trained population and every generation's fitnesses."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.buffers import MultiStepReplayBuffer, ReplayBuffer
+from evopipe.compat.agilerl.environments import config_of
+from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection
+from evopipe.compat.agilerl.team_buffer import MultiAgentReplayBuffer
+from evopipe.compat.agilerl.train import Call, Trained
 from evopipe.data.transitions import Transitions
 from evopipe.errors import UsageError
-from evopipe.face.agent import Agent
-from evopipe.face.buffers import MultiStepReplayBuffer, ReplayBuffer
-from evopipe.face.evolution import Mutations, TournamentSelection
-from evopipe.face.given import config_of
-from evopipe.face.team_buffer import MultiAgentReplayBuffer
-from evopipe.face.train import Call, Trained
 from evopipe.memory.replay import Replay
 from evopipe.types import Batch
 
@@ -34,7 +34,7 @@ def train_off_policy(
     verbose: bool = True, accelerator: Any = None, wandb_api_key: str | None = None,
     wandb_kwargs: Mapping[str, Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train agents that learn from a memory which all of them fill: DQN, Rainbow, DDPG, TD3, SAC.
+    """Train agents that learn from one replay memory which all of them fill: DQN, Rainbow, DDPG, TD3, SAC.
 
     Args:
         env: what `make_vect_envs` gave, or an environment or a vector of Gymnasium that the caller made, wrappers
@@ -64,8 +64,8 @@ def train_off_policy(
         overwrite_checkpoints: whether only the last ones are kept.
         save_elite: whether the best agent is written, as `evopipe.load` reads it.
         elite_path: where.
-        wb: whether Weights & Biases is told.
-        verbose: whether progress is shown.
+        wb: whether metrics go to Weights & Biases.
+        verbose: whether progress is printed.
         accelerator: an Accelerator of one process.
         wandb_api_key: key of Weights & Biases.
         wandb_kwargs: `project`; others are refused.
@@ -95,7 +95,7 @@ def train_off_policy(
     if not isinstance(memory, ReplayBuffer):
         raise UsageError("memory: give a ReplayBuffer, MultiStepReplayBuffer or PrioritizedReplayBuffer")
     config = call.pop[0].breed.params.algo_config
-    call.train |= {"learning_delay": learning_delay, "replay": _replay_of(memory, n_step, per, n_step_memory)}
+    call.train["replay"] = _replay_of(memory, n_step, per, n_step_memory)
     call.block |= _epsilon_of(call.name, config, config_of(env).num_envs, eps_start, eps_end, eps_decay)
     warm = None
     if len(memory):
@@ -168,7 +168,7 @@ def train_on_policy(
     accelerator: Any = None, wandb_api_key: str | None = None, wandb_kwargs: Mapping[str, Any] | None = None,
     collect_rollouts_fn: Callable[..., Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train agents that learn from what they have just done: PPO, recurrent or not.
+    """Train agents that learn from their own last steps: PPO, recurrent or not.
 
     Args:
         collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for the way that there is; one's
@@ -201,7 +201,7 @@ def train_offline(
     elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     minari_dataset_id: str | None = None, remote: bool = False, wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train agents on a dataset; `env` is for their evaluation alone: CQN, IQL, TD3+BC, BC.
+    """Train agents on a dataset, with an environment for evaluation only: CQN, IQL, TD3+BC, BC.
 
     Args:
         dataset: an open `h5py.File`, a path of one, or arrays by name: observations, actions, rewards, terminals and,
@@ -227,7 +227,7 @@ def train_offline(
         >>> len(fitnesses)
         2
     """
-    from evopipe.face.datasets import transitions_from
+    from evopipe.compat.agilerl.datasets import transitions_from
 
     call = Call.of("train_offline", locals())
     if not isinstance(memory, ReplayBuffer):
@@ -249,7 +249,7 @@ def train_multi_agent_off_policy(
     elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train teams that learn from a memory: MADDPG, MATD3.
+    """Train teams that learn from a replay memory: MADDPG, MATD3.
 
     Args:
         env: a parallel environment of PettingZoo, which is copied, or what `make_vect_envs` gave for a team.
@@ -280,7 +280,7 @@ def train_multi_agent_off_policy(
     team = call.pop[0].breed.team
     if team is not None and memory.agent_ids is not None and {*map(str, memory.agent_ids)} != {*team.agents}:
         raise UsageError(f"memory: its agents are {memory.agent_ids}, the population's {[*team.ids]}")
-    call.train |= {"learning_delay": learning_delay, "replay": {"capacity": memory.memory_size}}
+    call.train["replay"] = {"capacity": memory.memory_size}
     call.block["score"] = "sum" if sum_scores else "mean"
     return call.run()
 
@@ -294,7 +294,7 @@ def train_multi_agent_on_policy(
     save_elite: bool = False, elite_path: str | None = None, wb: bool = False, verbose: bool = True,
     accelerator: Any = None, wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train teams that learn from what they have just done: IPPO, MAPPO.
+    """Train teams that learn from their own last steps: IPPO, MAPPO.
 
     The arguments, what is returned and raised, are those of `train_multi_agent_off_policy`.
 
@@ -336,7 +336,7 @@ def _epsilon_of(algo: str, config: Any, envs: int, start: float, end: float, dec
 def _own_function(collect_rollouts_fn: Any) -> Any:
     """Return a caller's way to collect rollouts; None where it is the one that there is. Raises UsageError if it takes
     an agent and an environment, and all members are stepped together."""
-    from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent
+    from evopipe.compat.agilerl.rollouts import collect_rollouts, collect_rollouts_recurrent
 
     if collect_rollouts_fn in (None, collect_rollouts, collect_rollouts_recurrent):
         return None

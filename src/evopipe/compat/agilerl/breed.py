@@ -1,4 +1,4 @@
-"""What all agents of a population have in common."""
+"""What all agents of a population have in common: algorithm, parameters and spaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOWHERE = "no environment yet"  # an id that none has
 
 @dataclass(frozen=True, eq=False)
 class Breed:
-    """An algorithm, its configuration and the spaces that it was made for: of one agent, or of a team."""
+    """An algorithm, the parameters of its runs, and the spaces that its agents are for: one agent's, or a team's."""
 
     spec: Spec
     params: Params
@@ -41,13 +41,18 @@ class Breed:
         return self.params.train.algo
 
     @property
+    def seed(self) -> int:
+        return self.params.seed
+
+    @property
     def about(self) -> dict[str, Any]:
-        """What a policy's description says, see `policy.load`."""
+        """Algorithm, configuration and spaces as JSON data, as `policy.json` has them."""
         own = self.team.to_json() if self.team is not None else self.actions.to_json() | self.observations.to_json()
         return settings_of(self.params) | own
 
     def rows(self, obs: Any) -> tuple[np.ndarray, bool]:
-        """Return observations as rows `[n, O]` float32, and whether it was one observation."""
+        """Return observations as flat rows `[n, O]` float32, and whether it was a single one. Raises UsageError if they
+        do not fit the space."""
         try:
             rows, single = self.observations.read(obs)
         except ValueError as error:
@@ -55,8 +60,8 @@ class Breed:
         return np.ascontiguousarray(np.asarray(rows, np.float32)), single
 
     def undrawn(self, drawn: torch.Tensor, space: ActionSpace | None = None) -> np.ndarray:
-        """Return drawn actions in the environment's units, but unclipped; squashed ones in [-1, 1]. Those of a team's
-        agent, whose space is given, may have pads."""
+        """Return actions as the algorithm drew them in the environment's units, `[n, …]`, but unclipped; squashed ones
+        stay in [-1, 1]. `space` is that of a team's agent, whose actions may have pads."""
         space = space or self.actions
         if space.bounds is None:
             return space.own(drawn.numpy())
@@ -68,7 +73,8 @@ class Breed:
         return own.astype(np.float32).reshape(-1, *space.shape)
 
     def drawn(self, own: Any, count: int, space: ActionSpace | None = None) -> torch.Tensor:
-        """Return the inverse of `undrawn`, `[n, …]`, without pads."""
+        """Return actions in the environment's units as the algorithm draws them, `[n, …]` without pads: the inverse of
+        `undrawn`."""
         space = space or self.actions
         array = np.asarray(own).reshape(count, *space.shape)
         if space.bounds is None:
@@ -79,8 +85,8 @@ class Breed:
         low, high = space.bounds
         return torch.from_numpy((2.0 * (flat - low) / (high - low) - 1.0).astype(np.float32))
 
-    def told(self, params: Params, spec: Spec, spaces: tuple[Any, Any] | None = None) -> Breed:
-        """Return the breed as it goes on by other parameters, in an environment with these spaces of Gymnasium's."""
+    def with_params(self, params: Params, spec: Spec, spaces: tuple[Any, Any] | None = None) -> Breed:
+        """Return a copy with other parameters, and with other spaces of Gymnasium's where they are not None."""
         if spaces is None:
             return replace(self, spec=spec, params=params)
         return replace(_of_spaces(*spaces, self.team is not None), spec=spec, params=params)
@@ -108,27 +114,29 @@ def params_of(data: Mapping[str, Any]) -> Params:
 
 
 def build(params: Params, observations: Any, actions: Any) -> Breed:
-    """Return the breed of a run's parameters in spaces of Gymnasium's, by agent where they are dictionaries of such.
-    Raises ParamsError if the algorithm does not serve them."""
+    """Return the breed for a run's parameters and spaces of Gymnasium's, which are dictionaries by agent for a team.
+    Raises ParamsError if the algorithm does not serve the spaces."""
     found = _of_spaces(observations, actions, by_agent(observations))
     algo, spaces = params.train.algo, spaces_of(found)
     if sentence := unserved(algo, spaces, "what is asked for", actions):
         raise ParamsError(sentence.replace("train.algo", "algo", 1))
-    return found.told(params, make_spec(params, configure(params.runtime), spaces))
+    return found.with_params(params, make_spec(params, configure(params.runtime), spaces))
 
 
 def by_agent(spaces: Any) -> bool:
+    """Return whether spaces are a team's: a dictionary by agent."""
     return isinstance(spaces, Mapping) and not isinstance(spaces, gymnasium.Space)
 
 
 def spaces_of(breed: Breed) -> Spaces:
+    """Return the spaces as algorithms know them: widths and kinds."""
     found: Spaces = breed.actions.spaces(breed.observations) if breed.team is None else breed.team.spaces
     return found
 
 
 def device_of(device: Any) -> str:
-    """Return `runtime.device` for what a script passes: a torch device, its name, or None for what is there. Raises
-    UsageError if evopipe does not compute there."""
+    """Return `runtime.device` for a torch device, its name, or None for the best one that is there. Raises UsageError
+    if evopipe does not compute there."""
     if device is None:
         return "auto"
     kind = torch.device(device).type if not isinstance(device, str) or device != "auto" else "auto"

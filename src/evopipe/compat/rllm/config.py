@@ -1,4 +1,4 @@
-"""Configuration of a trainer: overrides in any form, in rLLM's documented names or in those of `params.yaml`."""
+"""Configuration of an `AgentTrainer`: overrides in rLLM's documented names, or in those of `params.yaml`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evopipe import algos
-from evopipe.agents.documented import (
+from evopipe.agents.settings import Agents
+from evopipe.compat.rllm.documented import (
     BLOCKS,
     BLOCKS_OF_ARGUMENTS,
     ESTIMATORS,
@@ -25,7 +26,6 @@ from evopipe.agents.documented import (
     shape,
     truth,
 )  # fmt: skip
-from evopipe.agents.settings import Agents
 from evopipe.errors import MissingInputError, ParamsError, suggestion
 from evopipe.schema.declare import parsed
 from evopipe.schema.read import parse_value, read_yaml
@@ -48,11 +48,17 @@ class _Resolved:
 
 
 def read(config: Any) -> tuple[Values, bool]:
-    """Return overrides by dotted keys, and whether they are a whole configuration, in which unknown keys are usual.
-    They are given as None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later
-    ones win; the path of a YAML file; or any object of nested attributes, such as OmegaConf's. Raises ParamsError if it
-    is something else, a text is not of the form `key=value`, or a file cannot be used, see `read_yaml`;
-    MissingInputError if the file is not there."""
+    """Return overrides by dotted keys, and whether they are a complete configuration, in which unknown keys are usual.
+
+    Args:
+        config: None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later ones
+            win; the path of a YAML file; or an object of nested attributes, such as OmegaConf's.
+
+    Raises:
+        ParamsError: it is something else, a text is not of the form `key=value`, or a file cannot be used, see
+            `read_yaml`.
+        MissingInputError: a file is not there.
+    """
     try:
         return _read(config)
     except RecursionError:
@@ -89,7 +95,7 @@ def _yaml(path: Path) -> Any:
 
 
 def _told(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield what one of a list says: `key=value`, or all of a YAML file."""
+    """Yield what an entry of a list stands for: `key=value`, or all of a YAML file."""
     key, sign, value = text.partition("=")
     if not sign and text.endswith((".yaml", ".yml")):
         yield from _flat(_yaml(Path(text)))
@@ -121,32 +127,40 @@ def _deep(value: Any) -> Any:
 
 
 def resolve(config: Any, population: Any, tasks: int, name: str, engine: str = "local") -> _Resolved:
-    """Bring overrides, see `read`, to what a run of that name is configured by; `tasks` are rows of the training data.
-    A population is None for one member; how many; or a mapping, the blocks `population`, `evolution` and `evolve`. The
-    engine is `local` or `ray`, which alone takes `ray_init`.
-    Raises ParamsError if a key is unknown or a value cannot be used."""
-    given, whole = read(config)
-    given = {key: value for key, value in given.items() if value is not None}
-    told: Values = {}
+    """Return the configuration of a run: parameters, the block `agents`, and arguments of constructors.
+
+    Args:
+        config: overrides, see `read`.
+        population: None for one member; how many; or a mapping of the blocks `population`, `evolution` and `evolve`.
+        tasks: rows of the training data.
+        name: the run's name, which stands in the place of an environment's.
+        engine: `local`, or `ray`, which alone takes `ray_init`.
+
+    Raises:
+        ParamsError: a key is unknown or a value cannot be used.
+    """
+    overrides, complete = read(config)
+    overrides = {key: value for key, value in overrides.items() if value is not None}
+    values: Values = {}
     origin: dict[str, str] = {}
     notes: dict[str, list[str]] = {}  # keys by the reason why they have no meaning
-    documented = {key: value for key, value in given.items() if key in SAME or key in OWN or key in FILTERS}
-    arguments = {block.rpartition(".")[2]: _arguments(block, given.get(block)) for block in BLOCKS_OF_ARGUMENTS}
-    for key, value in given.items():
+    documented = {key: value for key, value in overrides.items() if key in SAME or key in OWN or key in FILTERS}
+    arguments = {block.rpartition(".")[2]: _arguments(block, overrides.get(block)) for block in BLOCKS_OF_ARGUMENTS}
+    for key, value in overrides.items():
         for block in BLOCKS_OF_ARGUMENTS:
             if key.startswith(block + "."):
                 arguments[block.rpartition(".")[2]][key[len(block) + 1 :]] = value
     arguments["ray_init"] = {key: value for key, value in arguments["ray_init"].items() if value is not None}
     if engine != "ray" and arguments["ray_init"]:
         notes["nothing starts Ray with engine='local'"] = [f"ray_init.{key}" for key in arguments["ray_init"]]
-    algo, extra = _algorithm(given)
+    algo, extra = _algorithm(overrides)
     block_of = algos.get(algo).Config.model_fields
 
     def put(key: str, value: Any, source: str) -> None:
         key = key.replace(TRAIN, f"algos.{algo}")
-        told[key], origin[key] = value, source
+        values[key], origin[key] = value, source
 
-    put("train.algo", algo, "algorithm.adv_estimator" if "algorithm.adv_estimator" in given else "default")
+    put("train.algo", algo, "algorithm.adv_estimator" if "algorithm.adv_estimator" in overrides else "default")
     put("language.task", name, "the classes that were passed")
     put("fetch.source", "jsonl", "the datasets that were passed")
     put("export.merged", False, "default")
@@ -161,37 +175,37 @@ def resolve(config: Any, population: Any, tasks: int, name: str, engine: str = "
             continue
         put(SAME[key].key, changed(key, value, SAME[key].change), f"{key}={value}")
     if documented.get("actor_rollout_ref.model.lora_rank") == 0:
-        del told["language.rank"], origin["language.rank"]
+        del values["language.rank"], origin["language.rank"]
         put("language.full", True, "actor_rollout_ref.model.lora_rank=0")
-    shape(documented, put, algo, tasks, given)
-    others(documented, put, algo, given)
+    shape(documented, put, algo, tasks, overrides)
+    others(documented, put, algo, overrides)
     if masked := masks(documented):
         put("agents.mask", masked, "rllm.compact_filtering")
     for key, value in _members(population, algo):
         put(key, value, "population")
     for key, why in idle(documented, algo):
         notes.setdefault(why, []).append(key)
-    for key, value in given.items():
+    for key, value in overrides.items():
         if key in documented or key.startswith(BLOCKS_OF_ARGUMENTS):
             continue
         if key == "seed" or key.partition(".")[0] in (*BLOCKS, "agents"):
             put(key, value, f"{key}={value}")
             continue
-        notes.setdefault(_unknown(key, whole, algo), []).append(key)
+        notes.setdefault(_unknown(key, complete, algo), []).append(key)
     sentences = [
         f"{', '.join(keys)}: {'have' if len(keys) > 1 else 'has'} no meaning here: {why}" for why, keys in notes.items()
     ]
-    return _made(told, origin, sentences, given, arguments)
+    return _made(values, origin, sentences, overrides, arguments)
 
 
-def _unknown(key: str, whole: bool, algo: str) -> str:
-    """Return why a key has no meaning here; ParamsError if it is a mistake: of a whole file keys may be anything."""
+def _unknown(key: str, complete: bool, algo: str) -> str:
+    """Return why a key has no meaning here; ParamsError if it is a mistake: of a complete file keys may be anything."""
     start = next((start for start in WITHOUT if key == start or key.startswith(start + ".")), None)
     if start is not None and "." in start:
         return WITHOUT[start]
     near = suggestion(key, [*SAME, *OWN, *FILTERS, *BLOCKS_OF_ARGUMENTS, *_natives(algo)])
     meant = near.startswith(", did you mean")
-    if not whole and (start is None or meant):
+    if not complete and (start is None or meant):
         raise ParamsError(f"config: unknown key {key!r}{near[:300]}")
     return f"it is unknown{near}" if meant else WITHOUT.get(start or "", "it is unknown")
 
@@ -211,10 +225,10 @@ def _natives(algo: str) -> Iterator[str]:
         yield from (f"{block}.{key}" for key in schema.model_fields)
 
 
-def _algorithm(given: Values) -> tuple[str, dict[str, Any]]:
-    if "train.algo" in given:
-        return str(given["train.algo"]), {}
-    named = str(given.get("algorithm.adv_estimator", "grpo"))
+def _algorithm(overrides: Values) -> tuple[str, dict[str, Any]]:
+    if "train.algo" in overrides:
+        return str(overrides["train.algo"]), {}
+    named = str(overrides.get("algorithm.adv_estimator", "grpo"))
     if named not in ESTIMATORS:
         raise ParamsError(f"algorithm.adv_estimator: unknown {named!r}{suggestion(named, ESTIMATORS)}")
     return ESTIMATORS[named]
@@ -249,10 +263,10 @@ def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
 
 
 def _made(
-    told: Values, origin: dict[str, str], notes: list[str], given: Values, arguments: dict[str, dict[str, Any]]
+    values: Values, origin: dict[str, str], notes: list[str], overrides: Values, arguments: dict[str, dict[str, Any]]
 ) -> _Resolved:
     nested: dict[str, Any] = {}
-    for key, value in told.items():
+    for key, value in values.items():
         *path, last = key.split(".")
         here = nested
         for step in path:
@@ -275,21 +289,21 @@ def _made(
             "runtime.shards.engine: agents play in one process; engine='ray' lets environments live on Ray"
         )
     made = parsed(Agents, agents, "config: agents.")
-    values = "value" in algos.get(asked).asks(params.algo_config)
+    learns_values = "value" in algos.get(asked).asks(params.algo_config)
     for role, name in made.estimators.items():
-        if values:
+        if learns_values:
             raise ParamsError(f"agents.estimators.{role}: {asked} learns values, and compares nothing by role")
         if name not in able or "value" in algos.get(name).asks(algos.get(name).Config()):
             raise ParamsError(f"agents.estimators.{role}: {name!r} compares no rewards; take grpo or reinforce")
-    if values and (idle := [key for key in ("advantage", "gamma") if key in agents]):
+    if learns_values and (idle := [key for key in ("advantage", "gamma") if key in agents]):
         notes.append(f"{', '.join(f'agents.{key}' for key in idle)}: no meaning with {asked}, which learns values")
-    folder = given.get("trainer.default_local_dir")
+    folder = overrides.get("trainer.default_local_dir")
     files = {
-        split: str(given[key])
+        split: str(overrides[key])
         for split, key in (("train", "data.train_files"), ("val", "data.val_files"))
-        if key in given
+        if key in overrides
     }
     return _Resolved(
         params, made, Path(folder) if folder else None, arguments, files, origin, notes,
-        truth(given.get("trainer.val_only", False)),
+        truth(overrides.get("trainer.val_only", False)),
     )  # fmt: skip

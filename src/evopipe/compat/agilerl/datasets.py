@@ -1,4 +1,4 @@
-"""Datasets of scripts as the transitions that a run learns from."""
+"""Datasets that scripts hand to `train_offline`, as transitions that a run learns from."""
 
 from __future__ import annotations
 
@@ -27,9 +27,19 @@ _MORE = ("timeouts", "next_observations")
 def transitions_from(
     config: EnvConfig, dataset: Any, minari_dataset_id: str | None, remote: bool, limit: int
 ) -> Transitions:
-    """Read a dataset for an environment; its last transitions where there are more than `limit`. Raises UsageError if
-    none is given, or two; MissingInputError or DataError if it is not there, is damaged, or does not fit the
-    environment."""
+    """Return the transitions of a dataset, the last `limit` of them, in terms of an environment.
+
+    Args:
+        config: the environment.
+        dataset: an open `h5py.File`, a path of one, or arrays by name; None with `minari_dataset_id`.
+        minari_dataset_id: a dataset of Minari, a folder or an id; None with `dataset`.
+        remote: whether Minari may download it.
+        limit: most transitions.
+
+    Raises:
+        UsageError: neither or both are there, or `remote` would be without effect.
+        MissingInputError, DataError: the dataset is not there, is damaged, or does not fit the environment.
+    """
     if (dataset is None) == (minari_dataset_id is None):
         raise UsageError("dataset: give one, or minari_dataset_id, one of both")
     if remote and minari_dataset_id is None:

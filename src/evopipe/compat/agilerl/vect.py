@@ -1,4 +1,4 @@
-"""Vector environments for loops of one's own, which tell what each observation follows."""
+"""Vector environments for loops of one's own, whose observations know what led to them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from evopipe.compat.agilerl.breed import params_of
+from evopipe.compat.agilerl.environments import made_by, remember
 from evopipe.envs import make
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import UsageError
-from evopipe.face.breed import params_of
-from evopipe.face.given import made_by, remember
 from evopipe.schema.blocks import EnvConfig
 
 _Bools = npt.NDArray[np.bool_]
 
 
 class Marks(NamedTuple):
-    """What led to an observation of each environment `[n]`."""
+    """What led to an observation of each environment: a reset, a termination or a truncation, `[n]` each."""
 
     began: _Bools  # nothing: a reset, whatever action was given
     terminated: _Bools
@@ -38,7 +38,7 @@ class _Observed(np.ndarray[Any, Any]):
 
 
 def marks_of(obs: Any, count: int) -> Marks | None:
-    """Return what so many observations know of themselves; None where nothing."""
+    """Return the marks that `count` observations carry; None if they carry none."""
     while isinstance(obs, dict | tuple) and obs:
         obs = next(iter(obs.values())) if isinstance(obs, dict) else obs[0]
     marks = getattr(obs, "marks", None)
@@ -46,7 +46,7 @@ def marks_of(obs: Any, count: int) -> Marks | None:
 
 
 def marked(obs: Any, marks: Marks) -> Any:
-    """Return observations that know what led to them."""
+    """Return observations that carry these marks."""
     if isinstance(obs, dict):
         return {name: marked(part, marks) for name, part in obs.items()}
     if isinstance(obs, tuple):
@@ -96,14 +96,14 @@ class _TeamEnvs:
         remember(self, config)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no environment is open."""
 
 
 def make_vect_envs(
     env_name: str | None = None, num_envs: int = 1, *, make_env: Any = None, wrappers: Sequence[Any] = (),
     seed: int = 1, **env_kwargs: Any,
 ) -> Any:  # fmt: skip
-    """Make environments that step together: `num_envs` for each member of a population.
+    """Return a vector of environments that step together, `num_envs` for each member of a population.
 
     Args:
         env_name: an id of Gymnasium, `module:EnvId`, or a team of PettingZoo or mpe2, as `env.id` in `params.yaml`.

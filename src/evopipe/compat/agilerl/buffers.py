@@ -1,4 +1,4 @@
-"""Memories for loops of one's own: what agents do goes in, batches come out.
+"""Replay buffers for loops of one's own, by AgileRL's names: transitions go in, batches come out.
 
 The memories of whole populations (`train_off_policy` …) are `evopipe.memory`'s own; these are the same ones, filled by
 the caller. They keep observations and actions as the environment has them, and learn their shapes when first filled.
@@ -7,6 +7,7 @@ the caller. They keep observations and actions as the environment has them, and 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from evopipe.compat.agilerl.vect import marks_of
 from evopipe.errors import UsageError
-from evopipe.face.vect import marks_of
 from evopipe.memory.nstep import NStep
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
@@ -26,12 +27,50 @@ FIELDS = ("state", "action", "reward", "next_state", "done")
 _SPELLED = {"obs": "state", "next_obs": "next_state", "terminated": "done"}
 
 
-def in_order(field_names: Sequence[str], what: str) -> list[int]:
-    """Return where each of `FIELDS` stands among a transition's parts; UsageError where they are not these."""
-    named = [_SPELLED.get(name, name) for name in field_names]
-    if sorted(named) != sorted(FIELDS):
-        raise UsageError(f"{what}: field_names must be {', '.join(FIELDS)}, got {[*field_names]}")
-    return [named.index(name) for name in FIELDS]
+class Memory(ABC):
+    """The base of replay buffers: it takes transitions of five parts in the order of `field_names`."""
+
+    def __init__(self, memory_size: int, field_names: Sequence[str]) -> None:
+        self._names = [_SPELLED.get(name, name) for name in field_names]
+        if sorted(self._names) != sorted(FIELDS):
+            raise self._refusal(f"field_names must be {', '.join(FIELDS)}, got {[*field_names]}")
+        self.memory_size, self.counter = int(memory_size), 0  # transitions kept, and saved so far
+
+    def save_to_memory(self, *parts: Any, is_vectorised: bool = False) -> None:
+        """Save one transition, or with `is_vectorised` one of each environment.
+
+        Args:
+            *parts: state, action, reward, next state and done in the order of `field_names`, `[…]` or `[n, …]`; of a
+                team each is a dictionary by agent. An agent that is not in the state is gone, one that is not in the
+                next state has ended.
+            is_vectorised: whether parts are `[n, …]`.
+
+        Raises:
+            UsageError: there are not five parts, or a shape is another one than that of the first transition.
+        """
+        if len(parts) != len(FIELDS):
+            raise self._refusal(f"a transition has {len(FIELDS)} parts, {len(parts)} were saved")
+        self._save(dict(zip(self._names, parts, strict=True)), is_vectorised)
+
+    def save_to_memory_vect_envs(self, *parts: Any) -> None:
+        """Save one transition of each environment: each part `[n, …]`, in the order of `field_names`. Resets of
+        environments of `make_vect_envs`, which follow no action, are left out."""
+        self.save_to_memory(*parts, is_vectorised=True)
+
+    def _refusal(self, sentence: str) -> UsageError:
+        return UsageError(f"{type(self).__name__}: {sentence}")
+
+    @abstractmethod
+    def _save(self, parts: Mapping[str, Any], several: bool) -> None:
+        """Save one transition, or one of each of several environments, by the names of its parts."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Transitions that are there."""
+
+    def _need_any(self) -> None:
+        if not len(self):
+            raise self._refusal("nothing can be sampled, it is empty")
 
 
 @dataclass(frozen=True)
@@ -116,7 +155,8 @@ def _mapped(obs: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class Experiences(tuple[Any, ...]):
-    """A batch: (state, action, reward, next_state, done) as NumPy arrays `[B, …]`, and where in its memory it lies.
+    """A batch of transitions: (state, action, reward, next_state, done), NumPy arrays `[B, …]`, and its place in
+    memory.
 
     Attributes:
         memory: where it was drawn from.
@@ -138,8 +178,8 @@ class Experiences(tuple[Any, ...]):
     weight: torch.Tensor | None
 
 
-class ReplayBuffer:
-    """A ring of transitions that all agents share.
+class ReplayBuffer(Memory):
+    """A ring buffer of transitions that all agents share.
 
     Args:
         memory_size: transitions kept; the oldest go first.
@@ -170,49 +210,33 @@ class ReplayBuffer:
         device: Any = None, *, max_size: int | None = None, num_envs: int | None = None, seed: int = 1,
     ) -> None:  # fmt: skip
         if (memory_size is None) == (max_size is None):
-            raise UsageError(f"{type(self).__name__}: give memory_size, how many transitions it keeps")
-        self._order = in_order(field_names, type(self).__name__)
-        self.memory_size, self.num_envs = int(memory_size or max_size or 0), num_envs
-        self.counter = 0  # transitions saved so far
+            raise self._refusal("give memory_size, how many transitions it keeps")
+        super().__init__(memory_size or max_size or 0, field_names)
+        self.num_envs = num_envs
         self.form: Any = None  # a `_Form`, from the first transition on
         self._replay: Any = None
         self._nstep: NStep | None = None
         self._random = np.random.default_rng(seed)
 
     def __len__(self) -> int:
-        """Transitions that are there."""
         return 0 if self._replay is None else int(self._replay.size[0])
 
     @property
     def replay(self) -> Replay:
-        """The memory itself."""
+        """The packed ring that holds the transitions. Raises UsageError before the first one was saved."""
         if self._replay is None:
-            raise UsageError(f"{type(self).__name__}: nothing was saved yet")
+            raise self._refusal("nothing was saved yet")
         replay: Replay = self._replay
         return replay
 
-    def save_to_memory(self, *parts: Any, is_vectorised: bool = False) -> None:
-        """Save one transition, or with `is_vectorised` one of each environment."""
-        self._save(parts, is_vectorised)
-
-    def save_to_memory_vect_envs(self, *parts: Any) -> None:
-        """Save a step of several environments: each part `[n, …]`, in the order of `field_names`. What follows no
-        action, the reset of an environment of `make_vect_envs`, is left out."""
-        self._save(parts, True)
-
     def fill(self, named: Mapping[str, np.ndarray]) -> None:
-        """Hold these transitions, each part `[n, …]` by name, in place of all others."""
+        """Replace all transitions by these, each part `[n, …]` by its name."""
         counter, self.form, self._replay, self._nstep = self.counter, None, None, None
-        parts: list[Any] = [None] * len(FIELDS)
-        for name, place in zip(FIELDS, self._order, strict=True):
-            parts[place] = named[name]
-        self._save(parts, True)
+        self._save(named, True)
         self.counter = counter
 
-    def _save(self, parts: Sequence[Any], several: bool) -> None:
-        if len(parts) != len(FIELDS):
-            raise UsageError(f"{type(self).__name__}: a transition has {len(FIELDS)} parts, {len(parts)} were saved")
-        state, action, reward, following, done = (parts[i] for i in self._order)
+    def _save(self, parts: Mapping[str, Any], several: bool) -> None:
+        state, action, reward, following, done = (parts[name] for name in FIELDS)
         if self.form is None:
             self._begin(state, action, several)
         obs = self.form.rows(state, several)
@@ -239,7 +263,7 @@ class ReplayBuffer:
             self._nstep = NStep(layout, len(form.rows(state, several)))
 
     def sample(self, batch_size: int, *_: Any, beta: float = 0.4) -> Experiences:
-        """Draw so many transitions, with replacement: uniformly, or by what surprised.
+        """Return a batch of transitions drawn with replacement, uniformly or by priority.
 
         Args:
             batch_size: how many.
@@ -248,8 +272,7 @@ class ReplayBuffer:
         Raises:
             UsageError: nothing is there to draw.
         """
-        if not len(self):
-            raise UsageError(f"{type(self).__name__}: nothing can be sampled, it is empty")
+        self._need_any()
         replay, form = self.replay, self.form
         u = torch.from_numpy(self._random.random((1, batch_size)))
         first, size = replay.first([0]), torch.from_numpy(replay.filled([0]))
@@ -270,7 +293,7 @@ class ReplayBuffer:
 
 
 class MultiStepReplayBuffer(ReplayBuffer):
-    """Transitions over several steps, fewer where an episode ends; each agent discounts by its own γ.
+    """A replay buffer of n-step transitions, shorter where an episode ends; each agent discounts by its own γ.
 
     Args:
         memory_size, field_names, device: as in `ReplayBuffer`.
@@ -297,7 +320,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """Transitions of which those are drawn most that surprised most (Schaul et al., 2016).
+    """A replay buffer that draws transitions with a high TD error more often (Schaul et al., 2016).
 
     Args:
         memory_size, field_names, device: as in `ReplayBuffer`.
@@ -325,14 +348,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.n_step = self.steps
 
     def update_priorities(self, index: Any, priorities: Any) -> None:
-        """Say how wrong transitions were found: index and priorities `[B]`. `agent.learn` does so by itself."""
+        """Set the priorities `[B]` of the transitions at places `[B]`; `agent.learn` does so by itself."""
         assert self.replay.priorities is not None
         at, errors = (torch.as_tensor(x).reshape(1, -1) for x in (index, priorities))
         self.replay.priorities.update(torch.zeros(1, dtype=torch.int64), at.long(), errors.float())
 
 
 class ReplayDataset(IterableDataset[Experiences]):
-    """Batches of a memory without end, for a `torch.utils.data.DataLoader`.
+    """An endless stream of batches of a replay buffer, for a `torch.utils.data.DataLoader`.
 
     Examples:
         >>> from evopipe import ReplayBuffer, ReplayDataset
@@ -351,7 +374,7 @@ class ReplayDataset(IterableDataset[Experiences]):
 
 
 class Sampler:
-    """One way to sample whatever the memory is.
+    """Draws batches from a replay buffer, or from a `ReplayDataset`.
 
     Args:
         distributed: whether batches come by `dataset`; of one process, as evopipe's, both are the same.

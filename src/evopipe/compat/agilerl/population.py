@@ -1,4 +1,4 @@
-"""Populations: as many agents as asked for, by a script's own dictionaries."""
+"""`create_population`: agents by the arguments of AgileRL's scripts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import gymnasium
 import numpy as np
 
 from evopipe import algos
+from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.breed import NOWHERE, build, device_of, params_of
+from evopipe.compat.agilerl.settings import HyperparameterConfig, algorithm_of, block_of
 from evopipe.errors import UsageError
-from evopipe.face.agent import Agent
-from evopipe.face.breed import NOWHERE, build, device_of, params_of
-from evopipe.face.settings import HyperparameterConfig, algorithm_of, block_of
 from evopipe.run.spec import first_members
 
 _EVER = 10**9
@@ -25,7 +25,8 @@ def create_population(
     one_hot: bool = False, agent_ids: Sequence[Any] | None = None, seed: int = 1, actor_network: Any = None,
     tokenizer: Any = None, pad_token_id: int | None = None, pad_token: str | None = None, lora_config: Any = None,
 ) -> list[Agent]:  # fmt: skip
-    """Make a population. As every run does, it sets torch's threads in this process: one (`runtime.threads`).
+    """Return a new population of agents. As every run does, it sets torch's threads in this process: one
+    (`runtime.threads`).
 
     Args:
         algo: `DQN`, `Rainbow DQN`, `DDPG`, `TD3`, `PPO`, `CQN`, `MADDPG`, `MATD3`, `IPPO` …; `evopipe algos` lists all.
@@ -68,12 +69,12 @@ def create_population(
     plain = algo.lower().replace("_", "").replace(" ", "")
     language = {"llmppo": "ppo_language", "llmreinforce": "reinforce"}.get(plain, plain)
     if language in algos.names(of_text=True):
-        from evopipe.face.language import language_agents
+        from evopipe.compat.agilerl.language import language_agents
 
         spaces = {"observation_space": observation_space, "action_space": action_space, "net_config": net_config,
                   "state_dim": state_dim, "action_dim": action_dim}  # fmt: skip
-        for what, given in spaces.items():
-            if given is not None:
+        for what, value in spaces.items():
+            if value is not None:
                 raise UsageError(f"{what}: {algo} adapts a model, and has no use for it: leave it out")
         made: list[Any] = language_agents(
             language, population_size, actor_network, tokenizer, pad_token_id, pad_token, hp_config, lora_config, False,
@@ -135,7 +136,7 @@ def _by_agent(spaces: Any, ids: Sequence[Any]) -> Any:
 
 
 def one_process(accelerator: Any) -> None:
-    """Raise UsageError where an accelerator has several processes."""
+    """Raise UsageError if an accelerator has several processes."""
     if accelerator is not None and getattr(accelerator, "num_processes", 1) > 1:
         raise UsageError(
             f"accelerator: it has {accelerator.num_processes} processes, and evopipe trains all members in one: start "
@@ -145,7 +146,7 @@ def one_process(accelerator: Any) -> None:
 
 
 def observation_space_channels_to_first(space: Any) -> Any:
-    """Return a space whose images have their channels first; others, and parts of others, stay as they are.
+    """Return an observation space whose images have their channels first; all else stays as it is.
 
     Networks here read images either way round: a script may call this or not.
 

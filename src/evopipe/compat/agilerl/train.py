@@ -1,4 +1,4 @@
-"""The training functions of scripts: their arguments become `Params`, and the population's own run does the rest."""
+"""What the training functions have in common: their arguments become `Params`, and a run begins."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from evopipe import policy, rng
 from evopipe.algos import get, on_policy
+from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.breed import Breed, params_of
+from evopipe.compat.agilerl.environments import config_of
+from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection, unmutated
+from evopipe.compat.agilerl.population import one_process
+from evopipe.compat.agilerl.settings import algorithm_of, block_of
 from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, need_package, suggestion, translate_failures
-from evopipe.face.agent import Agent
-from evopipe.face.breed import Breed, params_of
-from evopipe.face.evolution import Mutations, TournamentSelection, unmutated
-from evopipe.face.given import config_of
-from evopipe.face.population import one_process
-from evopipe.face.settings import algorithm_of, block_of
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
 from evopipe.run.drive import begin, train
@@ -63,9 +64,9 @@ def _checkpoints(
 
 def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
     """Write the elite as `evopipe.load` reads it, critic included. Raises DiskError if it cannot be written."""
-    told = {"score": champion.score, "standard_error": champion.error, "confirmed": champion.confirmed,
+    training = {"score": champion.score, "standard_error": champion.error, "confirmed": champion.confirmed,
             "generation": champion.generation}  # fmt: skip
-    about = json.loads(json.dumps({**breed.about, "hyper": dict(champion.member.hyper), "training": told}))
+    about = json.loads(json.dumps({**breed.about, "hyper": dict(champion.member.hyper), "training": training}))
     card = (
         f"# {breed.algo} in {breed.params.env.id}\n\nThe elite of a training by evopipe, best of generation "
         f"{champion.generation}: mean return {champion.score:.4g} (standard error {champion.error:.2g}).\n\n"
@@ -75,7 +76,7 @@ def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
 
 
 def entering(agents: Sequence[Any], seed: int) -> list[Member]:
-    """Return agents' members as a run with this seed begins with them: in the order given, with its own draws."""
+    """Return agents' members in order, with the slots, ids and keys that a run with this seed gives them."""
     keys, members = rng.member_keys(seed, range(len(agents))), [agent.member for agent in agents]
     ids = [member.id for member in members]
     if len({*ids}) < len(ids):
@@ -84,7 +85,8 @@ def entering(agents: Sequence[Any], seed: int) -> list[Member]:
 
 
 def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return agents, by a class of theirs, of a run's members as they are; `each` is what they count for a step."""
+    """Return agents of class `view` for a run's members as they are; a step of the run counts as `each` of an
+    agent's."""
     found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
     for agent in found:
         agent.steps = [before[agent.index].steps[-1] + run.clock.step * each]
@@ -122,41 +124,47 @@ def conduct(
     return champion
 
 
-@dataclass
-class Call:
-    """What every training function is given, by its names there; `train` and `block` say more of those blocks."""
+# Arguments that have no effect without another one, and which that may be.
+_NEEDS = {
+    "checkpoint_path": ("checkpoint",), "overwrite_checkpoints": ("checkpoint",),
+    "elite_path": ("save_elite", "checkpoint_steps"),
+    **dict.fromkeys(("wandb_api_key", "wandb_kwargs", "wandb_entity", "wandb_run_name", "wandb_project"), ("wb",)),
+}  # fmt: skip
+PROJECT = "AgileRL"  # documented default of `wandb_project`
+_TRAIN = ("max_steps", "evo_steps", "eval_steps", "learning_delay")  # keys of the block `train` by the same names
 
-    env: Any
-    env_name: str
-    algo: str | None
+
+def refuse_idle(arguments: Mapping[str, Any]) -> None:
+    """Raise UsageError where an argument of a training function would have no effect, for another one is missing."""
+    for name, needs in _NEEDS.items():
+        missing = all(arguments.get(each) in (None, False) for each in needs)
+        if missing and arguments.get(name) not in (None, False, {}, PROJECT):
+            others = " or ".join(each for each in needs if each in arguments)
+            raise UsageError(f"{name}: it would be without effect: give {others} too")
+
+
+class Call(SimpleNamespace):
+    """A call of a training function: its arguments as attributes, which the function's signature alone declares.
+
+    Attributes:
+        train, block: what else stands in the blocks `train` and `algos.<name>` of the run's parameters.
+    """
+
     pop: Sequence[Agent]
-    INIT_HP: Mapping[str, Any] | None
-    MUT_P: Mapping[str, Any] | None
-    max_steps: int
-    evo_steps: int
-    eval_steps: int | None
-    eval_loop: int
-    target: float | None
-    tournament: TournamentSelection | None
     mutation: Mutations | None
-    checkpoint: int | None
-    checkpoint_path: str | None
-    overwrite_checkpoints: bool
-    save_elite: bool
-    elite_path: str | None
-    wb: bool
-    verbose: bool
-    accelerator: Any
-    wandb_api_key: str | None
-    wandb_kwargs: Mapping[str, Any] | None = None
-    train: dict[str, Any] = field(default_factory=dict)
-    block: dict[str, Any] = field(default_factory=dict)
+    tournament: TournamentSelection | None
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__(**{"wandb_kwargs": None, **arguments})
+        self.train: dict[str, Any] = {"learning_delay": 0}
+        self.train |= {name: arguments[name] for name in _TRAIN if name in arguments}
+        self.block: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, function: str, given: Mapping[str, Any]) -> Call:
-        """Return the call of a training function, of its arguments by name. Raises UsageError if one would be without
-        effect, or the algorithm is for another function."""
-        call = cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
+    def of(cls, function: str, arguments: Mapping[str, Any]) -> Call:
+        """Return the call of a training function with these arguments by name. Raises UsageError if one would be
+        without effect, or the algorithm is for another function."""
+        call = cls(arguments)
         call.check()
         algo = get(call.name)
         fits = f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
@@ -166,29 +174,19 @@ class Call:
 
     @property
     def name(self) -> str:
+        """The algorithm's name."""
         return str(self.pop[0].algo)
 
     def check(self) -> None:
+        """Raise UsageError where an argument cannot be used, or would be without effect."""
         if not self.pop or not all(isinstance(agent, Agent) for agent in self.pop):
             raise UsageError("pop: give agents, as create_population makes them")
         if len({agent.breed.algo for agent in self.pop}) > 1:
             raise UsageError("pop: its agents are of unlike algorithms")
-        for what, given in (
-            ("algo", self.algo),
-            ("mutation.algo", None if self.mutation is None else self.mutation.algo),
-        ):
-            if given is not None and algorithm_of(given) != self.name:
-                raise UsageError(f"{what}: it says {given}, and the population is one of {self.name}")
-        pairs = (
-            ("checkpoint_path", self.checkpoint_path is not None, "checkpoint", self.checkpoint is not None),
-            ("overwrite_checkpoints", self.overwrite_checkpoints, "checkpoint", self.checkpoint is not None),
-            ("elite_path", self.elite_path is not None, "save_elite", self.save_elite),
-            ("wandb_api_key", self.wandb_api_key is not None, "wb", self.wb),
-            ("wandb_kwargs", bool(self.wandb_kwargs), "wb", self.wb),
-        )
-        for what, told, needs, there in pairs:
-            if told and not there:
-                raise UsageError(f"{what}: it would be without effect: give {needs} too")
+        for what, named in (("algo", self.algo), ("mutation.algo", self.mutation and self.mutation.algo)):
+            if named is not None and algorithm_of(str(named)) != self.name:
+                raise UsageError(f"{what}: it says {named}, and the population is one of {self.name}")
+        refuse_idle(vars(self))
         one_process(self.accelerator)
         if self.tournament is not None:
             self.tournament.check(len(self.pop))
@@ -198,10 +196,10 @@ class Call:
         config = self.pop[0].breed.params.algo_config
         hp = {key: value for key, value in (self.INIT_HP or {}).items() if key not in ("RECURRENT", "SHARE_ENCODERS")}
         for key in hp:
-            said = block_of(self.name, {key: hp[key]}, {}, None)
-            said.pop("network")
+            block = block_of(self.name, {key: hp[key]}, {}, None)
+            block.pop("network")
             rates = key == "LR" and {"LR_ACTOR", "LR_CRITIC"} & hp.keys()
-            for own, value in {} if rates else said.items():
+            for own, value in {} if rates else block.items():
                 if getattr(config, own) != value:
                     raise UsageError(
                         f"INIT_HP: {key} is {hp[key]!r}, and the population was created with {getattr(config, own)!r}: "
@@ -224,7 +222,7 @@ class Call:
                 raise UsageError(f"MUT_P: {key} is {value!r}, and mutation was made with {known[key]!r}")
 
     def params(self) -> Params:
-        """Return the run as `params.yaml` would have it."""
+        """Return the parameters of the run, as `params.yaml` would have them."""
         breed, env = self.pop[0].breed, config_of(self.env)
         block = breed.params.algo_config.model_dump() | self.block
         tournament, mutation = self.tournament or TournamentSelection(0, False), self.mutation or unmutated()
@@ -238,8 +236,7 @@ class Call:
                 "env": env.model_dump(),
                 "population": {"size": len(self.pop)},
                 "train": {
-                    "algo": self.name, "max_steps": self.max_steps, "evo_steps": self.evo_steps, "warm_start": 0,
-                    "learning_delay": 0, "eval_episodes": self.eval_loop * env.num_envs, "eval_steps": self.eval_steps,
+                    "algo": self.name, "warm_start": 0, "eval_episodes": self.eval_loop * env.num_envs,
                     "target": None if self.target is None else float(self.target), **confirm, **self.train,
                 },
                 "evolution": {"tournament": tournament.config.model_dump(), "mutation": mutation.config.model_dump()},
@@ -250,19 +247,20 @@ class Call:
         )  # fmt: skip
 
     def _tracked(self) -> dict[str, Any]:
-        given = dict(self.wandb_kwargs or {})
-        project = given.pop("project", self.env_name)
-        if given:
+        settings = dict(self.wandb_kwargs or {})
+        project = settings.pop("project", self.env_name)
+        if settings:
             raise UsageError(
-                f"wandb_kwargs: evopipe does not hand {', '.join(sorted(given))} on: it knows project; set the others "
-                "in the environment, as WANDB_ENTITY or WANDB_MODE"
+                f"wandb_kwargs: evopipe does not hand {', '.join(sorted(settings))} on: it knows project; set the "
+                "others in the environment, as WANDB_ENTITY or WANDB_MODE"
             )
         return {"experiment": project} if self.wb and project else {}
 
     def run(
         self, warm: Transitions | None = None, collect: Any = None, adopt: Callable[[Any], None] | None = None
     ) -> Trained:
-        """Train, from the agents on; `adopt` is given the regime when all is done."""
+        """Train the agents and return the trained ones and every generation's fitnesses; `adopt` is called with the
+        regime at the end."""
         params = self.params()
         spec = make_spec(params, configure(params.runtime))
         if spec.spaces != self.pop[0].breed.spec.spaces:
@@ -275,7 +273,7 @@ class Call:
             spaces = env.observation_space, env.action_space
         if spec.spaces.team is not None:
             spaces = dict(spaces[0]), dict(spaces[1])  # type: ignore[call-overload]
-        breed = self.pop[0].breed.told(params, spec, spaces)
+        breed = self.pop[0].breed.with_params(params, spec, spaces)
         members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
         learners = learner_count(params.runtime.learners, params.runtime.threads, spec.environments_first)
         with (
@@ -302,5 +300,5 @@ class Call:
 
     @property
     def file(self) -> str:
-        """How files of this training begin where nothing else is said."""
+        """How the names of this training's files begin by default."""
         return f"{self.env_name or 'env'}-{self.name}".replace("/", "_").replace(":", "_")

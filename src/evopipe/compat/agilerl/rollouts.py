@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from evopipe.algos import on_policy
+from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.learning import Taken
+from evopipe.compat.agilerl.vect import marks_of
 from evopipe.errors import UsageError
-from evopipe.face.agent import Agent
-from evopipe.face.learning import Taken
-from evopipe.face.vect import marks_of
 from evopipe.run.act import step
 
 Collected = tuple[list[float], Any, np.ndarray, np.ndarray, Any]
@@ -25,7 +25,7 @@ def collect_rollouts(
     agent: Agent, env: Any, n_steps: int | None = None, *, last_obs: Any = None, last_done: Any = None,
     last_scores: Any = None, last_info: Any = None,
 ) -> Collected:  # fmt: skip
-    """Let an agent play in a vector of environments, into its `rollout_buffer`; then call `agent.learn()`.
+    """Step an agent in a vector of environments and save its steps in its `rollout_buffer`; then call `agent.learn()`.
 
     Args:
         agent: one that learns from rollouts.
@@ -59,8 +59,8 @@ def collect_rollouts_recurrent(
     agent: Agent, env: Any, n_steps: int | None = None, *, last_obs: Any = None, last_done: Any = None,
     last_scores: Any = None, last_info: Any = None,
 ) -> Collected:  # fmt: skip
-    """Let an agent with a memory play, see `collect_rollouts`: what it remembers goes on from call to call, and is
-    empty where an episode begins.
+    """Do the same as `collect_rollouts` with a recurrent agent, whose memory goes on from call to call and is empty
+    where an episode begins.
 
     Raises:
         UsageError: the agent has none.
@@ -149,7 +149,8 @@ class _ProgressBar:
 
 
 def default_progress_bar(max_steps: int, accelerator: Any = None) -> _ProgressBar:
-    """Return a bar of so many steps; an accelerator of one process changes nothing.
+    """Return a progress bar of so many steps, which shows on a terminal only; an accelerator of one process changes
+    nothing.
 
     Examples:
         >>> from evopipe import default_progress_bar

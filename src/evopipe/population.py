@@ -1,0 +1,188 @@
+"""A population in this process: it trains generation by generation, and can be looked at in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from evopipe import policy
+from evopipe.acting import Policy
+from evopipe.core.member import Member
+from evopipe.data.transitions import Transitions
+from evopipe.envs.workers import Workers
+from evopipe.errors import UsageError, translate_failures
+from evopipe.evolve.lineage import Record
+from evopipe.machine import configure
+from evopipe.rng import Purpose
+from evopipe.run.drive import begin
+from evopipe.run.evaluate import in_environments
+from evopipe.run.learners import learner_count
+from evopipe.run.outs import write_results
+from evopipe.run.spec import Spec
+from evopipe.run.warm import read_warm
+from evopipe.schema.params import AnyParams, Params, any_params
+from evopipe.stages import buffer, fetch
+from evopipe.stages.check import check, needs_dataset
+from evopipe.stages.population import members_of
+from evopipe.stages.setup import about_spec, describe, make_spec
+from evopipe.team_policy import TeamPolicy
+
+
+class Population:
+    """Members that learn in environments and evolve, as many generations at a time as the caller wants.
+
+    It is the run of `evopipe.train` without files, trackers, and checkpoints: equal parameters give equal bits. Close
+    it when done, or use it in a `with` statement: its environments may be processes.
+
+    Args:
+        params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).
+
+    Raises:
+        ParamsError: a value cannot be used, or the algorithm does not serve the environment.
+        UsageError: the parameters are a language model's, or divide the members among processes (`runtime.shards`).
+        MissingInputError, DataError: `population.start`, or the dataset to begin with, is not there or is damaged.
+
+    Examples:
+        >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 300, "evo_steps": 100, "eval_episodes": 2}}
+        >>> with evopipe.Population(small) as population:
+        ...     records = population.train(generations=2)
+        ...     population, len(records), population.elite.act([0.0, 0.1, 0.0, -0.1]) in (0, 1)
+        (<Population of 4 dqn in CartPole-v1, generation 2>, 2, True)
+    """
+
+    def __init__(self, params: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) -> None:
+        settled = any_params(params)
+        if not isinstance(settled, Params):
+            raise UsageError("Population: these parameters are of language models: call evopipe.train(params)")
+        if settled.runtime.shards.engine != "none":
+            raise UsageError("Population: it trains in this process: set runtime.shards.engine to none")
+        check(settled)
+        self.params, runtime = settled, settled.runtime
+        self._spec, self._described = make_spec(settled, configure(runtime)), describe(settled)
+        learners = learner_count(runtime.learners, runtime.threads, self._spec.environments_first)
+        members, births = members_of(settled, self._spec)
+        with contextlib.ExitStack() as held:
+            self._workers = held.enter_context(Workers(runtime.env_workers, learners))
+            warm = _dataset(settled, self._spec)
+            self._run = begin(self._spec, members, warm, births, self._workers, learners)
+            held.callback(self._run.close)
+            self._held = held.pop_all()
+
+    def train(self, generations: int | None = None) -> list[Record]:
+        """Train so many generations, or until the run ends as `train` in the parameters says; return their records.
+
+        A generation is `train.evo_steps` environment steps of each member, an evaluation of all, selection and
+        mutation. A record tells every member's fitness (mean undiscounted return), and who was born of whom.
+
+        Raises:
+            DivergedError: all members diverged, in three generations in a row.
+            EnvironmentFailed: the environment raised or broke its contract.
+        """
+        run, begun = self._run, self.generation
+        with translate_failures():
+            while not run.reason and (generations is None or self.generation < begun + generations):
+                if run.clock.generation_over:
+                    run.close_generation(lambda: False)
+                else:
+                    run.advance()
+        return run.lineage[begun + 1 :]
+
+    def evaluate(self, episodes: int | None = None) -> np.ndarray:
+        """Return undiscounted returns `[P, n]` of greedy episodes on the held-out seeds, not finite where one broke.
+
+        Args:
+            episodes: how many, `n`, of each member; None for `evaluate.episodes`.
+
+        Raises:
+            EnvironmentFailed: the environment raised or broke its contract.
+        """
+        members, n = self.members, self.params.evaluate.episodes if episodes is None else episodes
+        env, rows = self.params.env.on_gymnasium, min(n, max(1, _ROWS // len(members)))
+        scored = in_environments(self._spec, env, len(members), rows, self.params.evaluate.steps, self._workers)
+        with translate_failures(), contextlib.closing(scored):
+            seeds = self._spec.seeds(Purpose.HELD_OUT, n)
+            return scored.evaluate(self._spec.form(members), seeds, lambda: False).returns
+
+    @property
+    def members(self) -> list[Member]:
+        """The members by slot, as data: architecture, hyper-parameters, tensors, fitness, parent."""
+        return self._run.members
+
+    @property
+    def policies(self) -> list[Policy | TeamPolicy]:
+        """The members by slot, as policies that act and value; copies, which do not learn on."""
+        return [policy.of_member(member, self._described) for member in self.members]
+
+    @property
+    def elite(self) -> Policy | TeamPolicy:
+        """The best member of all generations so far, as it was then. Raises UsageError before a generation ended."""
+        champion = self._run.champion
+        if champion is None:
+            raise UsageError("elite: no generation has ended yet: call train(generations=1) first")
+        return policy.of_member(champion.member, self._described)
+
+    @property
+    def lineage(self) -> list[Record]:
+        """One record a generation, the first of the initial members."""
+        return list(self._run.lineage)
+
+    @property
+    def generation(self) -> int:
+        """Generations that have ended."""
+        return self._run.clock.generation
+
+    @property
+    def reason(self) -> str:
+        """Why training is over: `target` or `max_steps`; empty while it is not."""
+        return self._run.reason
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write `models/trained` and `reports/` into a folder, as `evopipe train` does; the elite stands behind.
+
+        `evopipe.load(folder / "models/trained", member=0)` reads a policy, `population.start` lets another run go on
+        from the members. Raises UsageError before a generation ended; DiskError if it cannot be written.
+        """
+        if self._run.champion is None:
+            raise UsageError("save: no generation has ended yet: call train(generations=1) first")
+        about = {**about_spec(self._spec), "policy": self._described}
+        write_results(self._run, self._run.champion, about, Path(folder))
+
+    def close(self) -> None:
+        """End its environments. What it has learned can still be read."""
+        self._held.close()
+
+    def __len__(self) -> int:
+        """How many members there are, `P`."""
+        return self.params.population.size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        algo, env = self.params.train.algo, self.params.env.id
+        return f"<Population of {len(self)} {algo} in {env}, generation {self.generation}>"
+
+
+_ROWS = 128  # environments that a held-out evaluation steps at a time, if there are that many episodes
+
+
+def _dataset(params: Params, spec: Spec) -> Transitions | None:
+    """Return the transitions that a run begins with, fetched as `fetch` in the parameters says; None if it has none."""
+    if not needs_dataset(params):
+        return None
+    with tempfile.TemporaryDirectory(prefix="evopipe-") as folder:
+        for stage in (fetch, buffer):
+            stage.run(params, quiet=True, folder=Path(folder))
+        return read_warm(spec, Path(folder))
