@@ -123,6 +123,8 @@ def digest(folder: Path) -> str:
 
 def _results(file: Path) -> bytes:
     content = file.read_bytes()
+    if file.name == "manifest.json":  # checksums of the others, of texts too
+        return b""
     if file.suffix == ".json":
         return json.dumps(_without(json.loads(content)), sort_keys=True).encode()
     return content if file.suffix in (".safetensors", ".jsonl", ".csv", ".h5") else b""
