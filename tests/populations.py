@@ -18,17 +18,21 @@ from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
 from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.problems.env import begin, spaces_of
 from evopipe.rng import Purpose, Stream
 from evopipe.run import act as acting
-from evopipe.run.drive import begin
 from evopipe.run.learn import discount_rate
 from evopipe.run.on_policy import OnPolicy
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Run
+from evopipe.run.session import Home, Session
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig, TrainConfig
 from evopipe.schema.declare import evolvable
-from evopipe.stages.setup import spaces_of
+from evopipe.schema.params import Params
+from evopipe.signals import StopSignal
+from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.track.events import Tracker
 from evopipe.types import ACTS, CUT, GONE, Batch, Learned
 
 CPU = torch.device("cpu")
@@ -53,6 +57,12 @@ UNLIKE = {
 LONG: dict[str, Any] = {"evo_steps": 100_000, "max_steps": 100_000}
 TICKS = 16  # of a random rollout
 ON_POLICY = {"batch_size": 32, "learn_step": 64, "epochs": 2}
+
+
+def session(run: Run[Any], store: CheckpointStore, stop: StopSignal, tracker: Tracker | None = None) -> Session[Any]:
+    """What trains a run that is there, with its checkpoints in a folder of their own."""
+    home = Home(store.folder, store.folder, 1e9)
+    return Session(run, store, stop, tracker or Tracker([]), Params(), home, described={})
 
 
 def cases(quick: Sequence[str] | None = None, on_policy: bool | None = None, teams: bool = False) -> list[Any]:

@@ -17,6 +17,7 @@ from evopipe.language.base import Base, load_base, stacked
 from evopipe.language.generate import Sampling, generate
 from evopipe.language.tokens import Corpus, tokenise
 from evopipe.machine import configure
+from evopipe.problems.text import form_of, make_spec
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue
 from evopipe.run.language import LanguageSpec
@@ -24,7 +25,6 @@ from evopipe.run.run import Run
 from evopipe.run.spec import first_members
 from evopipe.run.text import TextRows, Texts
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import form_of, make_spec
 
 Settings = Mapping[str, Any]
 

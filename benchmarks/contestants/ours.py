@@ -31,20 +31,20 @@ from evopipe.evolve.mutate import NONE
 from evopipe.evolve.step import evolve
 from evopipe.layout import POPULATION
 from evopipe.machine import configure
+from evopipe.problems.env import begin, make_spec
 from evopipe.rng import Purpose, Stream
 from evopipe.run import learn as learning
 from evopipe.run import off_policy, on_policy, rollouts, run
 from evopipe.run.act import act
-from evopipe.run.drive import begin
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.learn import learn, updates_due
 from evopipe.run.off_policy import OffPolicy
 from evopipe.run.on_policy import OnPolicy
+from evopipe.run.population import about_spec
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import evaluate, population, train
-from evopipe.stages.setup import about_spec, make_spec
 from evopipe.storage import members as stored
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import read_json

@@ -13,10 +13,9 @@ from evopipe.acting import Policy
 from evopipe.algos import get
 from evopipe.core.cohort import dissolve
 from evopipe.machine import configure
-from evopipe.run.drive import begin
+from evopipe.problems.env import begin, describe, make_spec
 from evopipe.run.spec import first_members
 from evopipe.schema.params import Params, parse_params
-from evopipe.stages.setup import describe, make_spec
 
 DRAWS = ("ppo", "sac")  # algorithms whose policy draws its actions
 _NEVER = 1e-12  # chance of a uniform action: the policy draws, and nothing else explores

@@ -149,9 +149,10 @@ def _stage(name: str) -> Callable[[typer.Context], None]:
                 from evopipe.stages.check import check
 
                 check(params)
-            stage = import_module(f"evopipe.stages.{'language.' if params.of_text else ''}{name}")
-            stage.run(params, quiet=context.obj.quiet)
-        from evopipe.stages import tracking
+            from evopipe.stages import stage_of
+
+            stage_of(name, params.of_text).run(params, quiet=context.obj.quiet)
+        from evopipe.track import tracking
 
         tracking.attach(params, [name])
 

@@ -14,6 +14,9 @@ from pydantic import BaseModel
 from evopipe import layout
 from evopipe.errors import DiskError, MissingInputError, UsageError
 
+CODE = Path(__file__).parent
+"""The package: what is computed depends on it."""
+
 
 def dvc_root(folder: Path = Path()) -> Path:
     """Return the root of the DVC repository that a folder belongs to, an absolute path. For the working folder it is

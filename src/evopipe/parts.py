@@ -13,8 +13,8 @@ from evopipe.evolve.select import Selection, tournament
 from evopipe.evolve.step import Evolved, evolve
 from evopipe.machine import configure
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.problems.env import begin, make_spec
 from evopipe.run.act import act, take_note
-from evopipe.run.drive import begin
 from evopipe.run.evaluate import Episodes, evaluate
 from evopipe.run.learn import learn, updates_due
 from evopipe.run.off_policy import OffPolicy
@@ -23,7 +23,6 @@ from evopipe.run.on_policy import OnPolicy
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
-from evopipe.stages.setup import make_spec
 
 __all__ = [
     "Cohort", "EnvConfig", "EnvPool", "Episodes", "Evolved", "Member", "Mutation", "MutationConfig", "OffPolicy",

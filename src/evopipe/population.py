@@ -20,18 +20,18 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, translate_failures
 from evopipe.evolve.lineage import Record
 from evopipe.machine import configure
+from evopipe.problems.env import begin, describe, make_spec
 from evopipe.rng import Purpose
-from evopipe.run.drive import begin
 from evopipe.run.evaluate import in_environments
 from evopipe.run.learners import learner_count
 from evopipe.run.outs import write_results
+from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec
 from evopipe.run.warm import read_warm
 from evopipe.schema.params import AnyParams, Params, any_params
 from evopipe.stages import buffer, fetch
 from evopipe.stages.check import check, needs_dataset
 from evopipe.stages.population import members_of
-from evopipe.stages.setup import about_spec, describe, make_spec
 from evopipe.team_policy import TeamPolicy
 
 

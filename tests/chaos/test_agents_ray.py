@@ -18,8 +18,8 @@ if find_spec("ray") is None:
 
 from evopipe.agents import AgentTrainer, BaseEnv, ChatAgent, CopyGame, on_ray
 from evopipe.errors import UsageError
+from evopipe.scale.on_ray import Cluster
 from evopipe.schema.shards import ShardsConfig
-from evopipe.stages.on_ray import Cluster
 from tiny import wait_for
 
 pytestmark = pytest.mark.thorough

@@ -24,8 +24,8 @@ from evopipe.core.member import Member
 from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.errors import DataError, EvopipeError, UsageError
+from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec, first_members, go_on
-from evopipe.stages.setup import about_spec
 from evopipe.storage import members as stored
 from evopipe.storage.folders import read_folder, write_folder
 from tiny import call, prepared

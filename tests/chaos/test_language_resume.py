@@ -18,7 +18,8 @@ from tiny import call, checkpoints, digests, starter
 
 OUTS = tuple(out.as_posix() for out in layout.TEXT_OUTS["train"])
 MODULES = (
-    "evopipe.stages.language.train", "transformers.models.llama", "transformers.models.llama.modeling_llama",
+    "evopipe.problems.text", "evopipe.scale.divide", "transformers.models.llama",
+    "transformers.models.llama.modeling_llama",
     "transformers.models.auto.modeling_auto", "tokenizers",
 )  # fmt: skip
 

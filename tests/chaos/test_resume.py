@@ -18,10 +18,10 @@ import populations
 import tiny
 from evopipe import algos, layout
 from evopipe.core.native import build
-from evopipe.run.drive import begin
+from evopipe.problems.env import begin, make_spec
+from evopipe.run.population import read_members
 from evopipe.run.run import Run as Training
 from evopipe.schema.params import Params, load_params
-from evopipe.stages.setup import make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from tiny import TRAINED, Run, Starter, call, checkpoints, digests, evopipe, starter, wait_for, write_params
 

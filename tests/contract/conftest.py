@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evopipe.core.member import Member
-from evopipe.run.drive import begin
+from evopipe.problems.env import begin
 from evopipe.run.spec import Spec, first_members
 
 

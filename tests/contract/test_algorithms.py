@@ -20,7 +20,7 @@ from evopipe.core.cohort import dissolve
 from evopipe.errors import ParamsError
 from evopipe.evolve.lineage import Record
 from evopipe.evolve.step import evolve
-from evopipe.run.drive import begin
+from evopipe.problems.env import begin
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import MutationConfig
 from evopipe.types import Spaces

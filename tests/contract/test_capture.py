@@ -20,9 +20,9 @@ from evopipe.core import optim
 from evopipe.core.cohort import COSTS, Cohort
 from evopipe.core.graphs import Capture, Paths, Runner
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.problems.env import begin
 from evopipe.run import act as acting
 from evopipe.run.act import choose
-from evopipe.run.drive import begin
 from evopipe.run.evaluate import evaluate
 from evopipe.run.learn import learn
 from evopipe.run.rollouts import learn_from_rollout

@@ -15,13 +15,13 @@ from evopipe import algos
 from evopipe.core.member import Member
 from evopipe.language.data import generate
 from evopipe.language.tokens import Corpus, games, tokenise
+from evopipe.problems.text import form_of, make_spec, regime_of, task_of
 from evopipe.run.clock import Clock
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Run
-from evopipe.run.shards import Here, Shards
 from evopipe.run.spec import first_members
+from evopipe.scale.shards import Here, Shards
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import form_of, make_spec, regime_of, task_of
 from populations import advance, close_generation, equal_states, finish, of_slot, same
 
 QUICK = ("dpo", "grpo")  # one of each regime

@@ -15,9 +15,9 @@ from evopipe import algos, rng
 from evopipe.core.cohort import COSTS, dissolve
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError
+from evopipe.problems.env import begin
 from evopipe.rng import Purpose
 from evopipe.run.act import act
-from evopipe.run.drive import begin
 from evopipe.run.learn import discount_rate, learn, updates_due
 from evopipe.run.spec import first_members
 from evopipe.types import Batch

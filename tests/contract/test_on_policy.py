@@ -24,9 +24,9 @@ from evopipe.core.member import Member
 from evopipe.core.native import build
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError, UsageError
+from evopipe.problems.env import begin
 from evopipe.rng import Purpose
 from evopipe.run import learners
-from evopipe.run.drive import begin
 from evopipe.run.learn import UPDATES_PER_TICK
 from evopipe.run.on_policy import OnPolicy, _rollout_ends
 from evopipe.run.rollouts import learn_from_rollout

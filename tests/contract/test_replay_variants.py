@@ -15,8 +15,8 @@ from device import DEVICE, Device
 from evopipe.core import optim
 from evopipe.core.cohort import COSTS
 from evopipe.core.graphs import Capture, Paths
+from evopipe.problems.env import begin
 from evopipe.run import learners
-from evopipe.run.drive import begin
 from evopipe.run.off_policy import OffPolicy
 from evopipe.run.spec import Spec, first_members
 from populations import advance, close_generation, equal, equal_states, finish, same, started

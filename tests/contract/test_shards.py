@@ -18,21 +18,22 @@ from evopipe import layout, rng
 from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions, write_transitions
 from evopipe.errors import EnvironmentFailed, ParamsError, ResourceError
+from evopipe.problems import problem_of
+from evopipe.problems.env import begin, regime_of
 from evopipe.rng import Purpose
-from evopipe.run.changes import changes, fold
 from evopipe.run.clock import Clock
-from evopipe.run.drive import begin, regime_of
 from evopipe.run.evaluate import Stopped
 from evopipe.run.regime import Setup
 from evopipe.run.run import Run
-from evopipe.run.shard import state_of
-from evopipe.run.shards import Here, Lost, Shards, late
+from evopipe.run.session import Home, Session
 from evopipe.run.spec import Spec, first_members
-from evopipe.schema.params import Params, parse_params
+from evopipe.scale.changes import changes, fold
+from evopipe.scale.divide import apart, divided, make
+from evopipe.scale.shard import state_of
+from evopipe.scale.shards import Here, Lost, Shards, late
+from evopipe.schema.params import parse_params
 from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
-from evopipe.stages.setup import make_spec
-from evopipe.stages.shards import _Divided, divided, make
 from populations import UNLIKE, advance, close_generation, finish, plant_weight, problem, started
 from tiny import TRAINED, call, digests, params
 
@@ -211,7 +212,7 @@ def test_what_has_changed_of_a_memory_tells_all_of_it(deaths: list[int], monkeyp
     p = problem(train={"max_steps": 400, "replay": {"capacity": 120, "sharing": "own"}})
     saved = []
     for large in (1 << 40, 1):
-        monkeypatch.setattr("evopipe.run.changes._LARGE", large)
+        monkeypatch.setattr("evopipe.scale.changes._LARGE", large)
         run = sharded(p, 2, Deadly, deaths=deaths)
         finish(run)
         saved.append((states(run), run.regime._bytes, run.regime.said))  # type: ignore[attr-defined]
@@ -222,7 +223,7 @@ def test_what_has_changed_of_a_memory_tells_all_of_it(deaths: list[int], monkeyp
 
 @pytest.mark.parametrize("seed", range(4))
 def test_changes_of_any_shape_fold_to_what_they_were_made_of(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evopipe.run.changes._LARGE", 1)
+    monkeypatch.setattr("evopipe.scale.changes._LARGE", 1)
     draws = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
@@ -286,7 +287,7 @@ def test_a_shard_that_always_dies_ends_the_run_with_a_sentence() -> None:
 @pytest.mark.parametrize("ticks", [50, *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 3, 80))])
 @pytest.mark.thorough
 def test_a_run_in_shards_goes_on_from_what_was_saved(ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evopipe.run.changes._LARGE", 1)
+    monkeypatch.setattr("evopipe.scale.changes._LARGE", 1)
     p = problem(train={"max_steps": 400})
     whole, first, second = sharded(p, 2), sharded(p, 2), sharded(p, 2)
     while first.clock.tick < ticks:
@@ -448,26 +449,23 @@ def test_how_many_shards_there_are_and_what_is_told_of_them(tmp_path: Path) -> N
         room = 8
 
     data = params({"population.size": 4, "runtime.cohorts": "exact", "train.replay.sharing": "own"})
-    with divided(parse_params(data), 4, tmp_path) as whole:
-        assert whole.checkpoints == "checkpoints"
-        assert whole.begin(problem(), first_members(problem(), 4)[0], []) is None
-    asked = parse_params(data)
-    assert _Divided(asked, 4, tmp_path, engine=Roomy(make)).checkpoints == "checkpoints-4", "no more than members"
+    asked, home = parse_params(data), Home(tmp_path, tmp_path, 1e9)
+    whole = problem_of(asked, tmp_path)
+    with divided(whole, asked, 4, tmp_path) as undivided:
+        assert undivided is whole
+        assert home.store(undivided.parts).folder.name == "checkpoints"
+    assert apart(whole, asked, 4, tmp_path, Roomy(make)).parts == 4, "no more than members"
     data["runtime"]["shards"] = {"count": 3}
     asked = parse_params(data)
-    assert isinstance(asked, Params)
-    spec = make_spec(asked)
-    members, births = first_members(spec, 4)
-    made = _Divided(asked, 4, tmp_path, engine=Roomy(make))
-    run = made.begin(spec, members, births)
-    assert run is not None
-    assert made.checkpoints == "checkpoints-3"
-    assert [list(own) for own in run.regime.slots] == [[0], [1, 2], [3]]  # type: ignore[attr-defined]
-    run.regime.said.append("one was late")  # type: ignore[attr-defined]
-    told = made.also(lambda: ["a problem"])
-    assert told() == ["one was late", "a problem"]
-    assert told() == ["a problem"], "it is said once"
-    run.close()
+    made = apart(whole, asked, 4, tmp_path, Roomy(make))
+    assert home.store(made.parts).folder.name == "checkpoints-3"
+    members, births = first_members(whole.spec, 4)
+    with Session.opened(made, members, births, asked, home) as session:
+        regime: Any = session.run.regime
+        assert [list(own) for own in regime.slots] == [[0], [1, 2], [3]]
+        regime.said.append("one was late")
+        assert list(session.problems()) == ["one was late"]
+        assert list(session.problems()) == [], "it is said once"
 
 
 @pytest.mark.parametrize(
@@ -493,7 +491,8 @@ def test_what_would_change_results_is_refused(tmp_path: Path, changes: dict[str,
         for block in blocks:
             place = place[block]
         place[name] = value
-    with pytest.raises(ParamsError) as refused, divided(parse_params(data), 4, tmp_path):
+    asked = parse_params(data)
+    with pytest.raises(ParamsError) as refused, divided(problem_of(asked, tmp_path), asked, 4, tmp_path):
         pass
     assert sentence in str(refused.value)
 

@@ -20,11 +20,12 @@ from evopipe.language.data import read_jsonl
 from evopipe.language.tokens import games as split
 from evopipe.machine import configure
 from evopipe.parallel import available_cpus
+from evopipe.problems.text import make_spec, regime_of, task_of
 from evopipe.run.clock import Clock
+from evopipe.run.population import about_spec
 from evopipe.run.spec import first_members
 from evopipe.run.text import TextRows
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import about_spec, make_spec, regime_of, task_of
 from evopipe.storage import members as stored
 from evopipe.storage.files import read_json
 from learned import SEEDS, run

@@ -35,21 +35,23 @@ from evopipe.evolve.lineage import Born, Record
 from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
+from evopipe.problems import problem_of
+from evopipe.problems.env import begin, make_spec
 from evopipe.rng import Purpose
 from evopipe.run import drive
-from evopipe.run.drive import begin
 from evopipe.run.outs import write_results
+from evopipe.run.population import about_spec, read_members
 from evopipe.run.run import Champion
+from evopipe.run.session import key_of
 from evopipe.run.spec import first_members
 from evopipe.run.warm import read_warm
 from evopipe.schema.params import Params, parse_params
 from evopipe.signals import StopSignal
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
-from evopipe.stages.setup import about_spec, make_spec, read_members
 from evopipe.storage import members as stored
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.lock import RunLock
-from evopipe.track.events import End, Generation, Progress, Start, Tracker, read_events
+from evopipe.track.events import End, Generation, Progress, Start, read_events
 from handover_envs import LIMIT, Drift
 from tiny import digests
 from tiny import params as tiny_params
@@ -462,7 +464,7 @@ def test_a_checkpoint_serves_the_run_that_wrote_it_and_no_other(
         stage.run(small(made), quiet=True, folder=tmp_path)
 
     def key(changes: Mapping[str, Any]) -> str:
-        return train._key(small({**made, **changes}), tmp_path, True)
+        return key_of(problem_of(small({**made, **changes}), tmp_path), tmp_path)
 
     first = key({})
     others = {name: key({name: value}) for name, value in OTHER_RUNS.items()}
@@ -474,13 +476,19 @@ def test_a_checkpoint_serves_the_run_that_wrote_it_and_no_other(
         (tmp_path / path).write_bytes(content)
     assert key({}) == first
     (tmp_path / "package").mkdir()
-    monkeypatch.setattr(evopipe, "__file__", str(tmp_path / "package/__init__.py"))
+    monkeypatch.setattr("evopipe.run.session.CODE", tmp_path / "package")
     for code in ("a = 1\n", "a = 2\n"):
         (tmp_path / "package/part.py").write_text(code)
         others[code] = key({})
-    others["no dataset"] = train._key(small(made), tmp_path, False)
-    build.use(None if build.chosen() else build.load())  # as `runtime.kernels: auto` finds a compiler or none
-    others["kernels"] = key({})
+    whole = problem_of(small(made), tmp_path)
+    others["no dataset"] = key_of(replace(whole, inputs=lambda: whole.inputs()[1:]), tmp_path)
+    if build.chosen():  # and now `runtime.kernels: auto` finds no compiler
+
+        def load(target: str) -> None:
+            raise build.NoKernels("there is no compiler")
+
+        monkeypatch.setattr(build, "load", load)
+        others["kernels"] = key({})
     assert len({first, *others.values()}) == 1 + len(others)
 
 
@@ -518,16 +526,15 @@ def test_a_signal_saves_a_run_that_has_not_ended(tmp_path: Path) -> None:
     problem = make_spec(params)
     loop = begin(problem, first_members(problem, 2)[0])
     store, stop = CheckpointStore(tmp_path / "store"), StopSignal()
-    others = Tracker([]), lambda: ()
     loop.advance()
     stop.signum = 15
     with pytest.raises(Interrupted, match="stopped at step 3 of each member; saved"):
-        drive.train(loop, store, 100.0, stop, *others)
+        populations.session(loop, store, stop).train()
     saved = store.load()
     assert saved is not None
     assert saved.meta["clock"]["tick"] == 1
     populations.finish(loop)
-    assert drive.train(loop, CheckpointStore(tmp_path / "none"), 100.0, stop, *others) is loop.champion
+    assert populations.session(loop, CheckpointStore(tmp_path / "none"), stop).train() is loop.champion
     loop.close()
 
 
@@ -536,7 +543,7 @@ def test_one_training_at_a_time_writes_a_state_and_a_folder(tmp_path: Path) -> N
     params = small({"train.warm_start": 0})
     population.run(params, quiet=True, folder=tmp_path)
     outputs = content_key({"outputs": tmp_path.absolute()})
-    for kind, key in (("train", train._key(params, tmp_path, False)), ("locks", outputs)):
+    for kind, key in (("train", key_of(problem_of(params, tmp_path), tmp_path)), ("locks", outputs)):
         held = state_folder(kind, key, tmp_path).with_suffix(".lock")
         with RunLock(held), pytest.raises(BusyError, match=f"{held.name}: this run is being worked on"):
             train.run(params, quiet=True, folder=tmp_path)
@@ -573,7 +580,7 @@ def test_saving_waits_its_seconds_and_a_hundred_times_what_it_costs(tmp_path: Pa
     problem = make_spec(small({"train.warm_start": 0}))
     loop = begin(problem, first_members(problem, 2)[0])
     store = CheckpointStore(tmp_path / "store")
-    saver = drive._Saver(loop, store, 100.0)
+    saver = drive.Saver(loop, store, 100.0)
     for cost, waited, due in ((0.0, 50.0, False), (2.0, 150.0, False), (0.5, 101.0, True), (2.0, 250.0, True)):
         saver.cost, saver.last = cost, time.perf_counter() - waited
         saver.save_if_due()

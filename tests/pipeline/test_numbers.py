@@ -16,8 +16,8 @@ import pytest
 
 import evopipe
 from evopipe import policy
+from evopipe.problems.env import make_spec
 from evopipe.rng import Purpose
-from evopipe.stages.setup import make_spec
 from tiny import params
 
 MEMBERS, GENERATIONS, STEPS, ENVS, CAP = 3, 3, 96, 4, 30

@@ -24,6 +24,7 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.ops.distributions import distribution
 from evopipe.policy import Policy
+from evopipe.problems.env import spaces_of
 from evopipe.rng import Purpose
 from evopipe.run.act import act
 from evopipe.run.evaluate import evaluate
@@ -31,7 +32,6 @@ from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import Params
 from evopipe.stages import fetch
-from evopipe.stages.setup import spaces_of
 from evopipe.types import Spaces
 from tiny import params
 

@@ -20,8 +20,8 @@ from evopipe.core.member import Member, tensor_kinds
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, UsageError
 from evopipe.policy import Policy
+from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec, first_members
-from evopipe.stages.setup import about_spec
 from evopipe.storage import members as stored
 
 B = 5

@@ -16,7 +16,7 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.net import Net
 from evopipe.data.transitions import Transitions
 from evopipe.ops.value import conservative_gap
-from evopipe.run.drive import begin
+from evopipe.problems.env import begin
 from evopipe.run.spec import first_members
 from evopipe.types import Batch
 

@@ -26,7 +26,7 @@ from evopipe.core.stem import Conv, Stem, _convolve
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import mutate
-from evopipe.run.drive import begin
+from evopipe.problems.env import begin
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image

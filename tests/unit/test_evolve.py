@@ -25,7 +25,7 @@ from evopipe.evolve.mutate import (
     mutate,
 )
 from evopipe.evolve.step import Evolved, evolve
-from evopipe.run.drive import begin
+from evopipe.problems.env import begin
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve

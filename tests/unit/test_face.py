@@ -18,9 +18,8 @@ from evopipe.compat.agilerl.environments import config_of
 from evopipe.core.native import build
 from evopipe.errors import ParamsError, UsageError
 from evopipe.machine import configure
-from evopipe.run.drive import begin
+from evopipe.problems.env import begin, make_spec
 from evopipe.run.spec import first_members
-from evopipe.stages.setup import make_spec
 from populations import finish, same
 
 HP = {"BATCH_SIZE": 16, "LR": 1e-3, "LEARN_STEP": 2, "GAMMA": 0.99, "TAU": 1e-2}

@@ -21,12 +21,11 @@ from evopipe.compat.agilerl.settings import _network_of, block_of
 from evopipe.compat.agilerl.vect import Marks, marked
 from evopipe.errors import UsageError
 from evopipe.evolve.step import evolve
+from evopipe.problems.env import begin, make_spec
 from evopipe.rng import Purpose, Stream
-from evopipe.run.drive import begin
 from evopipe.run.spec import first_members
 from evopipe.run.warm import read_warm
 from evopipe.stages import buffer, fetch
-from evopipe.stages.setup import make_spec
 from evopipe.types import Batch
 from populations import finish, same
 

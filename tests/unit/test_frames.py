@@ -24,8 +24,8 @@ from evopipe.envs.pool import EnvPool
 from evopipe.memory.nstep import NStep
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.problems.env import begin
 from evopipe.run import learners
-from evopipe.run.drive import begin
 from evopipe.run.learn import _of_share, learn
 from evopipe.run.off_policy import byte_images
 from evopipe.run.offline import _pack

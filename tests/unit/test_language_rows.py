@@ -19,6 +19,7 @@ from evopipe.core.net import score
 from evopipe.language import policy as policies
 from evopipe.language.generate import Sampling
 from evopipe.language.tokens import Corpus, tokenise
+from evopipe.problems.text import form_of, make_spec, spec_of
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue, Room, learn, sampling
@@ -28,7 +29,6 @@ from evopipe.run.text import References, TextRows, Texts, figures
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.language import evaluate as evaluation
 from evopipe.stages.language.evaluate import _completions, _pass_at
-from evopipe.stages.language.setup import form_of, make_spec, spec_of
 from evopipe.types import Text
 
 DIGITS = "0123456789"

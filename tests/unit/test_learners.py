@@ -17,15 +17,15 @@ from evopipe.core.cohort import cost
 from evopipe.core.native import build
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.language.tokens import games
+from evopipe.problems.env import begin
+from evopipe.problems.text import make_spec, regime_of, task_of
 from evopipe.run import learn as steps
 from evopipe.run import learners
 from evopipe.run.clock import Clock
-from evopipe.run.drive import begin
 from evopipe.run.learners import Learners, Share, _divide, learner_count
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import make_spec, regime_of, task_of
 from players import small_params
 from populations import cases, equal_states, problem
 

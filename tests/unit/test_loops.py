@@ -27,8 +27,9 @@ from evopipe.envs.pool import EnvPool
 from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.lineage import Best
 from evopipe.evolve.mutate import NONE
+from evopipe.problems.env import begin
 from evopipe.rng import Purpose, Stream
-from evopipe.run.drive import _drive, _Saver, _Stopwatch, begin, train
+from evopipe.run.drive import Saver, _Stopwatch, drive
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Champion
 from evopipe.run.spec import Spec, first_members, go_on
@@ -769,7 +770,7 @@ def test_what_a_run_tells_and_when_it_saves(run: Callable[..., Any]) -> None:
         saved.append((loop.clock.tick, loop.clock.generation))
         counted.append(loop.clock.broken)
 
-    _drive(loop, Tracker([heard]), lambda: False, save)
+    drive(loop, Tracker([heard]), lambda: False, save)
     assert saved == [*((t, 0) for t in range(1, 7)), (6, 1), *((t, 1) for t in range(7, 13)), (12, 2)]
     made = [event.members for event in heard.events if isinstance(event, Generation)]
     children = [record.children for record in loop.lineage]
@@ -797,7 +798,7 @@ def test_a_run_that_goes_on_tells_what_it_goes_on_from(
         store.save(ticks, *first.state())
     (tmp_path / "step-000000000002/meta.json").write_bytes(b"")
     with StopSignal() as stop:
-        train(second, CheckpointStore(tmp_path), 1e9, stop, Tracker([heard]), list)
+        populations.session(second, CheckpointStore(tmp_path), stop, Tracker([heard])).train()
     warned = [event.text for event in heard.events if isinstance(event, Message)]
     assert warned[0].endswith("skipped, the checkpoint of step 1 is used instead")
     assert [text.split()[0] for text in warned if "did not return to where they were" in text] == lost
@@ -810,7 +811,7 @@ def test_a_run_that_goes_on_tells_what_it_goes_on_from(
 def test_a_run_that_has_seen_no_reward_says_so(share: float, run: Callable[..., Any]) -> None:
     """In its third generation, and at its end."""
     loop, heard = run(lottery(kwargs={"share": share}, max_steps=32)), Heard()
-    _drive(loop, Tracker([heard]), lambda: False, lambda: None)
+    drive(loop, Tracker([heard]), lambda: False, lambda: None)
     told = [event for event in heard.events if isinstance(event, Generation | Message)]
     where = [n for n, event in enumerate(told) if isinstance(event, Message)]
     assert where == ([] if share else [3, 5])
@@ -821,7 +822,7 @@ def test_a_run_that_has_seen_no_reward_says_so(share: float, run: Callable[..., 
 def test_who_is_told_the_time_left_is_told_the_target(run: Callable[..., Any]) -> None:
     for target in (None, 2.0):
         loop, heard = run(lottery(max_steps=16, target=target)), Heard()
-        _drive(loop, Tracker([heard]), lambda: False, lambda: None)
+        drive(loop, Tracker([heard]), lambda: False, lambda: None)
         told = [event for event in heard.events if isinstance(event, Progress)]
         assert {event.target for event in told} == {target}
 
@@ -888,7 +889,7 @@ def test_how_fast_a_run_is_and_how_long_it_will_take_is_of_this_process(
 
 def test_saving_takes_a_hundredth_of_the_time_at_most(run: Callable[..., Any], tmp_path: Path) -> None:
     loop = run(lottery())
-    saver = _Saver(loop, CheckpointStore(tmp_path), 0.0)
+    saver = Saver(loop, CheckpointStore(tmp_path), 0.0)
     for cost, saves in ((1000.0, 0), (0.0, 1)):
         advance(loop, 1)
         before, saver.cost = {*tmp_path.iterdir()}, cost
@@ -911,8 +912,8 @@ def test_a_mended_environment_begins_with_a_clean_slate(run: Callable[..., Any],
     trigger.touch()
     with StopSignal() as stop:
         with pytest.raises(EnvironmentFailed, match="in 88 of its last 88 steps"):
-            train(run(p), store, 1e9, stop, Tracker([]), list)
+            populations.session(run(p), store, stop).train()
         trigger.unlink()
         mended = run(p)
-        assert train(mended, store, 1e9, stop, Tracker([]), list).generation == 1
+        assert populations.session(mended, store, stop).train().generation == 1
     assert mended.clock.broken == 88

@@ -16,7 +16,7 @@ from evopipe import algos
 from evopipe.algos import sac
 from evopipe.core.net import forward
 from evopipe.ops.distributions import masked_log_softmax
-from evopipe.run.drive import begin
+from evopipe.problems.env import begin
 from evopipe.run.off_policy import OffPolicy
 from evopipe.run.spec import Spec, first_members
 from evopipe.types import Batch

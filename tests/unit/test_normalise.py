@@ -26,15 +26,14 @@ from evopipe.core.member import Member
 from evopipe.core.normalise import EPSILON, Normaliser, Statistics
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError
+from evopipe.problems.env import begin, spaces_of
 from evopipe.rng import Purpose
 from evopipe.run import learners
 from evopipe.run.act import choose, step
-from evopipe.run.drive import begin
 from evopipe.run.evaluate import evaluate
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig, NormaliseConfig
 from evopipe.schema.params import parse_params
-from evopipe.stages.setup import spaces_of
 from evopipe.storage.tensors import dump_tensors, load_tensors
 from evopipe.types import Image, Spaces
 from populations import LONG, UNLIKE, advance, close_generation, equal, equal_states, finish, same

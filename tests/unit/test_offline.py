@@ -18,7 +18,7 @@ from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, read_transitions, sealed
 from evopipe.errors import DataError, EvopipeError, ParamsError
 from evopipe.memory.replay import RowLayout
-from evopipe.run.drive import begin
+from evopipe.problems.env import begin
 from evopipe.run.offline import _pack
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members

@@ -14,9 +14,9 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.native import build
 from evopipe.memory.priorities import FAN_OUT, LEAST, MOST, TOP, Priorities
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.problems.env import begin
 from evopipe.rng import Purpose, Stream, uniform
 from evopipe.run import learn as steps
-from evopipe.run.drive import begin
 from evopipe.run.run import Run
 from evopipe.run.spec import first_members
 

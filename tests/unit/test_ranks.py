@@ -21,9 +21,9 @@ from evopipe.language.together import Together
 from evopipe.parallel import can_help
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, HeldOut
-from evopipe.run.shard import pack, unpack
+from evopipe.scale import ranks
+from evopipe.scale.shard import pack, unpack
 from evopipe.schema.shards import ShardsConfig
-from evopipe.stages import ranks
 
 pytestmark = pytest.mark.skipif(not can_help(), reason="needs fork")
 SIZES = [1, ranks._SHORT - 1, ranks._SHORT, ranks._SHORT + 1, 3 * ranks._SHORT]

@@ -17,7 +17,7 @@ from evopipe.envs.tensors import TensorPool
 from evopipe.envs.workers import Workers
 from evopipe.parallel import can_help
 from evopipe.rng import Purpose
-from evopipe.run.drive import _drive
+from evopipe.run.drive import drive
 from evopipe.run.evaluate import evaluate
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import EnvConfig
@@ -146,7 +146,7 @@ def test_a_run_warns_once_that_episodes_were_cut(env: str, evaluation: str) -> N
     p = populations.problem(f"envs_for_tests:{env}-v0", train=train)
     p = replace(p, env=p.env.model_copy(update={"step_limit": 12}))
     loop, heard = populations.started(p, 2), Heard()
-    _drive(loop, Tracker([heard]), lambda: False, lambda: None)
+    drive(loop, Tracker([heard]), lambda: False, lambda: None)
     loop.close()
     told = [event.text for event in heard.events if isinstance(event, Message)]
     assert loop.lineage[-1].members[0].fitness == (12.0 if env == "Unlimited" else 10.0)

@@ -15,8 +15,8 @@ from evopipe.agents.blocking import here
 from evopipe.agents.environment import BaseEnv
 from evopipe.errors import ParamsError
 from evopipe.parallel import available_cpus
+from evopipe.scale.on_ray import Cluster, Names, code_path
 from evopipe.schema.shards import ShardsConfig
-from evopipe.stages.on_ray import Cluster, Names, code_path
 from evopipe.watchdog import staying
 
 _NAMES = Names("engine='ray'", "ray_init", "ray_init.address", "take engine='local'")

@@ -121,7 +121,7 @@ class Rounds:
         self.validated = Measures(clock.members, VALIDATED)
         self.stopped: Callable[[], bool] = lambda: False  # asked while a round is played
         self.seen: Sequence[Done] = ()  # the episodes of the last validation
-        self.problems: list[str] = []  # to be told
+        self.said: list[str] = []  # to be told
         self._warned = False
         self.last: dict[str, float] = {}  # of the first member's last validation, its episodes' own metrics too
 
@@ -191,7 +191,7 @@ class Rounds:
         long = sum(records.reason(one) == "max_prompt_length_exceeded" and not _turns(one) for one in done)
         if long and not self._warned:
             self._warned = True
-            self.problems.append(
+            self.said.append(
                 f"{long} of {len(done)} episodes of a round began with a prompt longer than language.max_prompt "
                 f"({self.spec.language.max_prompt} tokens) or than the base has places for, and teach nothing: raise "
                 "data.max_prompt_length, or shorten them"

@@ -114,10 +114,10 @@ class Algorithm(ModuleType):
 def names(of_text: bool = False) -> tuple[str, ...]:
     """Return the names of all algorithms that serve environments, or of those that train language models, sorted."""
     found = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-    return tuple(name for name in found if (regime_of(name) in OF_TEXT) == of_text)
+    return tuple(name for name in found if (regime_name(name) in OF_TEXT) == of_text)
 
 
-def regime_of(name: str) -> str:
+def regime_name(name: str) -> str:
     """Return the regime that a file names. It is not imported: that takes a tenth of a second for all."""
     spec = find_spec(f"{__name__}.{name}")
     text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -52,6 +52,11 @@ class LanguageSpec:
     def name(self) -> str:
         """What it is called where runs are listed."""
         return f"{self.language.task} ({self.language.model})"
+
+    @property
+    def made_for(self) -> Mapping[str, Any]:
+        """What its members depend on, as JSON data."""
+        return {"base": self.base.digest}
 
     @property
     def broken(self) -> str:

@@ -32,7 +32,20 @@ class Setup:
     learners: int = 1  # processes that may learn, this one included
 
 
-class Regime(Protocol):
+class Scoring(Protocol):
+    """What scores members."""
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """Work with these cohorts from now on. Their tensors change in place."""
+
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        """Score members, all on the same seeds `[n]`; raise Stopped if `stopped` says so."""
+
+    def close(self) -> None:
+        """Let processes and environments go."""
+
+
+class Regime(Scoring, Protocol):
     """What a `Run` asks of a data regime. The run knows generations, and no environment."""
 
     warm: int  # transitions that were there from the start
@@ -46,9 +59,6 @@ class Regime(Protocol):
     def first(self, member: Member) -> Member:
         """Return a member of the first generation as it begins here."""
 
-    def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Work with these cohorts from now on. Their tensors change in place."""
-
     def hand_down(self, parents: Sequence[int] | None) -> None:
         """Let new members have what is kept beside the members themselves: `parents` `[P]` says in which slot the
         parent of each was; None if all were replaced."""
@@ -60,14 +70,8 @@ class Regime(Protocol):
             EnvironmentFailed: an environment failed. If `whole`, the state can be saved and the tick taken again.
         """
 
-    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score members, all on the same seeds `[n]`; raise Stopped if `stopped` says so."""
-
     def state(self) -> dict[str, Tensor]:
         """Return a copy of everything that outlives a tick, cohorts excepted."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
         """Take over what `state` returned, for cohorts that were adopted; return how many environments were lost."""
-
-    def close(self) -> None:
-        """Let processes and environments go."""

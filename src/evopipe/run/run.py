@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import torch
@@ -26,10 +26,9 @@ from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes
 from evopipe.run.race import hopeless, looks, race
 from evopipe.run.regime import Regime
-from evopipe.run.spec import Job
+from evopipe.run.spec import JobT
 from evopipe.storage import members as stored
 
-JobT = TypeVar("JobT", bound=Job)
 _DIVERGED_IN_A_ROW = 3
 _BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
 

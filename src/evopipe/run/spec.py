@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -56,6 +56,8 @@ class Job(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def made_for(self) -> Mapping[str, Any]: ...
+    @property
     def broken(self) -> str: ...
     @property
     def racing(self) -> bool: ...
@@ -74,6 +76,9 @@ class Job(Protocol):
     def form_alone(self, member: Member) -> list[Cohort]: ...
     def check(self, members: Sequence[Member]) -> str | None: ...
     def seeds(self, purpose: Purpose, n: int) -> np.ndarray: ...
+
+
+JobT = TypeVar("JobT", bound=Job)
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,11 @@ class Spec:
     def name(self) -> str:
         """What it is called where runs are listed."""
         return self.env.id
+
+    @property
+    def made_for(self) -> Mapping[str, Any]:
+        """What of the environment its members depend on, as JSON data."""
+        return self.spaces.to_json()
 
     @property
     def broken(self) -> str:

@@ -11,6 +11,11 @@ from evopipe.errors import DataError
 from evopipe.run.spec import Spec
 
 
+def wants_warm(spec: Spec) -> bool:
+    """Whether a run begins with transitions."""
+    return not on_policy(spec.algo) and (spec.train.mode == "offline" or spec.train.warm_start > 0)
+
+
 def read_warm(spec: Spec, folder: Path) -> Transitions | None:
     """Read the transitions that fill the memory first, offline all there are; None if the run wants none.
 
@@ -18,9 +23,9 @@ def read_warm(spec: Spec, folder: Path) -> Transitions | None:
         MissingInputError: `data/transitions.h5` is not there.
         DataError: it is damaged, holds no transition, or is of another environment.
     """
-    limit = None if spec.train.mode == "offline" else spec.train.warm_start
-    if limit == 0 or on_policy(spec.algo):
+    if not wants_warm(spec):
         return None
+    limit = None if spec.train.mode == "offline" else spec.train.warm_start
     path = layout.need(folder, layout.TRANSITIONS)
     found = read_transitions(path, limit)
     if not len(found):

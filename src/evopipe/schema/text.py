@@ -116,7 +116,7 @@ class LanguageParams(RunParams):
                 sentence += ", ".join(known)
             raise located([(("algo",), sentence)])
         whole = "language" in info.data and info.data["language"].model == "gpt"
-        able = [name for name in known if (registry.regime_of(name) == "games") == whole]
+        able = [name for name in known if (registry.regime_name(name) == "games") == whole]
         if "language" in info.data and train.algo not in able:
             sentence = f"{train.algo} learns from games, by models of its own: set language.model to gpt"
             if whole:

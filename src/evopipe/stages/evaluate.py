@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 
 from evopipe import layout, rng
-from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, Interrupted, translate_failures
-from evopipe.machine import configure
 from evopipe.ops.statistics import summary
+from evopipe.problems.env import problem_of
 from evopipe.rng import Purpose
-from evopipe.run.evaluate import Stopped, in_environments
+from evopipe.run.evaluate import Stopped
+from evopipe.run.population import read_members
 from evopipe.run.spec import Spec
+from evopipe.scale.divide import divided, served
 from evopipe.schema.params import AnyParams, Params
 from evopipe.signals import StopSignal
-from evopipe.stages import shards
-from evopipe.stages.setup import make_spec, read_members
 from evopipe.stages.tell import tell, warn
 from evopipe.storage.files import write_csv, write_json
 from evopipe.track.formats import score
@@ -32,25 +31,22 @@ _ROWS = 128  # environments that evaluation steps at a time, if there are that m
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """Write the elite's scores, every member's, and every episode (`reports/`) from `models/trained`."""
-    if shards.served(params.runtime.shards):
+    if served(params.runtime.shards):
         return
-    spec, n = make_spec(params, configure(params.runtime)), params.evaluate.episodes
+    problem, n = problem_of(params, folder), params.evaluate.episodes
+    spec = problem.spec
     stored, trained = read_members(folder, layout.TRAINED, spec)
     names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite"]
     members = [replace(member, slot=i) for i, member in enumerate(stored)]  # the elite had another's slot
     seeds, rows = spec.seeds(Purpose.HELD_OUT, n), min(n, max(1, _ROWS // len(stored)))
     with (
         translate_failures(),
-        shards.divided(params, len(members), folder, learn=False) as divided,
-        Workers(params.runtime.env_workers) as workers,
-        # The reported score is Gymnasium's, whatever build of the environment training stepped.
-        closing(
-            divided.held_out(spec, members, rows)
-            or in_environments(spec, params.env.on_gymnasium, len(members), rows, params.evaluate.steps, workers)
-        ) as scored,
+        divided(problem, params, len(members), folder, learn=False) as problem,
+        closing(problem.held_out(len(members), rows)) as scored,
         interruptible() as stopped,
     ):
-        played = scored.evaluate(spec.form(members), seeds, stopped)
+        scored.adopt(cohorts := spec.form(members))
+        played = scored.evaluate(cohorts, seeds, stopped)
     whole = _refuse_or_warn(np.isfinite(played.returns), params.env.id)
     scores, episodes = {}, []
     for m, (name, mine) in enumerate(zip(names, whole, strict=True)):

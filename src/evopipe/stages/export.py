@@ -12,10 +12,11 @@ from evopipe.card import card
 from evopipe.core import normalise
 from evopipe.errors import DataError
 from evopipe.evolve.lineage import descent, read_lineage
-from evopipe.keys import content_key
+from evopipe.keys import CODE, content_key
 from evopipe.machine import configure, fingerprint, git_revision
+from evopipe.problems.env import describe, make_spec
+from evopipe.run.population import read_members
 from evopipe.schema.params import AnyParams, Params
-from evopipe.stages.setup import describe, make_spec, read_members
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track.formats import score
@@ -47,7 +48,7 @@ def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
     return {
         "evopipe": evopipe.__version__,
         "git_revision": git_revision(folder.absolute()),
-        "code_hash": content_key({}, [Path(evopipe.__file__).parent]),
+        "code_hash": content_key({}, [CODE]),
         "params_hash": content_key(params.tracked()),
         "fingerprint": fingerprint(),
     }

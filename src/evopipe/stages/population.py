@@ -10,9 +10,10 @@ from evopipe.errors import DataError, MissingInputError
 from evopipe.evolve.mutate import Mutation
 from evopipe.layout import POPULATION
 from evopipe.machine import configure
+from evopipe.problems.env import make_spec
+from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec, first_members, go_on
 from evopipe.schema.params import Params
-from evopipe.stages.setup import about_spec, make_spec
 from evopipe.stages.tell import tell
 from evopipe.storage import members as stored
 

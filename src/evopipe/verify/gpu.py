@@ -27,22 +27,22 @@ from evopipe.errors import DataError, ResourceError, UsageError, suggestion
 from evopipe.language.data import generate
 from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
+from evopipe.problems.env import make_spec, problem_with
+from evopipe.problems.text import form_of, regime_of, task_of
+from evopipe.problems.text import make_spec as make_language_spec
 from evopipe.rng import Purpose
 from evopipe.run.act import choose, step
-from evopipe.run.clock import Clock
-from evopipe.run.drive import begin
 from evopipe.run.language import LanguageSpec
 from evopipe.run.learn import learn
+from evopipe.run.problem import Problem
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Run
+from evopipe.run.session import begin
 from evopipe.run.spec import Spec, first_members
 from evopipe.run.text import on_device, rows_for
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.params import Params
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import form_of, regime_of, task_of
-from evopipe.stages.language.setup import make_spec as make_language_spec
-from evopipe.stages.setup import make_spec
 
 _UPDATES, _ROWS = 4, 4096  # updates at a time; transitions that are there before the first step
 _DRAWS = "random draws and sampled rows"
@@ -73,7 +73,7 @@ def check(
     of_text = algos.names(of_text=True)
     for name in set(names) - set(known := [*algos.names(), *of_text]):
         raise UsageError(f"gpu check: --algo: no algorithm {name!r}{suggestion(name, known)}")
-    able = [name for name in known if not algos.get(name).TEAM and algos.regime_of(name) != "games"]
+    able = [name for name in known if not algos.get(name).TEAM and algos.regime_name(name) != "games"]
     for name in set(names) - set(able):
         raise UsageError(f"gpu check: --algo: {name} learns in teams or from games, which are not checked")
     with_text = importlib.util.find_spec("transformers") is not None
@@ -123,7 +123,7 @@ def _check(spec: Spec, members: int, repeats: int) -> Iterator[_Finding]:
     plain, warm = replace(spec, paths=Paths()), None if algos.on_policy(spec.algo) else _transitions(spec)
     captured = replace(spec, paths=Paths("graph" if on_cuda else "buffers"))
     specs = (plain, captured, replace(plain, device=torch.device("cpu")))
-    eager, fast, here = (begin(each, first_members(each, members)[0], warm) for each in specs)
+    eager, fast, here = (begin(problem_with(each, warm), first_members(each, members)[0]) for each in specs)
     with closing(eager.regime), closing(fast.regime), closing(here.regime):
         there, cpu = _numbers(eager), _numbers(here)
         yield from _apart(there, cpu)
@@ -261,8 +261,7 @@ def _language_run(name: str, device: torch.device, members: int) -> Run[Language
     made = generate(task_of(spec.language), spec.language.task, params.seed, 200, form)
     corpus = tokenise(made, form, spec.base, spec.language, params.fetch, params.seed)
     first, _ = first_members(spec, members)
-    clock = Clock.of(spec, members)
-    return Run(spec, regime_of(spec, clock, corpus), clock, first)
+    return begin(Problem(spec, lambda clock, keys: regime_of(spec, clock, corpus)), first)
 
 
 def _language_numbers(run: Run[LanguageSpec]) -> dict[str, list[torch.Tensor]]:

@@ -16,9 +16,9 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import ParamsError, UsageError
 from evopipe.machine import configure
+from evopipe.problems.env import make_spec, settings_of
 from evopipe.run.spec import Spec
 from evopipe.schema.params import Params, parse_params
-from evopipe.stages.setup import make_spec, settings_of
 from evopipe.types import Spaces
 
 NOWHERE = "no environment yet"  # an id that none has

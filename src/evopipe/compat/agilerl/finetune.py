@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,18 +13,18 @@ from typing import Any
 import evopipe
 from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection, unmutated
 from evopipe.compat.agilerl.gyms import PreferenceGym, ReasoningGym
-from evopipe.compat.agilerl.language import Gym, LanguageAgent, LanguageBreed, regime_of
+from evopipe.compat.agilerl.language import Gym, LanguageAgent, LanguageBreed, problem_of
 from evopipe.compat.agilerl.population import one_process
 from evopipe.compat.agilerl.settings import language_block
-from evopipe.compat.agilerl.train import PROJECT, conduct, entering, refuse_idle, views
-from evopipe.errors import UsageError, translate_failures
+from evopipe.compat.agilerl.train import PROJECT, conduct, conducted, refuse_idle, views
+from evopipe.errors import UsageError
 from evopipe.ops.statistics import mean_of_finite
+from evopipe.problems.text import describe
 from evopipe.rng import Purpose
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Champion, Run
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.language import export
-from evopipe.stages.language.describe import describe
 from evopipe.storage.files import write_csv
 from evopipe.track.events import Message, Tracker
 
@@ -72,7 +71,7 @@ def finetune_llm_reasoning(
     Raises:
         UsageError: an argument would be without effect, or the environment is for other algorithms.
         ParamsError: a value is out of its bounds.
-        DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.drive.train`.
+        DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.session.Session.train`.
 
     Examples:
         >>> from evopipe import finetune_llm_reasoning
@@ -212,17 +211,14 @@ class _Finetuning(SimpleNamespace):
         if not isinstance(env, self.gym):
             raise UsageError(f"env: give a {self.gym.__name__}, got a {type(env).__name__}")
         params = self.params(env)
-        spec, regime = regime_of(self.breed, params, env, len(self.pop), self.max_reward)
-        made = Run(spec, regime, regime.clock, entering(self.pop, params.seed), [agent.mutation for agent in self.pop])
-        agents = partial(views, made, LanguageAgent, self.breed, self.pop, env.data_batch_size)
+        problem, quiet = problem_of(self.breed, params, env, self.max_reward), not self.verbose
         if self.wandb_entity is not None:
             os.environ["WANDB_ENTITY"] = self.wandb_entity
-        between, described = _Between(self, made, agents), describe(params, spec)
-        with tempfile.TemporaryDirectory(prefix="evopipe-") as scratch, translate_failures():
-            champion = conduct(made, params, described, Path(scratch), between, not self.verbose, self.wandb_api_key,
-                               self.wandb_run_name)  # fmt: skip
+        with conducted(problem, self.pop, params, quiet, self.wandb_api_key, self.wandb_run_name) as session:
+            agents = partial(views, session.run, LanguageAgent, self.breed, self.pop, env.data_batch_size)
+            champion = conduct(session, _Between(self, session.run, agents))
         if self.save_elite:
-            self._save(spec, params, champion)
+            self._save(problem.spec, params, champion)
         return agents()
 
     def _save(self, spec: LanguageSpec, params: LanguageParams, champion: Champion) -> None:

@@ -76,7 +76,7 @@ def train_off_policy(
     Raises:
         UsageError: an argument would be without effect, or more of the environment cannot be made.
         ParamsError: a value is out of its bounds.
-        DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.drive.train`.
+        DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.session.Session.train`.
 
     Examples:
         >>> from evopipe import train_off_policy

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
+import numpy as np
 import torch
 
 from evopipe import rng
@@ -22,16 +23,18 @@ from evopipe.language.base import Base, base_of, digest_of, load_base
 from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
 from evopipe.ops.statistics import mean_of_finite
+from evopipe.problems.text import describe, form_of, spec_of
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue
-from evopipe.run.language import LanguageSpec
+from evopipe.run.language import LESS, LanguageSpec
+from evopipe.run.problem import Problem
+from evopipe.run.regime import Regime
 from evopipe.run.spec import first_members
 from evopipe.run.text import TextRows, Texts
 from evopipe.schema.language import LanguageConfig, TextRuntime
 from evopipe.schema.params import parse_params
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import form_of, spec_of
 from evopipe.storage import members as stored
 
 Gym: TypeAlias = "ReasoningGym | PreferenceGym"
@@ -127,8 +130,9 @@ class LanguageAgent(View):
         Raises:
             UsageError: the environment is for other algorithms.
         """
-        spec, regime = regime_of(self.breed, self.breed.params({}, env), env, 1)
-        cohorts = spec.form([replace(self.member, slot=0)])
+        problem, member = problem_of(self.breed, self.breed.params({}, env), env), replace(self.member, slot=0)
+        spec, regime = problem.spec, problem.live(Clock.of(problem.spec, 1), np.array([member.key]))
+        cohorts = spec.form([member])
         played = regime.evaluate(cohorts, spec.seeds(Purpose.EVALUATE, loop * _HELD_OUT), lambda: False)
         self.fitness.append(mean_of_finite(played.returns[0]))
         return self.fitness[-1]
@@ -153,9 +157,9 @@ class LanguageAgent(View):
         self.fitness, self.mutation = [*member.fitness], NONE
 
 
-def regime_of(
-    breed: LanguageBreed, params: LanguageParams, env: Gym, members: int, most: float | None = None
-) -> tuple[LanguageSpec, Dialogue | TextRows]:
+def problem_of(
+    breed: LanguageBreed, params: LanguageParams, env: Gym, most: float | None = None
+) -> Problem[LanguageSpec]:
     """Return what agents live on in an environment; `most` is the reward of what is all right. Raises UsageError if the
     environment is for other algorithms; DataError if nothing of a dataset is short enough."""
     if (wanted := form_of(params)) != env.form:
@@ -165,10 +169,13 @@ def regime_of(
     order = rng.host(rng.run_key(env.seed), Purpose.PROMPT).permutation(len(env.train))
     rows = [*(env.train[int(i)] for i in order), *env.test]
     corpus = tokenise(rows, env.form, spec.base, spec.language, params.fetch, params.seed, held_out=len(order))
-    clock = Clock.of(spec, members)
-    if isinstance(env, ReasoningGym):
-        return spec, Dialogue(spec, clock, corpus, env.judge, most=most)
-    return spec, TextRows(spec, clock, Texts(spec, corpus))
+
+    def live(clock: Clock, keys: np.ndarray) -> Regime:
+        if isinstance(env, ReasoningGym):
+            return Dialogue(spec, clock, corpus, env.judge, most=most)
+        return TextRows(spec, clock, Texts(spec, corpus))
+
+    return Problem(spec, live, described=partial(describe, params, spec), less=LESS)
 
 
 def language_agents(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,17 +27,16 @@ from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
 from evopipe.envs.workers import Workers
-from evopipe.errors import UsageError, need_package, suggestion, translate_failures
+from evopipe.errors import UsageError, need_package, suggestion
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
-from evopipe.run.drive import begin, train
+from evopipe.problems.env import make_spec, problem_with
 from evopipe.run.learners import learner_count
+from evopipe.run.problem import Problem
 from evopipe.run.run import Champion, Run
+from evopipe.run.session import Home, Session
+from evopipe.run.spec import JobT
 from evopipe.schema.params import AnyParams, Params
-from evopipe.stages import tracking
-from evopipe.stages.setup import make_spec
-from evopipe.stages.train import finish
-from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.track.events import Tracker
 
 Trained = tuple[list[Agent], list[list[float]]]
@@ -93,34 +93,40 @@ def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[
     return found
 
 
-def conduct(
-    run: Run[Any], params: AnyParams, described: Mapping[str, Any], folder: Path, between: Callable[[Tracker], None],
-    quiet: bool, key: str | None, name: str | None = None,
-) -> Champion:  # fmt: skip
+@contextlib.contextmanager
+def conducted(
+    problem: Problem[JobT], agents: Sequence[Any], params: AnyParams, quiet: bool, key: str | None,
+    name: str | None = None,
+) -> Iterator[Session[JobT]]:  # fmt: skip
+    """Give the session of a script, whose checkpoints and, if no tracker is asked for, log are gone with it. `key` is
+    of Weights & Biases, `name` what people read there. Raises MissingInputError if that is asked for and not installed,
+    and what `run.session.Session` raises."""
+    members = entering(agents, params.seed)
+    with tempfile.TemporaryDirectory(prefix="evopipe-") as scratch:
+        state = Path(scratch)
+        if params.tracking.backends:
+            need_package("wandb", "wandb", "wb=True")
+            if key is not None:
+                os.environ["WANDB_API_KEY"] = key
+            begun = hashlib.sha256()
+            for member in members:
+                for part in sorted(member.tensors):
+                    begun.update(member.tensors[part].numpy().tobytes())
+            state = state_folder("train", content_key({**params.tracked(), "members": begun.hexdigest()}), Path())
+        home = Home(Path(scratch), state, math.inf, checkpoints=Path(scratch) / "checkpoints", project=Path())
+        births = [agent.mutation for agent in agents]
+        with Session.opened(problem, members, births, params, home, quiet, name) as session:
+            yield session
+
+
+def conduct(session: Session[Any], between: Callable[[Tracker], None]) -> Champion:
     """Train to the end, bring it to the trackers that are asked for, and return the champion; `between` is called
-    between two steps, and at the end. Checkpoints go to the folder, and the log if no tracker is asked for; `described`
-    is what a policy's description says, `key` is of Weights & Biases, `name` what people read there. Raises
-    MissingInputError if that is asked for and not installed, and what `run.drive.train` raises."""
-    state, tracked = folder, bool(params.tracking.backends)
-    if tracked:
-        need_package("wandb", "wandb", "wb=True")
-        if key is not None:
-            os.environ["WANDB_API_KEY"] = key
-        begun = hashlib.sha256()
-        for member in run.members:
-            for part in sorted(member.tensors):
-                begun.update(member.tensors[part].numpy().tobytes())
-        state = state_folder("train", content_key({**params.tracked(), "members": begun.hexdigest()}), Path())
-    with tracking.watched(params, state, Path(), quiet, name) as (stop, tracker, outbox):
-
-        def step() -> list[str]:
-            between(tracker)
-            return outbox.problems()
-
-        champion = train(run, CheckpointStore(folder / "checkpoints"), math.inf, stop, tracker, step)
-        between(tracker)
-        if tracked:
-            finish(run, champion, params, described, state, folder)
+    between two steps, and at the end. For errors see `Session.train`."""
+    champion = session.train(between)
+    between(session.tracker)
+    if session.params.tracking.backends:
+        session.write(champion)
+        session.end()
     return champion
 
 
@@ -274,28 +280,21 @@ class Call(SimpleNamespace):
         if spec.spaces.team is not None:
             spaces = dict(spaces[0]), dict(spaces[1])  # type: ignore[call-overload]
         breed = self.pop[0].breed.with_params(params, spec, spaces)
-        members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
         learners = learner_count(params.runtime.learners, params.runtime.threads, spec.environments_first)
-        with (
-            tempfile.TemporaryDirectory(prefix="evopipe-") as scratch,
-            translate_failures(),
-            Workers(params.runtime.env_workers, learners) as workers,
-        ):
-            made = begin(spec, members, warm, births, workers, learners, collect)
+        workers = Workers(params.runtime.env_workers, learners)
+        problem = problem_with(spec, warm, workers, learners, collect, breed.about)
+        with conducted(problem, self.pop, params, not self.verbose, self.wandb_api_key) as session:
+            made = session.run
             agents = partial(views, made, Agent, breed, self.pop)
             path = self.checkpoint_path or f"{self.file}-checkpoint"
             save = _checkpoints(made, agents, self.checkpoint, path, self.overwrite_checkpoints)
-            try:
-                champion = conduct(made, params, breed.about, Path(scratch), lambda _: save(), not self.verbose,
-                                   self.wandb_api_key)  # fmt: skip
-                if adopt is not None:
-                    adopt(made.regime)
-                trained = agents()
-                if self.save_elite:
-                    _save_policy(Path(self.elite_path or f"{self.file}-elite"), breed, champion)
-                fitnesses = [[scored.fitness for scored in record.members] for record in made.lineage[1:]]
-            finally:
-                made.close()
+            champion = conduct(session, lambda _: save())
+            if adopt is not None:
+                adopt(made.regime)
+            trained = agents()
+            if self.save_elite:
+                _save_policy(Path(self.elite_path or f"{self.file}-elite"), breed, champion)
+            fitnesses = [[scored.fitness for scored in record.members] for record in made.lineage[1:]]
         return trained, fitnesses
 
     @property

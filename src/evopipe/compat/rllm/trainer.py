@@ -6,14 +6,15 @@ import hashlib
 import inspect
 import json
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import evopipe
+import numpy as np
+
 from evopipe import layout, rng
 from evopipe.agents import records
 from evopipe.agents.data import Dataset
@@ -23,27 +24,21 @@ from evopipe.agents.rounds import Rounds
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
 from evopipe.compat.rllm.config import resolve
 from evopipe.core.member import Member
-from evopipe.errors import DataError, UsageError, need_package, suggestion, translate_failures
-from evopipe.evolve.mutate import Mutation
-from evopipe.keys import content_key, state_folder
+from evopipe.errors import DataError, UsageError, need_package, suggestion
+from evopipe.keys import CODE, content_key, state_folder
 from evopipe.language.policy import LanguagePolicy
 from evopipe.loading import load
 from evopipe.machine import configure
 from evopipe.ops.statistics import summary
+from evopipe.problems.text import describe, make_spec
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
-from evopipe.run.drive import train
 from evopipe.run.evaluate import Episodes
 from evopipe.run.language import LESS, LanguageSpec
-from evopipe.run.outs import write_results, write_timing
-from evopipe.run.run import Run
-from evopipe.stages import tracking
+from evopipe.run.problem import Problem
+from evopipe.run.session import Home, Session
 from evopipe.stages.language import export, population
-from evopipe.stages.language.describe import describe
-from evopipe.stages.language.setup import about_spec, make_spec
-from evopipe.storage.checkpoint import CheckpointStore
-from evopipe.storage.files import write_csv, write_json
-from evopipe.storage.lock import RunLock
+from evopipe.storage.files import write_json
 from evopipe.track.events import Message
 
 
@@ -205,7 +200,7 @@ class AgentTrainer:
     def train(self, quiet: bool = True) -> Trained:
         """Train; a run in a folder (`trainer.default_local_dir`) that was stopped goes on, bit for bit. Raises
         EnvironmentFailed if more episodes of a round failed than `agents.max_error_fraction`; BusyError if another
-        process trains the same run; DivergedError or Interrupted (see `run.drive.train`)."""
+        process trains the same run; DivergedError or Interrupted (see `run.session.Session.train`)."""
         if self.resolved.folder is not None:
             return self._train(self.resolved.folder, quiet)
         with tempfile.TemporaryDirectory(prefix="evopipe-agents-") as folder:
@@ -213,9 +208,8 @@ class AgentTrainer:
 
     def evaluate(self) -> dict[str, Any]:
         """Validate the base, or the members of `population.start`, as they are: mean, interval, pass@1, pass@k."""
-        spec, members, _ = self._begin()
-        with closing(self._regime(spec, Clock.of(spec, len(members)), None)) as regime:
-            return self._validate(spec, regime, members[0])
+        with self._idle() as (regime, member):
+            return self._validate(regime, member)
 
     def play(self, tasks: Any = None) -> list[dict[str, Any]]:
         """Let the base, or the first member of `population.start`, play tasks as validations are played.
@@ -226,75 +220,74 @@ class AgentTrainer:
         Returns:
             The episodes as data, failed ones too, in the order of the tasks; `Episode.from_dict` reads them.
         """
-        spec, members, _ = self._begin()
         given = _dataset_of(tasks, "tasks") if tasks is not None else self.val_dataset
         assert given is not None
-        with closing(self._regime(spec, Clock.of(spec, len(members)), None)) as regime:
-            jobs = regime.validation(given.data, [members[0].slot], range(len(given)))
-            done = regime.play(spec.form_alone(members[0]), jobs, Purpose.EVALUATE, 0)
-            return [records.record(one, spec.base, regime.masked) for one in done]
+        with self._idle() as (regime, member):
+            jobs = regime.validation(given.data, [member.slot], range(len(given)))
+            done = regime.play(regime.spec.form_alone(member), jobs, Purpose.EVALUATE, 0)
+            return [records.record(one, regime.spec.base, regime.masked) for one in done]
 
-    def _begin(self) -> tuple[LanguageSpec, list[Member], list[Mutation]]:
-        params = self.resolved.params
+    @contextmanager
+    def _idle(self) -> Iterator[tuple[Rounds, Member]]:
+        """Give what plays episodes of the first member, as it is."""
+        problem = self._problem(None)
+        members, _ = population.members_of(self.resolved.params, problem.spec)
+        clock, keys = Clock.of(problem.spec, len(members)), np.array([member.key for member in members])
+        with closing(cast("Rounds", problem.live(clock, keys))) as regime:
+            yield regime, members[0]
+
+    def _problem(self, folder: Path | None) -> Problem[LanguageSpec]:
+        """Return what the run works on; its episodes are written to a folder, where one is given."""
+        params, agents, train, val = self.resolved.params, self.resolved.agents, self.train_dataset, self.val_dataset
+        assert train is not None
+        assert val is not None
         spec = make_spec(params, configure(params.runtime))
-        return spec, *population.members_of(params, spec)
 
-    def _regime(self, spec: LanguageSpec, clock: Clock, folder: Path | None) -> Rounds:
-        assert self.train_dataset is not None
-        assert self.val_dataset is not None
-        agents = self.resolved.agents
-        return Rounds(spec, clock, agents, self.make(), self.train_dataset.data, self.val_dataset.data, folder)
+        def live(clock: Clock, keys: np.ndarray) -> Rounds:
+            return Rounds(spec, clock, agents, self.make(), train.data, val.data, folder)
+
+        return Problem(spec, live, described=partial(describe, params, spec), less=LESS)
 
     def _train(self, folder: Path, quiet: bool) -> Trained:
-        params = self.resolved.params
-        spec, members, births = self._begin()
-        clock = Clock.of(spec, len(members))
-        regime = self._regime(spec, clock, folder / "episodes")
-        run = Run(spec, regime, clock, members, births)
+        params, first = self.resolved.params, self.resolved.agents.first
+        problem = self._problem(folder / "episodes")
+        members, births = population.members_of(params, problem.spec)
         folder.mkdir(parents=True, exist_ok=True)
         state = state_folder("agents", self._key(), folder)
-        with RunLock(state.with_suffix(".lock")), translate_failures(LESS), closing(regime):
-            store = CheckpointStore(state / "checkpoints")
-            with tracking.watched(params, state, folder, quiet) as (stop, tracker, outbox):
-                regime.stopped = lambda: stop.signum is not None
-
-                def problems() -> list[str]:
-                    told = [*outbox.problems(), *regime.problems]
-                    regime.problems.clear()
-                    return told
-
-                for note in self.resolved.notes:
-                    tracker.emit(Message("warning", note))
-                if self.resolved.val_only:
-                    found = self._validate(spec, regime, members[0])
-                    return Trained(None, found["mean"], {"base": found}, [], [], [])
-                before = self._validate(spec, regime, members[0]) if self.resolved.agents.first else None
-                champion = train(run, store, params.runtime.checkpoint_seconds, stop, tracker, problems)
-                write_results(run, champion, {**about_spec(spec), "policy": describe(params, spec)}, folder)
-                write_csv(
-                    folder / layout.MEASURES, ["generation", "slot", *regime.measures.names], regime.measures.rows()
-                )
-                write_timing(state / tracking.LOG, run.curve, folder)
-                found = self._validate(spec, regime, champion.member)
-                regime.write("elite", regime.seen)
-                played = {"Validation of the elite": "elite", "Last round of training": f"train-{clock.tick:06d}"}
-                files = {name: folder / f"episodes/{file}.jsonl" for name, file in played.items()}
-                records.show(spec.name, files, folder / layout.EPISODES_PAGE)
-                told = {"elite": found, **({"base": before} if before else {}), "env": spec.name}
-                write_json(folder / layout.EVALUATION, told)
-                export.run(params, True, folder)
-                tracking.finish(params, state, folder)
-            store.clear()
+        home = Home(folder, state, params.runtime.checkpoint_seconds, (state.with_suffix(".lock"),))
+        with Session.opened(problem, members, births, params, home, quiet) as session:
+            regime = cast("Rounds", session.run.regime)
+            regime.stopped = lambda: session.stop.signum is not None
+            for note in self.resolved.notes:
+                session.tracker.emit(Message("warning", note))
+            before = self._validate(regime, members[0]) if first or self.resolved.val_only else None
+            if self.resolved.val_only and before is not None:
+                return Trained(None, before["mean"], {"base": before}, [], [], [])
+            champion = session.train()
+            session.write(champion)
+            found = self._validate(regime, champion.member)
+            told = {"elite": found, **({"base": before} if before else {}), "env": problem.spec.name}
+            self._report(regime, told, folder)
+            export.run(params, True, folder)
+            session.end()
         policy: Any = load(folder / layout.ELITE)
         measures, validated = (
             [dict(zip(("generation", "slot", *each.names), row, strict=True)) for row in each.rows()]
             for each in (regime.measures, regime.validated)
         )
-        return Trained(policy, found["mean"], told, run.curve, measures, validated)
+        return Trained(policy, found["mean"], told, session.run.curve, measures, validated)
 
-    def _validate(self, spec: LanguageSpec, regime: Rounds, member: Member) -> dict[str, Any]:
+    def _report(self, regime: Rounds, told: Mapping[str, Any], folder: Path) -> None:
+        """Write what validations found, and episodes to read."""
+        regime.write("elite", regime.seen)
+        played = {"Validation of the elite": "elite", "Last round of training": f"train-{regime.clock.tick:06d}"}
+        files = {name: folder / f"episodes/{file}.jsonl" for name, file in played.items()}
+        records.show(regime.spec.name, files, folder / layout.EPISODES_PAGE)
+        write_json(folder / layout.EVALUATION, told)
+
+    def _validate(self, regime: Rounds, member: Member) -> dict[str, Any]:
         """Validate a member on every task of the validation set."""
-        alone = regime.held
+        spec, alone = regime.spec, regime.held
         cohorts = spec.form_alone(member)
         played: Episodes = regime.evaluate(cohorts, spec.seeds(Purpose.HELD_OUT, len(alone)), lambda: False)
         chance = rng.host(rng.run_key(spec.seed), Purpose.BOOTSTRAP)
@@ -315,7 +308,7 @@ class AgentTrainer:
             "code": [_source(each) for each in named],
             "args": [_shown(each) for each in (self.workflow_args, self.agent_args, self.env_args)],
         }
-        return content_key(values, [Path(evopipe.__file__).parent])
+        return content_key(values, [CODE])
 
 
 def _source(thing: Any) -> str:

@@ -10,8 +10,8 @@ from evopipe import layout
 from evopipe.algos import get
 from evopipe.language import data
 from evopipe.language.tokens import games, tokenise, write_corpus
+from evopipe.problems.text import base_of, form_of, need_places, settled, task_of
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import base_of, form_of, need_places, settled, task_of
 from evopipe.stages.tell import tell
 from evopipe.storage.files import write_json
 

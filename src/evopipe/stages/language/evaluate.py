@@ -16,17 +16,16 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.errors import translate_failures
 from evopipe.language.generate import Sampling
-from evopipe.machine import configure
+from evopipe.problems.text import form_of, problem_of, room_of
 from evopipe.rng import Purpose
 from evopipe.run.dialogue import AT_ONCE, Room, sampling
 from evopipe.run.evaluate import Stopped
 from evopipe.run.language import LESS, LanguageSpec
+from evopipe.run.population import read_members
+from evopipe.scale.divide import divided, served
 from evopipe.schema.text import LanguageParams
-from evopipe.stages import shards
 from evopipe.stages.evaluate import interruptible, score_of, tell_elite, write
 from evopipe.stages.language import games
-from evopipe.stages.language.setup import form_of, held_out_of, make_spec, room_of
-from evopipe.stages.setup import read_members
 from evopipe.storage.files import write_json
 from evopipe.track.formats import score
 
@@ -35,9 +34,10 @@ _SHOWN = 12  # prompts of which the completions are written down
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Write the elite's scores and the base's, every member's, every row's, and some completions (`reports/`)."""
-    if shards.served(params.runtime.shards):
+    if served(params.runtime.shards):
         return
-    spec, form = make_spec(params, configure(params.runtime)), form_of(params)
+    problem, form = problem_of(params, folder), form_of(params)
+    spec = problem.spec
     stored, trained = read_members(folder, layout.TRAINED, spec)
     seeds = spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes)
     names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite"]
@@ -53,10 +53,11 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     with (
         interruptible() as stopped,
         translate_failures(LESS),
-        shards.divided(params, len(everyone), folder, learn=False) as divided,
-        closing(divided.held_out(spec, everyone) or held_out_of(params, spec, folder, of)) as scored,
+        divided(problem, params, len(everyone), folder, learn=False) as problem,
+        closing(problem.held_out(len(everyone), 1)) as scored,
     ):
-        played = scored.evaluate(spec.form(everyone), seeds, stopped)
+        scored.adopt(cohorts := spec.form(everyone))
+        played = scored.evaluate(cohorts, seeds, stopped)
         if of is not None:
             room, index = of
             if "end" not in spec.algo.asks(spec.algo_config):  # a reward model is not asked for text

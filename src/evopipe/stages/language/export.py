@@ -14,12 +14,11 @@ from evopipe.language import peft, player
 from evopipe.language.adapters import Adapted, LoRA
 from evopipe.language.policy import CHANGE, HEAD, MERGED, POLICY
 from evopipe.machine import configure
+from evopipe.problems.text import describe, make_spec
 from evopipe.run.language import LanguageSpec
+from evopipe.run.population import read_members
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.export import provenance, scored
-from evopipe.stages.language.describe import describe
-from evopipe.stages.language.setup import make_spec
-from evopipe.stages.setup import read_members
 from evopipe.stages.tell import tell
 from evopipe.storage.files import dump_json, read_bytes
 from evopipe.storage.folders import write_folder

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from evopipe.language import data
 from evopipe.layout import FETCHED, TEXT
+from evopipe.problems.text import form_of, task_of
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import form_of, task_of
 from evopipe.stages.tell import tell
 from evopipe.storage.files import write_json
 

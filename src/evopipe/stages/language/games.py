@@ -14,6 +14,7 @@ from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.language import player
+from evopipe.problems.text import task_of
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Episodes
 from evopipe.run.games import play
@@ -21,7 +22,6 @@ from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.evaluate import score_of, write
-from evopipe.stages.language.setup import task_of
 from evopipe.storage.files import parse_json, write_json
 from evopipe.storage.folders import read_folder
 from evopipe.types import Tensor

@@ -12,11 +12,11 @@ from evopipe.language import peft, player
 from evopipe.language.adapters import Full
 from evopipe.language.policy import CHANGE, POLICY, described, need_base, read_change
 from evopipe.machine import configure
+from evopipe.problems.text import make_spec
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members, go_on
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.language import games
-from evopipe.stages.language.setup import make_spec
 from evopipe.stages.population import read_start, write
 from evopipe.stages.tell import warn
 

@@ -1,4 +1,4 @@
-"""Between stages and trackers: where a training's record lies, and who starts its outbox. Never fails a stage."""
+"""Between a run and its trackers: where its record lies, and who starts its outbox. Never fails a stage."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 from evopipe import __version__
 from evopipe.errors import EvopipeError
 from evopipe.keys import dvc_root
 from evopipe.machine import git_revision
-from evopipe.schema.params import AnyParams
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.signals import StopSignal
 from evopipe.track.console import console_sink
 from evopipe.track.events import JsonlSink, Tracker
@@ -27,13 +28,20 @@ _WRITTEN_BY = {
 }
 """Which of `record.FILES` a stage writes: the others in the folder may still be another training's."""
 
-
 LOG = "events.jsonl"
+
+
+class Tracked(Protocol):
+    """The parameters of a run, as far as trackers ask."""
+
+    @property
+    def tracking(self) -> TrackingConfig: ...
+    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
 
 
 @contextlib.contextmanager
 def watched(
-    params: AnyParams, state: Path, folder: Path, quiet: bool, name: str | None = None
+    params: Tracked, state: Path, folder: Path, quiet: bool, name: str | None = None
 ) -> Iterator[tuple[StopSignal, Tracker, Outbox]]:
     """Watch a training, for the arguments see `_outbox`: give what notes signals, what tells of it on the console and
     in the log of its state, and the outbox that follows this log."""
@@ -45,7 +53,7 @@ def watched(
         yield stop, tracker, outbox
 
 
-def _outbox(params: AnyParams, state: Path, folder: Path, name: str | None) -> Outbox:
+def _outbox(params: Tracked, state: Path, folder: Path, name: str | None) -> Outbox:
     """Begin a training's record in its `state` folder and return the outbox that will deliver it; the pipeline runs in
     `folder`. People read `name`, or the DVC experiment's."""
     wanted = None
@@ -57,14 +65,14 @@ def _outbox(params: AnyParams, state: Path, folder: Path, name: str | None) -> O
     return Outbox(wanted, dvc_root(folder), params.tracking)
 
 
-def finish(params: AnyParams, state: Path, folder: Path) -> None:
+def finish(params: Tracked, state: Path, folder: Path) -> None:
     """Put a finished training's outcome into its record."""
     if _wanted(params):
         with _warning():
             TrainingRecord(state).keep(folder, _WRITTEN_BY["train"], ended=True)
 
 
-def attach(params: AnyParams, stages: Iterable[str], folder: Path = Path()) -> None:
+def attach(params: Tracked, stages: Iterable[str], folder: Path = Path()) -> None:
     """Put what these stages have just written into the record of their training, and have it delivered."""
     names = [name for stage in stages if stage != "train" for name in _WRITTEN_BY.get(stage, ())]
     if not _wanted(params) or not names or not (folder / TRAINED).exists():
@@ -76,7 +84,7 @@ def attach(params: AnyParams, stages: Iterable[str], folder: Path = Path()) -> N
             Outbox(record.folder, root, params.tracking).deliver()
 
 
-def _wanted(params: AnyParams) -> bool:
+def _wanted(params: Tracked) -> bool:
     """Whether a tracker is named; `evopipe verify`, whose runs nobody wants to see, sets the variable."""
     return bool(params.tracking.backends) and os.environ.get("EVOPIPE_TRACKING") != "off"
 

@@ -22,12 +22,12 @@ import evopipe.errors
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.errors import ResourceError
-from evopipe.run.changes import fold
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.measures import Measures
-from evopipe.run.shard import Make, Shard, halves, pack, state_of, unpack
 from evopipe.run.spec import Job, Spec
+from evopipe.scale.changes import fold
+from evopipe.scale.shard import Make, Shard, halves, pack, state_of, unpack
 from evopipe.storage import members as stored
 from evopipe.storage.tensors import dump_tensors, load_tensors
 
@@ -128,8 +128,10 @@ class Shards:
         self._measured = about["measured"]
 
     @property
-    def measures(self) -> Measures:
+    def measures(self) -> Measures | None:
         """What members did in each generation, of regimes that take note of it."""
+        if self._measured is None:
+            return None
         found = Measures(self.clock.members, self._measured)
         tensors = [state_of(self._restoring(shard))["measures"] for shard in range(len(self.slots))]
         rows = max(len(tensor) for tensor in tensors)
@@ -240,12 +242,14 @@ class Shards:
         return sum(about["lost"] for about, _ in self._ask(messages).values())
 
     @property
-    def account(self) -> str:
-        """What being apart has cost so far, in a sentence.
+    def account(self) -> str | None:
+        """What being apart has cost so far, in a sentence; None where shards are not.
 
         Exchange is all that one process would not do: to pack, bring, unpack and form members and states, on either
         side. Evolution, its records and checkpoints, with the states for them, are what a run in one process does too.
         """
+        if isinstance(self.engine, Here):
+            return None
         seconds = max(time.perf_counter() - self._began, 1e-9)
         generations = max(1, self.clock.generation - self._generation)
         return (

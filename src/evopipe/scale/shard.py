@@ -15,11 +15,11 @@ from torch import Tensor
 
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.errors import DataError, EvopipeError, said
-from evopipe.run.changes import changes
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Stopped
 from evopipe.run.regime import Regime
 from evopipe.run.spec import Job
+from evopipe.scale.changes import changes
 from evopipe.storage import members as stored
 from evopipe.storage.files import dump_json, parse_json
 from evopipe.storage.tensors import load_tensors, tensor_pieces

@@ -25,7 +25,7 @@ from evopipe.errors import ParamsError, ResourceError, UsageError
 from evopipe.language.together import Together
 from evopipe.parallel import available_cpus
 from evopipe.run.evaluate import Stopped
-from evopipe.run.shard import Shard, unpack
+from evopipe.scale.shard import Shard, unpack
 from evopipe.schema.shards import ShardsConfig
 
 _SHORT = 1 << 14  # bytes that go with a message's length: to wake a process takes longer than to bring them

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import evopipe
 from evopipe.errors import EvopipeError, ParamsError, ResourceError, need_package, said, suggestion
 from evopipe.parallel import available_cpus
-from evopipe.run.shard import Make, Shard
-from evopipe.run.shards import Lost
+from evopipe.scale.shard import Make, Shard
+from evopipe.scale.shards import Lost
 from evopipe.schema.shards import ShardsConfig
 
 _COLOURS, _FULL = re.compile("\x1b\\[[0-9;]*m"), re.compile("OutOfDiskError|ObjectStoreFullError")

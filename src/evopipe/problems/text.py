@@ -1,10 +1,11 @@
-"""From params of language models to a spec, its rows and its members: what several stages begin with."""
+"""Members that are language models: they write, and learn from rows of text, rewards or games."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,55 @@ from evopipe.language.base import Base, load_base, tokens_alone
 from evopipe.language.policy import LanguagePolicy, load_reward
 from evopipe.language.tasks import rewards
 from evopipe.language.tokens import Corpus, read_corpus
+from evopipe.machine import configure
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue, Judge, Room
 from evopipe.run.evaluate import Episodes, HeldOut
 from evopipe.run.games import GameLessons, play
-from evopipe.run.language import LanguageSpec
+from evopipe.run.language import LESS, LanguageSpec
+from evopipe.run.learners import learner_count
 from evopipe.run.order import held_out
+from evopipe.run.problem import Problem
+from evopipe.run.regime import Regime
 from evopipe.run.text import References, TextRows, Texts, evaluate_rows, figures
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.setup import about_spec as about_spec
+
+
+def problem_of(
+    params: LanguageParams, folder: Path = Path(), alone: bool = False, together: Any = None
+) -> Problem[LanguageSpec]:
+    """Return what a run of language models works on; see `problems.problem_of`."""
+    runtime, judge = params.runtime, params.language.reward_model
+    spec = make_spec(params, configure(runtime))
+    if together is not None:
+        spec = replace(spec, base=replace(spec.base, together=together))
+
+    def live(clock: Clock, keys: np.ndarray) -> Regime:
+        learners = 1 if alone else learner_count(runtime.learners, runtime.threads)
+        return regime_of(spec, clock, corpus_of(folder, spec, form_of(params)), learners)
+
+    return Problem(
+        spec, live, lambda members, rows: held_out_of(params, spec, folder), partial(describe, params, spec),
+        params.tracked("seed", "language", "train", "evolution", "runtime"),
+        # That a judge is missing is said where it is read.
+        lambda: [folder / layout.TOKENS, *([judge] if judge and judge.exists() else [])], LESS,
+    )  # fmt: skip
+
+
+def describe(params: LanguageParams, spec: LanguageSpec) -> dict[str, Any]:
+    """Return as JSON data the algorithm, its configuration, and the base, see `language.policy`."""
+    return {
+        "kind": "games" if spec.base.length else "language",
+        "algo": params.train.algo,
+        "config": params.algo_config.model_dump(mode="json"),
+        "env": {"id": spec.name},
+        "language": spec.language.model_dump(mode="json"),
+        "seed": params.seed,
+        "base": spec.base.digest,
+        **({"tokens": list(spec.base.tokenizer)} if spec.base.length else {}),
+    }
 
 
 def form_of(params: LanguageParams) -> Form:

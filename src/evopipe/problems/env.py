@@ -1,0 +1,150 @@
+"""Members that live in environments, alone or in teams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from evopipe import layout
+from evopipe.algos import get, on_policy, unserved
+from evopipe.core.graphs import Paths
+from evopipe.core.member import Member
+from evopipe.envs.make import opened, source_of
+from evopipe.envs.team import read_spaces
+from evopipe.envs.workers import Workers
+from evopipe.errors import ParamsError, UsageError
+from evopipe.evolve.mutate import Mutation
+from evopipe.machine import configure, fingerprint
+from evopipe.run import session
+from evopipe.run.clock import Clock
+from evopipe.run.evaluate import HeldOut, in_environments
+from evopipe.run.learners import learner_count
+from evopipe.run.off_policy import OffPolicy
+from evopipe.run.offline import Offline
+from evopipe.run.on_policy import CollectRollouts, OnPolicy
+from evopipe.run.problem import Problem
+from evopipe.run.regime import Regime, Setup
+from evopipe.run.run import Run
+from evopipe.run.spec import Spec
+from evopipe.run.warm import read_warm, wants_warm
+from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.params import Params
+from evopipe.types import Spaces
+
+if TYPE_CHECKING:
+    from evopipe.data.transitions import Transitions
+
+
+def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> Spec:
+    """Bundle what a run is about; spaces that are not given are the environment's, with the errors of `spaces_of`."""
+    device = device or torch.device("cpu")
+    return Spec(
+        seed=params.seed,
+        env=params.env,
+        train=params.train,
+        tournament=params.evolution.tournament,
+        mutation=params.evolution.mutation,
+        algo=get(params.train.algo),
+        algo_config=params.algo_config,
+        spaces=spaces or spaces_of(params.env, params.train.algo),
+        device=device,
+        cohorts=params.runtime.cohorts,
+        paths=Paths.choose(params.runtime.compile, device),
+    )
+
+
+def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
+    """Return what an algorithm needs to know of an environment's spaces; `ParamsError` if the environment is unknown or
+    its spaces are not served, be it by this algorithm only."""
+    with opened(env_config) as env:
+        spaces, _ = read_spaces(env)
+    if sentence := unserved(algo, spaces, env_config.id, env.action_space):
+        raise ParamsError(sentence)
+    return spaces
+
+
+def describe(params: Params) -> dict[str, Any]:
+    """Return as JSON data the algorithm, its configuration, the environment and its spaces, see `policy.load`."""
+    with opened(params.env) as env:
+        shown = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
+        return {**settings_of(params), **shown, **read_spaces(env)[1]}
+
+
+def settings_of(params: Params) -> dict[str, Any]:
+    """Return the same without the spaces."""
+    env = params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"})
+    return {"algo": params.train.algo, "config": params.algo_config.model_dump(mode="json"), "env": env}
+
+
+def problem_of(params: Params, folder: Path = Path(), alone: bool = False) -> Problem[Spec]:
+    """Return what a run in an environment works on; see `problems.problem_of`."""
+    runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
+    workers: int | Literal["auto"] = 0 if alone and runtime.env_workers == "auto" else runtime.env_workers
+
+    def live(clock: Clock, keys: np.ndarray) -> Regime:
+        asked = 1 if alone and runtime.learners == "auto" else runtime.learners
+        learners = learner_count(asked, runtime.threads, spec.environments_first)
+        return regime_of(Setup(spec, clock, keys, read_warm(spec, folder), Workers(workers, learners), learners))
+
+    def held_out(members: int, rows: int) -> HeldOut:
+        # The reported score is Gymnasium's, whatever build of the environment training stepped.
+        return in_environments(spec, params.env.on_gymnasium, members, rows, params.evaluate.steps, Workers(workers))
+
+    def inputs() -> list[Path]:
+        return [*([layout.need(folder, layout.TRANSITIONS)] if wants_warm(spec) else []), *source_of(params.env)]
+
+    return Problem(
+        spec, live, held_out, partial(describe, params), {
+            **params.tracked("seed", "env", "train", "evolution", "runtime"),
+            "kernels": fingerprint()["kernels"],  # `auto` takes what this machine has
+        }, inputs,
+    )  # fmt: skip
+
+
+def begin(
+    spec: Spec,
+    members: Sequence[Member],
+    warm: Transitions | None = None,
+    births: Sequence[Mutation] | None = None,
+    workers: Workers | None = None,
+    learners: int = 1,
+    collect_rollouts: CollectRollouts | None = None,
+) -> Run[Spec]:
+    """Return a run at its beginning, in the regime of its algorithm, for loops of one's own.
+
+    For warm, workers and learners see `Setup`, for collect_rollouts `OnPolicy`. Raises UsageError if `collect_rollouts`
+    is given and the algorithm collects none.
+    """
+    return session.begin(problem_with(spec, warm, workers, learners, collect_rollouts), members, births)
+
+
+def problem_with(
+    spec: Spec,
+    warm: Transitions | None = None,
+    workers: Workers | None = None,
+    learners: int = 1,
+    collect_rollouts: CollectRollouts | None = None,
+    described: Mapping[str, Any] | None = None,
+) -> Problem[Spec]:
+    """Return the problem of a run whose parts are there; for the arguments see `begin`."""
+
+    def live(clock: Clock, keys: np.ndarray) -> Regime:
+        return regime_of(Setup(spec, clock, keys, warm, workers, learners), collect_rollouts)
+
+    return Problem(spec, live, described=lambda: described or {})
+
+
+def regime_of(setup: Setup, collect_rollouts: CollectRollouts | None = None) -> Regime:
+    """Return what members live on by the configuration; for errors see `begin`."""
+    spec, warm = setup.spec, setup.warm
+    if collect_rollouts is not None and not on_policy(spec.algo):
+        raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")
+    setup.clock.rewarded = warm is not None and bool(np.any(warm.reward))
+    if spec.train.mode == "offline":
+        return Offline(setup)
+    return OnPolicy(setup, collect_rollouts) if on_policy(spec.algo) else OffPolicy(setup)

@@ -1,0 +1,214 @@
+"""The one door: what makes a run and, while it goes on, holds its locks, checkpoints, signals, trackers and outs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Self
+
+import numpy as np
+
+from evopipe import layout
+from evopipe.core.member import Member
+from evopipe.errors import (
+    DiskError,
+    DivergedError,
+    EnvironmentFailed,
+    Interrupted,
+    ResourceError,
+    translate_failures,
+)
+from evopipe.evolve.mutate import Mutation
+from evopipe.keys import CODE, content_key, state_folder
+from evopipe.run.clock import Clock
+from evopipe.run.drive import Saver, drive, warn
+from evopipe.run.outs import write_results, write_timing
+from evopipe.run.population import about_spec
+from evopipe.run.problem import Problem
+from evopipe.run.run import Champion, Run
+from evopipe.run.spec import JobT
+from evopipe.signals import StopSignal
+from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.storage.files import write_csv
+from evopipe.storage.lock import RunLock
+from evopipe.track import tracking
+from evopipe.track.events import End, Message, Start, Tracker
+
+_ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
+
+
+def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None = None) -> Run[JobT]:
+    """Return a run at its beginning; for errors see `Problem.live`."""
+    clock = Clock.of(problem.spec, len(members))
+    regime = problem.live(clock, np.array([member.key for member in members]))
+    return Run(problem.spec, regime, clock, members, births)
+
+
+def key_of(problem: Problem[Any], folder: Path) -> str:
+    """Return a key of all that the outcome of the stage `train` depends on: parameters, inputs and code."""
+    return content_key(problem.values, [folder / layout.POPULATION, *problem.inputs(), CODE])
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a run lives.
+
+    Attributes:
+        folder: its outs go below it.
+        state: its log, its record for trackers, and its checkpoints lie in it.
+        seconds: least time between two checkpoints.
+        locks: files that one process alone holds meanwhile.
+        checkpoints: where they lie instead.
+        project: where the project lies that trackers are told of, if not in `folder`.
+    """
+
+    folder: Path
+    state: Path
+    seconds: float
+    locks: Sequence[Path] = ()
+    checkpoints: Path | None = None
+    project: Path | None = None
+
+    @classmethod
+    def of_stage(cls, problem: Problem[Any], folder: Path, seconds: float) -> Self:
+        """Return the home of the stage `train`: its state is keyed by the content of everything that the run depends
+        on, so that another run's is never taken for it. Whatever the parameters, one run writes below a folder."""
+        outputs = state_folder("locks", content_key({"outputs": folder.absolute()}), folder)
+        state = state_folder("train", key_of(problem, folder), folder)
+        return cls(folder, state, seconds, (state.with_suffix(".lock"), outputs.with_suffix(".lock")))
+
+    def store(self, parts: int) -> CheckpointStore:
+        """Return the checkpoints of a run in so many shards: no other number of them can go on from these."""
+        name = f"checkpoints-{parts}" if parts else "checkpoints"
+        return CheckpointStore(self.checkpoints or self.state / name)
+
+
+@dataclass
+class Session(Generic[JobT]):
+    """A run, and all that it needs to be stopped, killed, watched and started again; see `opened`."""
+
+    run: Run[JobT]
+    store: CheckpointStore
+    stop: StopSignal
+    tracker: Tracker
+    params: tracking.Tracked
+    home: Home
+    described: Mapping[str, Any]  # what a policy's description says
+    problems: Callable[[], Iterable[str]] = list  # asked between ticks for warnings to show
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(
+        cls, problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None,
+        params: tracking.Tracked, home: Home, quiet: bool = True, name: str | None = None,
+    ) -> Iterator[Self]:  # fmt: skip
+        """Make a run and watch it while the block lasts; trackers call it by `name`, or as the DVC experiment.
+
+        Raises:
+            BusyError: another process trains the same, or writes to the same folder.
+            DiskError, ResourceError: a file cannot be written, or memory runs out, in the block too.
+        """
+        described = problem.described()
+        with contextlib.ExitStack() as stack:
+            for lock in home.locks:
+                stack.enter_context(RunLock(lock))
+            stack.enter_context(translate_failures(problem.less))
+            # Nothing is there to save before the run is: until then a signal simply ends the process.
+            run = begin(problem, members, births)
+            stack.callback(run.close)
+            watched = tracking.watched(params, home.state, home.project or home.folder, quiet, name)
+            stop, tracker, outbox = stack.enter_context(watched)
+
+            def problems() -> list[str]:
+                said: list[str] = getattr(run.regime, "said", [])
+                found = [*said, *outbox.problems()]
+                said.clear()
+                return found
+
+            yield cls(run, home.store(problem.parts), stop, tracker, params, home, described, problems)
+
+    def train(self, between: Callable[[Tracker], None] = lambda tracker: None) -> Champion:
+        """Take the run from its last checkpoint, or its beginning, to its end; return the champion. `between` is called
+        between two ticks.
+
+        It is saved every `home.seconds` at most, and as it ended.
+
+        Raises:
+            DataError: every checkpoint is damaged.
+            DivergedError: all members diverged, again and again.
+            EnvironmentFailed: the environment raised or broke its contract.
+            Interrupted: a signal came; the run was saved.
+        """
+        began, run, stop = time.perf_counter(), self.run, self.stop
+        clock = run.clock
+        self._resume()
+        saver = Saver(run, self.store, self.home.seconds)
+
+        def after_each() -> None:
+            saver.save_if_due()
+            between(self.tracker)
+            warn(self.tracker, self.problems())
+
+        try:
+            drive(run, self.tracker, lambda: stop.signum is not None, after_each)
+        except (EnvironmentFailed, ResourceError) as failed:
+            whole = run.regime.whole and isinstance(failed, EnvironmentFailed)
+            if whole:
+                clock.broken_here = 0  # a mended environment starts with a clean slate
+                with contextlib.suppress(DiskError):  # the environment's failure is the news
+                    saver.save()
+            if stop.signum is not None:  # it was asked to stop, and hung or fell
+                where = "from there" if whole else "from the last checkpoint"
+                raise Interrupted(
+                    stop.signum,
+                    f"stopped at step {clock.step} of each member: {failed}; the same command continues {where}",
+                ) from None
+            raise
+        if stop.signum is not None and not run.reason:
+            saver.save()
+            raise Interrupted(
+                stop.signum,
+                f"stopped at step {clock.step} of each member; saved, the same command continues from there",
+            )
+        if run.champion is None:
+            raise DivergedError("no generation had a healthy member, so there is no elite: lower the learning rate")
+        saver.save()  # whatever happens while the outs are written, training is not lost
+        ended = End(_ENDINGS[run.reason], time.perf_counter() - began, clock.env_steps, clock.eval_steps)
+        self.tracker.emit(ended)
+        return run.champion
+
+    def _resume(self) -> None:
+        """Go on from the last checkpoint, if there is one, and tell of it."""
+        run, clock, resumed = self.run, self.run.clock, None
+        if loaded := self.store.load():
+            warn(self.tracker, loaded.warnings)
+            if lost := run.restore(loaded.tensors, loaded.meta):
+                sentence = (
+                    f"{lost} environments did not return to where they were: {run.spec.name} is not a function of its "
+                    "seed and actions. They begin new episodes; the run goes on, but not bit for bit"
+                )
+                warn(self.tracker, [sentence])
+            resumed = clock.step
+        started = Start("train", run.spec.name, run.spec.train.algo, clock.members, clock.total * clock.envs, resumed)
+        self.tracker.emit(started)
+        warn(self.tracker, run.regime.remarks)
+
+    def write(self, champion: Champion) -> None:
+        """Write the outs of the run, which has ended, and tell what shards have cost."""
+        if account := getattr(self.run.regime, "account", None):
+            self.tracker.emit(Message("info", account))
+        measures = getattr(self.run.regime, "measures", None)
+        if measures is not None:
+            write_csv(self.home.folder / layout.MEASURES, ["generation", "slot", *measures.names], measures.rows())
+        about = {**about_spec(self.run.spec), "policy": self.described}
+        write_results(self.run, champion, about, self.home.folder)
+        write_timing(self.home.state / tracking.LOG, self.run.curve, self.home.folder)
+
+    def end(self) -> None:
+        """Put the outs into the run's record, and remove its checkpoints, those of another number of shards too."""
+        tracking.finish(self.params, self.home.state, self.home.folder)
+        for each in {self.store.folder, *self.home.state.glob("checkpoints*")}:
+            CheckpointStore(each).clear()

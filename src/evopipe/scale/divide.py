@@ -1,0 +1,143 @@
+"""A training in shards: how many, what each lives on, and which engine holds them (`runtime.shards`)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evopipe.algos import get, on_policy
+from evopipe.errors import ParamsError, need_package
+from evopipe.problems import problem_of
+from evopipe.run.clock import Clock
+from evopipe.run.problem import Problem
+from evopipe.run.regime import Regime
+from evopipe.run.spec import Job, JobT
+from evopipe.scale.shards import Engine, Here, Shards
+from evopipe.schema.params import AnyParams, Params, parse_params
+from evopipe.schema.shards import ShardsConfig
+
+
+@contextlib.contextmanager
+def divided(
+    problem: Problem[JobT], params: AnyParams, members: int, folder: Path, learn: bool = True
+) -> Iterator[Problem[JobT]]:
+    """Open the engine that `runtime.shards` names, and give the problem as it is for members who `learn` in shards, or
+    are scored there alone. Without an engine one process has all members, and the problem is as it was.
+
+    Raises:
+        MissingInputError: the package of the engine is not installed.
+        ParamsError: what is asked for would change results, or there are more shards than members.
+        ResourceError: the engine does not start.
+    """
+    cfg = params.runtime.shards
+    if cfg.engine == "none" and cfg.count in ("auto", 1):
+        yield problem
+        return
+    _refuse(params)
+    engine: Engine
+    if cfg.engine == "ray":
+        from evopipe.scale.on_ray import OnRay
+
+        engine = OnRay(cfg, folder, make)
+    elif cfg.engine == "accelerate":
+        from evopipe.scale.ranks import Ranks
+
+        engine = Ranks(cfg, make)
+    else:
+        engine = Here(make)
+    with contextlib.closing(engine):
+        yield apart(problem, params, members, folder, engine, _together(params) if learn else 1)
+
+
+def apart(
+    problem: Problem[JobT], params: AnyParams, members: int, folder: Path, engine: Engine, each: int = 1
+) -> Problem[JobT]:
+    """Return a problem whose members are in an engine's shards; `each` so many neighbours share a memory, and so a
+    shard. `ParamsError` if there are more shards than such."""
+    asked, most, spec = params.runtime.shards.count, members // each, problem.spec
+    count = min(most, engine.room) if asked == "auto" else asked
+    if count > most:
+        what = "members" if most == members else "memories of theirs"
+        raise ParamsError(f"runtime.shards.count: {count} shards are more than there are {what} ({most})")
+
+    def shards(clock: Clock, keys: np.ndarray, **more: Any) -> Shards:
+        ends = np.linspace(0, len(keys) // each, count + 1).round().astype(int) * each
+        slots = [range(first, end) for first, end in itertools.pairwise(ends.tolist())]
+        about = {"params": params.model_dump(mode="json"), "folder": str(folder.absolute()), **more}
+        begin = [{**about, "keys": keys[own.start : own.stop].tolist()} for own in slots]
+        return Shards(spec, clock, slots, begin, engine)
+
+    def held_out(members: int, rows: int) -> Shards:
+        return shards(Clock.of(spec, members), np.arange(members), **{"held out": rows})
+
+    return replace(problem, live=shards, held_out=held_out, parts=count)
+
+
+def served(cfg: ShardsConfig) -> bool:
+    """Serve the process that writes, to its end, where this one is another rank of `accelerate launch`; return whether
+    it was. Where `runtime.shards` wants ranks and nothing launched any, this process becomes their launcher."""
+    if cfg.engine != "accelerate":
+        return False
+    need_package("accelerate", "language", "runtime.shards.engine: accelerate")
+    from evopipe.scale import ranks
+
+    return ranks.served(cfg, make)
+
+
+def _refuse(params: AnyParams) -> None:
+    """Raise ParamsError where a member would not be alone with what is its own."""
+    if params.runtime.cohorts != "exact":
+        raise ParamsError(
+            "runtime.shards: members of a merged cohort are computed with their neighbours, and results would depend "
+            "on the shards; set runtime.cohorts: exact"
+        )
+    cfg, of_words = params.runtime.shards, not isinstance(params, Params)
+    if cfg.ranks > 1 and not (of_words and cfg.engine == "accelerate"):
+        raise ParamsError("runtime.shards.ranks: several are of language models, with engine: accelerate; set it to 1")
+    if not isinstance(params, Params):
+        if params.language.engine != "transformers":
+            raise ParamsError("runtime.shards: needs language.engine: transformers")
+        if cfg.ranks > 1 and (params.runtime.rows_at_once is None or params.language.model == "gpt"):
+            raise ParamsError(
+                "runtime.shards.ranks: they divide rows over a base, in parts; set runtime.rows_at_once to the rows of "
+                "a part, or ranks to 1"
+            )
+        return
+    train = params.train
+    offline = train.mode == "offline"
+    if _together(params) > 1 and train.replay.sharing == "shared":
+        raise ParamsError(
+            "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own, or to how "
+            "many neighbours share one"
+        )
+    if offline and train.replay.prioritised:
+        raise ParamsError(
+            "runtime.shards: a child would inherit its parent's priorities, which may lie in another shard; set "
+            "train.replay.prioritised: false"
+        )
+
+
+def _together(params: AnyParams) -> int:
+    """How many neighbours share a memory, and so a shard."""
+    if not isinstance(params, Params) or params.train.mode == "offline" or on_policy(get(params.train.algo)):
+        return 1
+    return params.train.replay.members(params.population.size)
+
+
+def make(about: Mapping[str, Any], together: Any = None) -> tuple[Job, Regime, Clock]:
+    """Return what a shard lives on: as `stages.train` makes it, with some of the members, and of them its part where
+    it is several processes `together`."""
+    params, keys = parse_params(about["params"]), np.array(about["keys"], np.int64)
+    alone = params.runtime.shards.resources.get("cpu", 1.0) < 2  # with its one CPU it does all by itself
+    problem = problem_of(params, Path(about["folder"]), alone, together)
+    clock = Clock.of(problem.spec, len(keys))
+    if rows := about.get("held out"):
+        scored: Any = problem.held_out(len(keys), rows)
+        return problem.spec, scored, clock
+    return problem.spec, problem.live(clock, keys), clock
