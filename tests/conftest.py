@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from evopipe.core.native import build
+from evopipe.native import build
 
 # A shell starts background jobs with SIGINT ignored, `nohup` any job with SIGHUP, and children inherit that: the tests
 # send both.

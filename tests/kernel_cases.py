@@ -14,12 +14,12 @@ from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort
 from evopipe.core.layers import ACTIVATIONS
-from evopipe.core.native import actor_critic
-from evopipe.core.native.policy import Lessons
 from evopipe.core.net import Net, forward
 from evopipe.core.structure import Widths
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.native import actor_critic
+from evopipe.native.policy import Lessons
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Batch, Spaces, Team, Tensor
 from reference import random_arch, random_row

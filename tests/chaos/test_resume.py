@@ -17,7 +17,7 @@ import torch
 import populations
 import tiny
 from evopipe import algos, layout
-from evopipe.core.native import build
+from evopipe.native import build
 from evopipe.run.drive import begin
 from evopipe.run.run import Run as Training
 from evopipe.schema.params import Params, load_params

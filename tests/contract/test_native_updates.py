@@ -14,7 +14,7 @@ from evopipe import algos
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.layout import Block
-from evopipe.core.native import actor_critic, build
+from evopipe.native import actor_critic, build
 from evopipe.ops.distributions import gumbel
 from evopipe.rng import Purpose, Stream, member_keys
 from evopipe.types import Batch, Learned, Spaces

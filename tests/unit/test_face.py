@@ -13,10 +13,10 @@ from gymnasium.vector import SyncVectorEnv
 
 import evopipe
 from evopipe import face, parse_params
-from evopipe.core.native import build
 from evopipe.errors import ParamsError, UsageError
 from evopipe.face.given import config_of
 from evopipe.machine import configure
+from evopipe.native import build
 from evopipe.run.drive import begin
 from evopipe.run.spec import first_members
 from evopipe.stages.setup import make_spec

@@ -15,12 +15,12 @@ from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
-from evopipe.core.native import build, dense, learn
 from evopipe.core.net import Net, forward
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.machine import configure, fingerprint
+from evopipe.native import build, dense, learn
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.language import TextRuntime
 from evopipe.types import Tensor

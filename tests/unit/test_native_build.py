@@ -21,9 +21,9 @@ import pytest
 import torch
 
 from evopipe import machine
-from evopipe.core.native import build
 from evopipe.errors import ParamsError
 from evopipe.machine import configure
+from evopipe.native import build
 from evopipe.schema.blocks import RuntimeConfig
 
 GCC = shutil.which("gcc")
@@ -299,9 +299,7 @@ def test_under_a_home_that_cannot_be_written_they_are_compiled_once(tmp_path: Pa
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     for _ in range(2):
-        subprocess.run(
-            [sys.executable, "-c", "from evopipe.core.native import build; build.load()"], env=here, check=True
-        )
+        subprocess.run([sys.executable, "-c", "from evopipe.native import build; build.load()"], env=here, check=True)
     assert times(compiler) == 1
 
 

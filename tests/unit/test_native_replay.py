@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from evopipe.core.native import build
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.native import build
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Batch, Tensor
 

@@ -22,10 +22,10 @@ from evopipe.algos import cqn, dqn, rainbow
 from evopipe.core.arch import Arch
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
-from evopipe.core.native import build
 from evopipe.core.net import Net
 from evopipe.core.optim import Adam
 from evopipe.core.padded import noise_scale
+from evopipe.native import build
 from evopipe.parallel import Helper, can_help, shared_memory
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Batch, Learned, Spaces

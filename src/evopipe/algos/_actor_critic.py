@@ -13,11 +13,11 @@ import torch
 
 from evopipe.algos import Answers
 from evopipe.core import optim
-from evopipe.core.native import actor_critic as native
-from evopipe.core.native import build
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
+from evopipe.native import actor_critic as native
+from evopipe.native import build
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.ops.policy import gaussian, likeliest, or_random, ornstein_uhlenbeck
 from evopipe.ops.value import pick, twin_loss

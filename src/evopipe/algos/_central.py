@@ -12,10 +12,10 @@ import torch
 
 from evopipe.algos import Answers, _actor_critic, _hyper
 from evopipe.algos._team import crew
-from evopipe.core.native import actor_critic as native
-from evopipe.core.native import build
 from evopipe.core.net import Net
 from evopipe.core.structure import Widths
+from evopipe.native import actor_critic as native
+from evopipe.native import build
 from evopipe.ops.distributions import Distribution, distribution, relaxed
 from evopipe.ops.policy import likeliest, or_random_legal
 from evopipe.rng import Stream

@@ -9,9 +9,9 @@ import torch
 
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.native import value
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
+from evopipe.native import value
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import q_target
 from evopipe.rng import Stream

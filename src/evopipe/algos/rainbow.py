@@ -22,10 +22,10 @@ from pydantic import model_validator
 from evopipe.algos import _hyper
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row, scales
-from evopipe.core.native import value
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.padded import Views, noise_scale, noisy
 from evopipe.core.structure import Widths
+from evopipe.native import value
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss
 from evopipe.rng import Stream

@@ -21,10 +21,10 @@ from evopipe.algos import Answers, _actor_critic, _hyper
 from evopipe.algos._actor_critic import action_value, of_taken
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.native import actor_critic as native
-from evopipe.core.native import build
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
+from evopipe.native import actor_critic as native
+from evopipe.native import build
 from evopipe.ops import distributions as ops
 from evopipe.ops.policy import likeliest, or_random, random_legal
 from evopipe.ops.value import masked_argmax, twin_loss

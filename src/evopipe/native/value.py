@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
-from evopipe.core.native import build, dense
-from evopipe.core.native.build import at, kernels
-from evopipe.core.native.learn import owned
-from evopipe.core.optim import BETA1, BETA2, EPS, Adam
+from evopipe.native import build, dense
+from evopipe.native.build import at, kernels
+from evopipe.native.learn import owned
+from evopipe.native.networks import BETA1, BETA2, EPS, Adam, Net
 from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Learned, Tensor
-
-if TYPE_CHECKING:
-    from evopipe.core.net import Net
-    from evopipe.core.padded import Padded
 
 MOST = 1008  # atoms, and actions, that the kernels have room for
 
@@ -91,7 +87,7 @@ def _by_rows(x: Tensor) -> Tensor:
 
 
 def _tell_noise(job: ctypes.Structure, online: Net, noise: Noise) -> None:
-    (scale, target, adam, draw), structure = noise, cast("Padded", online.structure)
+    (scale, target, adam, draw), structure = noise, online.structure
     told = {
         "noisy": structure.behind_latent, "salt": salt(draw.purpose),
         "noise": at(scale.values), "noise_stride": scale.values.stride(0),

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from evopipe.core.native import build
-from evopipe.core.native.build import at, kernels
+from evopipe.native import build
+from evopipe.native.build import at, kernels
 from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Tensor
 

@@ -10,17 +10,14 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from evopipe.core.native import build
-from evopipe.core.native.build import at
+from evopipe.native import build
+from evopipe.native.build import at
+from evopipe.native.networks import Net
 from evopipe.types import Tensor
-
-if TYPE_CHECKING:
-    from evopipe.core.net import Net
-    from evopipe.core.padded import Padded, Views
 
 # As the source has them.
 ACTIVATIONS = (
@@ -44,7 +41,7 @@ class Plan:
     out: int
 
     @classmethod
-    def of(cls, structure: Padded, first: int, inputs: int) -> Plan:
+    def of(cls, structure: Any, first: int, inputs: int) -> Plan:
         """Describe the layers from the first-th hidden one on; `inputs` is the width of what they read."""
         hidden = list(enumerate(structure.layout.hidden))[first:]
         rows, room, widest = [], 0, inputs
@@ -110,7 +107,7 @@ def kept(net: Net, given: tuple[Any, ...], made: Callable[[], Job | None]) -> Jo
     return job
 
 
-def run(structure: Padded, first: int, layers: Sequence[Views], x: Tensor) -> Tensor | None:
+def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor | None:
     """Run a structure's dense layers on x `[P, B, inputs]`; None where torch must."""
     if not layers or not build.serve(x):
         return None
@@ -136,7 +133,7 @@ def run(structure: Padded, first: int, layers: Sequence[Views], x: Tensor) -> Te
     return _forward(x.contiguous(), anchor, plan)[0]
 
 
-def _in_place(structure: Padded, first: int, plan: Plan, layers: Sequence[Views]) -> bool:
+def _in_place(structure: Any, first: int, plan: Plan, layers: Sequence[Any]) -> bool:
     """Whether parameters lie where the flat row has them: noisy ones, for example, do not."""
     base = layers[0].weight.data_ptr() - 4 * plan.start
     parts = (*structure.layout.hidden[first:], *structure.layout.output)

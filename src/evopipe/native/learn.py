@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from evopipe.core.native import build
-from evopipe.core.native.build import at, kernels
-from evopipe.core.structure import LINE
+from evopipe.native import build
+from evopipe.native.build import at, kernels
+from evopipe.native.networks import LINE, Net
 from evopipe.types import Tensor
-
-if TYPE_CHECKING:
-    from evopipe.core.net import Net
-    from evopipe.core.structure import Structure
 
 
 def serve(net: Net, *tensors: Tensor) -> bool:
@@ -27,7 +23,7 @@ def serve(net: Net, *tensors: Tensor) -> bool:
     )
 
 
-def owned(structure: Structure) -> Tensor:
+def owned(structure: Any) -> Tensor:
     """Return where each of R rows has its network's own numbers, `[n]` int32: where in this each row's spans begin and
     the last one's end, then from and to which number of the row each span goes, whole cache lines."""
     inner: Any = getattr(structure, "inner", structure)

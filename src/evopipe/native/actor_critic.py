@@ -6,19 +6,16 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from evopipe.core.native import build, dense
-from evopipe.core.native.build import at
-from evopipe.core.native.learn import owned
-from evopipe.core.optim import BETA1, BETA2, EPS, Adam
+from evopipe.native import build, dense
+from evopipe.native.build import at
+from evopipe.native.learn import owned
+from evopipe.native.networks import BETA1, BETA2, EPS, Adam, Net
 from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Hyper, Learned, Tensor
-
-if TYPE_CHECKING:
-    from evopipe.core.net import Net
 
 
 @dataclass(frozen=True, eq=False)

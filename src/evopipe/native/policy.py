@@ -9,22 +9,18 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from evopipe.core.native import build
-from evopipe.core.native.actor_critic import Places
-from evopipe.core.native.build import at, kernels
-from evopipe.core.native.dense import MOST, plan_of
-from evopipe.core.native.learn import owned
-from evopipe.core.optim import BETA1, BETA2, EPS
+from evopipe.native import build
+from evopipe.native.actor_critic import Places
+from evopipe.native.build import at, kernels
+from evopipe.native.dense import MOST, plan_of
+from evopipe.native.learn import owned
+from evopipe.native.networks import BETA1, BETA2, EPS, Adam, Net
 from evopipe.rng import Purpose, Stream, salt
 from evopipe.types import Chosen, Hyper, Learned, Spaces, Tensor
-
-if TYPE_CHECKING:
-    from evopipe.core.net import Net
-    from evopipe.core.optim import Adam
 
 KINDS = {"discrete": 0, "multidiscrete": 0, "multibinary": 1, "continuous": 2}
 GATES = 4
@@ -90,7 +86,7 @@ def _describe(cfg: Any, state: Any, nets: Sequence[tuple[Net | None, Adam | None
             return None
         policy.brains[i] = brain
         if _NETS[i] == "encoder":
-            inputs = net.structure.layout.hidden[-1].out  # type: ignore[attr-defined]
+            inputs = net.structure.layout.hidden[-1].out
     return policy
 
 
