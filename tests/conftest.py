@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from collections.abc import Generator
@@ -34,6 +35,7 @@ SANITIZERS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefi
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["EVOPIPE_KERNELS_STRICT"] = "1"  # a warning of the C compiler's is an error here, in processes too
     if config.getoption("--sanitize"):
         build.FLAGS = (*build.FLAGS, *SANITIZERS)
         build.TARGETS["native"] = ()  # masked instructions, which wider vectors have, are not looked at

@@ -124,7 +124,7 @@ def cut(batch: Batch, members: list[int] | None) -> Batch:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many updates the kernels took."""
     taken: list[int] = []
-    for name in ("climb", "soften"):
+    for name in ("ddpg_update", "sac_update"):
         original = getattr(actor_critic, name)
 
         def watched(*args: Any, original: Any = original, **options: Any) -> Any:

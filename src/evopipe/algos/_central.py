@@ -166,9 +166,9 @@ def _whole_update(
     else:
         noise, limit = native.gumbels(draw, n), 0.0
         own = native.gumbels(draw.part(1), n) if climbs else None
-    return native.climb(
+    return native.ddpg_update(
         _actor_critic.learners(state, critic), hp, of.places, batch, healthy, climbs,
-        discrete=not cfg.spaces.continuous, noise=noise, own_noise=own, limit=limit, temperature=cfg.temperature,
+        discrete=not cfg.spaces.continuous, noise=noise, own_noise=own, noise_clip=limit, temperature=cfg.temperature,
         penalty=cfg.output_penalty,
     )  # fmt: skip
 
