@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from collections.abc import Generator
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from evopipe.core.native import build
+from evopipe.native import build
 
 # A shell starts background jobs with SIGINT ignored, `nohup` any job with SIGHUP, and children inherit that: the tests
 # send both.
@@ -34,6 +35,7 @@ SANITIZERS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefi
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["EVOPIPE_KERNELS_STRICT"] = "1"  # a warning of the C compiler's is an error here, in processes too
     if config.getoption("--sanitize"):
         build.FLAGS = (*build.FLAGS, *SANITIZERS)
         build.TARGETS["native"] = ()  # masked instructions, which wider vectors have, are not looked at

@@ -14,12 +14,12 @@ from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort
 from evopipe.core.layers import ACTIVATIONS
-from evopipe.core.native import actor_critic
-from evopipe.core.native.policy import Lessons
 from evopipe.core.net import Net, forward
 from evopipe.core.structure import Widths
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.native import actor_critic, header
+from evopipe.native.policy import Lessons
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Batch, Spaces, Team, Tensor
 from reference import random_arch, random_row
@@ -291,3 +291,11 @@ def of_memory(seed: int) -> list[Tensor]:
         told += trees.tensors()
     told += [actor_critic.normals(draw, rows), actor_critic.gumbels(draw, rows)]
     return told
+
+
+def starving(weight: Tensor) -> tuple[Any, Any]:
+    """A job of more memory than there is, and a batch of one row a member."""
+    job, batch = header.of("value_job"), header.of("minibatch")
+    critic = header.of("network").packed(keep=1 << 58)
+    of = header.of("learners").packed(critic=critic)
+    return job.pointer(job.packed(of=of)), batch.pointer(batch.packed(weight=weight.data_ptr(), batch=1))

@@ -24,7 +24,7 @@ from scripts import script
 
 from evopipe import rng
 from evopipe.core.cohort import Cohort, dissolve
-from evopipe.core.native import build, dense
+from evopipe.native import build, dense
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
 from evopipe.evolve.mutate import NONE

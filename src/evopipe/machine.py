@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from evopipe.core.native import build
 from evopipe.errors import ParamsError
+from evopipe.native import build
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.language import TextRuntime
 

@@ -17,7 +17,7 @@ import torch
 import populations
 import tiny
 from evopipe import algos, layout
-from evopipe.core.native import build
+from evopipe.native import build
 from evopipe.problems.env import begin, make_spec
 from evopipe.run.population import read_members
 from evopipe.run.run import Run as Training

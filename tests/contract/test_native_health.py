@@ -14,9 +14,9 @@ from crews import Crewed, P
 from evopipe.core.arch import Arch
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
-from evopipe.core.native import build
 from evopipe.core.net import Net, forward
 from evopipe.core.structure import Widths
+from evopipe.native import build
 from evopipe.types import Batch, Spaces, Tensor
 from reference import ACTIVATIONS as EXACT
 

@@ -14,7 +14,7 @@ from evopipe import algos
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.layout import Block
-from evopipe.core.native import actor_critic, build
+from evopipe.native import actor_critic, build
 from evopipe.ops.distributions import gumbel
 from evopipe.rng import Purpose, Stream, member_keys
 from evopipe.types import Batch, Learned, Spaces
@@ -124,7 +124,7 @@ def cut(batch: Batch, members: list[int] | None) -> Batch:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many updates the kernels took."""
     taken: list[int] = []
-    for name in ("climb", "soften"):
+    for name in ("ddpg_update", "sac_update"):
         original = getattr(actor_critic, name)
 
         def watched(*args: Any, original: Any = original, **options: Any) -> Any:

@@ -21,9 +21,9 @@ from evopipe.core import optim
 from evopipe.core.cohort import COSTS, dissolve
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member
-from evopipe.core.native import build
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError, UsageError
+from evopipe.native import build
 from evopipe.problems.env import begin
 from evopipe.rng import Purpose
 from evopipe.run import learners

@@ -25,7 +25,6 @@ from evopipe import algos, layout, policy, rng
 from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
-from evopipe.core.native import build
 from evopipe.data.collect import GOOD, POOR
 from evopipe.data.episodes import Episode
 from evopipe.data.minari import read_own
@@ -35,6 +34,7 @@ from evopipe.evolve.lineage import Born, Record
 from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
+from evopipe.native import build
 from evopipe.problems import problem_of
 from evopipe.problems.env import begin, make_spec
 from evopipe.rng import Purpose

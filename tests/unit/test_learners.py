@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from evopipe.core.cohort import cost
-from evopipe.core.native import build
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.language.tokens import games
+from evopipe.native import build
 from evopipe.problems.env import begin
 from evopipe.problems.text import make_spec, regime_of, task_of
 from evopipe.run import learn as steps

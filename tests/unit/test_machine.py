@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from evopipe.core.native import build
 from evopipe.errors import ParamsError
 from evopipe.machine import configure, fingerprint, git_revision
+from evopipe.native import build
 from evopipe.schema.blocks import RuntimeConfig
 
 

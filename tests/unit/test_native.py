@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,15 +14,16 @@ from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
-from evopipe.core.native import build, dense, learn
 from evopipe.core.net import Net, forward
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.machine import configure, fingerprint
+from evopipe.native import build, dense, learn
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.language import TextRuntime
 from evopipe.types import Tensor
+from kernel_cases import starving
 from reference import random_row
 from tiny import TRAINED, digests, evopipe, prepared
 
@@ -212,10 +212,8 @@ def test_a_language_model_leaves_the_kernels_as_they_are() -> None:
 
 
 def test_an_update_without_memory_is_an_error_and_not_a_diverged_member() -> None:
-    weight = torch.ones(1)
-    job = build.structure("value_job")(rows=1, weight=weight.data_ptr(), keep=1 << 58)
     with pytest.raises(MemoryError, match="the kernels need more"):
-        build.load().value_update(ctypes.addressof(job), 1)
+        build.done(build.load().value_update(*starving(torch.ones(1)), 1))
 
 
 def test_they_know_every_activation() -> None:

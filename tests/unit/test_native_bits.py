@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from evopipe.core.native import build
+from evopipe.native import build
 from kernel_cases import FAMILIES
 
 SEEDS = 40  # of every family: hundreds of shapes in half a minute

@@ -3,8 +3,6 @@ the user's own."""
 
 from __future__ import annotations
 
-import _ctypes
-import ctypes
 import hashlib
 import os
 import platform
@@ -16,14 +14,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from evopipe import machine
-from evopipe.core.native import build
 from evopipe.errors import ParamsError
 from evopipe.machine import configure
+from evopipe.native import build, header
 from evopipe.schema.blocks import RuntimeConfig
 
 GCC = shutil.which("gcc")
@@ -69,24 +68,25 @@ def script(path: Path, does: str) -> Path:
     return path
 
 
-OPEN: list[ctypes.CDLL] = []
+OPEN: list[Any] = []
 
 
-def started() -> ctypes.CDLL:
+def started() -> Any:
     """The kernels, as a new process has them: an open library would be found by its name, and its file not be read."""
     while OPEN:
-        _ctypes.dlclose(OPEN.pop()._handle)
+        header.declarations().dlclose(OPEN.pop())
     build.load.cache_clear()
     OPEN.append(build.load())
     return OPEN[-1]
 
 
-def compute(kernels: ctypes.CDLL) -> bool:
+def compute(kernels: Any) -> bool:
     """Whether what was loaded computes, and so all of its pages are there."""
-    one, two = torch.zeros(1, 64), torch.ones(1, 64)
-    spans, ends = torch.tensor([0, 64]), torch.tensor([0, 2])
-    kernels.polyak(1, 1, two.data_ptr(), 64, one.data_ptr(), 64, spans.data_ptr(), ends.data_ptr())
-    return True
+    target, online, weight = torch.zeros(1, 64), torch.ones(1, 64), torch.ones(1)
+    own = torch.tensor([2, 4, 0, 64], dtype=torch.int32)
+    places = own.data_ptr(), target.data_ptr(), 64, online.data_ptr(), 64, weight.data_ptr()
+    kernels.polyak(header.of("polyak_call")(1, 1, *places))
+    return torch.equal(target, online)
 
 
 def times(log: Path) -> int:
@@ -299,9 +299,7 @@ def test_under_a_home_that_cannot_be_written_they_are_compiled_once(tmp_path: Pa
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     for _ in range(2):
-        subprocess.run(
-            [sys.executable, "-c", "from evopipe.core.native import build; build.load()"], env=here, check=True
-        )
+        subprocess.run([sys.executable, "-c", "from evopipe.native import build; build.load()"], env=here, check=True)
     assert times(compiler) == 1
 
 
@@ -323,7 +321,6 @@ COMPILERS = (
     "aarch64-linux-gnu-gcc",
 )
 X86 = (("-march=native",), build.TARGETS["portable"], ("-march=x86-64",))
-WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument")
 
 
 def installed(name: str) -> str:
@@ -344,9 +341,23 @@ def processors(name: str) -> tuple[tuple[str, ...], ...]:
 @pytest.mark.thorough
 def test_no_compiler_warns(name: str) -> None:
     for flags in processors(name):
-        command = [installed(name), *build.FLAGS, *flags, *WARNINGS, "-fsyntax-only", str(build.MAIN)]
+        command = [installed(name), *build.FLAGS, *flags, "-Werror", "-fsyntax-only", str(build.MAIN)]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (ran.returncode, ran.stderr) == (0, ""), flags
+
+
+def test_a_warning_is_an_error_in_tests_alone(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = script(tmp_path / "own", 'echo "$@" >> "$0.log"; echo error: none; exit 1')
+    monkeypatch.setenv("CC", str(own))
+    monkeypatch.setenv("PATH", "/nowhere")
+    for strict in ("1", ""):
+        monkeypatch.setenv("EVOPIPE_KERNELS_STRICT", strict)
+        build.load.cache_clear()
+        with pytest.raises(build.NoKernels):
+            build.load()
+    asked = Path(f"{own}.log").read_text().splitlines()
+    assert ["-Werror" in line.split() for line in asked] == [True, False]
+    assert all("-Wall -Wextra" in line for line in asked)
 
 
 @pytest.mark.thorough
@@ -417,15 +428,16 @@ int main(void) {
       product(13, n, n + 3, numbers, n, 1, more, transposed ? n : n + 3, transposed, out, n + 3, more, 0, packed);
       say("product", out, sizeof(float) * 13 * (n + 3));
     }
-  normals(3, 101, keys, 5, &step, out), say("normals", out, sizeof(float) * 303);
-  gumbels(3, 101, keys, 5, &step, out), say("gumbels", out, sizeof(float) * 303);
+  const draw_call drawn_by = {3, 101, keys, 5, &step, out};
+  normals(&drawn_by), say("normals", out, sizeof(float) * 303);
+  gumbels(&drawn_by), say("gumbels", out, sizeof(float) * 303);
   const int32_t own[] = {2, 4, 0, 1000};
   float steps = 3.0f, lr = 1e-3f, weight = 0.01f;
   const uint8_t active = 1;
   fill(numbers, 1), fill(more, 2), fill(out, 3), fill(packed, 4);
   for (int i = 0; i < 1024; i++) packed[i] *= packed[i];
-  adam(1, 1, own, numbers, 1000, more, 1000, out, packed, 1000, &steps, &lr, &active, 0.9, 0.999, 1e-8);
-  polyak(1, 1, own, more, 1000, numbers, 1000, &weight);
+  adam(&(adam_call){1, 1, own, numbers, 1000, more, 1000, out, packed, 1000, &steps, &lr, &active, 0.9, 0.999, 1e-8});
+  polyak(&(polyak_call){1, 1, own, more, 1000, numbers, 1000, &weight});
   say("adam", numbers, 4000), say("polyak", more, 4000);
   static float rows[2048], sums[64], top[2], chance[64];
   static double u[64];
@@ -434,10 +446,13 @@ int main(void) {
   for (int i = 0; i < 2048; i++) rows[i] = packed[i] < 0 ? 0 : packed[i];
   float *levels[] = {rows, sums, top};
   const tree of = {3, levels, widths};
-  tree_add_up_all(&of, 2), say("sums", sums, sizeof sums);
-  uniform(2, 32, keys, 1, &step, u);
   double ends[2 * 1024];
-  tree_draw(&of, 2, 32, slots, u, index, chance, ends, 32);
+  const tree_call call = {
+      .of = &of, .members = 2, .n = 32, .slots = slots, .u = u, .index = index, .chance = chance, .ends = ends,
+      .places = 32};
+  tree_add_up_all(&call), say("sums", sums, sizeof sums);
+  uniform(&(draw_call){2, 32, keys, 1, &step, u});
+  tree_draw(&call);
   say("index", index, sizeof index), say("chance", chance, sizeof chance);
   return 0;
 }

@@ -12,8 +12,8 @@ import torch
 
 import populations
 from evopipe.core.cohort import Cohort
-from evopipe.core.native import build, policy
 from evopipe.memory.rollout import Rollout
+from evopipe.native import build, policy
 from evopipe.run import act
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.spec import Spec, first_members

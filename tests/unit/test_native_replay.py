@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from evopipe.core.native import build
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.native import build
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Batch, Tensor
 
@@ -46,7 +46,7 @@ def memory(layout: RowLayout, prioritised: bool = False) -> Replay:
     return replay
 
 
-def batch(replay: Replay, kernels: ctypes.CDLL | None) -> tuple[Batch, Tensor]:
+def batch(replay: Replay, kernels: Any) -> tuple[Batch, Tensor]:
     build.use(kernels)
     draw = Stream(torch.tensor([5, -9, 2**60]), Purpose.REPLAY, torch.tensor([77]))
     slots, weight = [2, 0, 1], torch.zeros(MEMBERS, ROWS)  # no member's place is its slot

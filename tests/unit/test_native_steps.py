@@ -14,13 +14,13 @@ from crews import Crewed
 from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
-from evopipe.core.native import actor_critic, build, learn, policy, replay
 from evopipe.core.net import Net
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.native import actor_critic, build, learn, policy, replay
 from evopipe.rng import Purpose, Stream, member_keys, salt
 from evopipe.types import Batch, Chosen, Spaces, Tensor
 from kernel_cases import Draw, alone, drawn_lessons

@@ -11,9 +11,9 @@ import torch
 
 import populations
 from evopipe.core.cohort import Cohort
-from evopipe.core.native import build
 from evopipe.memory.priorities import FAN_OUT, LEAST, MOST, TOP, Priorities
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.native import build
 from evopipe.problems.env import begin
 from evopipe.rng import Purpose, Stream, uniform
 from evopipe.run import learn as steps

@@ -17,9 +17,10 @@ from evopipe.core import member, optim
 from evopipe.core.cohort import Cohort, Pace, create, dissolve, form
 from evopipe.core.member import Member, moments, parameters, row, tensor_kinds
 from evopipe.core.net import Net, forward
-from evopipe.core.structure import LINE, Option, ViewOf, Widths
+from evopipe.core.structure import Option, ViewOf, Widths
 from evopipe.evolve.mutate import Traits
 from evopipe.evolve.step import evolve
+from evopipe.native.networks import LINE
 from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, TournamentConfig
 from evopipe.storage import members as stored
 from evopipe.storage.tensors import dump_tensors, load_tensors

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from evopipe import algos
-from evopipe.core.native import build
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.native import build
 from evopipe.rng import Purpose, Stream
 from evopipe.types import ACTS, CUT, GONE, Batch, Chosen, Spaces, Team
 

@@ -13,11 +13,12 @@ import torch
 
 from evopipe.algos import Answers
 from evopipe.core import optim
-from evopipe.core.native import actor_critic as native
-from evopipe.core.native import build
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
+from evopipe.native import actor_critic as native
+from evopipe.native import build
+from evopipe.native.update import Learners
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.ops.policy import gaussian, likeliest, or_random, ornstein_uhlenbeck
 from evopipe.ops.value import pick, twin_loss
@@ -133,18 +134,16 @@ def whole_update(
     if critic == "critics":
         noise = cfg.target_noise * native.normals(draw, batch.action[0].numel())
     places = native.alone(cfg.spaces.observations, cfg.spaces.actions)
-    return native.climb(
+    return native.ddpg_update(
         learners(state, critic), hp, places, batch, healthy, climbs, noise=noise,
-        limit=getattr(cfg, "target_clip", 0.0), close=close,
+        noise_clip=getattr(cfg, "target_clip", 0.0), alpha=hp["alpha"] if close else None,
     )  # fmt: skip
 
 
-def learners(state: Any, critic: str) -> native.Learners:
+def learners(state: Any, critic: str) -> Learners:
     """Return what the kernels are to learn with, of critics by that name in the state."""
-    return native.Learners(
-        state.actor, getattr(state, "actor_target", None), getattr(state, critic), getattr(state, f"{critic}_target"),
-        state.actor_adam, getattr(state, f"{critic}_adam"), state.updates,
-    )  # fmt: skip
+    critics = getattr(state, critic), getattr(state, f"{critic}_target"), getattr(state, f"{critic}_adam")
+    return Learners(*critics, state.updates, state.actor, getattr(state, "actor_target", None), state.actor_adam)
 
 
 def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:

@@ -12,10 +12,10 @@ import torch
 
 from evopipe.algos import Answers, _actor_critic, _hyper
 from evopipe.algos._team import crew
-from evopipe.core.native import actor_critic as native
-from evopipe.core.native import build
 from evopipe.core.net import Net
 from evopipe.core.structure import Widths
+from evopipe.native import actor_critic as native
+from evopipe.native import build
 from evopipe.ops.distributions import Distribution, distribution, relaxed
 from evopipe.ops.policy import likeliest, or_random_legal
 from evopipe.rng import Stream
@@ -166,9 +166,9 @@ def _whole_update(
     else:
         noise, limit = native.gumbels(draw, n), 0.0
         own = native.gumbels(draw.part(1), n) if climbs else None
-    return native.climb(
+    return native.ddpg_update(
         _actor_critic.learners(state, critic), hp, of.places, batch, healthy, climbs,
-        discrete=not cfg.spaces.continuous, noise=noise, own_noise=own, limit=limit, temperature=cfg.temperature,
+        discrete=not cfg.spaces.continuous, noise=noise, own_noise=own, noise_clip=limit, temperature=cfg.temperature,
         penalty=cfg.output_penalty,
     )  # fmt: skip
 

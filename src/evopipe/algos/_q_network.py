@@ -9,9 +9,10 @@ import torch
 
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.native import value
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
+from evopipe.native.update import Learners, Row
+from evopipe.native.value import value_update
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import q_target
 from evopipe.rng import Stream
@@ -63,8 +64,10 @@ def native(
     cfg: Any, state: State, hp: Hyper, batch: Batch, healthy: Tensor, alpha: Tensor | None = None
 ) -> Learned | None:
     """Take the whole update by the CPU's own kernels, where they can serve; alpha `[P]` weighs a conservative term."""
-    hard = getattr(cfg, "target", "soft") == "hard"
-    return value.update(
-        state.q, state.target, state.adam, state.updates, batch, healthy, (hp["lr"], hp["grad_clip"], hp["tau"]),
-        double=cfg.double, huber=cfg.loss == "huber", interval=cfg.target_interval if hard else 0, alpha=alpha,
-    )  # fmt: skip
+    rates: dict[str, Row] = {name: hp[name] for name in ("lr", "grad_clip", "tau")}
+    if getattr(cfg, "target", "soft") == "hard":
+        rates["interval"] = float(cfg.target_interval)
+    if alpha is not None:
+        rates["alpha"] = alpha
+    of = Learners(state.q, state.target, state.adam, state.updates)
+    return value_update(of, rates, batch, healthy, double=cfg.double, huber=cfg.loss == "huber")

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import Field
 
-from evopipe.core.native.actor_critic import Places
 from evopipe.core.net import Net, forward
+from evopipe.native.actor_critic import Places
 from evopipe.schema.declare import hyper
 from evopipe.types import ACTS, CUT, Spaces, Team, Tensor
 

@@ -18,9 +18,9 @@ from evopipe.algos import Answers, _hyper, _ppo, _team
 from evopipe.algos._team import Crew, crew
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.native import policy
 from evopipe.core.net import Net, Nets, remember, unroll
 from evopipe.core.structure import Widths
+from evopipe.native import policy
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper

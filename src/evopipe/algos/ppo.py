@@ -21,9 +21,9 @@ import torch
 from evopipe.algos import Answers, _actor_critic, _hyper, _ppo
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.native import policy
 from evopipe.core.net import Net, Nets, forward, remember, unroll
 from evopipe.core.structure import Widths
+from evopipe.native import policy
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from pydantic import model_validator
@@ -22,10 +23,11 @@ from pydantic import model_validator
 from evopipe.algos import _hyper
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row, scales
-from evopipe.core.native import value
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.padded import Views, noise_scale, noisy
 from evopipe.core.structure import Widths
+from evopipe.native.update import Learners
+from evopipe.native.value import value_update
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss
 from evopipe.rng import Stream
@@ -179,9 +181,17 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
 
 def _native(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream) -> Learned | None:
     """Take the whole update by the CPU's own kernels, where they can serve."""
-    noise = value.Noise(state.noise, state.noise_target, state.noise_adam, draw) if cfg.noisy else None
-    support = _support(cfg, state.q.values.device) if cfg.distributional else None
-    return value.update(
-        state.q, state.target, state.adam, state.updates, batch, healthy, (hp["lr"], hp["grad_clip"], hp["tau"]),
-        double=cfg.double, huber=True, dueling=cfg.dueling, support=support, noise=noise,
-    )  # fmt: skip
+    noise = (state.noise, state.noise_target, state.noise_adam) if cfg.noisy else (None, None, None)
+    of = Learners(state.q, state.target, state.adam, state.updates, None, None, None, *noise)
+    support = _kept_support(cfg.v_min, cfg.v_max, cfg.atoms) if cfg.distributional else None
+    rates = {name: hp[name] for name in ("lr", "grad_clip", "tau")}
+    return value_update(
+        of, rates, batch, healthy, double=cfg.double, huber=True, dueling=cfg.dueling, support=support, draw=draw
+    )
+
+
+@cache
+def _kept_support(v_min: float, v_max: float, atoms: int) -> Tensor:
+    return torch.linspace(
+        v_min, v_max, atoms
+    )  # as `_support` has it: what points to it is kept as long as it lies there

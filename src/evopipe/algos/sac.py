@@ -21,10 +21,10 @@ from evopipe.algos import Answers, _actor_critic, _hyper
 from evopipe.algos._actor_critic import action_value, of_taken
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.native import actor_critic as native
-from evopipe.core.native import build
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
+from evopipe.native import actor_critic as native
+from evopipe.native import build
 from evopipe.ops import distributions as ops
 from evopipe.ops.policy import likeliest, or_random, random_legal
 from evopipe.ops.value import masked_argmax, twin_loss
@@ -197,9 +197,10 @@ def _whole_update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: T
     n, draws = batch.reward.shape[1] * cfg.spaces.actions, (draw, draw.part(1))
     noise, own_noise = (native.normals(each, n) if continuous else None for each in draws)
     aim = 0.6 if by_legal else float(_aim(cfg))
-    return native.soften(
+    return native.sac_update(
         _actor_critic.learners(state, "critics"), state.log_alpha, state.log_alpha_adam, hp, batch, healthy,
-        discrete=not continuous, learns=cfg.learn_alpha, aim=aim, by_legal=by_legal, noise=noise, own_noise=own_noise,
+        discrete=not continuous, learns_alpha=cfg.learn_alpha, target_entropy=aim, by_legal=by_legal, noise=noise,
+        own_noise=own_noise,
     )  # fmt: skip
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from evopipe.core.native import learn as native
 from evopipe.core.net import Net
 from evopipe.core.structure import Structure
+from evopipe.native import learn as native
+from evopipe.native.networks import BETA1, BETA2, EPS
 from evopipe.types import Tensor
-
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ import torch
 from evopipe.core import lstm
 from evopipe.core.layers import NOT_ZERO_AT_ZERO, activate, layer_norm
 from evopipe.core.layout import Block
-from evopipe.core.native import dense
 from evopipe.core.net import Net
 from evopipe.core.stem import Stem
-from evopipe.core.structure import LINE, Structure, ViewOf, Widths
+from evopipe.core.structure import Structure, ViewOf, Widths
+from evopipe.native import dense
+from evopipe.native.networks import LINE
 from evopipe.rng import Stream
 from evopipe.types import Tensor
 

@@ -15,8 +15,6 @@ import torch
 from evopipe.schema.blocks import ArchitectureBounds
 from evopipe.types import Tensor
 
-LINE = 16  # float32 numbers in a cache line
-
 
 class Widths(NamedTuple):
     """Input and output width of a network, and which part of an architecture it is.

@@ -27,7 +27,6 @@ import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 
-from evopipe.core.native import build, replay
 from evopipe.envs.make import close, make_env, refuse
 from evopipe.envs.mpe import OFFERED as TEAMS
 from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
@@ -35,6 +34,7 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.envs.team_rows import team_step
 from evopipe.errors import ParamsError, did_you_mean
+from evopipe.native import build, replay
 from evopipe.rng import Purpose, Stream
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.declare import Schema

@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from evopipe.core.structure import LINE, Option, ViewOf, Widths
+from evopipe.core.structure import Option, ViewOf, Widths
 from evopipe.language import hooks, layers
 from evopipe.language.base import Base
 from evopipe.language.layers import Shapes, numbers, place, views_of
+from evopipe.native.networks import LINE
 from evopipe.schema.blocks import ArchitectureBounds
 from evopipe.types import Scored, Tensor, Text
 

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import embedding, gelu, layer_norm, scaled_dot_product_attention
 
-from evopipe.core.structure import LINE, Option, ViewOf, Widths
+from evopipe.core.structure import Option, ViewOf, Widths
 from evopipe.language import layers
 from evopipe.language.layers import Shapes, parts_of, place, size_of, views_of
+from evopipe.native.networks import LINE
 from evopipe.schema.blocks import ArchitectureBounds
 from evopipe.schema.language import LanguageConfig
 from evopipe.schema.stored import StoredGPT, in_a_sentence

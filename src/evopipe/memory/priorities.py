@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from evopipe.core.native import build
-from evopipe.core.native import replay as native
+from evopipe.native import build
+from evopipe.native import replay as native
 
 FAN_OUT = 32
 TOP = 1024  # most sums on the highest level

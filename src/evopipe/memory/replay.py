@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from evopipe.core.graphs import upload
-from evopipe.core.native import build
-from evopipe.core.native import replay as native
 from evopipe.memory.frames import Frames
 from evopipe.memory.priorities import Priorities
+from evopipe.native import build
+from evopipe.native import replay as native
 from evopipe.rng import Stream
 from evopipe.types import Batch, Image, Spaces
 

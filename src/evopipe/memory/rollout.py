@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evopipe.core.native import policy
+from evopipe.native import policy
 from evopipe.ops.value import gae
 from evopipe.types import GONE, Chosen, Sequences, Spaces
 

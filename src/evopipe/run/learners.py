@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from evopipe.core.cohort import Cohort, cost
-from evopipe.core.native import build
 from evopipe.errors import ParamsError, ResourceError
+from evopipe.native import build
 from evopipe.parallel import Died, Helper, available_cpus, can_help, dismiss, shared_memory
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from torch import Tensor
 from evopipe import rng
 from evopipe.core.cohort import BATCH_MULTIPLE, Cohort
 from evopipe.core.graphs import Body, upload
-from evopipe.core.native.policy import Lessons
 from evopipe.core.padded import round_up
 from evopipe.memory.rollout import Rollout
+from evopipe.native.policy import Lessons
 from evopipe.rng import Purpose, Stream
 from evopipe.run.learn import UPDATES_PER_TICK
 from evopipe.run.spec import Spec

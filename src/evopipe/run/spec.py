@@ -20,10 +20,10 @@ from evopipe.core.fit import forms_of_networks, forms_of_rows
 from evopipe.core.fit import misfit as misfit_of
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member, tensor_kinds
-from evopipe.core.native import build
 from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.errors import DataError, ParamsError
 from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
+from evopipe.native import build
 from evopipe.rng import Purpose
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
 from evopipe.schema.declare import evolvable

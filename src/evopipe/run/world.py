@@ -12,11 +12,11 @@ from torch import Tensor
 from evopipe import rng
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
-from evopipe.core.native import policy
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.envs.tensors import TensorPool, TensorStep
 from evopipe.errors import EnvironmentFailed
+from evopipe.native import policy
 from evopipe.rng import Purpose
 from evopipe.run.act import by_row, gather
 from evopipe.run.clock import Clock

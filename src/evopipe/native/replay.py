@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from evopipe.core.native import build
-from evopipe.core.native.build import at, kernels
+from evopipe.native import header
+from evopipe.native.build import kernels
+from evopipe.native.header import at
 from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Tensor
 
@@ -17,7 +17,8 @@ from evopipe.types import Batch, Tensor
 def uniform(draw: Stream, n: int) -> Tensor:
     """Return what `draw.uniform(n)` returns, to the bit."""
     found = torch.empty(len(draw.keys), n, dtype=torch.float64)
-    kernels().uniform(*found.shape, at(draw.keys), salt(draw.purpose), at(draw.step), at(found))
+    call = header.of("draw_call")(*found.shape, at(draw.keys), salt(draw.purpose), at(draw.step), at(found))
+    kernels().uniform(call)
     return found
 
 
@@ -25,14 +26,13 @@ class _Tree:
     """The levels of a sum tree, as the kernels read them."""
 
     def __init__(self, levels: Sequence[Tensor]) -> None:
-        depth, self._held = len(levels), levels
-        self._levels = (ctypes.c_void_p * depth)(*map(at, levels))
-        self._widths = (ctypes.c_int64 * depth)(*(level.shape[1] for level in levels))
-        self._of = build.structure("tree")(
-            depth=depth, levels=ctypes.addressof(self._levels), widths=ctypes.addressof(self._widths)
-        )
-        self.address = ctypes.addressof(self._of)  # as long as this is kept
+        ffi, depth = header.declarations(), len(levels)
         self.places = 1 << levels[-1].shape[1].bit_length()
+        self._levels = torch.tensor([at(level) for level in levels])
+        self._widths = torch.tensor([level.shape[1] for level in levels])
+        self._of = header.of("tree")(depth, at(self._levels), at(self._widths))
+        self._held = levels
+        self.address = int(ffi.cast("intptr_t", self._of))  # as long as this is kept
 
 
 def _ends(of: _Tree, n: int) -> Tensor:
@@ -77,13 +77,14 @@ class Batches:
         self._held += [u, chance, *([] if ends is None else [ends])]
         names = ("obs", "next_obs", "action", "reward", "discount", "alive", "learns", "next_alive", "weight",
                  "next_legal", "legal")  # fmt: skip
-        self._job = build.structure("sample")(
-            sums=self._tree and self._tree.address, rows=at(rows), width=rows.stride(0), gamma=at(gamma),
+        kind = header.of("sample")
+        self._job = kind.pointer(kind.packed(
+            sums=self._tree.address if self._tree else 0, rows=at(rows), width=rows.stride(0), gamma=at(gamma),
             counts=at(weight), keys=at(keys), slots=at(slots), first=at(first), index=at(self.index), chance=at(chance),
             u=at(u), ends=at(ends), salt=salt(draw.purpose), members=members, n=n, wide=layout.obs, acts=layout.action,
             continuous=layout.continuous, steps=layout.steps, each=k, masks=layout.actions,
             places=self._tree.places if self._tree else 0, **{name: at(getattr(self.batch, name)) for name in names},
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def serve(self, rows: Tensor, *given: Tensor) -> bool:
         """Whether they are of these rows, and of the very tensors that were given."""
@@ -91,39 +92,40 @@ class Batches:
 
     def draw(self, step: Tensor, size: Tensor, beta: Tensor) -> tuple[Batch, Tensor]:
         """Return a batch, and which rows it holds: step `[1]`, size `[P]` int64, beta `[]`, see `Replay.batch`."""
-        job, size = self._job, size.contiguous()
-        job.step, job.filled = at(step), at(size)
-        if self._tree:
-            job.beta = float(beta)
-        kernels().draw_batch(ctypes.byref(job))
+        size = size.contiguous()
+        now = header.of("sample_call")(at(step), at(size), float(beta) if self._tree else 0.0)
+        kernels().draw_batch(self._job, now)
         return self.batch, self.index
 
 
 def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
     """Sum anew, on every level, what is above rows `index` `[n]` of members `slots` `[n]`."""
-    of, slots, index = _Tree(levels), slots.contiguous(), index.contiguous()
-    kernels().tree_add_up(of.address, len(index), at(slots), at(index))
+    slots, index = slots.contiguous(), index.contiguous()
+    _of_tree("tree_add_up", _Tree(levels), n=len(index), slots=at(slots), index=at(index))
 
 
 def add_up_all(levels: Sequence[Tensor]) -> None:
     """Sum anew all levels."""
-    of = _Tree(levels)
-    kernels().tree_add_up_all(of.address, len(levels[0]))
+    _of_tree("tree_add_up_all", _Tree(levels), members=len(levels[0]))
 
 
 def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """See `Priorities.draw`."""
     of, u, slots = _Tree(levels), u.contiguous(), slots.contiguous()
     index, chance = torch.empty_like(u, dtype=torch.int64), torch.empty_like(u, dtype=torch.float32)
-    ends = _ends(of, u.shape[1])
-    kernels().tree_draw(of.address, *u.shape, at(slots), at(u), at(index), at(chance), at(ends), of.places)
+    (members, n), ends = u.shape, _ends(of, u.shape[1])
+    _of_tree("tree_draw", of, members=members, n=n, slots=at(slots), u=at(u), index=at(index), chance=at(chance),
+             ends=at(ends), places=of.places)  # fmt: skip
     return index, chance
 
 
 def importances(filled: Tensor, chance: Tensor, weight: Tensor, beta: Tensor) -> Tensor:
     """Return weight `[P, B]` times (N · p)^−β over the largest that counts: filled `[P]` is N, chance `[P, B]` p."""
     filled, weight, found = filled.contiguous(), weight.contiguous(), torch.empty_like(chance)
-    kernels().importances(*chance.shape, at(filled), at(chance), float(beta), at(weight), at(found))
+    call = header.of("importance_call")(
+        *chance.shape, at(filled), at(chance), float(beta), at(weight), at(found)
+    )  # fmt: skip
+    kernels().importances(call)
     return found
 
 
@@ -132,8 +134,12 @@ def update(
     largest: Tensor,
 ) -> None:  # fmt: skip
     """See `Priorities.update`."""
-    of, slots, index, errors = _Tree(levels), slots.contiguous(), index.contiguous(), errors.float().contiguous()
-    fresh = torch.empty(index.shape[1] + 16)
-    kernels().tree_update(
-        of.address, *index.shape, at(slots), at(index), at(errors), alpha, least, most, at(largest), at(fresh)
-    )
+    slots, index, errors = slots.contiguous(), index.contiguous(), errors.float().contiguous()
+    (members, n), fresh = index.shape, torch.empty(index.shape[1] + 16)
+    _of_tree("tree_update", _Tree(levels), members=members, n=n, slots=at(slots), index=at(index), errors=at(errors),
+             alpha=alpha, least=least, most=most, largest=at(largest), fresh=at(fresh))  # fmt: skip
+
+
+def _of_tree(name: str, of: _Tree, **numbers: float) -> None:
+    kind = header.of("tree_call")
+    getattr(kernels(), name)(kind.pointer(kind.packed(of=of.address, **numbers)))

@@ -5,14 +5,13 @@ A library is loaded only if it is whole, by its digest beside it, and nobody but
 
 from __future__ import annotations
 
+import _ctypes
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import os
 import platform
-import re
 import shlex
 import shutil
 import stat
@@ -26,58 +25,37 @@ from typing import Any
 
 import torch
 
+from evopipe.native.header import declarations
 from evopipe.types import Tensor
 
-SOURCES = sorted(Path(__file__).parent.glob("*.c"))
+SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 MAIN = Path(__file__).with_name("kernels.c")  # which includes the others
-FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
+FLAGS = (
+    "-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread",
+    "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unused-command-line-argument",
+)  # fmt: skip
 _HERE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"  # as clang spells it, too
 TARGETS = {"native": (_HERE,), "portable": ("-mavx2", "-mfma")}
 """Instruction sets by name. All give the same bits: `portable` for a processor of which the compiler knows nothing."""
-SIGNATURES = {
-    "share_among": "i",
-    "dense_forward": "piiiiippnpnpp",
-    "dense_backward": "piiiiippnpnpnppppn",
-    "clip": "iippnppp",
-    "adam": "iippnpnppnpppddd",
-    "polyak": "iippnpnp",
-    "uniform": "iipnpp",
-    "normals": "iipnpp",
-    "gumbels": "iipnpp",
-    "draw_batch": "p",
-    "tree_add_up": "pipp",
-    "tree_add_up_all": "pi",
-    "tree_draw": "piipppppi",
-    "importances": "iippfpp",
-    "tree_update": "piipppfffpp",
-    "next_episodes": "nppppnppp",
-    "rollout_enter": "nnnnnpnppipppp",
-    "rollout_finish": "nnnpnpnnpppppp",
-}
-"""What each function takes: p a pointer, i an int, n a ptrdiff_t, f a float, d a double."""
-UPDATES = {"value_update": "pi", "climb": "pi", "soften": "pi", "policy_learn": "pp", "policy_act": "pp"}
-"""The same of those that take memory, and raise MemoryError where there is none."""
-_WORDS = {"int": "i", "ptrdiff_t": "n", "float": "f", "double": "d"}
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "n": ctypes.c_ssize_t, "f": ctypes.c_float, "d": ctypes.c_double}
 SECONDS = 120.0  # longest that compiling may take
 
 
-_chosen: ctypes.CDLL | None = None
+_chosen: Any = None
 
 
-def use(kernels: ctypes.CDLL | None) -> None:
+def use(kernels: Any) -> None:
     """Let what lies on the CPU be computed by these kernels from now on, in this process and those that it forks; None:
     by torch."""
     global _chosen
     _chosen = kernels
 
 
-def chosen() -> ctypes.CDLL | None:
+def chosen() -> Any:
     """Return the kernels in use; None where torch computes."""
     return _chosen
 
 
-def kernels() -> ctypes.CDLL:
+def kernels() -> Any:
     """Return the kernels in use, of which there must be some."""
     assert _chosen is not None
     return _chosen
@@ -85,7 +63,7 @@ def kernels() -> ctypes.CDLL:
 
 def compiler() -> str | None:
     """Return the name and the version of what compiled the kernels in use; None where torch computes."""
-    return None if _chosen is None else _chosen.compiled_by().decode()
+    return None if _chosen is None else declarations().string(_chosen.compiled_by()).decode()
 
 
 def serve(*tensors: Tensor) -> bool:
@@ -93,23 +71,10 @@ def serve(*tensors: Tensor) -> bool:
     return _chosen is not None and all(x.device.type == "cpu" for x in tensors) and not torch.compiler.is_compiling()
 
 
-def at(tensor: Tensor | None) -> int | None:
-    """Return where a tensor's numbers begin; None stands for C's NULL."""
-    return None if tensor is None else tensor.data_ptr()
-
-
-@cache
-def structure(name: str) -> type[ctypes.Structure]:
-    """Return a struct of the source, for functions that take many numbers, to be made with its fields by name."""
-    source = re.sub("//.*", "", "".join(source.read_text() for source in SOURCES))
-    found = re.search(rf"typedef struct {{([^}}]*)}} {name};", source)
-    assert found is not None, name
-    fields: list[tuple[str, Any]] = []
-    for word, names in re.findall(r"(?:const )?(\w+) ([^;]+);", found[1]):
-        for stars, field, count in re.findall(r"(\**)(\w+)(?:\[(\d+)\])?", names):
-            kind = _TYPES["p"] if stars else _TYPES[_WORDS[word]] if word in _WORDS else structure(word)
-            fields.append((field, kind * int(count) if count else kind))
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
+def done(starved: int) -> None:
+    """Raise MemoryError where a kernel returned that there was no memory for it."""
+    if starved:
+        raise MemoryError("the kernels need more for an update than there is")
 
 
 class NoKernels(Exception):
@@ -117,7 +82,7 @@ class NoKernels(Exception):
 
 
 @cache
-def load(target: str = "native") -> ctypes.CDLL:
+def load(target: str = "native") -> Any:
     """Return the compiled kernels, made by the first compiler that can: what CC names, cc, gcc, clang.
 
     What is said of compilers that could not goes to stderr, once.
@@ -140,11 +105,6 @@ def load(target: str = "native") -> ctypes.CDLL:
     raise NoKernels("; ".join(faults) or "no C compiler was found; install gcc or clang, or name one in CC")
 
 
-def _done(starved: int) -> None:
-    if starved:
-        raise MemoryError("the kernels need more for an update than there is")
-
-
 def _compilers(faults: list[str]) -> Iterator[tuple[str, ...]]:
     """Yield the commands of the compilers that are there; append a sentence if what CC names is not."""
     known = set()
@@ -161,9 +121,11 @@ def _compilers(faults: list[str]) -> Iterator[tuple[str, ...]]:
             faults.append(f"{given!r}, which CC names, was not found")
 
 
-def _loaded(compiler: tuple[str, ...], target: str) -> ctypes.CDLL:
+def _loaded(compiler: tuple[str, ...], target: str) -> Any:
     """Load the kernels that were kept, or else make them."""
-    flags = (*FLAGS, *TARGETS[target])
+    # In tests alone: a compiler that is newer than these may warn of more.
+    strict = ("-Werror",) if os.environ.get("EVOPIPE_KERNELS_STRICT") else ()
+    flags = (*FLAGS, *strict, *TARGETS[target])
     words = (_processor(), *compiler, *flags)
     said = _said((*compiler, "--version")).stdout
     about = b"\n".join((*(source.read_bytes() for source in SOURCES), said, *map(os.fsencode, words)))
@@ -183,16 +145,15 @@ def _loaded(compiler: tuple[str, ...], target: str) -> ctypes.CDLL:
     )
 
 
-def _declared(library: Path, compiler: tuple[str, ...]) -> ctypes.CDLL:
+def _declared(library: Path, compiler: tuple[str, ...]) -> Any:
     try:
-        kernels = ctypes.CDLL(str(library))  # whose calls release the interpreter's lock
-        for name, signature in (SIGNATURES | UPDATES).items():
-            function = getattr(kernels, name)
-            function.argtypes = [_TYPES[letter] for letter in signature]
-            function.restype = _done if name in UPDATES else None
-        kernels.compiled_by.restype = ctypes.c_char_p
+        handle = _ctypes.dlopen(str(library), os.RTLD_NOW)  # where this fails cffi has a shell look for another library
+        kernels = declarations().dlopen(str(library))  # whose calls release the interpreter's lock
+        _ctypes.dlclose(handle)
+        for name in dir(kernels):
+            getattr(kernels, name)
     except (OSError, AttributeError) as error:
-        why = str(error).removeprefix(f"{library}: ")
+        why = str(error).rpartition(f"{library}: ")[2]
         raise NoKernels(f"the kernels that {compiler[0]} made cannot be loaded: {why}") from error
     return kernels
 
@@ -279,7 +240,7 @@ def _own_bytes(path: Path) -> bytes | None:
         return None
 
 
-def _made(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, name: str) -> ctypes.CDLL:
+def _made(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, name: str) -> Any:
     """Compile, load, and only then keep, beside what was there before."""
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="compile-") as beside:

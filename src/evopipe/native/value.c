@@ -1,20 +1,8 @@
-// Whole updates of one Q-network, member by member: `algos.dqn`, `algos.cqn` and `algos.rainbow` say what they compute.
+// Updates of one Q-network: `algos.dqn`, `algos.cqn` and `algos.rainbow` say what they compute.
+
+#include "update.h"
 
 enum { MOST_ATOMS = 1024 };
-
-typedef struct {
-  int rows, inputs, actions, outputs, layers, widest, twice, huber, interval, atoms, dueling, noisy;
-  ptrdiff_t keep, size, stride, target_stride, moment_stride, obs_member, obs_row, next_member, next_row;
-  ptrdiff_t noise_stride, noise_target_stride, noise_moment_stride, salt;
-  const int32_t *plan, *own;  // own: see `spans_of`
-  float *values, *target, *mean, *square, *steps, *updates, *losses, *errors;
-  float *noise, *noise_target, *noise_mean, *noise_square, *noise_steps;
-  const float *obs, *next_obs, *reward, *discount, *weight, *lr, *limit, *tau, *alpha, *support;
-  const int64_t *action, *keys, *step;
-  const uint8_t *next_legal, *legal;
-  uint8_t *healthy;
-  double beta1, beta2, eps;
-} value_job;
 
 // --- noise -----------------------------------------------------------------------------------------------------------
 
@@ -27,10 +15,10 @@ static void noise_of(uint64_t at, int n, int every, int offset, float *to) {
       const uint64_t place = 2 * ((uint64_t)(i + c) * (uint64_t)every + (uint64_t)offset) + 1;
       const double u = (double)(mixed_bits(at + place * GOLDEN) >> 11) * 0x1p-53;
       const double t = 0.25 - (double)(mixed_bits(at + (place + 1) * GOLDEN) >> 11) * 0x1p-53;
-      const double whole_halves = nearbyint(2.0 * t);
+      const double half_turns = nearbyint(2.0 * t);
       series[c] = (float)(u < 0.25 ? -u : 0.0), halves[c] = (float)(u < 0.25 ? 1.0 : 1.0 - u);
-      turn[c] = (float)(6.283185307179586 * (t - 0.5 * whole_halves));
-      sign[c] = (int)whole_halves & 1 ? -1.0f : 1.0f;
+      turn[c] = (float)(6.283185307179586 * (t - 0.5 * half_turns));
+      sign[c] = (int)half_turns & 1 ? -1.0f : 1.0f;
     }
     const vec y = load(turn), q = y * y, near = load(series);
     vec sine = all(1.6059044e-10f);  // Taylor's series is exact to a float within a quarter turn
@@ -54,29 +42,36 @@ static void noise_of(uint64_t at, int n, int every, int offset, float *to) {
 
 static uint64_t part_of(uint64_t key, uint64_t name) { return mixed_bits(key + name * INIT); }
 
+// Whether a layer stands behind the latent.
+static int is_noisy(const update *u, const layer *l) {
+  return (l->at - plan_of(&u->of->critic, u->p, 0)) / FIELDS >= ((const value_job *)u->job)->noisy;
+}
+
 // Draw a member's noise: factors of what each noisy layer reads and gives, one behind the other, as `core.padded.noisy`
 // has them. Layers are counted as the member has them, whatever its neighbours have between.
-static void draw_noise(const value_job *j, int p, uint64_t name, const layer *found, int count, float *into,
-                       float *out) {
-  const uint64_t key = part_of((uint64_t)j->keys[p], name);
+static void draw_noise(const update *u, uint64_t name, const pass *of) {
+  const value_job *j = u->job;
+  const uint64_t key = part_of((uint64_t)u->batch->keys[u->p], name);
+  float *into = u->into, *out = u->out_of;
   uint64_t place = 0;
-  for (int i = 0; i < count; i++) {
-    if ((found[i].at - (j->plan + (ptrdiff_t)p * j->layers * FIELDS)) / FIELDS < j->noisy) continue;
+  for (int i = 0; i < of->count; i++) {
+    const layer *l = &of->layers[i];
+    if (!is_noisy(u, l)) continue;
     const uint64_t base = mixed_bits(part_of(key, ++place) + (uint64_t)j->salt);
-    const uint64_t at = mixed_bits(base + (uint64_t)*j->step * GOLDEN);
-    noise_of(at, found[i].in, 2, 0, into);
-    noise_of(at, found[i].n, 2, 1, out);
-    into += found[i].in, out += found[i].n;
+    const uint64_t at = mixed_bits(base + (uint64_t)*u->batch->step * GOLDEN);
+    noise_of(at, l->in, 2, 0, into);
+    noise_of(at, l->n, 2, 1, out);
+    into += l->in, out += l->n;
   }
 }
 
 // to (+)= of · (into ⊗ out) for every weight and bias behind the latent; `base` is added to, or nothing.
-static void with_noise(const value_job *j, int p, const layer *found, int count, const float *into, const float *out,
-                       const float *base, const float *of, float *to) {
-  for (int i = 0; i < count; i++) {
-    const int32_t *at = found[i].at;
-    const int in = found[i].in, n = found[i].n;
-    if ((at - (j->plan + (ptrdiff_t)p * j->layers * FIELDS)) / FIELDS < j->noisy) continue;
+static void with_noise(const update *u, const pass *by, const float *base, const float *of, float *to) {
+  const float *into = u->into, *out = u->out_of;
+  for (int i = 0; i < by->count; i++) {
+    const int32_t *at = by->layers[i].at;
+    const int in = by->layers[i].in, n = by->layers[i].n;
+    if (!is_noisy(u, &by->layers[i])) continue;
     for (int r = 0; r <= in; r++) {  // the last one is the bias
       const ptrdiff_t row = r < in ? at[WEIGHT] + (ptrdiff_t)r * at[STRIDE] : at[BIAS];
       const float by = r < in ? into[r] : 1.0f;
@@ -210,43 +205,42 @@ static void to_outputs(const value_job *j, int action, const float *g, float wei
   }
 }
 
-// The loss of one transition `at` of member p; its gradient, times the weight, goes to d, the error to `error`.
-static float loss_of(const value_job *j, int p, ptrdiff_t at, const float *out, const float *out_t, const float *select,
-                     float *d, float *error) {
-  float q_t[MOST_ATOMS], q[MOST_ATOMS], middle[MOST_ATOMS];
-  const int taken = (int)j->action[at], actions = j->actions;
-  const uint8_t *next_legal = j->next_legal ? j->next_legal + at * actions : NULL;
-  const int chosen = best(actions, means(j, select, q), next_legal);
-  const float weight = j->weight[at];
-  memset(d, 0, sizeof(float) * (size_t)j->outputs);
-  if (j->support) {
-    float y[MOST_ATOMS], x[MOST_ATOMS];
-    float loss = 0.0f, information = 0.0f;
-    distribution(j, out_t, middle_of(j, out_t, middle), chosen, q_t, NULL);
-    projected(j, j->reward[at], j->discount[at], q_t, y);
-    const float whole_of = distribution(j, out, middle_of(j, out, middle), taken, q, x);
-    vec cross[EACH] = {0}, own[EACH] = {0}, mass[EACH] = {0};
-    for (int k = 0, i = 0; k < j->atoms; k += LANES, i = (i + 1) % EACH) {
-      const vec share = load(y + k), log = choose(share > all(0.0f), logarithm(share), share);
-      const vec likely = choose(share == all(0.0f), all(0.0f), share * (whole_of - load(x + k)));
-      cross[i] += likely, own[i] = fused(share, log, own[i]), mass[i] += share;
-    }
-    loss = sum(cross), information = sum(own);
-    const float total = sum(mass);
-    for (int k = 0; k < j->atoms; k += LANES) store(q + k, fused(load(q + k), all(total), -load(y + k)));
-    to_outputs(j, taken, q, weight, d);
-    *error = loss + information;  // Kullback-Leibler
-    return weight * loss;
+// Cross-entropy of an action's distribution with the target's, its gradient, and the divergence as the error.
+static float of_distribution(const value_job *j, int taken, int chosen, float reward, float discount, float weight,
+                             const float *out, const float *out_t, float *d, float *error) {
+  float q_t[MOST_ATOMS], q[MOST_ATOMS], middle[MOST_ATOMS], y[MOST_ATOMS], x[MOST_ATOMS];
+  distribution(j, out_t, middle_of(j, out_t, middle), chosen, q_t, NULL);
+  projected(j, reward, discount, q_t, y);
+  const float log_total = distribution(j, out, middle_of(j, out, middle), taken, q, x);
+  vec cross[EACH] = {0}, own[EACH] = {0}, mass[EACH] = {0};
+  for (int k = 0, i = 0; k < j->atoms; k += LANES, i = (i + 1) % EACH) {
+    const vec share = load(y + k), log = choose(share > all(0.0f), logarithm(share), share);
+    const vec likely = choose(share == all(0.0f), all(0.0f), share * (log_total - load(x + k)));
+    cross[i] += likely, own[i] = fused(share, log, own[i]), mass[i] += share;
   }
-  const float y = __builtin_fmaf(j->discount[at], means(j, out_t, q_t)[chosen], j->reward[at]);
-  const float *now = means(j, out, q);
-  const float e = now[taken] - y, far = fabsf(e);
+  const float loss = sum(cross), information = sum(own), total = sum(mass);
+  for (int k = 0; k < j->atoms; k += LANES) store(q + k, fused(load(q + k), all(total), -load(y + k)));
+  to_outputs(j, taken, q, weight, d);
+  *error = loss + information;  // Kullback-Leibler
+  return weight * loss;
+}
+
+// Huber's loss or half the square of Q(s, a) − y, and the conservative term.
+static float of_value(const update *u, ptrdiff_t at, int taken, int chosen, const float *out, const float *out_t,
+                      float *d, float *error) {
+  const value_job *j = u->job;
+  const minibatch *m = u->batch;
+  const float weight = m->weight[at];
+  float q_t[MOST_ATOMS], q[MOST_ATOMS];
+  const float y = __builtin_fmaf(m->discount[at], means(j, out_t, q_t)[chosen], m->reward[at]);
+  const float *now = means(j, out, q), e = now[taken] - y, far = fabsf(e);
   float each = j->huber && !(far < 1.0f) ? far - 0.5f : 0.5f * e * e, slope = e;
   if (j->huber && far > 1.0f) slope = e > 0.0f ? 1.0f : -1.0f;
   if (j->alpha) {
-    const uint8_t *legal = j->legal ? j->legal + at * actions : NULL;
-    each = __builtin_fmaf(j->alpha[p], conservative(actions, now, legal, taken, j->alpha[p], d), each);
-    for (int a = 0; a < actions; a++) d[a] *= weight;
+    const uint8_t *legal = m->legal ? m->legal + at * j->actions : NULL;
+    const float alpha = j->alpha[u->p];
+    each = __builtin_fmaf(alpha, conservative(j->actions, now, legal, taken, alpha, d), each);
+    for (int a = 0; a < j->actions; a++) d[a] *= weight;
   }
   to_outputs(j, taken, &slope, weight, d);
   *error = e;
@@ -255,80 +249,80 @@ static float loss_of(const value_job *j, int p, ptrdiff_t at, const float *out, 
 
 // --- updates ---------------------------------------------------------------------------------------------------------
 
-static int value_member(const void *told, int p) {
-  const value_job *j = told;
-  const ptrdiff_t first = (ptrdiff_t)p * j->rows;
-  const int rows = rows_that_count(j->rows, j->weight + first), noisy = j->noise != NULL;
-  const ptrdiff_t width = (ptrdiff_t)rows * j->widest, outputs = (ptrdiff_t)rows * j->outputs;
-  const ptrdiff_t inputs = (ptrdiff_t)rows * j->inputs, factors = noisy ? (ptrdiff_t)j->layers * j->widest : 0;
-  const ptrdiff_t deepest = (j->widest > rows ? j->widest : rows) * (ptrdiff_t)PANEL;
-  float *free = scratch(lines(inputs) + lines(rows * j->keep) + 2 * lines(outputs) + 3 * lines(width) + lines(deepest) +
-                        (noisy ? 3 : 1) * lines(j->size) + 2 * lines(factors));
-  if (!free) return 1;
-  float *x = take(&free, inputs), *saved = take(&free, rows * j->keep);
-  float *out_t = take(&free, outputs), *select = take(&free, outputs);
-  float *d = take(&free, width), *next = take(&free, width), *of_f = take(&free, width);
-  float *packed = take(&free, deepest), *grad = take(&free, j->size);
-  float *values = j->values + p * j->stride, *target = j->target + p * j->target_stride, *errors = j->errors + first;
-  float *own = values, *aim = target, *into = NULL, *out_of = NULL, *noise_grad = NULL;
-  const int32_t *plan = j->plan + (ptrdiff_t)p * j->layers * FIELDS;
-  const spans all_own = spans_of(j->own, p);
-  layer found[MOST];
-  int count;
-  if (noisy) {
-    noise_grad = take(&free, j->size), own = take(&free, j->size);
-    into = take(&free, factors), out_of = take(&free, factors);
-    count = lay_out(plan, j->layers, rows, j->inputs, x, saved, found);
-    draw_noise(j, p, 2, found, count, into, out_of);
-    aim = own;
-    copied(all_own, target, own);
-    with_noise(j, p, found, count, into, out_of, target, j->noise_target + p * j->noise_target_stride, own);
-  }
-  gathered(rows, j->inputs, j->next_obs + p * j->next_member, j->next_row, x);
-  memcpy(out_t, outputs_of(plan, j->layers, aim, rows, j->inputs, x, saved, packed, found, &count),
-         sizeof(float) * (size_t)outputs);
-  if (noisy) {
-    draw_noise(j, p, 1, found, count, into, out_of);
-    copied(all_own, values, own);
-    with_noise(j, p, found, count, into, out_of, values, j->noise + p * j->noise_stride, own);
-  }
-  if (j->twice)
-    memcpy(select, outputs_of(plan, j->layers, own, rows, j->inputs, x, saved, packed, found, &count),
-           sizeof(float) * (size_t)outputs);
-  gathered(rows, j->inputs, j->obs + p * j->obs_member, j->obs_row, x);
-  const float *out = outputs_of(plan, j->layers, own, rows, j->inputs, x, saved, packed, found, &count);
-
-  float loss = 0.0f;
-  for (int b = 0; b < rows; b++) {
-    const ptrdiff_t row = (ptrdiff_t)b * j->outputs;
-    loss += loss_of(j, p, first + b, out + row, out_t + row, (j->twice ? select : out_t) + row, d + row, errors + b);
-  }
-  for (int b = rows; b < j->rows; b++) errors[b] = 0.0f;
-
-  cleared(all_own, grad);
-  backward(own, grad, rows, found, count, d, next, of_f, 0, packed);
-  float norm = 0.0f;
-  if (noisy) {
-    cleared(all_own, noise_grad);
-    with_noise(j, p, found, count, into, out_of, NULL, grad, noise_grad);
-    norm = clipped(all_own, noise_grad, j->limit[p]);
-  }
-  norm += clipped(all_own, grad, j->limit[p]);
-  j->losses[p] = loss;
-  j->healthy[p] = j->healthy[p] && fabsf(loss + norm) < INFINITY;
-  if (j->healthy[p]) {
-    adam_step(all_own, values, grad, j->mean + p * j->moment_stride, j->square + p * j->moment_stride, j->steps + p,
-              j->lr[p], j->beta1, j->beta2, j->eps);
-    if (noisy)
-      adam_step(all_own, j->noise + p * j->noise_stride, noise_grad, j->noise_mean + p * j->noise_moment_stride,
-                j->noise_square + p * j->noise_moment_stride, j->noise_steps + p, j->lr[p], j->beta1, j->beta2, j->eps);
-    j->updates[p] += 1.0f;
-  }
-  const float when = j->interval ? (float)(fmodf(j->updates[p], (float)j->interval) == 0.0f) : j->tau[p];
-  const float share = j->healthy[p] ? when : 0.0f;
-  mixed(all_own, target, values, share);
-  if (noisy) mixed(all_own, j->noise_target + p * j->noise_target_stride, j->noise + p * j->noise_stride, share);
-  return 0;
+static void value_room(update *u, arena *from) {
+  const value_job *j = u->job;
+  const network *q = &u->of->critic;
+  const ptrdiff_t outputs = (ptrdiff_t)u->rows * j->outputs, factors = (ptrdiff_t)q->layers * q->widest;
+  u->out_t = take(from, outputs), u->select = take(from, outputs);
+  if (!u->of->noise.values) return;
+  u->values = take(from, q->size), u->noise_grads = take(from, q->size);
+  u->into = take(from, factors), u->out_of = take(from, factors);
 }
 
-int value_update(const value_job *job, int members) { return each_member(members, value_member, job); }
+// The values of a network, or of its target, with noise drawn by name on those behind the latent.
+static const float *noisy_values(update *u, const network *net, const network *scale, uint64_t name, pass *by) {
+  const float *values = values_of(net, u->p, 0);
+  if (!u->values) return values;
+  draw_noise(u, name, by);
+  copied(spans_of(net->own, u->p), values, u->values);
+  with_noise(u, by, values, values_of(scale, u->p, 0), u->values);
+  return u->values;
+}
+
+// Write what the target network says of what follows, and what chooses among its actions.
+static void value_target(update *u) {
+  const value_job *j = u->job;
+  const learners *of = u->of;
+  const minibatch *m = u->batch;
+  const network *q = &of->critic;
+  const size_t bytes = sizeof(float) * (size_t)u->rows * (size_t)j->outputs;
+  pass by;
+  by.count = lay_out(plan_of(q, u->p, 0), q->layers, u->rows, q->inputs, u->x, u->kept, by.layers);
+  gathered(u->rows, q->inputs, m->next_obs + u->p * m->next_member, m->next_row, u->x);
+  const float *values = noisy_values(u, &of->critic_target, &of->noise_target, 2, &by);
+  run(q, values, u->p, 0, u->rows, u->x, u->kept, u->back.packed, &by);
+  memcpy(u->out_t, by.out, bytes);
+  values = noisy_values(u, q, &of->noise, 1, &by);
+  if (!j->twice) return;
+  run(q, values, u->p, 0, u->rows, u->x, u->kept, u->back.packed, &by);
+  memcpy(u->select, by.out, bytes);
+}
+
+static const float *value_reads(update *u, int i UNUSED) {
+  const minibatch *m = u->batch;
+  gathered(u->rows, u->of->critic.inputs, m->obs + u->p * m->obs_member, m->obs_row, u->x);
+  return u->x;
+}
+
+static void value_loss(update *u, int i UNUSED, const pass *by, float *d) {
+  const value_job *j = u->job;
+  const minibatch *m = u->batch;
+  float q[MOST_ATOMS];
+  memset(d, 0, sizeof(float) * (size_t)u->rows * (size_t)j->outputs);
+  for (int b = 0; b < u->rows; b++, d += j->outputs) {
+    const ptrdiff_t at = u->first + b, row = (ptrdiff_t)b * j->outputs;
+    const uint8_t *next_legal = m->next_legal ? m->next_legal + at * j->actions : NULL;
+    const int taken = (int)((const int64_t *)m->action)[at];
+    const int chosen = best(j->actions, means(j, (j->twice ? u->select : u->out_t) + row, q), next_legal);
+    const float *out = by->out + row, *out_t = u->out_t + row;
+    u->loss += j->support ? of_distribution(j, taken, chosen, m->reward[at], m->discount[at], m->weight[at], out, out_t,
+                                            d, &u->errors[b])
+                          : of_value(u, at, taken, chosen, out, out_t, d, &u->errors[b]);
+  }
+}
+
+static void value_noise(update *u) {
+  const network *q = &u->of->critic;
+  pass by;
+  by.count = lay_out(plan_of(q, u->p, 0), q->layers, u->rows, q->inputs, u->x, u->kept, by.layers);
+  cleared(spans_of(q->own, u->p), u->noise_grads);
+  with_noise(u, &by, NULL, u->grads, u->noise_grads);
+}
+
+static const family VALUE = {
+    .lay_out = value_room, .target = value_target, .of_noise = value_noise,
+    .critic = {one_pass, same_network, value_reads, value_loss}};
+
+int value_update(const value_job *job, const minibatch *batch, int members) {
+  return each_member(members, update_member, &(update_call){&VALUE, &job->of, batch, job});
+}

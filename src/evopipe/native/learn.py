@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from evopipe.core.native import build
-from evopipe.core.native.build import at, kernels
-from evopipe.core.structure import LINE
+from evopipe.native import build, header
+from evopipe.native.build import kernels
+from evopipe.native.header import at
+from evopipe.native.networks import LINE, Net
 from evopipe.types import Tensor
-
-if TYPE_CHECKING:
-    from evopipe.core.net import Net
-    from evopipe.core.structure import Structure
 
 
 def serve(net: Net, *tensors: Tensor) -> bool:
@@ -27,7 +24,7 @@ def serve(net: Net, *tensors: Tensor) -> bool:
     )
 
 
-def owned(structure: Structure) -> Tensor:
+def owned(structure: Any) -> Tensor:
     """Return where each of R rows has its network's own numbers, `[n]` int32: where in this each row's spans begin and
     the last one's end, then from and to which number of the row each span goes, whole cache lines."""
     inner: Any = getattr(structure, "inner", structure)
@@ -57,7 +54,9 @@ def clip(net: Net, limit: Tensor, losses: Tensor, healthy: Tensor) -> None:
     where a loss `[P]` or a norm is not finite. Both in place."""
     grads, each, own = net.grad, len(net.grad) // len(limit), owned(net.structure)
     limit, losses = limit.float().contiguous(), losses.detach().float().contiguous()
-    kernels().clip(len(limit), each, at(own), at(grads), grads.stride(0), at(limit), at(losses), at(healthy))
+    kernels().clip(header.of("clip_call")(
+        len(limit), each, at(own), at(grads), grads.stride(0), at(limit), at(losses), at(healthy)
+    ))  # fmt: skip
 
 
 def adam(
@@ -67,15 +66,15 @@ def adam(
     """Take one step of a network in place: moments `[P · K, N]`, steps `[P · K]`, lr and active `[P]`."""
     values, grads, own = net.values, net.grad, owned(net.structure)
     each, lr, active = len(values) // len(lr), lr.float().contiguous(), active.contiguous()
-    kernels().adam(
+    kernels().adam(header.of("adam_call")(
         len(lr), each, at(own), at(values), values.stride(0), at(grads), grads.stride(0), at(mean),
         at(square), mean.stride(0), at(steps), at(lr), at(active), *betas, eps,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def polyak(target: Net, online: Net, weight: Tensor) -> None:
     """target ← target + weight · (online − target) in place, weight `[P]`."""
     to, of, own, weight = target.values, online.values, owned(target.structure), weight.float().contiguous()
-    kernels().polyak(
+    kernels().polyak(header.of("polyak_call")(
         len(weight), len(to) // len(weight), at(own), at(to), to.stride(0), at(of), of.stride(0), at(weight)
-    )
+    ))  # fmt: skip

@@ -5,22 +5,17 @@ What is computed is the same function: products, normalisation, activation and b
 
 from __future__ import annotations
 
-import ctypes
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 
-from evopipe.core.native import build
-from evopipe.core.native.build import at
+from evopipe.native import build, header
+from evopipe.native.header import at
+from evopipe.native.networks import Net
 from evopipe.types import Tensor
-
-if TYPE_CHECKING:
-    from evopipe.core.net import Net
-    from evopipe.core.padded import Padded, Views
 
 # As the source has them.
 ACTIVATIONS = (
@@ -29,6 +24,7 @@ ACTIVATIONS = (
 _KEEP_INPUT = frozenset({"GELU", "SiLU"})
 MOST = 64  # layers
 PANEL = 32  # columns of a packed panel, at most
+_NO_WAY_BACK = (0,) * 6
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Plan:
     out: int
 
     @classmethod
-    def of(cls, structure: Padded, first: int, inputs: int) -> Plan:
+    def of(cls, structure: Any, first: int, inputs: int) -> Plan:
         """Describe the layers from the first-th hidden one on; `inputs` is the width of what they read."""
         hidden = list(enumerate(structure.layout.hidden))[first:]
         rows, room, widest = [], 0, inputs
@@ -88,29 +84,7 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> Plan | None:
     return plan if plan.layers <= MOST else None
 
 
-class Job(NamedTuple):
-    """A struct of the kernels, the tensors that it was made from, and those that it points to: keep them while it is
-    used."""
-
-    told: ctypes.Structure
-    given: Sequence[Tensor | None]
-    held: Sequence[Tensor | None]
-
-
-def kept(net: Net, given: tuple[Any, ...], made: Callable[[], Job | None]) -> Job | None:
-    """Return what `made` returned when it was called for these very objects, which learn with a network;
-    None where torch must. What points to copies is made anew at every call: nobody would know that they are old."""
-    place, known = net.values.data_ptr(), net.__dict__.get("job")  # where `cached_property` keeps things
-    if known is not None and known[0] == place and all(map(operator.is_, known[1], given)):
-        found: Job = known[2]
-        return found
-    job = made()
-    lasts = job is not None and all(map(operator.is_, job.given, job.held))
-    net.__dict__["job"] = (place, given, job) if lasts else None
-    return job
-
-
-def run(structure: Padded, first: int, layers: Sequence[Views], x: Tensor) -> Tensor | None:
+def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor | None:
     """Run a structure's dense layers on x `[P, B, inputs]`; None where torch must."""
     if not layers or not build.serve(x):
         return None
@@ -136,7 +110,7 @@ def run(structure: Padded, first: int, layers: Sequence[Views], x: Tensor) -> Te
     return _forward(x.contiguous(), anchor, plan)[0]
 
 
-def _in_place(structure: Padded, first: int, plan: Plan, layers: Sequence[Views]) -> bool:
+def _in_place(structure: Any, first: int, plan: Plan, layers: Sequence[Any]) -> bool:
     """Whether parameters lie where the flat row has them: noisy ones, for example, do not."""
     base = layers[0].weight.data_ptr() - 4 * plan.start
     parts = (*structure.layout.hidden[first:], *structure.layout.output)
@@ -151,10 +125,10 @@ def _forward(x: Tensor, anchor: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     assert members == plan.members
     out, saved = x.new_empty(members, rows, plan.out), x.new_empty(members, rows * plan.room)
     packed = x.new_empty(max(plan.widest, rows) * PANEL)
-    build.kernels().dense_forward(
+    build.kernels().dense_forward(header.of("dense_call")(
         at(plan.fields), plan.layers, members, rows, inputs, plan.out, at(x), _values(anchor, plan),
-        anchor.stride(0), at(saved), rows * plan.room, at(out), at(packed),
-    )  # fmt: skip
+        anchor.stride(0), at(saved), rows * plan.room, at(packed), at(out), *_NO_WAY_BACK,
+    ))  # fmt: skip
     return out, saved
 
 
@@ -183,13 +157,12 @@ def _dense() -> Any:
             room = rows * plan.widest
             packed, scratch = x.new_empty(max(plan.widest, rows) * PANEL), x.new_empty(3 * room)
             learns = ctx.needs_input_grad[1]
-            build.kernels().dense_backward(
+            build.kernels().dense_backward(header.of("dense_call")(
                 at(plan.fields), plan.layers, members, rows, inputs, plan.out, at(x), _values(anchor, plan),
-                anchor.stride(0), _values(anchor.grad, plan) if learns else None,
-                anchor.grad.stride(0) if learns else 0, at(saved),
-                rows * plan.room, at(out_grad), at(x_grad), at(packed),
+                anchor.stride(0), at(saved), rows * plan.room, at(packed), 0, at(out_grad),
+                _values(anchor.grad, plan) if learns else 0, anchor.grad.stride(0) if learns else 0, at(x_grad),
                 at(scratch), room,
-            )  # fmt: skip
+            ))  # fmt: skip
             return x_grad, None, None
 
     return _Dense

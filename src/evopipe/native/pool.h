@@ -1,6 +1,10 @@
 // Threads that share members out among them. One thread computes all of a member, and takes the next that nobody has:
 // so no bit depends on how many threads there are, nor on what else their processors do.
 
+#pragma once
+
+#include "vectors.h"
+
 typedef int member_work(const void *job, int p);
 
 enum { MOST_THREADS = 64, LOOKS = 4096, NICE = 5 };  // it looks for work so often before it sleeps: about 100 µs

@@ -1,5 +1,24 @@
-// Normal and Gumbel numbers by counter, as `evopipe.rng` draws them, eight at a time. Logarithm and cosine are fdlibm's
+// Uniform, normal and Gumbel numbers by counter, as `evopipe.rng` draws them, eight at a time. Logarithm and cosine are fdlibm's
 // (Sun Microsystems, 1993), so that no library decides about their last bits.
+
+#pragma once
+
+#include "vectors.h"
+
+// SplitMix64's finaliser, as `evopipe.rng` has it.
+static uint64_t mixed_bits(uint64_t x) {
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+  return x ^ x >> 31;
+}
+
+#define GOLDEN 0x9E3779B97F4A7C15u
+
+// The draws [n] in [0, 1) of a member at one step; `salt` is what the purpose adds to a key.
+static void shares_of(int n, int64_t key, int64_t salt, int64_t step, double *u) {
+  const uint64_t at = mixed_bits(mixed_bits((uint64_t)key + (uint64_t)salt) + (uint64_t)step * GOLDEN);
+  for (int j = 0; j < n; j++) u[j] = (double)(mixed_bits(at + (uint64_t)(j + 1) * GOLDEN) >> 11) * 0x1p-53;
+}
 
 enum { WIDE = 8 };
 typedef double wide __attribute__((vector_size(8 * WIDE)));
@@ -74,11 +93,18 @@ static uint64_t stream_of(int64_t key, int64_t salt, int64_t step) {
   return mixed_bits(mixed_bits((uint64_t)key + (uint64_t)salt) + (uint64_t)step * GOLDEN);
 }
 
-// Normal numbers [members, n] of one step (Box & Muller, 1958).
-void normals(int members, int n, const int64_t *keys, int64_t salt, const int64_t *step, float *to) {
+void uniform(const draw_call *c) {
+  for (int p = 0; p < c->members; p++)
+    shares_of(c->n, c->keys[p], c->salt, *c->step, (double *)c->to + (ptrdiff_t)p * c->n);
+}
+
+// Box & Muller, 1958.
+void normals(const draw_call *c) {
   const bits count = {0, 1, 2, 3, 4, 5, 6, 7};
-  for (int p = 0; p < members; p++, to += n) {
-    const uint64_t stream = stream_of(keys[p], salt, *step);
+  const int n = c->n;
+  float *to = c->to;
+  for (int p = 0; p < c->members; p++, to += n) {
+    const uint64_t stream = stream_of(c->keys[p], c->salt, *c->step);
     for (int j = 0; j < n; j += WIDE) {
       const bits at = 2 * (count + (uint64_t)j);
       wide radius = -2.0 * log_wide(1.0 - shares(stream, at)), turn = cos_turns(shares(stream, at + 1));
@@ -87,11 +113,13 @@ void normals(int members, int n, const int64_t *keys, int64_t salt, const int64_
   }
 }
 
-// Negative Gumbel numbers [members, n] of one step, -40 at least.
-void gumbels(int members, int n, const int64_t *keys, int64_t salt, const int64_t *step, float *to) {
+// Negative ones, -40 at least.
+void gumbels(const draw_call *c) {
   const bits count = {0, 1, 2, 3, 4, 5, 6, 7};
-  for (int p = 0; p < members; p++, to += n) {
-    const uint64_t stream = stream_of(keys[p], salt, *step);
+  const int n = c->n;
+  float *to = c->to;
+  for (int p = 0; p < c->members; p++, to += n) {
+    const uint64_t stream = stream_of(c->keys[p], c->salt, *c->step);
     for (int j = 0; j < n; j += WIDE) {
       wide found = log_wide(-log_wide(1.0 - shares(stream, count + (uint64_t)j)));
       for (int i = 0; i < WIDE && j + i < n; i++) to[j + i] = found[i] < -40.0 ? -40.0f : (float)found[i];

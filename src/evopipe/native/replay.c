@@ -1,33 +1,11 @@
-// What a replay memory hands out: uniform draws, draws from trees of sums, and rows taken apart into a batch.
+// What a replay memory hands out: draws from trees of sums, and rows taken apart into a batch.
+
+#include "random.h"
+#include "workspace.h"
 
 enum { FAN_OUT = 32, AHEAD = 12 };
 
-// SplitMix64's finaliser, as `evopipe.rng` has it.
-static uint64_t mixed_bits(uint64_t x) {
-  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-  return x ^ x >> 31;
-}
-
-#define GOLDEN 0x9E3779B97F4A7C15u
-
-// The draws [n] in [0, 1) of a member at one step; `salt` is what the purpose adds to a key.
-static void shares_of(int n, int64_t key, int64_t salt, int64_t step, double *u) {
-  const uint64_t at = mixed_bits(mixed_bits((uint64_t)key + (uint64_t)salt) + (uint64_t)step * GOLDEN);
-  for (int j = 0; j < n; j++) u[j] = (double)(mixed_bits(at + (uint64_t)(j + 1) * GOLDEN) >> 11) * 0x1p-53;
-}
-
-void uniform(int members, int n, const int64_t *keys, int64_t salt, const int64_t *step, double *u) {
-  for (int p = 0; p < members; p++) shares_of(n, keys[p], salt, *step, u + (ptrdiff_t)p * n);
-}
-
 // --- trees of sums ---------------------------------------------------------------------------------------------------
-
-typedef struct {
-  int depth;
-  float **levels;         // the rows' own priorities first
-  const int64_t *widths;  // of a member's part of each
-} tree;
 
 // The sum of a block of neighbours, in one order.
 INLINE float block_sum(const float *of) {
@@ -42,17 +20,17 @@ INLINE void add_up(const tree *of, int level, int64_t slot, int64_t at) {
 }
 
 // Sum anew, on every level, what is above rows `index` [n] of members `slots` [n].
-void tree_add_up(const tree *of, int n, const int64_t *slots, const int64_t *index) {
-  for (int i = 0; i < n; i++) {
-    int64_t at = index[i];
-    for (int level = 1; level < of->depth; level++) add_up(of, level, slots[i], at /= FAN_OUT);
+void tree_add_up(const tree_call *c) {
+  for (int i = 0; i < c->n; i++) {
+    int64_t at = c->index[i];
+    for (int level = 1; level < c->of->depth; level++) add_up(c->of, level, c->slots[i], at /= FAN_OUT);
   }
 }
 
 // The same of whole levels.
-void tree_add_up_all(const tree *of, int members) {
-  for (int level = 1; level < of->depth; level++)
-    for (int64_t i = 0; i < members * of->widths[level]; i++) add_up(of, level, 0, i);
+void tree_add_up_all(const tree_call *c) {
+  for (int level = 1; level < c->of->depth; level++)
+    for (int64_t i = 0; i < c->members * c->of->widths[level]; i++) add_up(c->of, level, 0, i);
 }
 
 typedef float half __attribute__((vector_size(4 * SUMS)));  // of a block, however wide a vector is
@@ -136,10 +114,9 @@ static void draw_by(const tree *of, int n, int64_t slot, const double *u, int64_
 }
 
 // The same of several members, [members, n].
-void tree_draw(const tree *of, int members, int n, const int64_t *slots, const double *u, int64_t *index, float *chance,
-               double *ends, int places) {
-  for (ptrdiff_t p = 0; p < members; p++)
-    draw_by(of, n, slots[p], u + p * n, index + p * n, chance + p * n, ends, places);
+void tree_draw(const tree_call *c) {
+  for (ptrdiff_t p = 0, n = c->n; p < c->members; p++)
+    draw_by(c->of, c->n, c->slots[p], c->u + p * n, c->index + p * n, c->chance + p * n, c->ends, c->places);
 }
 
 INLINE vec power(vec x, float exponent) {  // of x > 0
@@ -156,29 +133,30 @@ static void importance(int n, float filled, const float *chance, float beta, con
   for (int b = 0; b < n; b++) out[b] = weight[b] * out[b] / largest;
 }
 
-void importances(int members, int n, const int64_t *filled, const float *chance, float beta, const float *weight,
-                 float *out) {
-  for (ptrdiff_t p = 0; p < members; p++)
-    importance(n, (float)filled[p], chance + p * n, beta, weight + p * n, out + p * n);
+void importances(const importance_call *c) {
+  for (ptrdiff_t p = 0, n = c->n; p < c->members; p++)
+    importance(c->n, (float)c->filled[p], c->chance + p * n, c->beta, c->weight + p * n, c->out + p * n);
 }
 
-// Set priorities (|error| + least)^α, at most `most`, of rows [members, n]; one that is NaN stays, of equal rows the
-// largest counts. `fresh` has room for n of them, rounded up to whole cache lines.
-void tree_update(const tree *of, int members, int n, const int64_t *slots, const int64_t *index, const float *errors,
-                 float alpha, float least, float most, float *largest, float *fresh) {
-  for (int p = 0; p < members; p++, index += n, errors += n) {
-    const int64_t slot = slots[p];
+// Set priorities (|error| + least)^α, at most `most`; one that is NaN stays, of equal rows the largest counts.
+void tree_update(const tree_call *c) {
+  const tree *of = c->of;
+  const int64_t *index = c->index;
+  const float *errors = c->errors;
+  float *fresh = c->fresh, *largest_of = c->largest;
+  for (int p = 0, n = c->n; p < c->members; p++, index += n, errors += n) {
+    const int64_t slot = c->slots[p];
     float *rows = of->levels[0] + slot * of->widths[0];
     for (int b = 0; b < n; b += LANES) {
-      const vec each = power(size(part(errors + b, n - b)) + least, alpha);
-      store(fresh + b, choose(each > all(most), all(most), each));
+      const vec each = power(size(part(errors + b, n - b)) + c->least, c->alpha);
+      store(fresh + b, choose(each > all(c->most), all(c->most), each));
     }
     for (int b = 0; b < n; b++)
       if (fresh[b] != fresh[b]) fresh[b] = rows[index[b]];
     for (int b = 0; b < n; b++) rows[index[b]] = 0.0f;
     for (int b = 0; b < n; b++) {
       if (fresh[b] > rows[index[b]]) rows[index[b]] = fresh[b];
-      if (fresh[b] > largest[slot]) largest[slot] = fresh[b];
+      if (fresh[b] > largest_of[slot]) largest_of[slot] = fresh[b];
     }
     for (int level = 1, by = FAN_OUT; level < of->depth; level++, by *= FAN_OUT)
       for (int b = 0; b < n; b++) add_up(of, level, slot, index[b] / by);
@@ -187,80 +165,76 @@ void tree_update(const tree *of, int members, int n, const int64_t *slots, const
 
 // --- batches ---------------------------------------------------------------------------------------------------------
 
-typedef struct {
-  const tree *sums;  // NULL where all rows are equally likely
-  const float *rows, *gamma, *counts;  // counts: how much each place of the batch does, [members, n]
-  const int64_t *keys, *step, *slots, *first, *filled;  // a member's rows begin at `first`
-  int64_t *index;
-  float *obs, *next_obs, *reward, *discount, *alive, *learns, *next_alive, *weight, *chance;  // learns: of several steps
-  void *action;
-  uint8_t *next_legal, *legal;
-  double *u, *ends;
-  ptrdiff_t width, salt;
-  int members, n, wide, acts, continuous, steps, each, masks, places;
-  float beta;
-} sample;
+// What each agent of a row was paid over its steps, and how much of its target's value counts.
+static void pay(const sample *j, ptrdiff_t at, const float *row, float gamma) {
+  const int steps = j->steps, each = j->each;
+  const float *over = row + steps * each, *taken = over + each;
+  for (int k = 0; k < each; k++) {
+    float total = row[k], bootstrap = gamma;
+    double power = gamma;
+    for (int s = 1; s < steps; s++, power *= gamma) total = __builtin_fmaf((float)power, row[s * each + k], total);
+    if (steps > 1) {
+      power = 1.0;
+      for (int s = 0; s < (int)taken[k]; s++) power *= gamma;
+      bootstrap = (float)power;
+    }
+    j->reward[at * each + k] = total;
+    j->discount[at * each + k] = bootstrap * (1.0f - over[k]);
+  }
+}
+
+// Split one row, which becomes the `at`th of the batch.
+static void take_apart(const sample *j, ptrdiff_t at, const float *row, float gamma) {
+  const int steps = j->steps, each = j->each, wide = j->wide, acts = j->acts, masks = j->masks;
+  memcpy(j->obs + at * wide, row, sizeof(float) * (size_t)wide);
+  memcpy(j->next_obs + at * wide, row + wide, sizeof(float) * (size_t)wide);
+  row += 2 * wide;
+  if (j->continuous)
+    memcpy((float *)j->action + at * acts, row, sizeof(float) * (size_t)acts);
+  else
+    for (int k = 0; k < acts; k++) ((int64_t *)j->action)[at * acts + k] = (int64_t)row[k];
+  row += acts;
+  pay(j, at, row, gamma);
+  const float *taken = row + (steps + 1) * each;
+  row = taken + (steps > 1 ? each : 0);
+  uint8_t *const legal[2] = {j->next_legal, j->legal};
+  for (int i = 0; i < 2; i++) {
+    if (!legal[i]) continue;
+    for (int a = 0; a < masks; a++) legal[i][at * masks + a] = row[a] > 0.5f;
+    row += masks;
+  }
+  if (!j->alive) return;
+  memcpy(j->alive + at * each, row, sizeof(float) * (size_t)each);
+  memcpy(j->next_alive + at * each, row + each, sizeof(float) * (size_t)each);
+  for (int k = 0; steps > 1 && k < each; k++) j->learns[at * each + k] = taken[k] > 0.0f ? row[k] : 0.0f;
+}
 
 // Split a member's first n rows of a batch into [members, n, …] each.
 static void gather(const sample *j, int p, int n) {
-  const float *rows = j->rows + j->first[p] * j->width, gamma = j->gamma[p];
+  const float *rows = j->rows + j->first[p] * j->width;
   const int64_t *own = j->index + (ptrdiff_t)p * j->n;
-  const int steps = j->steps, each = j->each, wide = j->wide, acts = j->acts, masks = j->masks;
   for (int b = 0; b < n; b++) {
     if (b + AHEAD < n) {
       const char *later = (const char *)(rows + own[b + AHEAD] * j->width);
       for (ptrdiff_t byte = 0; byte < 4 * j->width; byte += 64) __builtin_prefetch(later + byte);
     }
-    const float *row = rows + own[b] * j->width;
-    const ptrdiff_t at = (ptrdiff_t)p * j->n + b;
-    memcpy(j->obs + at * wide, row, sizeof(float) * (size_t)wide);
-    memcpy(j->next_obs + at * wide, row + wide, sizeof(float) * (size_t)wide);
-    row += 2 * wide;
-    if (j->continuous)
-      memcpy((float *)j->action + at * acts, row, sizeof(float) * (size_t)acts);
-    else
-      for (int k = 0; k < acts; k++) ((int64_t *)j->action)[at * acts + k] = (int64_t)row[k];
-    row += acts;
-    const float *over = row + steps * each, *taken = over + each;
-    for (int k = 0; k < each; k++) {
-      float total = row[k], bootstrap = gamma;
-      double power = gamma;
-      for (int s = 1; s < steps; s++, power *= gamma)
-        total = __builtin_fmaf((float)power, row[s * each + k], total);
-      if (steps > 1) {
-        power = 1.0;
-        for (int s = 0; s < (int)taken[k]; s++) power *= gamma;
-        bootstrap = (float)power;
-      }
-      j->reward[at * each + k] = total;
-      j->discount[at * each + k] = bootstrap * (1.0f - over[k]);
-    }
-    row = taken + (steps > 1 ? each : 0);
-    uint8_t *const legal[2] = {j->next_legal, j->legal};
-    for (int i = 0; i < 2; i++) {
-      if (!legal[i]) continue;
-      for (int a = 0; a < masks; a++) legal[i][at * masks + a] = row[a] > 0.5f;
-      row += masks;
-    }
-    if (!j->alive) continue;
-    memcpy(j->alive + at * each, row, sizeof(float) * (size_t)each);
-    memcpy(j->next_alive + at * each, row + each, sizeof(float) * (size_t)each);
-    for (int k = 0; steps > 1 && k < each; k++) j->learns[at * each + k] = taken[k] > 0.0f ? row[k] : 0.0f;
+    take_apart(j, (ptrdiff_t)p * j->n + b, rows + own[b] * j->width, j->gamma[p]);
   }
 }
 
 // Draw rows [members, n] of one step, by priority where there are sums, and take them apart. What is behind a member's
 // own batch is left as it is.
-void draw_batch(const sample *j) {
+void draw_batch(const sample *j, const sample_call *now) {
   for (int p = 0; p < j->members; p++) {
     const ptrdiff_t at = (ptrdiff_t)p * j->n;
     const int n = rows_that_count(j->n, j->counts + at);
-    shares_of(n, j->keys[p], j->salt, *j->step, j->u);
+    const float filled = (float)now->filled[p];
+    shares_of(n, j->keys[p], j->salt, *now->step, j->u);
     if (j->sums) {
       draw_by(j->sums, n, j->slots[p], j->u, j->index + at, j->chance, j->ends, j->places);
-      importance(n, (float)j->filled[p], j->chance, j->beta, j->counts + at, j->weight + at);
+      importance(n, filled, j->chance, now->beta, j->counts + at, j->weight + at);
     } else {
-      for (int b = 0; b < n; b++) j->index[at + b] = (int64_t)(j->u[b] * (double)j->filled[p]);
+      for (int b = 0; b < n; b++) j->index[at + b] = (int64_t)(j->u[b] * (double)now->filled[p]);
     }
     gather(j, p, n);
   }

@@ -6,25 +6,20 @@ LSTM layers on the CPU. Of a team `E` and `B` stand for `E · K` and `B · K` ro
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from evopipe.core.native import build
-from evopipe.core.native.actor_critic import Places
-from evopipe.core.native.build import at, kernels
-from evopipe.core.native.dense import MOST, plan_of
-from evopipe.core.native.learn import owned
-from evopipe.core.optim import BETA1, BETA2, EPS
+from evopipe.native import build, header, update
+from evopipe.native.actor_critic import Places
+from evopipe.native.build import kernels
+from evopipe.native.dense import MOST, plan_of
+from evopipe.native.header import at
+from evopipe.native.networks import BETA1, BETA2, EPS, Adam, Net
 from evopipe.rng import Purpose, Stream, salt
 from evopipe.types import Chosen, Hyper, Learned, Spaces, Tensor
-
-if TYPE_CHECKING:
-    from evopipe.core.net import Net
-    from evopipe.core.optim import Adam
 
 KINDS = {"discrete": 0, "multidiscrete": 0, "multibinary": 1, "continuous": 2}
 GATES = 4
@@ -45,7 +40,17 @@ class Lessons(NamedTuple):
     epochs: Sequence[int]  # each member's
 
 
-def _described(cfg: Any, state: Any, team: Places | None) -> Any:
+class Policy(NamedTuple):
+    """The kernels' view of a state."""
+
+    pointer: Any
+    members: int
+    agents: int
+    memory: int
+    held: list[Any]  # tensors that it points to
+
+
+def _described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
     """What the kernels must know of a state; None where they cannot serve it. Kept beside the actor's structure."""
     structure = state.actor.structure
     known: dict[Any, Any] | None = getattr(getattr(structure, "inner", structure), "plans", None)
@@ -55,71 +60,77 @@ def _described(cfg: Any, state: Any, team: Places | None) -> Any:
     places = *(0 if net is None else net.values.data_ptr() for net, _ in nets), state.log_std.data_ptr()
     if "policy" not in known or known["policy"][0] != places:
         known["policy"] = places, _describe(cfg, state, nets, team)
-    found: Any = known["policy"][1]
+    found: Policy | None = known["policy"][1]
     return found
 
 
-def _describe(cfg: Any, state: Any, nets: Sequence[tuple[Net | None, Adam | None]], team: Places | None) -> Any:
+def _describe(
+    cfg: Any, state: Any, nets: Sequence[tuple[Net | None, Adam | None]], team: Places | None
+) -> Policy | None:
     spaces: Spaces = cfg.spaces
     team = team or Places((spaces.observations,), (spaces.actions,))
     groups = [[k for _, k in sorted((team.seat[k], k) for k, own in enumerate(team.group) if own == g)]
               for g in range(max(team.group) + 1)]  # fmt: skip
     starts = [0, *itertools.accumulate(map(len, groups))]
-    crew = [k for group in groups for k in group]
-    numbers = [torch.tensor(x, dtype=torch.int32) for x in (spaces.choices or (0,), crew, starts, team.sees, team.does)]
-    each, *of_team = numbers
-    inputs = spaces.observations + team.ids
-    policy = build.structure("policy")(
-        each=at(each), log_std=at(state.log_std), members=len(state.log_std), observations=spaces.observations,
-        outputs=spaces.actions, choices=spaces.action_size, kind=KINDS[spaces.kind], squash=cfg.squash, memory=0,
-        agents=len(crew), groups=len(groups), ids=team.ids,
-        **dict(zip(("crew", "starts", "sees", "does"), map(at, of_team), strict=True)),
-    )  # fmt: skip
-    policy.keep = numbers  # tensors that it points to
-    together = sum(team.sees) + team.ids
-    for i, (net, adam) in enumerate(nets):
+    agents = [k for group in groups for k in group]
+    numbers = [
+        torch.tensor(x, dtype=torch.int32) for x in (spaces.choices or (0,), agents, starts, team.sees, team.does)
+    ]
+    held: list[Any] = [*numbers]
+    members, own = len(state.log_std), spaces.observations + team.ids
+    inputs, memory, joint, packed = own, 0, False, []
+    for name, (net, adam) in zip(_NETS, nets, strict=True):
         if net is None or adam is None:
+            packed.append(bytes(header.of("network").size))
             continue
-        if _NETS[i] == "critic" and len(crew) > 1:
+        if name == "critic" and len(agents) > 1:
             inputs = net.structure.widths.inputs
-            policy.joint = inputs != spaces.observations + team.ids
-            if inputs == together == spaces.observations + team.ids:
+            joint = inputs != own
+            if inputs == sum(team.sees) + team.ids == own:
                 return None  # which of both it reads cannot be told
-        brain = _brain(net, adam, inputs, policy)
-        if brain is None:
+        found = _network(net, adam, inputs, members, len(groups), memory, held)
+        if found is None:
             return None
-        policy.brains[i] = brain
-        if _NETS[i] == "encoder":
-            inputs = net.structure.layout.hidden[-1].out  # type: ignore[attr-defined]
-    return policy
+        packed.append(found)
+        memory += getattr(net.structure, "inner", net.structure).memory
+        if name == "encoder":
+            inputs = net.structure.layout.hidden[-1].out
+    names = "each", "agent", "starts", "sees", "does"
+    kind = header.of("policy")
+    pointer = kind.pointer(kind.packed(
+        nets=b"".join(packed), log_std=at(state.log_std), members=members, observations=spaces.observations,
+        outputs=spaces.actions, choices=spaces.action_size, kind=KINDS[spaces.kind], squash=cfg.squash, memory=memory,
+        agents=len(agents), groups=len(groups), ids=team.ids, joint=joint,
+        **dict(zip(names, map(at, numbers), strict=True)),
+    ))  # fmt: skip
+    return Policy(pointer, members, len(agents), memory, held)
 
 
-def _brain(net: Net, adam: Adam, inputs: int, policy: Any) -> Any:
+def _network(
+    net: Net, adam: Adam, inputs: int, members: int, groups: int, memory: int, held: list[Any]
+) -> bytes | None:
     """A network that reads so many numbers; its memory stands behind that of those before it."""
     structure: Any = getattr(net.structure, "inner", net.structure)
     plan = plan_of(net, inputs, lstm=True)
-    if plan is None or structure.recurrent > MOST or len(structure.archs) != policy.members * policy.groups:
+    if plan is None or structure.recurrent > MOST or len(structure.archs) != members * groups:
         return None
     count, hidden = structure.recurrent, structure.layout.hidden
     fields = torch.zeros(len(structure.archs), count, 7, dtype=torch.int32)
     kept = 0
     for i in range(count):
-        part, remembered = hidden[i], policy.memory + sum(structure.memory_widths[: 2 * i])
+        part, remembered = hidden[i], memory + sum(structure.memory_widths[: 2 * i])
         for row, arch in enumerate(structure.archs):
             block = arch.layers.get(structure.names[i])
             if block is not None:
                 spots = part.weight.units, part.weight.start, part.bias.start, part.recurrent.start, remembered
                 fields[row, i] = torch.tensor([block.width, *spots, part.alpha.start if block.blend else -1])
         kept += (GATES + 4) * (part.weight.units + 16) + part.out + 16
-    policy.memory += structure.memory
-    policy.keep += [plan.fields, fields]
+    held += [plan.fields, fields]
     widest = max(plan.widest, inputs, *(2 * hidden[i].out for i in range(count)))
-    return build.structure("brain")(
-        plan=at(plan.fields), gated=at(fields), own=at(owned(net.structure)), values=at(net.values),
-        mean=at(adam.mean), square=at(adam.square), steps=at(adam.steps), layers=plan.layers, recurrent=count,
-        reads=inputs, room=plan.room + kept, widest=widest, size=structure.size, values_stride=net.values.stride(0),
-        moments_stride=adam.mean.stride(0),
-    )  # fmt: skip
+    return header.of("network").packed(**{
+        **update.rows(net, adam, members), "plan": at(plan.fields), "gated": at(fields), "layers": plan.layers,
+        "recurrent": count, "inputs": inputs, "keep": plan.room + kept, "widest": widest,
+    })  # fmt: skip
 
 
 def learn(
@@ -137,7 +148,8 @@ def learn(
     losses, healthy = torch.full_like(rates[0], torch.nan), healthy.clone()
     rows, known = lessons.rows, cfg.spaces.observations + cfg.spaces.action_size
     names = ("batches", "sizes", "epochs", *_RATES)
-    asked = build.structure("lessons")(
+    kind = header.of("rollout")
+    asked = kind.packed(
         rows=at(rows), memory=at(lessons.memory), order=at(order), ticks=at(ticks), within=at(within),
         log_std_adam=at(state.log_std_adam), resting=at(state.resting), updates=at(state.updates), losses=at(losses),
         healthy=at(healthy), row=rows.shape[3], rows_stride=rows.stride(0), memory_stride=lessons.memory.stride(0),
@@ -146,7 +158,7 @@ def learn(
         masked=rows.shape[3] > known + 6, beta1=BETA1, beta2=BETA2, eps=EPS,
         **dict(zip(names, map(at, (*counts, *rates)), strict=True)),
     )  # fmt: skip
-    kernels().policy_learn(ctypes.addressof(policy), ctypes.addressof(asked))
+    build.done(kernels().ppo_update(policy.pointer, kind.pointer(asked)))
     return Learned(losses, healthy)
 
 
@@ -196,27 +208,26 @@ def _actions(cfg: Any, obs: Tensor) -> Tensor:
     return torch.empty(*obs.shape[:2], *cfg.spaces.action_shape, dtype=kind)
 
 
-def _readable(policy: Any, obs: Tensor, memory: Tensor) -> bool:
+def _readable(policy: Policy, obs: Tensor, memory: Tensor) -> bool:
     if obs.dtype != torch.float32 or not obs.numel() or memory.shape[-1] != policy.memory:
         return False
     return bool(len(obs) == policy.members and obs.shape[1] % policy.agents == 0)
 
 
 def _say(
-    policy: Any, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None = None,
+    policy: Policy, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None = None,
     action: Tensor | None = None, log_prob: Tensor | None = None, value: Tensor | None = None,
     after: Tensor | None = None, next_alive: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill what is given from `action` to `after`."""
     obs, memory = obs.contiguous(), memory.contiguous()
     legal, next_alive = (None if x is None else x.contiguous() for x in (legal, next_alive))
-    keys, when, added = (None, None, 0) if draw is None else (at(draw.keys), at(draw.step), salt(draw.purpose))
-    moment = build.structure("moment")(
-        obs=at(obs), memory=at(memory), legal=at(legal), next_alive=at(next_alive), keys=keys, when=when,
-        actions=at(action), log_probs=at(log_prob), values=at(value), remembered=at(after) if policy.memory else None,
-        envs=obs.shape[1] // policy.agents, salt=added,
+    keys, when, added = (0, 0, 0) if draw is None else (at(draw.keys), at(draw.step), salt(draw.purpose))
+    now = header.of("acting")(
+        at(obs), at(memory), at(next_alive), at(legal), keys, when, at(action), at(log_prob), at(value),
+        at(after) if policy.memory else 0, obs.shape[1] // policy.agents, added,
     )  # fmt: skip
-    kernels().policy_act(ctypes.addressof(policy), ctypes.addressof(moment))
+    build.done(kernels().ppo_act(policy.pointer, now))
 
 
 def enter(
@@ -230,10 +241,10 @@ def enter(
         x.contiguous() for x in (obs, chosen.action, chosen.log_prob, chosen.value, begins)
     )
     legal = None if legal is None else legal.contiguous()
-    kernels().rollout_enter(
+    kernels().rollout_enter(header.of("enter_call")(
         *obs.shape, spaces.action_size, spaces.actions, at(rows), rows.stride(0), at(obs), at(action),
         not spaces.continuous, at(log_prob), at(value), at(begins), at(legal),
-    )  # fmt: skip
+    ))  # fmt: skip
     return True
 
 
@@ -246,10 +257,10 @@ def finish(
         return False
     next_obs, reward, *ends = (x.contiguous() for x in (next_obs, reward, *ends))  # type: ignore[assignment]
     next_alive = None if next_alive is None else next_alive.contiguous()
-    kernels().rollout_finish(
+    kernels().rollout_finish(header.of("finish_call")(
         *next_obs.shape, at(after), after.stride(0), at(expected), *expected.stride(), at(next_obs), at(reward),
         at(next_alive), *map(at, ends),
-    )  # fmt: skip
+    ))  # fmt: skip
     return True
 
 
@@ -263,10 +274,10 @@ def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tu
     kernels are not in use."""
     if build.chosen() is None:
         return None
-    found, count = torch.empty(2, len(over), dtype=torch.int64), ctypes.c_int32()
-    kernels().next_episodes(
+    found, count = torch.empty(2, len(over), dtype=torch.int64), torch.empty(1, dtype=torch.int32)
+    kernels().next_episodes(header.of("episodes_call")(
         len(over), at(over), at(keys), at(envs), at(begun), salt(Purpose.EPISODE), at(found[0]), at(found[1]),
-        ctypes.addressof(count),
-    )  # fmt: skip
-    rows, seeds = found[:, : count.value]
+        at(count),
+    ))  # fmt: skip
+    rows, seeds = found[:, : int(count)]
     return rows, seeds

@@ -1,5 +1,9 @@
 // Matrix products: every output is one chain of fused multiply-adds in the order of the inputs.
 
+#pragma once
+
+#include "vectors.h"
+
 // What is done with a product: it is written, added to what is there, or written as ReLU has it.
 enum { WRITTEN, ADDED, RECTIFIED };
 

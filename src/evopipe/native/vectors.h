@@ -1,7 +1,6 @@
-// What several members compute, member by member: a member's bits depend neither on how many there are nor on how many
-// rows a batch has. Every sum has one order that no vector width changes: products are summed one after the other by
-// fused multiply-adds, sums over units in sixteen interleaved parts. Nor does a compiler change it: it fuses nothing by
-// itself (`-ffp-contract=off`), every fused operation is written as one.
+// Vectors of floats, as wide as the processor has them.
+
+#pragma once
 
 #include <fenv.h>
 #include <math.h>
@@ -19,6 +18,8 @@
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
+
+#include "kernels.h"
 
 #if defined(__AVX512F__)
 enum { LANES = 16, TILE = 8, PARTS = 2 };
@@ -90,28 +91,3 @@ INLINE vec less(vec c, vec a, vec b) {
   return fused(-a, b, c);
 #endif
 }
-
-// What compiled this, for the fingerprint of a result.
-const char *compiled_by(void) {
-#if defined(__clang__)
-  return __VERSION__;
-#else
-  return "GCC " __VERSION__;
-#endif
-}
-
-#include "products.c"
-#include "functions.c"
-#include "dense.c"
-#include "learn.c"
-#include "pool.c"
-#include "replay.c"
-#include "draws.c"
-#include "value.c"
-#include "team.c"
-#include "actor_critic.c"
-#include "soft_actor_critic.c"
-#include "lstm.c"
-#include "policy.c"
-#include "policy_learn.c"
-#include "policy_act.c"

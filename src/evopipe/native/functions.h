@@ -1,5 +1,9 @@
 // Activations, their slopes, and what they are made of, by polynomials of our own: no library decides about last bits.
 
+#pragma once
+
+#include "products.h"
+
 enum { RELU, ELU, GELU, TANH, LEAKY_RELU, SILU, SOFTSIGN, SIGMOID, SOFTPLUS, IDENTITY };
 
 // Write x = n · log 2 + *rest, n whole, and return (exp(*rest) − 1 − *rest) / *rest², by Cephes' expf.

@@ -1,5 +1,9 @@
 // Who of a team is there: `evopipe.types` says what the numbers mean.
 
+#pragma once
+
+#include "vectors.h"
+
 // Copy n numbers, or write as many 0s.
 static void put_or_clear(int put, float *to, const float *from, int n) {
   if (put)

@@ -1,0 +1,138 @@
+"""Whole updates of actors and critics by the CPU's own kernels; `algos` has the same in torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+
+from evopipe.native import build, header, update
+from evopipe.native.header import at
+from evopipe.native.update import Learners, Row
+from evopipe.rng import Stream, salt
+from evopipe.types import Batch, Hyper, Learned, Tensor
+
+_RATES = ("lr_actor", "lr_critic", "grad_clip", "tau")
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Who of a team's `K` agents sees and does how much of a row, which network of a member's is its own, and which of
+    those that share it an agent is. One agent alone: `Places((observations,), (actions,))`."""
+
+    sees: tuple[int, ...]
+    does: tuple[int, ...]
+    group: tuple[int, ...] = (0,)
+    seat: tuple[int, ...] = (0,)
+    ids: int = 0  # numbers that tell those apart
+
+    @property
+    def joint(self) -> int:
+        """Width of what a critic reads."""
+        return sum(self.sees) + sum(self.does) + self.ids
+
+    @cached_property
+    def fields(self) -> Tensor:
+        return torch.tensor([self.sees, self.does, self.group, self.seat], dtype=torch.int32)
+
+
+def normals(draw: Stream, n: int) -> Tensor:
+    """Return what `draw.normal(n)` returns, to its last bit or the one before."""
+    return _drawn("normals", draw, n)
+
+
+def gumbels(draw: Stream, n: int) -> Tensor:
+    """Return what `ops.distributions.gumbel` does, as float32 and −40 at least."""
+    return _drawn("gumbels", draw, n)
+
+
+def _drawn(name: str, draw: Stream, n: int) -> Tensor:
+    found = torch.empty(len(draw.keys), n)
+    call = header.of("draw_call")(*found.shape, at(draw.keys), salt(draw.purpose), at(draw.step), at(found))
+    getattr(build.kernels(), name)(call)
+    return found
+
+
+@cache
+def alone(observations: int, actions: int) -> Places:
+    """Return the places of one agent."""
+    return Places((observations,), (actions,))
+
+
+def ddpg_update(
+    of: Learners, hp: Hyper, places: Places, batch: Batch, healthy: Tensor, actor_learns: bool, *,
+    discrete: bool = False, noise: Tensor | None = None, own_noise: Tensor | None = None, noise_clip: Row = 0.0,
+    temperature: Row = 1.0, penalty: Row = 0.0, alpha: Row | None = None,
+) -> Learned | None:  # fmt: skip
+    """Let critics regress, and where it is their turn deterministic actors follow them; None where torch must.
+
+    Noise, `[P, K · B · A]`, is added to the next actions within `noise_clip`, or decides which are drawn; `own_noise`
+    decides which of an actor's own are. With `alpha` actors stay close to the batch's actions, as in TD3+BC. Rows of
+    weight 0 at a batch's end are not looked at: their errors are 0.
+    """
+    assert of.actor is not None
+    if batch.obs.dtype != torch.float32:
+        return None
+    seen, members = batch.obs.shape[-1], len(of.updates)
+    structure = of.actor.structure
+
+    def more() -> dict[str, Any]:
+        sees, does, group, seat = (row.data_ptr() for row in places.fields)
+        critics = len(of.critic.values) // members * of.critic.structure.copies
+        return {
+            "sees": sees, "does": does, "group": group, "seat": seat, "agents": len(places.sees), "obs": seen,
+            "actions": structure.widths.outputs, "joint": places.joint, "ids": places.ids,
+            "twins": critics // (max(places.group) + 1), "discrete": discrete,
+        }  # fmt: skip
+
+    rates = {name: hp[name] for name in _RATES}
+    rates |= {"noise_clip": noise_clip, "temperature": temperature, "penalty": penalty}
+    if alpha is not None:
+        rates["alpha"] = alpha
+    own = seen + places.ids
+    inputs = {"actor": own, "actor_target": own, "critic": places.joint, "critic_target": places.joint}
+    job = update.job("ddpg_job", of, members, inputs, rates, {*_RATES}, more, (discrete,), (places.fields,))
+    if job is None or of.actor_target is None:
+        return None
+    return update.learn("ddpg_update", job, batch, healthy, noise, own_noise, actor_learns)
+
+
+def sac_update(
+    of: Learners, log_alpha: Tensor, log_alpha_adam: Tensor, hp: Hyper, batch: Batch, healthy: Tensor, *,
+    discrete: bool, learns_alpha: bool, target_entropy: Row, by_legal: bool, noise: Tensor | None,
+    own_noise: Tensor | None,
+) -> Learned | None:  # fmt: skip
+    """Let twin critics, a stochastic actor and, where it learns, its temperature take a step; None where torch must.
+
+    The temperature aims at an entropy, where `by_legal` at so large a share of the logarithm of how many actions are
+    legal. Noise and `own_noise`, `[P, B · A]` standard normal, are of the next actions and of the actor's own.
+    """
+    assert of.actor is not None
+    held = log_alpha, log_alpha_adam
+    if batch.obs.dtype != torch.float32 or not all(x.dtype == torch.float32 and x.is_contiguous() for x in held):
+        return None
+    obs, outputs, members = batch.obs.shape[-1], of.actor.structure.widths.outputs, len(of.updates)
+    actions = outputs if discrete else outputs // 2
+    asked = obs if discrete else obs + actions
+
+    def more() -> dict[str, Any]:
+        return {
+            "log_alpha": at(log_alpha),
+            "log_alpha_adam": at(log_alpha_adam),
+            "obs": obs,
+            "actions": actions,
+            "discrete": discrete,
+            "by_legal": by_legal,
+            "learns_alpha": learns_alpha,
+        }
+
+    rates = {name: hp[name] for name in (*_RATES, "lr_alpha")} | {"target_entropy": target_entropy}
+    inputs = {"actor": obs, "critic": asked, "critic_target": asked}
+    job = update.job(
+        "sac_job", of, members, inputs, rates, {*_RATES}, more, (discrete, by_legal, learns_alpha), held
+    )  # fmt: skip
+    if job is None:
+        return None
+    return update.learn("sac_update", job, batch, healthy, noise, own_noise)

@@ -1,0 +1,76 @@
+"""What C and Python have in common: `kernels.h`, read by cffi. Structs are packed as it says, whole, in one go: a field
+at a time costs as much as a short kernel."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from evopipe.types import Tensor
+
+HEADER = Path(__file__).with_name("kernels.h")
+
+
+@cache
+def declarations() -> Any:
+    """Return cffi's view of the header."""
+    import cffi  # commands that compute nothing do not read it
+
+    found = cffi.FFI()
+    found.cdef(HEADER.read_text())
+    return found
+
+
+def at(tensor: Tensor | None) -> int:
+    """Return where a tensor's numbers begin; None stands for C's NULL."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+class Struct:
+    """A struct of the header. Pointers are addresses, structs within it what `pack` returned; whoever points to
+    something keeps it."""
+
+    def __init__(self, name: str) -> None:
+        ffi = declarations()
+        kind = ffi.typeof(name)
+        self.fields = tuple(field for field, _ in kind.fields)
+        parts, end = ["="], 0
+        for _, field in kind.fields:
+            parts += [f"{field.offset - end}x", _letter(ffi, field.type)]
+            end = field.offset + ffi.sizeof(field.type)
+        self._nothing = [b"" if part.endswith("s") else 0 for part in parts[2::2]]
+        self._packer = struct.Struct("".join([*parts, f"{ffi.sizeof(kind) - end}x"]))
+        self.pack, self.size = self._packer.pack, self._packer.size
+        self._pointer, self._point = ffi.typeof(f"{name} *"), ffi.from_buffer
+
+    def __call__(self, *values: Any) -> Any:
+        """Return a pointer to one with these values, in the header's order; it holds what it points to."""
+        return self._point(self._pointer, self.pack(*values))
+
+    def packed(self, **values: Any) -> bytes:
+        """Return one with these values by name; others are 0, and structs among them empty."""
+        if unknown := values.keys() - set(self.fields):
+            raise TypeError(f"the header has no field {sorted(unknown)[0]!r} there")
+        return self.pack(*map(values.get, self.fields, self._nothing))
+
+    def pointer(self, packed: bytes) -> Any:
+        """Return a pointer to what `packed` returned; it holds that."""
+        return self._point(self._pointer, packed)
+
+
+def _letter(ffi: Any, kind: Any) -> str:
+    """How `struct` writes a type."""
+    size = ffi.sizeof(kind)
+    if kind.kind in ("struct", "array"):
+        return f"{size}s"
+    if kind.kind == "pointer":
+        return {4: "I", 8: "Q"}[size]
+    return {"float": "f", "double": "d"}.get(kind.cname) or {4: "i", 8: "q"}[size]
+
+
+@cache
+def of(name: str) -> Struct:
+    """Return a struct of the header by its name."""
+    return Struct(name)

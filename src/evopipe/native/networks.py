@@ -1,0 +1,31 @@
+"""What the kernels ask of networks: rows of numbers, and Adam's moments of each."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from evopipe.types import Tensor
+
+LINE = 16  # float32 numbers in a cache line: rows are whole lines long
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+class Net(Protocol):
+    """A network of several members, as `core.net` has it: `values` and `grad` are `[rows, N]`."""
+
+    structure: Any
+    values: Tensor
+
+    @property
+    def grad(self) -> Tensor: ...
+
+
+class Adam(Protocol):
+    """The moments of such a network: `mean` and `square` `[rows, N]`, `steps` `[rows]`."""
+
+    @property
+    def mean(self) -> Tensor: ...
+    @property
+    def square(self) -> Tensor: ...
+    @property
+    def steps(self) -> Tensor: ...
