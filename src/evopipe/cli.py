@@ -327,8 +327,12 @@ def _algos() -> None:
     from evopipe import algos as registry
 
     for name in registry.names() + registry.names(of_text=True):
-        algo = registry.get(name)
-        typer.echo(f"{name:8} {(algo.__doc__ or '').partition(chr(10))[0]} {algo.PAPER}")
+        if (wrong := registry.refused(name)) is not None:
+            _warn(f"{name}: {wrong}")
+            continue
+        algo, outside = registry.get(name), registry.plugin(name)
+        of = f" ({outside.package} {outside.version})" if outside else ""
+        typer.echo(f"{name:8} {(algo.__doc__ or '').partition(chr(10))[0]} {algo.PAPER}{of}")
 
 
 _params.callback()(_without_torch)

@@ -315,7 +315,8 @@ class AgentTrainer:
             "code": [_source(each) for each in named],
             "args": [_shown(each) for each in (self.workflow_args, self.agent_args, self.env_args)],
         }
-        return content_key(values, [Path(evopipe.__file__).parent])
+        values["outside"], sources = self.resolved.params.outside()
+        return content_key(values, [*sources, Path(evopipe.__file__).parent])
 
 
 def _source(thing: Any) -> str:

@@ -9,19 +9,48 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
-from evopipe.errors import suggestion
+from evopipe import plugins
+from evopipe.errors import ParamsError, suggestion
 from evopipe.own import NAME
 from evopipe.schema.declare import Problem, Schema, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
 EncoderKind = Literal["mlp", "simba", "resnet", "lstm"]
+
+
+def _or_of_a_package(group: str, key: str, own: tuple[str, ...]) -> WrapValidator:
+    """Let a name pass that another package adds to evopipe's own."""
+
+    def check(name: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        if not isinstance(name, str):
+            return handler(name)
+        try:
+            found = plugins.find(group, name, key, own)
+        except ParamsError as error:
+            raise ValueError(str(error).partition(": ")[2]) from None
+        return name if found is not None else handler(name)
+
+    return WrapValidator(check)
+
+
+TRACKERS = tuple(sorted(found.name for found in iter_modules([str(Path(__file__).parents[1] / "track/backends")])))
+"""Evopipe's own, one file each."""
 if TYPE_CHECKING:
     Tracker = str
-else:  # one file each
-    Tracker = Literal[*(module.name for module in iter_modules([str(Path(__file__).parents[1] / "track/backends")]))]
+else:
+    Tracker = Annotated[Literal[*TRACKERS], _or_of_a_package(plugins.TRACKERS, "tracking.backends", TRACKERS)]
 
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -358,7 +387,11 @@ class MutationConfig(Schema):
     """Mutation of children after selection."""
 
     class Probabilities(Schema):
-        """Relative weights of the mutation kinds; they are normalised."""
+        """Relative weights of the mutation kinds; they are normalised. Those of other packages may stand beside
+        them, see the entry points `evopipe.mutations`."""
+
+        model_config = ConfigDict(extra="allow")
+        __pydantic_extra__: dict[str, _Weight]
 
         none: _Weight = Field(0.4, description="child equals parent")
         architecture: _Weight = Field(
@@ -367,6 +400,20 @@ class MutationConfig(Schema):
         parameters: _Weight = Field(0.2, description="Gaussian noise on some weights")
         activation: _Weight = Field(0.2, description="another activation function")
         rl_hp: _Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
+
+        @classmethod
+        def strangers(cls, names: list[str]) -> list[Problem]:
+            """Refuse kinds that no package offers, or two."""
+            own, problems = cls.model_fields, []
+            for name in names:
+                try:
+                    if plugins.find(plugins.MUTATIONS, name, "evolution.mutation.probabilities", own) is not None:
+                        continue
+                    known = [*own, *plugins.names(plugins.MUTATIONS, own)]
+                    problems.append(((name,), f"unknown key{suggestion(name, known)}"))
+                except ParamsError as error:
+                    problems.append(((name,), str(error).partition(": ")[2]))
+            return problems
 
         _some_mass = model_validator(mode="after")(some_mass)
 

@@ -169,7 +169,7 @@ def _schema_of(data: Mapping[str, Any]) -> type[Params] | type[LanguageParams]:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of `params.yaml`, every algorithm's block included."""
-    configs = {name: registry.get(name).Config for name in registry.names()}
+    configs = {name: registry.get(name).Config for name in registry.working()}
     blocks: dict[str, Any] = {name: (config, Field(default_factory=config)) for name, config in configs.items()}
     algos = create_model("Algos", __base__=Schema, __doc__="One block an algorithm.", **blocks)
     described = Field(description=Params.model_fields["algos"].description)
@@ -194,6 +194,9 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
             sentence = f"{train.algo} trains language models: put `language` in the place of `env`, or take "
             sentence += ", ".join(registry.names())
         yield ("algo",), sentence
+        return
+    if (wrong := registry.refused(train.algo)) is not None:
+        yield ("algo",), wrong
         return
     algo = registry.get(train.algo)
     memory = train.mode == "online" and not registry.on_policy(algo)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from evopipe import algos as registry
+from evopipe import plugins
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
     NEUTRAL,
@@ -38,6 +40,16 @@ class RunParams(Schema):
         values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
         kept = {name: values[name] for name in blocks or values}
         return {**kept, "algo": self.algo_config.model_dump(mode="json")}
+
+    def outside(self) -> tuple[list[str], list[Path]]:
+        """Return what of other packages a result depends on, for `keys.content_key`: entry points with their packages'
+        versions, then what all source files are called; and these files. Trackers change no result."""
+        own: Any = self
+        key, chances = "evolution.mutation.probabilities", own.evolution.mutation.probabilities.model_extra or {}
+        kinds = [plugins.find(plugins.MUTATIONS, kind, key) for kind, weight in chances.items() if weight]
+        points = [point for point in (registry.plugin(own.train.algo), *kinds) if point is not None]
+        named, files = plugins.sources(point.module for point in points)
+        return [f"{point} {point.version}" for point in points] + named, files
 
 
 class LanguageParams(RunParams):
@@ -115,6 +127,8 @@ class LanguageParams(RunParams):
                 sentence = f"{train.algo} serves environments: put `env` in the place of `language`, or take "
                 sentence += ", ".join(known)
             raise located([(("algo",), sentence)])
+        if (wrong := registry.refused(train.algo)) is not None:
+            raise located([(("algo",), wrong)])
         whole = "language" in info.data and info.data["language"].model == "gpt"
         able = [name for name in known if (registry.regime_of(name) == "games") == whole]
         if "language" in info.data and train.algo not in able:
@@ -154,6 +168,10 @@ def parse_blocks(
     for name, block in blocks.items():
         if name not in (known := registry.names(of_text=of_text)):
             problems.append(((name,), f"unknown key{suggestion(name, known)}"))
+            continue
+        if (refused := registry.refused(name)) is not None:
+            if chosen is not None:  # else `train` says so
+                problems.append(((name,), refused))
             continue
         schema = registry.get(name).Config
         try:

@@ -47,7 +47,7 @@ def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
     return {
         "evopipe": evopipe.__version__,
         "git_revision": git_revision(folder.absolute()),
-        "code_hash": content_key({}, [Path(evopipe.__file__).parent]),
+        "code_hash": content_key({}, [*params.outside()[1], Path(evopipe.__file__).parent]),
         "params_hash": content_key(params.tracked()),
         "fingerprint": fingerprint(),
     }

@@ -82,5 +82,6 @@ def _key(params: Params, folder: Path, warm: bool) -> str:
     """Key of a run's checkpoints: the parameters, inputs, code and kernels that its outcome depends on."""
     values = params.tracked("seed", "env", "train", "evolution", "runtime")
     values["kernels"] = fingerprint()["kernels"]  # `auto` takes what this machine has
-    inputs = [folder / layout.POPULATION, *([folder / layout.TRANSITIONS] if warm else [])]
+    values["outside"], sources = params.outside()
+    inputs = [folder / layout.POPULATION, *([folder / layout.TRANSITIONS] if warm else []), *sources]
     return content_key(values, [*inputs, Path(evopipe.__file__).parent, *source_of(params.env)])

@@ -55,4 +55,5 @@ def _key(params: LanguageParams, folder: Path) -> str:
     values = params.tracked("seed", "language", "train", "evolution", "runtime")
     judge = params.language.reward_model  # that it is missing is said where it is read
     inputs = [folder / layout.POPULATION, folder / layout.TOKENS, *([judge] if judge and judge.exists() else [])]
-    return content_key(values, [*inputs, Path(evopipe.__file__).parent])
+    values["outside"], sources = params.outside()
+    return content_key(values, [*inputs, *sources, Path(evopipe.__file__).parent])
