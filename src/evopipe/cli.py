@@ -199,7 +199,7 @@ def _play(
     mp4: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an MP4 film; no window.")] = None,
     env: Annotated[str | None, typer.Option(metavar="ID", help="Another environment than the policy's own.")] = None,
     kwargs: _Arguments = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Run the module that the folder names in its env id.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the modules that the folder names.")] = False,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What a language model is to complete.")] = None,
 ) -> None:
     """Watch a policy: in a window, or as a file. A language model completes a prompt, or lines until an empty one; a
@@ -237,7 +237,7 @@ def _play(
     for path in films:
         if path.is_dir():
             raise UsageError(f"play: {path} is a folder; give the name of a file")
-    policy = load(folder)
+    policy = load(folder, trust=trust)
     cfg = player.environment_of(policy, env, kwargs, trust)
 
     say = lambda played: tell(f"seed {played.seed}: return {score(played.total)}, {played.steps} steps")  # noqa: E731

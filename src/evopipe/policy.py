@@ -16,11 +16,13 @@ from evopipe.acting import Policy, beside, online_networks, other_networks
 from evopipe.algos import Algorithm, get
 from evopipe.core.fit import forms_of_networks, forms_of_rows, misfit
 from evopipe.core.member import Member, read_architecture
+from evopipe.core.module import Module
 from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
 from evopipe.layout import program_files
+from evopipe.own import import_name
 from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_sentence
 from evopipe.storage.files import dump_json, parse_json
 from evopipe.storage.folders import read_folder, write_folder
@@ -99,11 +101,11 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
     return stream.getvalue()
 
 
-def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
+def load(path: str | Path, member: int | None = None, trust: bool = False) -> Policy | TeamPolicy:
     """Load a policy folder, or a trained member, see `evopipe.loading.load`: a `Policy`, or where several agents act at
     once a `TeamPolicy`."""
     if member is not None:
-        return trained(path, member)[0]
+        return trained(path, member, trust)[0]
     folder = Path(path)
     files = read_folder(folder, only=(POLICY, TENSORS))
     about = parse_json(files[POLICY], str(folder / POLICY))
@@ -113,7 +115,7 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
         raise DataError(f"{folder / POLICY}: format {found!r:.40} is not known to this version of evopipe")
     with _fitting(folder):
         told, algo, cfg, spaces = _read(about)
-        arch, widths = read_architecture(told.arch), algo.networks(cfg, spaces)
+        arch, widths = _known(read_architecture(told.arch), trust), algo.networks(cfg, spaces)
         rows = {name: _flat(arch, widths[name], tensors) for name in acting_networks(algo.POLICY, widths)}
         others = other_networks(algo, widths)
         if set(told.critic) - others.keys():
@@ -124,9 +126,16 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
         return _built(algo, cfg, loaded, about)
 
 
-def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPolicy]:
+def _known(arch: Architecture, trust: bool) -> Architecture:
+    """Import the module of a network that is a user's own if the folder that names it is trusted."""
+    if trust and isinstance(arch, Module):
+        import_name(arch.module, "arch.module")
+    return arch
+
+
+def trained(path: str | Path, member: int | None = None, trust: bool = False) -> list[Policy | TeamPolicy]:
     """Load every trained member of `models/trained` as a policy, or one; the elite, which stands behind, is none.
-    Errors are those of `load`."""
+    Arguments and errors are those of `load`."""
     folder = Path(path)
     members, about = read_members(folder, {}, "train it again")
     members = members[: len(members) - ("elite" in about)]
@@ -141,6 +150,7 @@ def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPo
         online = set(online_networks(algo, algo.networks(cfg, spaces)).values())
         found = []
         for each in chosen:
+            _known(each.arch, trust)
             acting = {name: tensor for name, tensor in each.tensors.items() if name in online}
             bare = replace(each, tensors=acting | beside(algo, each.tensors))
             more = {"hyper": dict(each.hyper), "arch": each.arch.to_json(), "slot": each.slot, "id": each.id}

@@ -16,6 +16,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -112,6 +113,7 @@ class Algorithm(ModuleType):
 
     REGIME: str
     ACTIONS: tuple[str, ...]
+    State: type[Any]
     update: Callable[..., Learned]
     step: Callable[..., Chosen]
     answers: Callable[[Any], Answers] | None
@@ -192,6 +194,8 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
             spaces.team.groups(cfg.groups)
         except ValueError as error:
             return "groups", str(error)
+    if cfg.network.module is not None:
+        return _misfit_of_a_module(name, cfg, spaces)
     if cfg.network.encoder_kind == "lstm" and not algo.RECURRENT:
         able = [f"train.algo: {other}" for other in working() if get(other).RECURRENT and get(other).TEAM == algo.TEAM]
         remedy = "take mlp, simba or resnet" + (f", or {' or '.join(able)}" if able else "")
@@ -201,6 +205,18 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
             "with share_encoder the critics read the action behind the encoder, and need a hidden layer there; give at "
             "least one width"
         )
+    return None
+
+
+def _misfit_of_a_module(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
+    """See `misfit`, of a network that is a module of the user's own."""
+    algo = get(name)
+    if algo.TEAM:
+        return "network.module", f"{name} holds a network for each group of a team, and serves evopipe's own alone"
+    if any(each.metadata.get("kind") == "scales" for each in fields(algo.State)):
+        return "network.module", f"{name} puts noise on single layers, and serves evopipe's own alone"
+    if any(widths.role != "whole" for widths in algo.networks(cfg, spaces).values()):
+        return "share_encoder", "a module of one's own is not cut into encoder and heads; set it to false"
     return None
 
 

@@ -196,6 +196,8 @@ def _mutate_parameters(cfg: MutationConfig, traits: Traits, member: Member, rng:
         values[name] = member.tensors[name].clone()
         parts = member.arch.named(traits.widths[network], values[name])
         matrices += [tensor for tensor in parts.values() if tensor.ndim == 2]
+    if not matrices:  # a module of the user's own may have none
+        return None
     chosen = rng.permutation(len(matrices))[: int(rng.integers(1, len(matrices) + 1))]
     touched = sum(_disturb(matrices[int(i)], cfg.sd, rng) for i in sorted(chosen))
     return replace(member, tensors={**member.tensors, **values}), Mutation("parameters", f"{touched} weights")

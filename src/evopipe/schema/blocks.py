@@ -14,9 +14,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -271,6 +273,36 @@ class NetworkConfig(Schema):
     initialisation: InitialisationConfig = Field(
         default_factory=InitialisationConfig, description="what weights and biases begin with"
     )
+    module: str | None = Field(
+        None,
+        validate_default=True,  # so that a file need not name it
+        max_length=200,
+        description="`module:Class`, a `torch.nn.Module` of one's own in the place of all this; may be left out",
+    )
+    kwargs: Annotated[dict[str, Any], _tracked("give it another name")] = Field(
+        default_factory=dict, validate_default=True, description="keyword arguments of `module`; may be left out"
+    )
+
+    @field_validator("module")
+    @classmethod
+    def _written_well(cls, module: str | None) -> str | None:
+        if module is not None and not NAME.fullmatch(module):
+            raise ValueError(f"{module!r} is not of the form 'module:Class'")
+        return module
+
+    @model_validator(mode="after")
+    def _of_a_module(self) -> Self:
+        if self.kwargs and self.module is None:
+            raise located(
+                [(("kwargs",), "arguments of a module, and there is none: name it, `module`, or delete this")]
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_module(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what stands for no module: the other networks are written as they always were."""
+        found: dict[str, Any] = handler(self)
+        return {name: value for name, value in found.items() if value or name not in ("module", "kwargs")}
 
 
 class NormaliseConfig(Schema):

@@ -48,7 +48,9 @@ class RunParams(Schema):
         key, chances = "evolution.mutation.probabilities", own.evolution.mutation.probabilities.model_extra or {}
         kinds = [plugins.find(plugins.MUTATIONS, kind, key) for kind, weight in chances.items() if weight]
         points = [point for point in (registry.plugin(own.train.algo), *kinds) if point is not None]
-        named, files = plugins.sources(point.module for point in points)
+        network = getattr(getattr(self.algo_config, "network", None), "module", None)
+        modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
+        named, files = plugins.sources(modules)
         return [f"{point} {point.version}" for point in points] + named, files
 
 

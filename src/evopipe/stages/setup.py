@@ -15,6 +15,7 @@ from evopipe.core.member import Member
 from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.errors import ParamsError
+from evopipe.machine import say_once
 from evopipe.run.spec import Spec
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import Params
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> Spec:
     """Bundle what a run is about; spaces that are not given are the environment's, with the errors of `spaces_of`."""
     device = device or torch.device("cpu")
+    if params.algo_config.network.module is not None and params.runtime.kernels in ("native", "portable"):
+        say_once(
+            f"runtime.kernels: {params.runtime.kernels} kernels compute evopipe's own networks; torch computes "
+            f"{params.algo_config.network.module}"
+        )
     return Spec(
         seed=params.seed,
         env=params.env,
