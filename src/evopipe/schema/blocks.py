@@ -131,6 +131,14 @@ class WrapperConfig(Schema):
 _Wrapper = Annotated[WrapperConfig, BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)]
 
 
+BACKENDS = ("sync", "envpool", "torch")
+"""Evopipe's own, one file each."""
+if TYPE_CHECKING:
+    _Backend = str
+else:
+    _Backend = Annotated[Literal[BACKENDS], _or_of_a_package(plugins.BACKENDS, "env.backend", BACKENDS)]
+
+
 class EnvConfig(Schema):
     """The environment that the population learns in."""
 
@@ -146,11 +154,12 @@ class EnvConfig(Schema):
         "`{name: ..., kwargs: {...}}`",
     )
     num_envs: int = Field(16, ge=1, le=4096, description="environments of each member")
-    backend: Literal["sync", "envpool", "torch"] = Field(
+    backend: _Backend = Field(
         "sync",
         description="which implementation training steps: `sync`, Gymnasium's; `envpool`, envpool's own build of the "
         "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control and "
-        "four of mpe2's teams as tensors, fastest, which have the same physics and draw other initial states",
+        "four of mpe2's teams as tensors, fastest, which have the same physics and draw other initial states; or "
+        "another package's (entry points `evopipe.backends`)",
     )
     step_limit: int = Field(
         10_000,
@@ -168,7 +177,10 @@ class EnvConfig(Schema):
 
     @property
     def on_gymnasium(self) -> EnvConfig:
-        """The same environment as Gymnasium builds it, whatever training steps."""
+        """The same environment as Gymnasium builds it, whatever training steps. One that a module of the user's own
+        has as tensors alone is what it is."""
+        if self.backend == "torch" and ":" in self.id:
+            return self
         return self.model_copy(update={"backend": "sync"})
 
     @model_validator(mode="after")

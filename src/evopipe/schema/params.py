@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
@@ -38,8 +38,6 @@ class Params(RunParams):
         >>> isinstance(params, Params), params.train.algo, params.algo_config.gamma
         (True, 'ppo', 0.99)
     """
-
-    of_text: ClassVar[bool] = False  # whether members are language models
 
     class Evolution(Schema):
         """Selection and mutation."""

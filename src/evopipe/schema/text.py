@@ -12,6 +12,7 @@ from evopipe import algos as registry
 from evopipe import plugins
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
+    BACKENDS,
     NEUTRAL,
     ArchitectureBounds,
     MutationConfig,
@@ -25,6 +26,8 @@ from evopipe.schema.language import LanguageConfig, TextFetch, TextMutation, Tex
 
 class RunParams(Schema):
     """What every `params.yaml` has: members that learn in environments, or language models."""
+
+    of_text: ClassVar[bool] = False  # whether members are language models
 
     seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
 
@@ -47,6 +50,8 @@ class RunParams(Schema):
         own: Any = self
         key, chances = "evolution.mutation.probabilities", own.evolution.mutation.probabilities.model_extra or {}
         kinds = [plugins.find(plugins.MUTATIONS, kind, key) for kind, weight in chances.items() if weight]
+        if not self.of_text:
+            kinds.append(plugins.find(plugins.BACKENDS, own.env.backend, "env.backend", BACKENDS))
         points = [point for point in (registry.plugin(own.train.algo), *kinds) if point is not None]
         network = getattr(getattr(self.algo_config, "network", None), "module", None)
         modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
