@@ -200,7 +200,7 @@ def _play(
     mp4: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an MP4 film; no window.")] = None,
     env: Annotated[str | None, typer.Option(metavar="ID", help="Another environment than the policy's own.")] = None,
     kwargs: _Arguments = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Run the module that the folder names in its env id.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the modules that the folder names.")] = False,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What a language model is to complete.")] = None,
 ) -> None:
     """Watch a policy: in a window, or as a file. A language model completes a prompt, or lines until an empty one; a
@@ -238,7 +238,7 @@ def _play(
     for path in films:
         if path.is_dir():
             raise UsageError(f"play: {path} is a folder; give the name of a file")
-    policy = load(folder)
+    policy = load(folder, trust=trust)
     cfg = player.environment_of(policy, env, kwargs, trust)
 
     say = lambda played: tell(f"seed {played.seed}: return {score(played.total)}, {played.steps} steps")  # noqa: E731
@@ -328,8 +328,12 @@ def _algos() -> None:
     from evopipe import algos as registry
 
     for name in registry.names() + registry.names(of_text=True):
-        algo = registry.get(name)
-        typer.echo(f"{name:8} {(algo.__doc__ or '').partition(chr(10))[0]} {algo.PAPER}")
+        if (wrong := registry.refused(name)) is not None:
+            _warn(f"{name}: {wrong}")
+            continue
+        algo, outside = registry.get(name), registry.plugin(name)
+        of = f" ({outside.package} {outside.version})" if outside else ""
+        typer.echo(f"{name:8} {(algo.__doc__ or '').partition(chr(10))[0]} {algo.PAPER}{of}")
 
 
 _params.callback()(_without_torch)

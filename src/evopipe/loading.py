@@ -14,7 +14,9 @@ from evopipe.policy import Policy
 from evopipe.team_policy import TeamPolicy
 
 
-def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy | LanguagePolicy | GamePolicy:
+def load(
+    path: str | Path, member: int | None = None, trust: bool = False
+) -> Policy | TeamPolicy | LanguagePolicy | GamePolicy:
     """Return the policy that lies in a folder such as `models/elite`, or one of the trained members in
     `models/trained`.
 
@@ -23,9 +25,10 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy | L
     Args:
         path: the folder.
         member: which of the trained members, as `reports/members.json` numbers them; None of a policy folder.
+        trust: import the module of a network of its author's own (`network.module`), if it names one.
 
     Raises:
-        MissingInputError: it is not there.
+        MissingInputError: it is not there, or its network is of a module that was not imported.
         DataError: it is damaged, of a newer format, or not a policy.
         UsageError: there is no such member.
 
@@ -43,4 +46,4 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy | L
         if about["kind"] == "games":
             return player.load(Path(path), about, get(str(about.get("algo"))))
         return language.load(Path(path), about)
-    return policy.load(path, member)
+    return policy.load(path, member, trust)

@@ -74,12 +74,13 @@ def _choose_kernels(asked: str) -> None:
     except build.NoKernels as error:
         if asked != "auto":
             raise ParamsError(f"runtime.kernels: {error}; or set it to 'torch'") from error
-        _say_once(f"networks are computed by torch: {error}")
+        say_once(f"networks are computed by torch: {error}")
         build.use(None)
 
 
 @cache
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
+    """Tell people something, once a process."""
     print(f"note: {text}", file=sys.stderr)
 
 

@@ -16,11 +16,13 @@ from evopipe.acting import Policy, online_networks, other_networks, rows_for_act
 from evopipe.algos import Algorithm, get
 from evopipe.core.fit import forms_of_networks, forms_of_rows, misfit
 from evopipe.core.member import Member, read_architecture
+from evopipe.core.module import Module
 from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
 from evopipe.layout import program_files
+from evopipe.own import import_name
 from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_sentence
 from evopipe.storage.files import dump_json, parse_json
 from evopipe.storage.folders import read_folder, write_folder
@@ -110,10 +112,10 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
     return stream.getvalue()
 
 
-def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
+def load(path: str | Path, member: int | None = None, trust: bool = False) -> Policy | TeamPolicy:
     """Load a policy folder, or one of the trained members; arguments and errors are those of `evopipe.loading.load`."""
     if member is not None:
-        return trained(path, member)[0]
+        return trained(path, member, trust)[0]
     folder = Path(path)
     files = read_folder(folder, only=(POLICY, TENSORS))
     about = parse_json(files[POLICY], str(folder / POLICY))
@@ -123,7 +125,7 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
         raise DataError(f"{folder / POLICY}: format {found!r:.40} is not known to this version of evopipe")
     with _fitting(folder):
         stored, algo, cfg, spaces = _read(about)
-        arch, widths = read_architecture(stored.arch), algo.networks(cfg, spaces)
+        arch, widths = _known(read_architecture(stored.arch), trust), algo.networks(cfg, spaces)
         rows = {name: _flat(arch, widths[name], tensors) for name in acting_networks(algo.POLICY, widths)}
         others = other_networks(algo, widths)
         if set(stored.critic) - others.keys():
@@ -134,7 +136,14 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
         return _built(algo, cfg, loaded, about)
 
 
-def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPolicy]:
+def _known(arch: Architecture, trust: bool) -> Architecture:
+    """Import the module of a network that is a user's own if the folder that names it is trusted."""
+    if trust and isinstance(arch, Module):
+        import_name(arch.module, "arch.module")
+    return arch
+
+
+def trained(path: str | Path, member: int | None = None, trust: bool = False) -> list[Policy | TeamPolicy]:
     """Load the members of `models/trained` as policies by slot, or one of them; the elite behind them is left out.
     Arguments and errors are those of `evopipe.loading.load`."""
     folder = Path(path)
@@ -147,7 +156,7 @@ def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPo
         described = about.get("policy")
         if not isinstance(described, dict):
             raise ValueError("it does not say what its members' policies are")
-        return [of_member(each, described) for each in chosen]
+        return [of_member(replace(each, arch=_known(each.arch, trust)), described) for each in chosen]
 
 
 def of_member(member: Member, described: Mapping[str, Any]) -> Policy | TeamPolicy:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from envs_for_tests import Chain
-from evopipe.envs.envpool import AHEAD
+from evopipe.envs.backends.envpool import AHEAD
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError, UsageError

@@ -350,7 +350,7 @@ def test_on_a_device_nothing_waits_and_a_graph_can_hold_it(name: str, kwargs: di
 
 def test_rows_give_what_the_tensors_give_and_say_who_is_alive() -> None:
     cfg, rng, index = config(TALK, max_cycles=2), np.random.default_rng(2), np.arange(3)
-    batched, rows = begun(cfg, 3), TensorRows(cfg, 3)
+    batched, rows = begun(cfg, 3), TensorRows(TensorPool(cfg, 3, CPU))
     speaker, listener = [True] * 3 + [False] * 2, [True] * 5
     np.testing.assert_array_equal(rows.reset(index, index).obs, batched.obs)
     for last in (False, True):

@@ -167,7 +167,7 @@ def test_without_a_compiler_torch_serves(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     build.load.cache_clear()
-    machine._say_once.cache_clear()
+    machine.say_once.cache_clear()
     configure(RuntimeConfig(kernels="auto"))
     configure(RuntimeConfig(kernels="auto"))
     assert capsys.readouterr().err.count("networks are computed by torch: no C compiler was found") == 1

@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(tempfile, "tempdir", None)
     OPEN.clear()
     build.load.cache_clear()
-    machine._say_once.cache_clear()
+    machine.say_once.cache_clear()
     yield tmp_path / "cache" / "evopipe"
     build.load.cache_clear()
 

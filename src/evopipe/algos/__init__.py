@@ -1,6 +1,7 @@
 """The algorithms: one file each, discovered by name; a leading underscore marks what several have in common.
 
-An algorithm is a module of this package that defines the names below. `REGIME` says what its members live on; each
+An algorithm is a module of this package, or one that another package names by an entry point of the group
+`evopipe.algos`, which defines the names below. `REGIME` says what its members live on; each
 regime asks for names of its own. Params validation, command-line help, contract tests, evolution ranges and checkpoints
 follow from them; a missing one fails at import with a sentence. What is optional has a default.
 
@@ -15,13 +16,16 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
+from evopipe import plugins
 from evopipe.errors import ParamsError, did_you_mean
+from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Chosen, Learned, Spaces
 
 REQUIRED = {
@@ -60,6 +64,11 @@ REGIMES = {
         "logits": "what tokens are drawn by, from the outputs of the networks that write",
     },
 }
+_FIELDS = {
+    "off_policy": ("batch_size", "learn_step", "network", "evolve"),
+    "on_policy": (*"batch_size learn_step network evolve epochs gamma gae_lambda max_seq_len sequences".split(),),
+}
+"""What a regime reads of a `Config`; of language models `batch_size` and `evolve`."""
 OF_TEXT = ("dialogue", "text", "games")
 """Regimes of language models."""
 OF_ENVIRONMENTS = ("ACTIONS", "greedy")
@@ -104,6 +113,7 @@ class Algorithm(ModuleType):
 
     REGIME: str
     ACTIONS: tuple[str, ...]
+    State: type[Any]
     update: Callable[..., Learned]
     step: Callable[..., Chosen]
     answers: Callable[[Any], Answers] | None
@@ -112,15 +122,47 @@ class Algorithm(ModuleType):
 
 @cache
 def names(of_text: bool = False) -> tuple[str, ...]:
-    """Return the names of all algorithms that serve environments, or of those that train language models, sorted."""
-    found = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    """Return the names of all algorithms that serve environments, or of those that train language models, sorted; those
+    of other packages behind evopipe's own."""
+    found = [*_own(), *plugins.names(plugins.ALGOS, _own())]
     return tuple(name for name in found if (regime_name(name) in OF_TEXT) == of_text)
+
+
+def _own() -> tuple[str, ...]:
+    """Names of the modules of this package."""
+    return tuple(sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")))
+
+
+def plugin(name: str) -> plugins.Plugin | None:
+    """Return the entry point of an algorithm of another package; None of evopipe's own. `ParamsError` where a name is
+    both, or two packages'."""
+    return plugins.find(plugins.ALGOS, name, "train.algo", _own())
+
+
+def working(of_text: bool = False) -> list[str]:
+    """Return those of `names` that can be used; those of other packages may not."""
+    return [name for name in names(of_text) if refused(name) is None]
+
+
+def refused(name: str) -> str | None:
+    """Return what is wrong with another package's algorithm, as the parameter that names it may be told; None where it
+    can be used."""
+    try:
+        get(name)
+    except ParamsError as error:
+        return str(error).removeprefix("train.algo: ")
+    return None
 
 
 def regime_name(name: str) -> str:
     """Return the regime that a file names. It is not imported: that takes a tenth of a second for all."""
-    spec = find_spec(f"{__name__}.{name}")
-    text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    if name in _own():
+        spec = find_spec(f"{__name__}.{name}")
+        file = Path(spec.origin) if spec and spec.origin else None
+    else:
+        outside = plugins.offered(plugins.ALGOS, name)
+        file = outside.file() if outside else None
+    text = file.read_text(encoding="utf-8", errors="replace") if file else ""
     found = re.search(r'^REGIME = "(\w+)"', text, re.MULTILINE)
     return found[1] if found else ""
 
@@ -135,7 +177,7 @@ def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | Non
     team, kind = spaces.team is not None, spaces.kind
     if team == get(name).TEAM and kind in get(name).ACTIONS:
         return None  # before all of them are imported
-    able = [other for other in names() if team == get(other).TEAM and kind in get(other).ACTIONS]
+    able = [other for other in working() if team == get(other).TEAM and kind in get(other).ACTIONS]
     remedy = f"take {', '.join(able)}" if able else "none can yet"
     if team != get(name).TEAM:
         has, serves = ("a team of agents", "one agent") if team else ("one agent", "teams of agents")
@@ -152,8 +194,10 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
             spaces.team.groups(cfg.groups)
         except ValueError as error:
             return "groups", str(error)
+    if cfg.network.module is not None:
+        return _misfit_of_a_module(name, cfg, spaces)
     if cfg.network.encoder_kind == "lstm" and not algo.RECURRENT:
-        able = [f"train.algo: {other}" for other in names() if get(other).RECURRENT and get(other).TEAM == algo.TEAM]
+        able = [f"train.algo: {other}" for other in working() if get(other).RECURRENT and get(other).TEAM == algo.TEAM]
         remedy = "take mlp, simba or resnet" + (f", or {' or '.join(able)}" if able else "")
         return "network.encoder_kind", f"{name} keeps no memory between steps; {remedy}"
     if not cfg.network.head and any(widths.joins for widths in algo.networks(cfg, spaces).values()):
@@ -164,24 +208,66 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
     return None
 
 
+def _misfit_of_a_module(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
+    """See `misfit`, of a network that is a module of the user's own."""
+    algo = get(name)
+    if algo.TEAM:
+        return "network.module", f"{name} holds a network for each group of a team, and serves evopipe's own alone"
+    if any(each.metadata.get("kind") == "scales" for each in fields(algo.State)):
+        return "network.module", f"{name} puts noise on single layers, and serves evopipe's own alone"
+    if any(widths.role != "whole" for widths in algo.networks(cfg, spaces).values()):
+        return "share_encoder", "a module of one's own is not cut into encoder and heads; set it to false"
+    return None
+
+
 @cache
 def get(name: str) -> Algorithm:
-    """Return an algorithm. Raises ParamsError if there is none of that name; ImportError if its file lacks a name that
-    an algorithm must define."""
+    """Return an algorithm. Raises ParamsError if there is none of that name, or it is another package's, which cannot
+    be imported or lacks a name that an algorithm must define; ImportError if a file of evopipe's own lacks one."""
     if name not in (known := names() + names(of_text=True)):
         raise ParamsError(
             f"train.algo: no algorithm {name!r}{did_you_mean(name, known)} (there are: {', '.join(known)})"
         )
-    module: Any = importlib.import_module(f"{__name__}.{name}")
-    regime = REGIMES.get(getattr(module, "REGIME", ""))
-    if regime is None and hasattr(module, "REGIME"):
-        raise ImportError(f"algos/{name}.py: REGIME is {module.REGIME!r}, there are {' and '.join(REGIMES)}")
-    of_text = getattr(module, "REGIME", "") in OF_TEXT
-    required = {name: what for name, what in REQUIRED.items() if not (of_text and name in OF_ENVIRONMENTS)}
-    for needed, what in (required | (regime or {})).items():
-        if not hasattr(module, needed):
-            raise ImportError(f"algos/{name}.py does not define {needed!r} ({what}): every such algorithm must")
+    outside = plugin(name)
+    if outside is None:
+        module: Any = importlib.import_module(f"{__name__}.{name}")
+        wrong = _lacks(module)
+        if wrong is not None:
+            raise ImportError(f"algos/{name}.py{wrong}")
+    else:
+        module = outside.load("train.algo")
+        if not isinstance(module, ModuleType):
+            raise ParamsError(f"train.algo: {outside} names no module but a {type(module).__name__}: mend its metadata")
+        if (wrong := _lacks(module)) is not None:
+            raise ParamsError(f"train.algo: {outside}{wrong}; mend or uninstall it")
+        if (wrong := _unfit(module)) is not None:
+            raise ParamsError(f"train.algo: {outside}: Config {wrong}; mend or uninstall it")
     for optional, default in OPTIONAL.items():
         if not hasattr(module, optional):
             setattr(module, optional, default)
     return cast("Algorithm", module)
+
+
+def _lacks(module: ModuleType) -> str | None:
+    """Return what of `REQUIRED` and `REGIMES` a module lacks, or has otherwise, to be put behind its name."""
+    named = getattr(module, "REGIME", "")
+    regime = REGIMES.get(named) if isinstance(named, str) else None
+    if regime is None and hasattr(module, "REGIME"):
+        return f": REGIME is {named!r}, there are {' and '.join(REGIMES)}"
+    required = {name: what for name, what in REQUIRED.items() if not (named in OF_TEXT and name in OF_ENVIRONMENTS)}
+    for needed, what in (required | (regime or {})).items():
+        if not hasattr(module, needed):
+            return f" does not define {needed!r} ({what}): every such algorithm must"
+    return None
+
+
+def _unfit(module: Any) -> str | None:
+    """Return what is wrong with the `Config` of another package's algorithm."""
+    config = module.Config
+    if not (isinstance(config, type) and issubclass(config, AlgoConfig)):
+        return "is no subclass of evopipe.schema.declare.AlgoConfig"
+    lacking = set(_FIELDS.get(module.REGIME, ("batch_size", "evolve"))) - config.model_fields.keys()
+    if lacking:
+        return f"lacks {', '.join(sorted(lacking))}, which every run of {module.REGIME!r} reads"
+    undeclared = [name for name, field in config.model_fields.items() if field.is_required()]
+    return f"gives {undeclared[0]} no default" if undeclared else None

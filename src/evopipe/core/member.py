@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from evopipe.core.arch import Arch
+from evopipe.core.module import Module
 from evopipe.core.structure import Architecture
 from evopipe.schema.blocks import EncoderKind
 from evopipe.types import Tensor
@@ -29,6 +30,7 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Architecture]] = {
     "lora": _adapter,
     "full": _adapter,
     "gpt": _gpt,
+    "module": Module.from_json,
 }
 """How an architecture is read, by the `kind` that its JSON data names."""
 

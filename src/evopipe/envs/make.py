@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import gymnasium
 
+from evopipe.envs.single import OneRow, is_tensor_class
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean, said, text_of
 from evopipe.own import import_module
@@ -52,8 +53,10 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
             _import_module(cfg.id)
             # Named only where it is wanted: a constructor need not know the argument.
             drawing: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
-            if (function := _find_team(cfg.id)) is not None:
-                env: gymnasium.Env[Any, Any] = _make_team(function, cfg.id, drawing | cfg.kwargs)
+            if (kind := tensor_class(cfg.id)) is not None:
+                env: gymnasium.Env[Any, Any] = OneRow(kind, cfg.id, cfg.kwargs)
+            elif (function := _find_team(cfg.id)) is not None:
+                env = _make_team(function, cfg.id, drawing | cfg.kwargs)
             else:
                 env = gymnasium.make(cfg.id, disable_env_checker=True, **drawing, **cfg.kwargs)
     except EvopipeError:
@@ -140,6 +143,14 @@ def source_of(cfg: EnvConfig) -> list[Path]:
     return list(dict.fromkeys(file.parent if hasattr(module, "__path__") else file for module, file in found))
 
 
+def tensor_class(env_id: str) -> type[Any] | None:
+    """Return the class of a user's own tensor environment, `module:Class`, whose module must have been imported; None
+    where the id names something else."""
+    module, _, name = env_id.rpartition(":")
+    found = getattr(sys.modules.get(module), name, None) if module and name not in gymnasium.registry else None
+    return found if is_tensor_class(found) else None
+
+
 def is_team(cfg: EnvConfig) -> bool:
     """Return whether an id names a team: a function of a module, `module:function`, a module of PettingZoo's or mpe2's,
     `name_v0`, or what is registered with PettingZoo, `home/name-v0`; and nothing that is registered with Gymnasium.
@@ -174,6 +185,8 @@ def _find_team(env_id: str) -> Callable[..., Any] | None:
         return None
     if module and name.isidentifier():
         found: Any = getattr(sys.modules[module], name, None)
+        if is_tensor_class(found):
+            return None
         return found if callable(found) and not (isinstance(found, type) and issubclass(found, gymnasium.Env)) else None
     if not module and not _OF_PETTINGZOO.fullmatch(name):
         return None

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium
 import numpy as np
+import torch
 
-from evopipe.envs.envpool import EnvpoolRows
+from evopipe.envs import backends
 from evopipe.envs.make import close, make_env, names_limit
 from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Step, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
@@ -31,18 +32,6 @@ if TYPE_CHECKING:
     from evopipe.envs.workers import Workers
 
 _FIRST_LOG = 256
-
-
-class _Home(Protocol):
-    """Where the environments of a pool live."""
-
-    def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun: ...
-
-    def send(self, rows: Ints, actions: Actions) -> None: ...
-
-    def receive(self, rows: Ints, actions: Actions) -> Step: ...
-
-    def close(self) -> None: ...
 
 
 class EnvPool:
@@ -88,7 +77,7 @@ class EnvPool:
         workers: Workers | None = None,
         overlapped: bool = False,
     ) -> None:
-        self._cfg, self._what, self.rows = cfg, what, rows
+        self._cfg, self._what, self.rows, self._backend = cfg, what, rows, backends.get(cfg)
         first = make_env(cfg)
         self.observation_space, self.action_space = first.observation_space, first.action_space
         self.team: TeamSpace | None = None
@@ -100,8 +89,8 @@ class EnvPool:
                     self.observation_space = self.observation_space[first.ids[0]]  # type: ignore[index]
                 else:
                     self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self.observations.size,))
-                if cfg.backend == "envpool":
-                    raise ParamsError(f"env.backend: envpool has no teams, and {cfg.id!r} is one; set it to sync")
+                if not self._backend.teams:
+                    raise ParamsError(f"env.backend: {cfg.backend} has no teams, and {cfg.id!r} is one; set it to sync")
             else:
                 self.observations = ObservationSpace.of(self.observation_space)
                 self.actions = ActionSpace.of(self.action_space)
@@ -130,15 +119,16 @@ class EnvPool:
         self._sent: tuple[Ints, Actions] | None = None  # rows and actions of the step that was begun
         self._longest = 0  # an upper bound of episode_length, cheaper to keep than its maximum
         self._example = first
-        self._home: _Home | None = None
+        self._home: backends.Home | None = None
         self._rows = Rows if self.team is None else TeamRows
         self._forked = workers.fork(cfg, rows, self.spaces, overlapped) if workers else None
-        if cfg.backend == "torch":
+        if self._backend.tensors is not None:
             close(first)
-            self._home = TensorRows(cfg, rows)
-        elif cfg.backend == "envpool":
+            self._home = TensorRows(self._backend.tensors(cfg, rows, torch.device("cpu")))
+        elif self._backend.rows is not None:
             close(first)
-            self._home = EnvpoolRows(cfg, rows, self.spaces, workers.count(rows, overlapped) if workers else 1)
+            threads = workers.count(rows, overlapped) if workers else 1
+            self._home = self._backend.rows(cfg, rows, self.spaces, threads)
         elif self._forked is None:
             self._home = self._rows(cfg, range(rows), [first])
 
@@ -170,7 +160,7 @@ class EnvPool:
         """How many worker processes hold the environments, once they are chosen."""
         return len(self._forked.helpers) if self._forked else 0
 
-    def _settled(self) -> _Home:
+    def _settled(self) -> backends.Home:
         """Where the environments live: chosen at the first reset, when it may be known how dear a step is."""
         if self._home is None:
             if self._forked is not None and self._forked.open(self._example):

@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from evopipe.envs.make import close, make_env, refuse
 from evopipe.envs.mpe import OFFERED as TEAMS
 from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
+from evopipe.envs.single import OneRow
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.envs.team_rows import team_step
@@ -230,14 +231,17 @@ class TensorPool:
     """`R` environments on one device. A row that ended must be reset by the caller, with a seed. An episode is a
     function of its seed and its actions, whatever its row played before and whatever others play. Always the same
     memory are `physics` `[R, S]` float64, the physical state, zeros before the first reset, and `length` `[R]` int64,
-    steps of the running episodes; `actions`, `spaces`, `team`, `masked`, `max_steps`, `reward_threshold`: see
-    `EnvPool`. Raises ParamsError if the environment is not offered as tensors, or `env.kwargs` holds what it does not
-    take."""
+    steps of the running episodes; `limit` is the time limit where the environment names none, `sound` whether it is
+    evopipe's own, whose numbers are always finite; `actions`, `spaces`, `team`, `masked`, `max_steps`,
+    `reward_threshold`: see `EnvPool`. Raises ParamsError if the environment is not offered as tensors, or
+    `env.kwargs` holds what it does not take."""
 
     def __init__(self, cfg: EnvConfig, rows: int, device: torch.device) -> None:
         self.rows, self.device = rows, device
         self.reward_threshold: float | None = None
         self.team: TeamSpace | None = None
+        self.limit: int | None = None
+        self.sound = True
         self._dynamics: Any
         own = self._serve_team(cfg) if cfg.id in TEAMS else self._serve_single(cfg)
         self.masked = self.team is not None and self.team.masked
@@ -250,18 +254,25 @@ class TensorPool:
 
     def _serve_single(self, cfg: EnvConfig) -> ActionSpace:
         """An environment of Gymnasium, which says itself what its spaces are. Return that of its own actions."""
-        if cfg.id not in OFFERED:
+        own = ":" in cfg.id
+        env = make_env(cfg) if own or cfg.id in OFFERED else None
+        if env is not None:
+            close(env)
+        if env is None or (own and not isinstance(env, OneRow)):
             names = [*OFFERED, *(name for name in TEAMS if ":" not in name)]
             raise ParamsError(
-                f"env.backend: torch has no {cfg.id!r}{did_you_mean(cfg.id, names)}; it has {', '.join(names)}; "
-                "`sync` serves all of Gymnasium's and PettingZoo's"
+                f"env.backend: torch has no {cfg.id!r}{did_you_mean(cfg.id, names)}; it has {', '.join(names)}, and "
+                "'module:Class' of one's own with start, advance and observe; `sync` serves all of Gymnasium's and "
+                "PettingZoo's"
             )
-        env = make_env(cfg)
-        close(env)
         assert env.spec is not None
+        self.limit = None if env.spec.max_episode_steps else cfg.step_limit
         self.max_steps, self.reward_threshold = env.spec.max_episode_steps or cfg.step_limit, env.spec.reward_threshold
         self.actions = ActionSpace.of(env.action_space)
         self.spaces = self.actions.spaces(ObservationSpace.of(env.observation_space))
+        if isinstance(env, OneRow):
+            self._dynamics, self.sound = env.dynamics, False
+            return self.actions
         arguments = {name: value for name, value in cfg.kwargs.items() if name != _OF_MAKE}
         self._dynamics = _made(OFFERED[cfg.id], cfg, arguments)
         return self.actions
@@ -354,8 +365,8 @@ def _made(kind: Callable[..., _Made], cfg: EnvConfig, arguments: Mapping[str, An
 class TensorRows:
     """The rows of an `EnvPool` as tensors on the CPU: NumPy in and out, any rows at a time; see `TensorPool`."""
 
-    def __init__(self, cfg: EnvConfig, rows: int) -> None:
-        self._pool = TensorPool(cfg, rows, torch.device("cpu"))
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in `rows` `[n]`, each from its own seed. See `Rows.reset`."""

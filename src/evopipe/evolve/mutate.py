@@ -1,7 +1,9 @@
 """Mutation: what changes in a child. Pure functions: (member, generator) → (member, what changed).
 
 Of the kinds drawn by their relative probabilities, one that would change nothing (a bound is reached) is passed over
-for another, and never recorded as a mutation.
+for another, and never recorded as a mutation. Another package may bring a kind by an entry point of the group
+`evopipe.mutations`, the name of a function that is called as those here are: `(config, traits, member, generator) →
+(member, mutation)`, or None where it would change nothing. The member given to it must stay as it is.
 """
 
 from __future__ import annotations
@@ -9,15 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from evopipe import plugins
 from evopipe.core.member import Member
 from evopipe.core.structure import Architecture, Widths
-from evopipe.errors import DataError
+from evopipe.errors import DataError, EnvironmentFailed, ParamsError
+from evopipe.own import foreign
 from evopipe.schema.blocks import MutationConfig
 from evopipe.schema.declare import Evolve
 
@@ -90,10 +95,59 @@ def mutate(
     for kind in _in_random_order(list(weights), list(weights.values()), rng):
         if kind == "none":
             break
-        found = operators[kind](cfg, traits, member, rng)
+        operator = operators.get(kind) or partial(_outside, kind)
+        found = operator(cfg, traits, member, rng)
         if found is not None:
             return found
     return member, NONE
+
+
+def _outside(kind: str, cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> _Change:
+    """Mutate by another package's function; what it gave is looked at, and recorded under the entry point's name.
+
+    Raises:
+        ParamsError: no package offers the kind, or two, or the function cannot be imported.
+        EnvironmentFailed: it raised, or gave something else than a mutation.
+    """
+    key = f"evolution.mutation.probabilities.{kind}"
+    found = plugins.find(plugins.MUTATIONS, kind, key)
+    if found is None:
+        raise ParamsError(f"{key}: no package offers this mutation: install the one that did, or set it to 0")
+    function = found.load(key)
+    if not callable(function):
+        raise ParamsError(f"{key}: {found} names no function but a {type(function).__name__}: mend its metadata")
+    with foreign(f"{key}: {found}"):
+        given = function(cfg, traits, member, rng)
+    match given:
+        case None:
+            return None
+        case (Member() as child, Mutation() as mutation):
+            wrong = _misshapen(traits, member, child)
+            if wrong is not None:
+                raise EnvironmentFailed(f"{key}: {found} gave a member {wrong}: mend it")
+            return None if _equal(member, child) else (child, replace(mutation, kind=kind))
+    raise EnvironmentFailed(f"{key}: {found} gave {type(given).__name__}, expected (member, mutation) or None: mend it")
+
+
+def _misshapen(traits: Traits, before: Member, after: Member) -> str | None:
+    """Return what of a mutated member does not fit; None where all does."""
+    if (after.slot, after.id, after.key, after.parent) != (before.slot, before.id, before.key, before.parent):
+        return "of another slot, id, key or parent"
+    if after.hyper.keys() != before.hyper.keys() or after.tensors.keys() != before.tensors.keys():
+        return "with other hyper-parameters or tensors than the one that it was given"
+    for name, tensor in after.tensors.items():
+        kind, network = traits.kinds[name]
+        shape = before.tensors[name].shape
+        if kind != "row" and after.arch != before.arch:
+            shape = torch.Size([after.arch.size(traits.widths[network])])
+        if tensor.shape != shape or tensor.dtype != before.tensors[name].dtype:
+            return f"whose {name} has the shape {list(tensor.shape)}, expected {list(shape)}"
+    return None
+
+
+def _equal(a: Member, b: Member) -> bool:
+    same = all(torch.equal(a.tensors[name], tensor) for name, tensor in b.tensors.items())
+    return a.arch == b.arch and dict(a.hyper) == dict(b.hyper) and same
 
 
 def _in_random_order(items: Sequence[Any], weights: Sequence[float], rng: np.random.Generator) -> Iterator[Any]:
@@ -142,6 +196,8 @@ def _mutate_parameters(cfg: MutationConfig, traits: Traits, member: Member, rng:
         values[name] = member.tensors[name].clone()
         parts = member.arch.named(traits.widths[network], values[name])
         matrices += [tensor for tensor in parts.values() if tensor.ndim == 2]
+    if not matrices:  # a module of the user's own may have none
+        return None
     chosen = rng.permutation(len(matrices))[: int(rng.integers(1, len(matrices) + 1))]
     touched = sum(_disturb(matrices[int(i)], cfg.sd, rng) for i in sorted(chosen))
     return replace(member, tensors={**member.tensors, **values}), Mutation("parameters", f"{touched} weights")

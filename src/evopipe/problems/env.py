@@ -19,7 +19,7 @@ from evopipe.envs.team import read_spaces
 from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError, UsageError
 from evopipe.evolve.mutate import Mutation
-from evopipe.machine import configure, fingerprint
+from evopipe.machine import configure, fingerprint, say_once
 from evopipe.run import session
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import HeldOut, in_environments
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> Spec:
     """Bundle what a run is about; spaces that are not given are the environment's, with the errors of `spaces_of`."""
     device = device or torch.device("cpu")
+    module, kernels = params.algo_config.network.module, params.runtime.kernels
+    if module is not None and kernels in ("native", "portable"):
+        say_once(f"runtime.kernels: {kernels} kernels compute evopipe's own networks; torch computes {module}")
     return Spec(
         seed=params.seed,
         env=params.env,
@@ -84,6 +87,7 @@ def settings_of(params: Params) -> dict[str, Any]:
 def problem_of(params: Params, folder: Path = Path(), alone: bool = False) -> Problem[Spec]:
     """Return what a run in an environment works on; see `problems.problem_of`."""
     runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
+    outside, sources = params.outside()
     workers: int | Literal["auto"] = 0 if alone and runtime.env_workers == "auto" else runtime.env_workers
 
     def live(clock: Clock, keys: np.ndarray) -> Regime:
@@ -96,12 +100,14 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False) -> Pr
         return in_environments(spec, params.env.on_gymnasium, members, rows, params.evaluate.steps, Workers(workers))
 
     def inputs() -> list[Path]:
-        return [*([layout.need(folder, layout.TRANSITIONS)] if wants_warm(spec) else []), *source_of(params.env)]
+        warm = [layout.need(folder, layout.TRANSITIONS)] if wants_warm(spec) else []
+        return [*warm, *sources, *source_of(params.env)]
 
     return Problem(
         spec, live, held_out, partial(describe, params), {
             **params.tracked("seed", "env", "train", "evolution", "runtime"),
             "kernels": fingerprint()["kernels"],  # `auto` takes what this machine has
+            "outside": outside,
         }, inputs,
     )  # fmt: skip
 

@@ -41,6 +41,7 @@ def problem_of(
 ) -> Problem[LanguageSpec]:
     """Return what a run of language models works on; see `problems.problem_of`."""
     runtime, judge = params.runtime, params.language.reward_model
+    outside, sources = params.outside()
     spec = make_spec(params, configure(runtime))
     if together is not None:
         spec = replace(spec, base=replace(spec.base, together=together))
@@ -51,9 +52,9 @@ def problem_of(
 
     return Problem(
         spec, live, lambda members, rows: held_out_of(params, spec, folder), partial(describe, params, spec),
-        params.tracked("seed", "language", "train", "evolution", "runtime"),
+        {**params.tracked("seed", "language", "train", "evolution", "runtime"), "outside": outside},
         # That a judge is missing is said where it is read.
-        lambda: [folder / layout.TOKENS, *([judge] if judge and judge.exists() else [])], LESS,
+        lambda: [folder / layout.TOKENS, *([judge] if judge and judge.exists() else []), *sources], LESS,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -377,7 +378,9 @@ def _traits(arch: Mapping[str, Any]) -> Iterator[tuple[str, float | str]]:
     """Describe an architecture by numbers and words; a part that is a list of layers gives two."""
     for key, value in sorted(arch.items()):
         name = key.replace("_", " ")
-        if isinstance(value, list):
+        if isinstance(value, Mapping):  # arguments of a module of the user's own
+            yield from _traits({name: json.dumps(x) if isinstance(x, list | dict) else x for name, x in value.items()})
+        elif isinstance(value, list):
             yield f"{name} layers", float(len(value))
             yield f"{name} units", float(sum(layer[0] for layer in value))
         elif isinstance(value, bool) or not isinstance(value, int):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from evopipe.core.cohort import Cohort, cost
+from evopipe.core.module import Module
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.native import build
 from evopipe.parallel import Died, Helper, available_cpus, can_help, dismiss, shared_memory
@@ -97,6 +98,8 @@ class Learners:
     def __init__(self, spec: Spec | LanguageSpec, processes: int, ready: _Ready, compiled: bool = False) -> None:
         self._spec, self._ready = spec, ready
         self._processes = processes if spec.device.type == "cpu" and spec.paths.capture == "none" else 1
+        if isinstance(spec.architecture(), Module):  # its last bits may depend on who shares a call
+            self._processes = 1
         if (kernels := build.chosen()) is not None:
             kernels.share_among(self._processes if compiled else 1)
         if compiled:

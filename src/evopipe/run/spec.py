@@ -20,6 +20,7 @@ from evopipe.core.fit import forms_of_networks, forms_of_rows
 from evopipe.core.fit import misfit as misfit_of
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member, tensor_kinds
+from evopipe.core.module import Module
 from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.errors import DataError, ParamsError
 from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
@@ -102,6 +103,9 @@ class Spec:
         found = misfit(self.train.algo, self.algo_config, self.spaces)
         if found is not None:
             raise ParamsError(f"algos.{self.train.algo}.{found[0]}: {found[1]}")
+        arch = self.architecture() if self.algo_config.network.module is not None else None
+        if isinstance(arch, Module):
+            arch.check(self.widths, f"algos.{self.train.algo}.network.module")
         # The pattern of unlike updates begins anew with every generation.
         evolving = self.algo_config.evolve.get("learn_step")
         every = max(getattr(self.algo_config, "learn_step", 1), evolving.max if evolving else 1)
@@ -180,6 +184,9 @@ class Spec:
 
     def architecture(self) -> Architecture:
         """Return what members start with; ParamsError where it cannot be built."""
+        network = self.algo_config.network
+        if network.module is not None:
+            return Module.start(network.module, network.kwargs, f"algos.{self.train.algo}.network.module")
         try:
             return Arch.start(self.algo_config.network, self.spaces.images)
         except ParamsError as error:

@@ -9,19 +9,50 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from evopipe.errors import suggestion
+from evopipe import plugins
+from evopipe.errors import ParamsError, suggestion
 from evopipe.own import NAME
 from evopipe.schema.declare import Problem, Schema, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
 EncoderKind = Literal["mlp", "simba", "resnet", "lstm"]
+
+
+def _or_of_a_package(group: str, key: str, own: tuple[str, ...]) -> WrapValidator:
+    """Let a name pass that another package adds to evopipe's own."""
+
+    def check(name: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        if not isinstance(name, str):
+            return handler(name)
+        try:
+            found = plugins.find(group, name, key, own)
+        except ParamsError as error:
+            raise ValueError(str(error).partition(": ")[2]) from None
+        return name if found is not None else handler(name)
+
+    return WrapValidator(check)
+
+
+TRACKERS = tuple(sorted(found.name for found in iter_modules([str(Path(__file__).parents[1] / "track/backends")])))
+"""Evopipe's own, one file each."""
 if TYPE_CHECKING:
     Tracker = str
-else:  # one file each
-    Tracker = Literal[*(module.name for module in iter_modules([str(Path(__file__).parents[1] / "track/backends")]))]
+else:
+    Tracker = Annotated[Literal[*TRACKERS], _or_of_a_package(plugins.TRACKERS, "tracking.backends", TRACKERS)]
 
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -100,6 +131,14 @@ class WrapperConfig(Schema):
 _Wrapper = Annotated[WrapperConfig, BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)]
 
 
+BACKENDS = ("sync", "envpool", "torch")
+"""Evopipe's own, one file each."""
+if TYPE_CHECKING:
+    _Backend = str
+else:
+    _Backend = Annotated[Literal[BACKENDS], _or_of_a_package(plugins.BACKENDS, "env.backend", BACKENDS)]
+
+
 class EnvConfig(Schema):
     """The environment that the population learns in."""
 
@@ -115,11 +154,12 @@ class EnvConfig(Schema):
         "`{name: ..., kwargs: {...}}`",
     )
     num_envs: int = Field(16, ge=1, le=4096, description="environments of each member")
-    backend: Literal["sync", "envpool", "torch"] = Field(
+    backend: _Backend = Field(
         "sync",
         description="which implementation training steps: `sync`, Gymnasium's; `envpool`, envpool's own build of the "
         "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control and "
-        "four of mpe2's teams as tensors, fastest, which have the same physics and draw other initial states",
+        "four of mpe2's teams as tensors, fastest, which have the same physics and draw other initial states; or "
+        "another package's (entry points `evopipe.backends`)",
     )
     step_limit: int = Field(
         10_000,
@@ -137,7 +177,10 @@ class EnvConfig(Schema):
 
     @property
     def on_gymnasium(self) -> EnvConfig:
-        """The same environment as Gymnasium builds it, whatever training steps."""
+        """The same environment as Gymnasium builds it, whatever training steps. One that a module of the user's own
+        has as tensors alone is what it is."""
+        if self.backend == "torch" and ":" in self.id:
+            return self
         return self.model_copy(update={"backend": "sync"})
 
     @model_validator(mode="after")
@@ -242,6 +285,36 @@ class NetworkConfig(Schema):
     initialisation: InitialisationConfig = Field(
         default_factory=InitialisationConfig, description="what weights and biases begin with"
     )
+    module: str | None = Field(
+        None,
+        validate_default=True,  # so that a file need not name it
+        max_length=200,
+        description="`module:Class`, a `torch.nn.Module` of one's own in the place of all this; may be left out",
+    )
+    kwargs: Annotated[dict[str, Any], _tracked("give it another name")] = Field(
+        default_factory=dict, validate_default=True, description="keyword arguments of `module`; may be left out"
+    )
+
+    @field_validator("module")
+    @classmethod
+    def _written_well(cls, module: str | None) -> str | None:
+        if module is not None and not NAME.fullmatch(module):
+            raise ValueError(f"{module!r} is not of the form 'module:Class'")
+        return module
+
+    @model_validator(mode="after")
+    def _of_a_module(self) -> Self:
+        if self.kwargs and self.module is None:
+            raise located(
+                [(("kwargs",), "arguments of a module, and there is none: name it, `module`, or delete this")]
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_module(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what stands for no module: the other networks are written as they always were."""
+        found: dict[str, Any] = handler(self)
+        return {name: value for name, value in found.items() if value or name not in ("module", "kwargs")}
 
 
 class NormaliseConfig(Schema):
@@ -358,7 +431,11 @@ class MutationConfig(Schema):
     """Mutation of children after selection."""
 
     class Probabilities(Schema):
-        """Relative weights of the mutation kinds; they are normalised."""
+        """Relative weights of the mutation kinds; they are normalised. Those of other packages may stand beside
+        them, see the entry points `evopipe.mutations`."""
+
+        model_config = ConfigDict(extra="allow")
+        __pydantic_extra__: dict[str, _Weight]
 
         none: _Weight = Field(0.4, description="child equals parent")
         architecture: _Weight = Field(
@@ -367,6 +444,21 @@ class MutationConfig(Schema):
         parameters: _Weight = Field(0.2, description="Gaussian noise on some weights")
         activation: _Weight = Field(0.2, description="another activation function")
         rl_hp: _Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
+
+        @classmethod
+        def strangers(cls, names: list[str]) -> list[Problem]:
+            """Refuse kinds that no package offers, or two."""
+            own = cls.model_fields
+            problems: list[tuple[tuple[str | int, ...], str]] = []
+            for name in names:
+                try:
+                    if plugins.find(plugins.MUTATIONS, name, "evolution.mutation.probabilities", own) is not None:
+                        continue
+                    known = [*own, *plugins.names(plugins.MUTATIONS, own)]
+                    problems.append(((name,), f"unknown key{suggestion(name, known)}"))
+                except ParamsError as error:
+                    problems.append(((name,), str(error).partition(": ")[2]))
+            return problems
 
         _some_mass = model_validator(mode="after")(some_mass)
 

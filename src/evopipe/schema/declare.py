@@ -53,11 +53,18 @@ class Schema(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True, defer_build=True)
 
+    @classmethod
+    def strangers(cls, names: list[str]) -> list[Problem]:
+        """Say what is wrong with keys that no field has; asked of a block whose `extra` is `allow`."""
+        return [((name,), f"unknown key{suggestion(name, cls.model_fields)}") for name in names]
+
     @model_validator(mode="wrap")
     @classmethod
     def _explained(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Put into sentences what is wrong with a block."""
         problems = list(_missing_keys(cls, data)) if info.context == COMPLETE and isinstance(data, Mapping) else []
+        if cls.model_config.get("extra") == "allow" and isinstance(data, Mapping):
+            problems += cls.strangers([str(name) for name in data if name not in cls.model_fields])
         try:
             made = handler(data)
         except ValidationError as error:

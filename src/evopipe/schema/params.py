@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
@@ -38,8 +38,6 @@ class Params(RunParams):
         >>> isinstance(params, Params), params.train.algo, params.algo_config.gamma
         (True, 'ppo', 0.99)
     """
-
-    of_text: ClassVar[bool] = False  # whether members are language models
 
     class Evolution(Schema):
         """Selection and mutation."""
@@ -179,7 +177,7 @@ def _schema_of(data: Mapping[str, Any]) -> type[Params] | type[LanguageParams]:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of `params.yaml`, every algorithm's block included."""
-    configs = {name: registry.get(name).Config for name in registry.names()}
+    configs = {name: registry.get(name).Config for name in registry.working()}
     blocks: dict[str, Any] = {name: (config, Field(default_factory=config)) for name, config in configs.items()}
     algos = create_model("Algos", __base__=Schema, __doc__="One block an algorithm.", **blocks)
     described = Field(description=Params.model_fields["algos"].description)
@@ -204,6 +202,9 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
             sentence = f"{train.algo} trains language models: put `language` in the place of `env`, or take "
             sentence += ", ".join(registry.names())
         yield ("algo",), sentence
+        return
+    if (wrong := registry.refused(train.algo)) is not None:
+        yield ("algo",), wrong
         return
     algo = registry.get(train.algo)
     memory = train.mode == "online" and not registry.on_policy(algo)

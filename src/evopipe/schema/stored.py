@@ -74,6 +74,13 @@ class StoredGPT(_Stored):
     length: Annotated[int, Field(ge=1, le=1 << 16)]
 
 
+class StoredModule(_Stored):
+    """A network of the user's own, see `core.module`."""
+
+    module: Annotated[str, Field(max_length=200)]
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
 class StoredMember(_Stored):
     """A member without its tensors, see `storage.members`."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from evopipe import algos as registry
+from evopipe import plugins
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
+    BACKENDS,
     NEUTRAL,
     ArchitectureBounds,
     MutationConfig,
@@ -23,6 +26,8 @@ from evopipe.schema.language import LanguageConfig, TextFetch, TextMutation, Tex
 
 class RunParams(Schema):
     """What every `params.yaml` has: members that learn in environments, or language models."""
+
+    of_text: ClassVar[bool] = False  # whether members are language models
 
     seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
 
@@ -38,6 +43,20 @@ class RunParams(Schema):
         values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
         kept = {name: values[name] for name in blocks or values}
         return {**kept, "algo": self.algo_config.model_dump(mode="json")}
+
+    def outside(self) -> tuple[list[str], list[Path]]:
+        """Return what of other packages a result depends on, for `keys.content_key`: entry points with their packages'
+        versions, then what all source files are called; and these files. Trackers change no result."""
+        own: Any = self
+        key, chances = "evolution.mutation.probabilities", own.evolution.mutation.probabilities.model_extra or {}
+        kinds = [plugins.find(plugins.MUTATIONS, kind, key) for kind, weight in chances.items() if weight]
+        if not self.of_text:
+            kinds.append(plugins.find(plugins.BACKENDS, own.env.backend, "env.backend", BACKENDS))
+        points = [point for point in (registry.plugin(own.train.algo), *kinds) if point is not None]
+        network = getattr(getattr(self.algo_config, "network", None), "module", None)
+        modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
+        named, files = plugins.sources(modules)
+        return [f"{point} {point.version}" for point in points] + named, files
 
 
 class LanguageParams(RunParams):
@@ -115,6 +134,8 @@ class LanguageParams(RunParams):
                 sentence = f"{train.algo} serves environments: put `env` in the place of `language`, or take "
                 sentence += ", ".join(known)
             raise located([(("algo",), sentence)])
+        if (wrong := registry.refused(train.algo)) is not None:
+            raise located([(("algo",), wrong)])
         whole = "language" in info.data and info.data["language"].model == "gpt"
         able = [name for name in known if (registry.regime_name(name) == "games") == whole]
         if "language" in info.data and train.algo not in able:
@@ -154,6 +175,10 @@ def parse_blocks(
     for name, block in blocks.items():
         if name not in (known := registry.names(of_text=of_text)):
             problems.append(((name,), f"unknown key{suggestion(name, known)}"))
+            continue
+        if (refused := registry.refused(name)) is not None:
+            if chosen is not None:  # else `train` says so
+                problems.append(((name,), refused))
             continue
         schema = registry.get(name).Config
         try:

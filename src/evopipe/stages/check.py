@@ -21,10 +21,15 @@ _NO_SPACES = {"num_envs", "backend", "step_limit", "step_seconds"}  # keys of `e
 def check(params: AnyParams) -> None:
     """Refuse what a later stage would refuse, before the first one does anything. `ParamsError` if the environment is
     unknown, the algorithm does not serve its spaces, or it masks actions that are numbers, or any where a dataset is to
-    be learned from, which has no masks; `EnvironmentFailed` if it could not be made or reset."""
+    be learned from, which has no masks, or a network of the user's own is of no use; `EnvironmentFailed` if the
+    environment could not be made or reset."""
     if not isinstance(params, Params):
         return
     name, cfg = params.train.algo, params.env
+    if params.algo_config.network.module is not None:  # the user's own: what it is made of is seen where it is made
+        from evopipe.problems.env import make_spec
+
+        make_spec(params)
     plain = not any(cfg.model_dump(exclude={"id", *_NO_SPACES}).values())
     if plain and not algos.get(name).TEAM and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:
         return

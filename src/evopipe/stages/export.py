@@ -48,7 +48,7 @@ def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
     return {
         "evopipe": evopipe.__version__,
         "git_revision": git_revision(folder.absolute()),
-        "code_hash": content_key({}, [CODE]),
+        "code_hash": content_key({}, [*params.outside()[1], CODE]),
         "params_hash": content_key(params.tracked()),
         "fingerprint": fingerprint(),
     }

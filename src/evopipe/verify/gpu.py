@@ -70,8 +70,8 @@ def check(
     language models are among all where the extra `language` is installed. `tell` gets a line for each thing that was
     looked at. `UsageError` if there is no algorithm of a name, or it is one of teams or games, which are not checked;
     `DataError`, which names them, if findings are bad."""
-    of_text = algos.names(of_text=True)
-    for name in set(names) - set(known := [*algos.names(), *of_text]):
+    of_text = algos.working(of_text=True)
+    for name in set(names) - set(known := [*algos.working(), *of_text]):
         raise UsageError(f"gpu check: --algo: no algorithm {name!r}{suggestion(name, known)}")
     able = [name for name in known if not algos.get(name).TEAM and algos.regime_name(name) != "games"]
     for name in set(names) - set(able):

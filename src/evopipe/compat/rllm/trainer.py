@@ -308,7 +308,8 @@ class AgentTrainer:
             "code": [_source(each) for each in named],
             "args": [_shown(each) for each in (self.workflow_args, self.agent_args, self.env_args)],
         }
-        return content_key(values, [CODE])
+        values["outside"], sources = self.resolved.params.outside()
+        return content_key(values, [*sources, CODE])
 
 
 def _source(thing: Any) -> str:

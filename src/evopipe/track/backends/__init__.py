@@ -1,7 +1,8 @@
 """The trackers: one file each, found by its name, which is that of the package it drives.
 
 A tracker's file defines `PACKAGE`, what to install, and `connect(config, root)`, which opens it. It imports its package
-where it uses it, for that may be missing.
+where it uses it, for that may be missing. Another package may bring a tracker by an entry point of the group
+`evopipe.trackers`, the name of a module that defines `connect`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from evopipe import plugins
 from evopipe.errors import EvopipeError, TrackerError
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.blocks import TRACKERS, TrackingConfig
 from evopipe.storage.files import read_json, write_json
 from evopipe.track.events import Generation
 from evopipe.track.record import New, Run
@@ -39,6 +41,8 @@ def connect(name: str, config: TrackingConfig, root: Path) -> Backend:
 
 def missing_package(name: str) -> str | None:
     """Say what to install if a tracker's package is not there; it is not imported to find out."""
+    if name not in TRACKERS:  # an entry point: it is installed; whether it can be imported is seen when it is opened
+        return None if plugins.offered(plugins.TRACKERS, name) else f"tracking.backends: no package offers {name!r}"
     if find_spec(name) is not None:
         return None
     remedy = f"pip install '{_tracker(name).PACKAGE}'"
@@ -46,7 +50,13 @@ def missing_package(name: str) -> str | None:
 
 
 def _tracker(name: str) -> Any:
-    return importlib.import_module(f"{__name__}.{name}")
+    outside = plugins.find(plugins.TRACKERS, name, "tracking.backends", TRACKERS)
+    if outside is None:
+        return importlib.import_module(f"{__name__}.{name}")
+    found = outside.load("tracking.backends")
+    if not callable(getattr(found, "connect", None)):
+        raise TrackerError(f"tracking.backends: {outside} does not define connect(config, root): every tracker must")
+    return found
 
 
 class _Writer(Protocol):

@@ -163,6 +163,11 @@ class EnvpoolRows:
         return self._observations.read(obs)[0]
 
 
+def rows(cfg: EnvConfig, rows: int, spaces: Spaces, threads: int) -> EnvpoolRows:
+    """See `evopipe.envs.backends`."""
+    return EnvpoolRows(cfg, rows, spaces, threads)
+
+
 def _envpool() -> Any:
     try:
         import envpool

@@ -1,0 +1,83 @@
+"""One row of a user's own tensor environment as an environment of Gymnasium: for its spaces, to watch it, and for
+whoever steps environments one by one.
+
+The class stands in a module of the user's own (`env.id: module:Class`) and has what the classes in `envs.tensors` have:
+`draws`, `start`, `advance`, `observe`; beside these `observation_space` (a box of one axis) and `action_space`, of
+Gymnasium, and if it likes `max_episode_steps` and `reward_threshold`. `env.kwargs` are its constructor's arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.envs.registration import EnvSpec
+
+from evopipe.errors import ParamsError
+from evopipe.rng import Purpose, Stream
+
+_METHODS = ("start", "advance", "observe")
+_HAS = (*_METHODS, "draws", "observation_space", "action_space")
+
+
+def is_tensor_class(found: Any) -> bool:
+    """Whether what a module holds under a name is the class of a tensor environment: by its methods."""
+    return isinstance(found, type) and all(callable(getattr(found, name, None)) for name in _METHODS)
+
+
+class OneRow(gymnasium.Env[Any, Any]):
+    """One row; `dynamics` is the instance of the user's class, `name` what it is called in messages.
+
+    Raises:
+        ParamsError: the class lacks something.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  Gymnasium's own way
+
+    def __init__(self, kind: type[Any], name: str, kwargs: dict[str, Any]) -> None:
+        self.dynamics = kind(**kwargs)
+        lacking = [part for part in _HAS if not hasattr(self.dynamics, part)]
+        if lacking:
+            raise ParamsError(f"env.id: {name!r} lacks {', '.join(lacking)}, which a tensor environment must have")
+        self.observation_space, self.action_space = self.dynamics.observation_space, self.dynamics.action_space
+        box = self.observation_space
+        if not (isinstance(box, gymnasium.spaces.Box) and len(box.shape) == 1):
+            raise ParamsError(
+                f"env.id: {name!r} shows {box}; a tensor environment's observations are a Box of one axis"
+            )
+        if not isinstance(self.action_space, gymnasium.spaces.Box | gymnasium.spaces.Discrete):
+            raise ParamsError(
+                f"env.id: {name!r} takes {self.action_space}; a tensor environment takes a Box or Discrete"
+            )
+        self._most: int | None = getattr(self.dynamics, "max_episode_steps", None)
+        self.spec = EnvSpec(
+            name.rpartition(":")[2], max_episode_steps=self._most,
+            reward_threshold=getattr(self.dynamics, "reward_threshold", None),
+        )  # fmt: skip
+        self._columns = torch.empty(0)
+        self._length = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin the episode of a seed, the same as in a `TensorPool`."""
+        super().reset(seed=seed)
+        chosen = int(self.np_random.integers(2**31)) if seed is None else seed
+        draw = Stream(torch.tensor([chosen]), Purpose.EPISODE, torch.zeros(1, dtype=torch.int64))
+        self._columns, self._length = self.dynamics.start(draw.uniform(self.dynamics.draws).T.contiguous()), 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take a step with the environment's own action."""
+        box = isinstance(self.action_space, gymnasium.spaces.Box)
+        taken = torch.as_tensor(np.asarray(action, np.float32 if box else np.int64))[None]
+        if not box:
+            taken = taken - self.action_space.start  # type: ignore[attr-defined]
+        self._columns, reward, terminated = self.dynamics.advance(self._columns, taken)
+        self._length += 1
+        cut = self._most is not None and self._length >= self._most
+        return self._seen(), float(reward.float()[0]), bool(terminated[0]), cut, {}
+
+    def _seen(self) -> np.ndarray:
+        found: np.ndarray = self.dynamics.observe(self._columns)[0].numpy().copy()
+        return found
