@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from evopipe.problems.env import make_spec
 
 import evopipe
 import nets_for_tests
@@ -36,7 +35,7 @@ from evopipe.core.structure import Widths
 from evopipe.errors import MissingInputError, ParamsError
 from evopipe.evolve.mutate import mutate
 from evopipe.machine import say_once
-from evopipe.run.drive import begin
+from evopipe.problems.env import begin, make_spec
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.spec import first_members
 from evopipe.schema.params import parse_params
