@@ -534,7 +534,7 @@ def acting(s: Settings) -> dict[str, Any]:
     """Time ticks of the loop before its first rollout ends: the environments, acting, and keeping what happened."""
     params = params_of(s)
     spec = make_spec(params, configure(params.runtime))
-    loop = train.begin(spec, like_members(spec, s["population"]))
+    loop = begin(spec, like_members(spec, s["population"]))
     sync = sync_of(s["device"]) or (lambda: None)
     for _ in range(s["warm_ticks"]):
         loop.advance()

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import numpy as np
-
 from evopipe import layout, rng
 from evopipe.agents import records
 from evopipe.agents.data import Dataset
@@ -25,6 +23,7 @@ from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnW
 from evopipe.compat.rllm.config import resolve
 from evopipe.core.member import Member
 from evopipe.errors import DataError, UsageError, need_package, suggestion
+from evopipe.evolve.mutate import Mutation
 from evopipe.keys import CODE, content_key, state_folder
 from evopipe.language.policy import LanguagePolicy
 from evopipe.loading import load
@@ -230,28 +229,28 @@ class AgentTrainer:
     @contextmanager
     def _idle(self) -> Iterator[tuple[Rounds, Member]]:
         """Give what plays episodes of the first member, as it is."""
-        problem = self._problem(None)
-        members, _ = population.members_of(self.resolved.params, problem.spec)
-        clock, keys = Clock.of(problem.spec, len(members)), np.array([member.key for member in members])
-        with closing(cast("Rounds", problem.live(clock, keys))) as regime:
+        spec, members, _ = self._begin()
+        with closing(self._regime(spec, Clock.of(spec, len(members)), None)) as regime:
             yield regime, members[0]
 
-    def _problem(self, folder: Path | None) -> Problem[LanguageSpec]:
-        """Return what the run works on; its episodes are written to a folder, where one is given."""
-        params, agents, train, val = self.resolved.params, self.resolved.agents, self.train_dataset, self.val_dataset
-        assert train is not None
-        assert val is not None
+    def _begin(self) -> tuple[LanguageSpec, list[Member], list[Mutation]]:
+        params = self.resolved.params
         spec = make_spec(params, configure(params.runtime))
+        return spec, *population.members_of(params, spec)
 
-        def live(clock: Clock, keys: np.ndarray) -> Rounds:
-            return Rounds(spec, clock, agents, self.make(), train.data, val.data, folder)
-
-        return Problem(spec, live, described=partial(describe, params, spec), less=LESS)
+    def _regime(self, spec: LanguageSpec, clock: Clock, folder: Path | None) -> Rounds:
+        assert self.train_dataset is not None
+        assert self.val_dataset is not None
+        agents = self.resolved.agents
+        return Rounds(spec, clock, agents, self.make(), self.train_dataset.data, self.val_dataset.data, folder)
 
     def _train(self, folder: Path, quiet: bool) -> Trained:
         params, first = self.resolved.params, self.resolved.agents.first
-        problem = self._problem(folder / "episodes")
-        members, births = population.members_of(params, problem.spec)
+        spec, members, births = self._begin()
+        problem = Problem(
+            spec, lambda clock, keys: self._regime(spec, clock, folder / "episodes"),
+            described=partial(describe, params, spec), less=LESS,
+        )  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         state = state_folder("agents", self._key(), folder)
         home = Home(folder, state, params.runtime.checkpoint_seconds, (state.with_suffix(".lock"),))
@@ -266,7 +265,7 @@ class AgentTrainer:
             champion = session.train()
             session.write(champion)
             found = self._validate(regime, champion.member)
-            told = {"elite": found, **({"base": before} if before else {}), "env": problem.spec.name}
+            told = {"elite": found, **({"base": before} if before else {}), "env": spec.name}
             self._report(regime, told, folder)
             export.run(params, True, folder)
             session.end()
