@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 import evopipe
-from evopipe import api
 from evopipe.envs.make import make_env
 from evopipe.errors import MissingInputError, ParamsError
 from evopipe.play import environment_of
-from evopipe.schema.params import load_params, parse_params
+from evopipe.schema.params import any_params, load_params, parse_params
 from evopipe.stages.check import needs_dataset
 from tiny import params, write_params
 
@@ -98,7 +97,7 @@ def test_an_on_policy_algorithm_needs_no_dataset(warm: dict[str, int]) -> None:
 def test_equal_params_in_any_form_are_one_run(tmp_path: Path) -> None:
     file = write_params(tmp_path, SHORT)
     forms: list[Any] = [params(SHORT), file, str(file), load_params(file)]
-    assert [api._params(form) for form in forms] == [load_params(file)] * 4
+    assert [any_params(form) for form in forms] == [load_params(file)] * 4
 
 
 @pytest.mark.parametrize(("train", "wanted"), [
