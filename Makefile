@@ -22,7 +22,7 @@ $(shell rm -f $(READY))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow sanitize check docs bench setup clean
+.PHONY: help run test test-slow sanitize lint check docs bench setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -46,11 +46,13 @@ sanitize: setup ## look for faults of memory in the kernels (gcc)
 	  tests/unit/test_native_bits.py tests/unit/test_native_policy.py tests/unit/test_native_replay.py \
 	  tests/unit/test_native_value.py tests/unit/test_native_steps.py
 
-check: setup ## format, lint, types, import contract, tests
+lint: setup ## format, lint, types, import contract
 	ruff format --check
 	ruff check
 	mypy
 	lint-imports
+
+check: lint ## what `make lint` looks at, then the tests
 	$(PYTEST)
 
 docs: setup ## build the pages as a site, build/site/index.html

@@ -24,13 +24,13 @@ from scripts import script
 
 from evopipe import rng
 from evopipe.core.cohort import Cohort, dissolve
-from evopipe.native import build, dense
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
 from evopipe.evolve.mutate import NONE
 from evopipe.evolve.step import evolve
 from evopipe.layout import POPULATION
 from evopipe.machine import configure
+from evopipe.native import build, dense
 from evopipe.problems.env import begin, make_spec
 from evopipe.rng import Purpose, Stream
 from evopipe.run import learn as learning

@@ -8,12 +8,15 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from evopipe.algos import Algorithm, Answers, on_policy
-from evopipe.core.cohort import Cohort, Pace, form
+from evopipe.core.arch import Arch
+from evopipe.core.cohort import Cohort, Pace, dissolve, form
 from evopipe.core.member import Member, names_of, tensor_kinds
-from evopipe.core.normalise import SHOWN
+from evopipe.core.normalise import SHOWN, Normaliser
 from evopipe.core.structure import Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import UsageError
@@ -300,6 +303,37 @@ class Policy:
         A policy that keeps a memory takes it too: (obs `[B, O]`, memory `[B, M]`) → (actions, memory), zeros at first.
         """
         return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the greedy policy as what `evopipe.numpy_policy` computes with, by name; ValueError says what of it
+        that cannot do."""
+        arch, space, acting = self.arch, self.action_space, acting_networks(self._algo.POLICY, self.widths)
+        if not isinstance(arch, Arch) or arch.kind != "mlp" or arch.stem.convs:
+            raise ValueError("its network is more than a plain perceptron")
+        outputs = self.widths[acting[-1]].outputs
+        if outputs != self.actions and not (space.continuous and outputs == 2 * self.actions):
+            raise ValueError("its network gives other numbers than one for each action")
+        (member,) = dissolve([self._cohort])
+        tensors: dict[str, torch.Tensor] = {}
+        for name in acting:
+            tensors |= arch.named(self.widths[name], member.tensors[name])
+        for part in ("output.weight", "output.bias"):  # behind the means may be standard deviations
+            tensors[part] = tensors[part][..., : self.actions]
+        normaliser = Normaliser.stack([member.tensors], torch.device("cpu"))
+        if normaliser is not None and normaliser.observations is not None and normaliser.columns is not None:
+            seen = normaliser.observations
+            tensors |= {"mean": seen.mean[0].float(), "scale": seen.scale()[0]}
+            tensors |= {"clip": normaliser.clip[0], "columns": normaliser.columns}
+        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        if space.bounds is not None:
+            arrays["low"], arrays["high"] = space.bounds
+            arrays["squash"] = getattr(self._cfg, "squash", True)
+        else:
+            arrays |= {"choices": space.choices, "starts": space.starts}
+        arrays |= {"kind": space.kind, "shape": np.array(space.shape, np.int64), "observations": self.observations}
+        arrays["layers"] = [name for name in arch.layers if f"{name}.weight" in tensors]
+        arrays |= {"activation": arch.activation, "values": self._algo.values is not None}
+        return {name: np.asarray(value) for name, value in arrays.items()}
 
 
 def _tensor(value: Any, name: str) -> torch.Tensor:

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evopipe.algos import get
 from evopipe.envs.spaces import Leaf
-from evopipe.policy import Policy, TeamPolicy
+from evopipe.policy import Policy, TeamPolicy, numpy_files
 from evopipe.track.formats import score
 
 
@@ -21,6 +21,7 @@ def card(policy: Policy | TeamPolicy, episodes: int) -> str:
         arch=policy.arch,
         episodes=episodes,
         memory=policy.memory,
+        no_numpy=numpy_files(policy)[1],
         space=None if isinstance(policy, TeamPolicy) else policy.observation_space,
         team=policy.team if isinstance(policy, TeamPolicy) else None,
         values=get(policy.about["algo"]).values is not None,

@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from evopipe import numpy_policy
 from evopipe.acting import Policy, online_networks, other_networks, rows_for_acting
 from evopipe.algos import Algorithm, get
 from evopipe.core.fit import forms_of_networks, forms_of_rows, misfit
@@ -27,13 +29,17 @@ from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_s
 from evopipe.storage.files import dump_json, parse_json
 from evopipe.storage.folders import read_folder, write_folder
 from evopipe.storage.members import read as read_members
-from evopipe.storage.tensors import dump_tensors, load_tensors
+from evopipe.storage.tensors import dump_arrays, dump_tensors, load_tensors
 from evopipe.team_policy import TeamPolicy
 from evopipe.types import Spaces
 
-__all__ = ["CARD", "POLICY", "PROGRAM", "TENSORS", "Policy", "TeamPolicy", "load", "save", "trained"]
+__all__ = [
+    "ARRAYS", "CARD", "NUMPY", "POLICY", "PROGRAM", "TENSORS", "Policy", "TeamPolicy", "load", "numpy_files", "save",
+    "trained",
+]  # fmt: skip
 
 POLICY, TENSORS, PROGRAM, CARD = "policy.json", "policy.safetensors", "policy.pt2", "README.md"
+NUMPY, ARRAYS = "numpy_policy.py", "policy.npz"
 FORMAT = 1
 
 
@@ -42,6 +48,8 @@ def save(
     critic: bool = False,
 ) -> None:  # fmt: skip
     """Write a policy folder; one in its place is replaced.
+
+    What acts by NumPy alone is written too, where it can be, see `numpy_files`.
 
     Args:
         folder: where.
@@ -77,7 +85,7 @@ def save(
     }
     data = dump_json(content, str(folder / POLICY), indent=2)
     files = {POLICY: data, TENSORS: dump_tensors(tensors), CARD: card.encode()}
-    write_folder(folder, files | (_programs(policy) if program else {}))
+    write_folder(folder, files | numpy_files(policy)[0] | (_programs(policy) if program else {}))
 
 
 def kind_of(about: Mapping[str, Any]) -> type[Policy] | type[TeamPolicy]:
@@ -110,6 +118,27 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
     stream = io.BytesIO()
     torch.export.save(program, stream)
     return stream.getvalue()
+
+
+def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
+    """Return the files by which a policy acts without torch and evopipe, `policy.npz` and `evopipe.numpy_policy`, by
+    name; or none, and why: it is no plain perceptron that gives one number an action."""
+    try:
+        if isinstance(policy, TeamPolicy):
+            raise ValueError("it is a team's")
+        data = dump_arrays(policy.arrays())
+        _agree(policy, numpy_policy.Policy(io.BytesIO(data)))
+    except ValueError as error:
+        return {}, str(error)
+    return {ARRAYS: data, NUMPY: Path(numpy_policy.__file__).read_bytes()}, ""
+
+
+def _agree(policy: Policy, other: numpy_policy.Policy) -> None:
+    """ValueError where another policy does not act as this one: its algorithm acts in a way of its own."""
+    rows = np.random.default_rng(0).normal(size=(64, policy.observations)).astype(np.float32)
+    close = np.isclose(policy.on_rows().act(rows), other.act(rows), rtol=1e-3, atol=1e-3)
+    if close.mean() < 0.9:  # two actions may be worth the same
+        raise ValueError("its algorithm reads the network's outputs in a way of its own")
 
 
 def load(path: str | Path, member: int | None = None, trust: bool = False) -> Policy | TeamPolicy:

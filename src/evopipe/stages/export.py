@@ -23,7 +23,8 @@ from evopipe.track.formats import score
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/elite`: policy.safetensors, policy.json, policy.pt2 and a model card."""
+    """Write `models/elite`: policy.safetensors, policy.json, policy.pt2, policy.npz with numpy_policy.py, and a model
+    card."""
     configure(params.runtime)
     spec = make_spec(params)
     (*_, elite), trained = read_members(folder, layout.TRAINED, spec)

@@ -1,14 +1,20 @@
-"""Tensors in the safetensors format, which carries no checksum: publish them in a folder (`storage/folders.py`).
+"""Tensors in the safetensors format, which carries no checksum, and arrays in NumPy's: publish them in a folder
+(`storage/folders.py`).
 
 Nothing here imports torch before a tensor is dumped or loaded.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import struct
+import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from evopipe.errors import DataError
 from evopipe.storage.files import RESTORE
@@ -73,3 +79,18 @@ def load_tensors(data: bytes, where: str = "tensors") -> dict[str, torch.Tensor]
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, AssertionError) as error:
         raise DataError(f"{where}: is not a valid safetensors file ({error}): {RESTORE}") from error
     return dict(sorted(tensors.items()))
+
+
+def dump_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """Return arrays in the format of `numpy.load`, a file `.npz`; equal arrays give equal bytes, for unlike
+    `numpy.savez` it writes no time. An array of Python objects, which would need pickle, is a `DataError`."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name in sorted(arrays):
+            piece = io.BytesIO()
+            try:
+                np.lib.format.write_array(piece, np.asarray(arrays[name]), allow_pickle=False)
+            except ValueError as error:
+                raise DataError(f"array {name!r}: cannot be saved ({error}): give it a type of numbers") from error
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), piece.getvalue())
+    return stream.getvalue()
