@@ -290,4 +290,5 @@ class _Modules:
         return self.forward(views, x), memory
 
     def unroll(self, views: Any, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
-        return self.forward(views, x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+        out: Tensor = self.forward(views, x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+        return out

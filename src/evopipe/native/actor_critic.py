@@ -87,7 +87,7 @@ def ddpg_update(
             "twins": critics // (max(places.group) + 1), "discrete": discrete,
         }  # fmt: skip
 
-    rates = {name: hp[name] for name in _RATES}
+    rates: dict[str, update.Row] = {name: hp[name] for name in _RATES}
     rates |= {"noise_clip": noise_clip, "temperature": temperature, "penalty": penalty}
     if alpha is not None:
         rates["alpha"] = alpha
