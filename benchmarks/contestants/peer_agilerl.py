@@ -386,9 +386,9 @@ def per_step(s: Settings) -> dict[str, Any]:
     start(s)
     *encoder, latent = s["widths"]
     given = {
-        **s, "encoder": encoder, "latent": latent, "layer_norm": False, "search": {}, "population": 1, "ou": False,
-        "max_steps": s["steps"], "evo_steps": s["every"], "learning_delay": s.get("random_steps", 0),
-        "lr_actor": s["lr"], "lr_critic": s["lr"],
+        **s, "encoder": encoder, "latent": latent, "layer_norm": s.get("layer_norm", False), "search": {},
+        "population": 1, "ou": False, "max_steps": s["steps"], "evo_steps": s["every"],
+        "learning_delay": s.get("random_steps", 0), "lr_actor": s["lr"], "lr_critic": s["lr"],
     }  # fmt: skip
     if s["algo"] == "rainbow":
         given["replay"] = {name: s[name] for name in ("n_step", "alpha", "beta")}

@@ -26,13 +26,13 @@ from evopipe.stages.setup import describe, make_spec
 from evopipe.team_policy import TeamPolicy
 
 DATASETS = Path(__file__).parents[1] / ".data"
-DRAWS = ("ppo", "sac", "ippo")  # algorithms whose policy draws its actions
+DRAWS = ("ppo", "sac", "ippo", "mappo")  # algorithms whose policy draws its actions
 _NEVER = 1e-12  # chance of a uniform action: the policy draws, and nothing else explores
 _UNCLIPPED = 1e9
 # Settings of each algorithm's block that have the same name and meaning there.
 _ON_POLICY = ("lr", "epochs", "gae_lambda", "clip", "ent_coef", "grad_clip", "std")
 _OWN = {
-    "ppo": _ON_POLICY, "ippo": _ON_POLICY,
+    "ppo": _ON_POLICY, "ippo": _ON_POLICY, "mappo": _ON_POLICY,
     "dqn": ("lr", "eps_end", "eps_steps", "grad_clip"), "cqn": ("lr", "tau", "alpha"),
     "rainbow": ("lr", "tau", "grad_clip", "atoms", "v_min", "v_max", "noisy_sigma"),
     "sac": ("tau", "random_steps"), "td3": ("tau", "random_steps", "noise_sd"),
@@ -104,18 +104,19 @@ def params_of(s: Mapping[str, Any]) -> Params:
     block: dict[str, Any] = {name: s[name] for name in ("batch_size", "learn_step", "gamma", *_OWN[algo])}
     block["network"] = {
         "encoder": encoder, "latent": latent, "head": s.get("head", []), "activation": s["activation"],
+        "layer_norm": s.get("layer_norm", False),
         "encoder_kind": "lstm" if s.get("recurrent") else "mlp", **({"conv": s["conv"]} if "conv" in s else {}),
     }  # fmt: skip
     if "vf_coef" in s:
         block["vf_coef"] = 2 * s["vf_coef"]  # ours weighs half the squared error
     if algo == "dqn":  # the peer counts steps between two copies, we count updates
         block |= {"target": "hard", "target_interval": s["target_interval"] // s["learn_step"], "double": False}
-    elif algo not in ("ppo", "ippo", "rainbow"):
+    elif "grad_clip" not in s:
         block["grad_clip"] = _UNCLIPPED  # the peers clip none
         block |= {} if algo == "cqn" else {"lr_actor": s["lr"], "lr_critic": s["lr"]}
     block |= {
         "ppo": {"sequences": "whole"} if s.get("recurrent") else {}, "ippo": {"clip_value": True},
-        "sac": {"lr_alpha": s["lr"], "alpha": 1.0}, "maddpg": {"output_penalty": 0.0},
+        "mappo": {"share": "none"}, "sac": {"lr_alpha": s["lr"], "alpha": 1.0}, "maddpg": {"output_penalty": 0.0},
     }.get(algo, {})  # fmt: skip
     train: dict[str, Any] = {"algo": algo, "max_steps": s["steps"], "evo_steps": s["every"], "warm_start": 0}
     if "data" in s:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 Values = dict[str, Any]
 
-SB3, CONTRIB, AGILERL, D3RLPY = "SB3", "sb3-contrib", "AgileRL", "d3rlpy"
-ENVIRONMENTS = {SB3: "sb3", CONTRIB: "sb3", AGILERL: "agilerl", D3RLPY: "d3rlpy"}
+SB3, CONTRIB, AGILERL, D3RLPY, SKRL = "SB3", "sb3-contrib", "AgileRL", "d3rlpy", "skrl"
+ENVIRONMENTS = {SB3: "sb3", CONTRIB: "sb3", AGILERL: "agilerl", D3RLPY: "d3rlpy", SKRL: "skrl"}
 
 
 class Row(NamedTuple):
@@ -50,7 +50,7 @@ _LANDER: Values = {
 }  # fmt: skip
 _CHEETAH: Values = {
     "env": "HalfCheetah-v5", "steps": 100_000, "every": 10_000, "floor": -280.0, "target": 3_000.0, "episodes": 5,
-    "widths": [256, 256], "batch_size": 256, "random_steps": 5_000,
+    "widths": [128, 128], "batch_size": 128, "random_steps": 5_000,
 }  # fmt: skip
 
 ROWS: dict[str, Row] = {
@@ -101,7 +101,7 @@ ROWS: dict[str, Row] = {
     "per_step_rainbow_cartpole": Row({
         **_OFF, **_CARTPOLE, "algo": "rainbow", "steps": 20_480, "every": 2_048, "head": [128], "batch_size": 64,
         "widths": [128, 64], "lr": 5e-4, "random_steps": 500, "grad_clip": 10.0, "atoms": 51, "v_min": 0.0,
-        "v_max": 100.0, "noisy_sigma": 0.5, "n_step": 3, "alpha": 0.6, "beta": 0.4,
+        "v_max": 100.0, "noisy_sigma": 0.5, "n_step": 3, "alpha": 0.6, "beta": 0.4, "layer_norm": True,
     }, AGILERL, 5),
     "per_step_sac_pendulum": Row({**_OFF, **_PENDULUM, "algo": "sac"}),
     "per_step_td3_pendulum": Row({**_OFF, **_PENDULUM, "algo": "td3"}),
@@ -127,6 +127,10 @@ ROWS: dict[str, Row] = {
         **_PPO, **_TEAM, "algo": "ippo", "kwargs": {"continuous_actions": False}, "lr": 1e-3, "batch_size": 256,
         "ent_coef": 0.01,
     }, AGILERL, 3),
+    "per_step_mappo_spread": Row({
+        **_PPO, **_TEAM, "algo": "mappo", "kwargs": {"continuous_actions": False}, "lr": 1e-3, "batch_size": 256,
+        "ent_coef": 0.01,
+    }, SKRL, 5),
 }  # fmt: skip
 
 
