@@ -116,7 +116,8 @@ def params_of(s: Mapping[str, Any]) -> Params:
         block |= {} if algo == "cqn" else {"lr_actor": s["lr"], "lr_critic": s["lr"]}
     block |= {
         "ppo": {"sequences": "whole"} if s.get("recurrent") else {}, "ippo": {"clip_value": True},
-        "mappo": {"share": "none"}, "sac": {"lr_alpha": s["lr"], "alpha": 1.0}, "maddpg": {"output_penalty": 0.0},
+        "mappo": {"share": "none"}, "maddpg": {"share": "group", "output_penalty": 0.0},
+        "sac": {"lr_alpha": s["lr"], "alpha": 1.0},
     }.get(algo, {})  # fmt: skip
     train: dict[str, Any] = {"algo": algo, "max_steps": s["steps"], "evo_steps": s["every"], "warm_start": 0}
     if "data" in s:
