@@ -9,7 +9,7 @@ import numpy as np
 
 from harness import datasets, stats, venvs
 from harness.results import MISSING, Result, Results, made_by, number, table, values
-from harness.rows import ROWS
+from harness.rows import ROWS, UNLIKE
 
 PREFIX = "per_step_"
 EVOPIPE = "evopipe"
@@ -87,7 +87,17 @@ def section(results: Results) -> list[str]:
         "peer",
     )  # fmt: skip
     lines += [*table(header, rows), *made_by(*(results[name] for name in there))]
+    lines += ["What is not equal:", "", *_unlike(there), ""]
     return [*lines, *(["Not measured yet: " + ", ".join(missing) + "."] if missing else [])]
+
+
+def _unlike(names: Sequence[str]) -> list[str]:
+    """Tell what no value made equal, and in which rows."""
+    lines = []
+    for key, sentence in UNLIKE.items():
+        which = [name.removeprefix(PREFIX) for name in names if key in ROWS[name].unlike]
+        lines += [f"- {sentence} ({', '.join(f'`{name}`' for name in which)})"] if which else []
+    return lines
 
 
 def _rows(result: Result, peer: str) -> list[tuple[str, ...]]:

@@ -15,12 +15,48 @@ ENVIRONMENTS = {SB3: "sb3", CONTRIB: "sb3", AGILERL: "agilerl", D3RLPY: "d3rlpy"
 
 
 class Row(NamedTuple):
-    """A row: values of both sides, its peer, and how many seeds run: 10 where both sides of one take up to some three
-    minutes, fewer where they take longer."""
+    """A row.
+
+    Attributes:
+        values: of both sides.
+        unlike: what is not equal, and cannot be made so by a value: keys of `UNLIKE`.
+        peer: whose learner it is compared with.
+        repeats: seeds: 10 where both sides of one take up to some three minutes, fewer where they take longer.
+    """
 
     values: Values
+    unlike: tuple[str, ...]
     peer: str = SB3
     repeats: int = 10
+
+
+UNLIKE = {
+    "ppo": "SB3 divides advantages by their unbiased deviation, and has an ε of 1e-5 in Adam, ours is 1e-8.",
+    "bounds": "SB3's first deviation is in the environment's units, ours in shares of its bounds, which are ±2: it is "
+              "twice as large.",
+    "first weights": "The peer's layers begin uniform as torch's do, ours orthogonal, outputs scaled to a tenth.",
+    "lstm": "sb3-contrib's LSTMs begin uniform as torch's do, ours orthogonal; its minibatches are stretches of a "
+            "rollout from a random place, ours whole environments' rollouts.",
+    "copies": "SB3 copies its target by steps since the first, ours by updates since the first.",
+    "temperature": "SB3 moves SAC's temperature before the critics and the actor, ours after them.",
+    "random noise": "SB3 adds its noise to the first, random actions too.",
+    "rainbow": "AgileRL has a hidden layer for the value and one for the advantages, ours one for both; it keeps its "
+               "noise between two updates, ours draws it for every step; its weights of priorities are averaged over "
+               "the batch, their exponent nears 1 much sooner, priorities are losses, ours divergences; it stores the "
+               "reset of an episode as a step, and begins a new episode after every evaluation.",
+    "expectiles": "d3rlpy learns a deviation of IQL's policy, ours is fixed, and its actor learns after the value, "
+                  "ours beside it.",
+    "soft copies": "d3rlpy copies its target; for this row it is made to follow softly, as ours does.",
+    "team": "AgileRL's agents are not told apart in the networks that they share, ours by a number each; its "
+            "environments give the first observation of the next episode as the one after an episode's last step, and "
+            "it begins new episodes after every evaluation.",
+    "central": "AgileRL's shared networks take three steps an update, one for each agent, ours one on their sum; its "
+               "critic reads actions after its first layer, ours before it.",
+    "independent": "AgileRL does not cut advantages where an episode ends, and clips actor's and critic's gradients "
+                   "apart, ours together.",
+    "mappo": "skrl normalises advantages over the rollout, ours over the minibatch, and clips each agent's gradients "
+             "apart, ours together.",
+}  # fmt: skip
 
 
 _PPO: Values = {
@@ -53,84 +89,90 @@ _CHEETAH: Values = {
     "widths": [128, 128], "batch_size": 128, "random_steps": 5_000,
 }  # fmt: skip
 
+
+def _unlike(algo: str) -> tuple[str, ...]:
+    """Return what is not equal in continuous control."""
+    return "first weights", "temperature" if algo == "sac" else "random noise"
+
+
 ROWS: dict[str, Row] = {
-    "per_step_ppo_cartpole": Row({**_PPO, **_CARTPOLE, "steps": 49_152, "every": 4_096}),
+    "per_step_ppo_cartpole": Row({**_PPO, **_CARTPOLE, "steps": 49_152, "every": 4_096}, ("ppo",)),
     "per_step_ppo_acrobot": Row({
         **_PPO, "env": "Acrobot-v1", "steps": 65_536, "every": 4_096, "floor": -500.0, "target": -100.0,
-    }),
+    }, ("ppo",)),
     "per_step_ppo_lunarlander": Row({
         **_PPO, "env": "LunarLander-v3", "steps": 245_760, "every": 16_384, "floor": -200.0, "target": 200.0,
         "num_envs": 16, "lr": 1e-3, "learn_step": 4_096, "epochs": 4, "batch_size": 128, "gamma": 0.999,
         "gae_lambda": 0.98, "ent_coef": 0.01,
-    }),
+    }, ("ppo",)),
     "per_step_ppo_pendulum": Row({
         **_PPO, **_PENDULUM, "steps": 98_304, "every": 8_192, "num_envs": 4, "lr": 1e-3, "learn_step": 4_096,
         "gamma": 0.9,
-    }),
+    }, ("ppo", "bounds")),
     # Nothing but noise finds the goal, so it begins with much; a uniformly random policy scores -33.
     "per_step_ppo_mountaincar": Row({
         **_PPO, "env": "MountainCarContinuous-v0", "steps": 163_840, "every": 16_384, "floor": -33.0, "target": 90.0,
         "gamma": 0.999, "std": 3.0, "learn_step": 8_192, "batch_size": 256,
-    }),
+    }, ("ppo",)),
     "per_step_ppo_halfcheetah": Row({
         **_PPO, "env": "HalfCheetah-v5", "steps": 204_800, "every": 20_480, "floor": -280.0, "target": 1_000.0,
         "episodes": 5,
-    }, repeats=5),
+    }, ("ppo",), repeats=5),
     "per_step_ppo_doorkey": Row({
         **_PPO, "env": "curve_envs:DoorKey-v0", "steps": 131_072, "every": 16_384, "floor": 0.0, "target": 0.9,
         "lr": 1e-3, "epochs": 4, "batch_size": 256, "ent_coef": 0.01,
-    }),
+    }, ("ppo",)),
     "per_step_ppo_masked_cartpole": Row({
         **_PPO, **_CARTPOLE, "env": "curve_envs:MaskedCartPole-v0", "recurrent": True, "steps": 98_304, "every": 8_192,
         "lr": 1e-3, "learn_step": 1_024, "batch_size": 256,
-    }, CONTRIB, 5),
+    }, ("ppo", "lstm"), CONTRIB, 5),
     "per_step_dqn_cartpole": Row({
         **_DQN, **_CARTPOLE, "steps": 40_960, "every": 4_096, "widths": [128, 128], "lr": 5e-4, "batch_size": 64,
         "random_steps": 500, "eps_end": 0.04, "eps_steps": 8_000,
-    }),
+    }, ("first weights", "copies")),
     "per_step_dqn_lunarlander": Row({
         **_DQN, "env": "LunarLander-v3", "steps": 98_304, "every": 8_192, "floor": -200.0, "target": 200.0,
         "widths": [128, 128], "lr": 5e-4, "batch_size": 64, "eps_end": 0.1, "eps_steps": 12_000,
-    }, repeats=5),
+    }, ("first weights", "copies"), repeats=5),
     # The network and most values of Young and Tian's own (2019), but for an update in four steps, and Adam.
     "per_step_dqn_breakout": Row({
         **_DQN, "env": "curve_envs:MinAtarBreakout-v0", "steps": 500_000, "every": 50_000, "floor": 0.5, "target": 10.0,
         "conv": [{"channels": 16, "kernel": 3, "stride": 1}], "widths": [128], "lr": 2.5e-4, "batch_size": 32,
         "learn_step": 4, "target_interval": 1_000, "random_steps": 5_000, "eps_end": 0.1, "eps_steps": 100_000,
-    }, repeats=3),
+    }, ("first weights", "copies"), repeats=3),
     "per_step_rainbow_cartpole": Row({
         **_OFF, **_CARTPOLE, "algo": "rainbow", "steps": 20_480, "every": 2_048, "head": [128], "batch_size": 64,
         "widths": [128, 64], "lr": 5e-4, "random_steps": 500, "grad_clip": 10.0, "atoms": 51, "v_min": 0.0,
         "v_max": 100.0, "noisy_sigma": 0.5, "n_step": 3, "alpha": 0.6, "beta": 0.4, "layer_norm": True,
-    }, AGILERL, 5),
-    "per_step_sac_pendulum": Row({**_OFF, **_PENDULUM, "algo": "sac"}),
-    "per_step_td3_pendulum": Row({**_OFF, **_PENDULUM, "algo": "td3"}),
-    "per_step_ddpg_pendulum": Row({**_OFF, **_PENDULUM, "algo": "ddpg"}),
-    **{f"per_step_{algo}_lunarlander": Row({**_OFF, **_LANDER, "algo": algo}, repeats=5)
+    }, ("first weights", "rainbow"), AGILERL, 5),
+    "per_step_sac_pendulum": Row({**_OFF, **_PENDULUM, "algo": "sac"}, _unlike("sac")),
+    "per_step_td3_pendulum": Row({**_OFF, **_PENDULUM, "algo": "td3"}, _unlike("td3")),
+    "per_step_ddpg_pendulum": Row({**_OFF, **_PENDULUM, "algo": "ddpg"}, _unlike("ddpg")),
+    **{f"per_step_{algo}_lunarlander": Row({**_OFF, **_LANDER, "algo": algo}, _unlike(algo), repeats=5)
        for algo in ("sac", "td3", "ddpg")},
-    **{f"per_step_{algo}_halfcheetah": Row({**_OFF, **_CHEETAH, "algo": algo}, repeats=3)
+    **{f"per_step_{algo}_halfcheetah": Row({**_OFF, **_CHEETAH, "algo": algo}, _unlike(algo), repeats=3)
        for algo in ("sac", "td3", "ddpg")},
     "per_step_iql_pendulum": Row({
         **_OFFLINE, **_PENDULUM, "algo": "iql", "data": "pendulum", "expectile": 0.9, "beta": 1.0, "tau": 0.01,
-    }, D3RLPY),
+    }, ("first weights", "expectiles"), D3RLPY),
     "per_step_td3bc_pendulum": Row({
         **_OFFLINE, **_PENDULUM, "algo": "td3bc", "data": "pendulum", "alpha": 40.0, "tau": 0.01,
-    }, D3RLPY),
+    }, ("first weights",), D3RLPY),
     "per_step_cqn_cartpole": Row({
         **_OFFLINE, **_CARTPOLE, "algo": "cqn", "data": "cartpole", "alpha": 1.0,
-    }, D3RLPY),
+    }, ("first weights", "soft copies"), D3RLPY),
     "per_step_maddpg_spread": Row({
         **_OFF, **_TEAM, "algo": "maddpg", "kwargs": {"continuous_actions": True}, "learn_step": 16,
         "batch_size": 256, "tau": 0.01, "gamma": 0.95, "random_steps": 0,
-    }, AGILERL, 3),
+    }, ("first weights", "team", "central"), AGILERL, 3),
     "per_step_ippo_spread": Row({
         **_PPO, **_TEAM, "algo": "ippo", "kwargs": {"continuous_actions": False}, "lr": 1e-3, "batch_size": 256,
         "ent_coef": 0.01,
-    }, AGILERL, 3),
+    }, ("first weights", "team", "independent"), AGILERL, 3),
     "per_step_mappo_spread": Row({
         **_PPO, **_TEAM, "algo": "mappo", "kwargs": {"continuous_actions": False}, "lr": 1e-3, "batch_size": 256,
         "ent_coef": 0.01,
-    }, SKRL, 5),
+    }, ("first weights", "mappo"), SKRL, 5),
 }  # fmt: skip
 
 

@@ -795,9 +795,10 @@ def test_a_ratio_of_means_draws_each_groups_seeds_by_themselves() -> None:
 
 
 def test_rows_of_curves_give_both_sides_the_same_steps() -> None:
-    from harness.rows import ROWS, settings
+    from harness.rows import ROWS, UNLIKE, settings
 
     for name, row in ROWS.items():
+        assert set(row.unlike) <= set(UNLIKE), name
         for s in (row.values, settings(name, True, "cpu", 1)):
             assert s["steps"] % s["every"] == 0, name
             rollout = s["learn_step"] if "epochs" in s else s["num_envs"]
@@ -838,6 +839,9 @@ def test_the_page_names_each_rows_peer() -> None:
     assert "| IQL, Pendulum-v1, 10,000 steps | d3rlpy | greedy | 1, 1 | 30.0 | 20.0 | 1.50 [" in text
     assert text.count("| sampled |") == 1
     assert "Not measured yet: `per_step_ppo_cartpole`" in text
+    assert "- d3rlpy learns a deviation of IQL's policy" in text
+    assert "ours beside it. (`iql_pendulum`)" in text
+    assert "AgileRL" not in text  # no row of it is there
 
 
 def test_what_a_team_scores_is_the_mean_of_its_agents_returns_summed_up() -> None:
