@@ -12,8 +12,8 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from harness.page import page  # noqa: E402
-from harness.per_step import ROWS  # noqa: E402
 from harness.plots import plots  # noqa: E402
+from harness.rows import ROWS  # noqa: E402
 
 from evopipe.storage.files import read_json, write_bytes, write_text  # noqa: E402
 

@@ -15,9 +15,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
-from harness import machine, venvs  # noqa: E402
+from harness import machine, per_step, venvs  # noqa: E402
 from harness.measurements import Measurement, Options, measurements  # noqa: E402
-from harness.per_step import PREFIX  # noqa: E402
 from harness.results import UnequalWork, check_updates  # noqa: E402
 from harness.turns import RESULTS, ContestantFailed, Record, measure  # noqa: E402
 
@@ -31,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.setup:
         for peer in venvs.PEERS:
             venvs.make(peer)
+        venvs.make_games()
         return 0
     failed = 0
     for measurement in wanted:
@@ -46,6 +46,7 @@ def _one(m: Measurement, options: Options, args: argparse.Namespace) -> bool:
     """Run one measurement; whether it succeeded."""
     for peer in sorted({c.environment for c in m.contestants} - {"ours"}):
         venvs.make(peer)
+    per_step.prepare(m.settings(options))
     count = args.lanes if m.lanes else 1
     cores = machine.lanes_of(count, min(args.cores, m.cores))
     machine.warn_if_busy()
@@ -78,7 +79,7 @@ def _one(m: Measurement, options: Options, args: argparse.Namespace) -> bool:
 
 def _asked(name: str, names: list[str] | None) -> bool:
     """Whether a measurement is named, or a group of them by what their names begin with: `per_step`."""
-    return not names or name in names or any(group == "per_step" and name.startswith(PREFIX) for group in names)
+    return not names or name in names or ("per_step" in names and name.startswith(per_step.PREFIX))
 
 
 def _options(args: argparse.Namespace) -> list[str]:

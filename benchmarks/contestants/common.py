@@ -6,6 +6,7 @@ is one JSON object, its result.
 
 from __future__ import annotations
 
+import importlib
 import json
 import resource
 import sys
@@ -154,6 +155,23 @@ def play_episodes(
             over |= terminated | truncated
         returns += score.tolist()
     return np.array(returns)
+
+
+def judge_team(
+    env: str, kwargs: Mapping[str, Any], act: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]], seeds: list[int]
+) -> float:
+    """Return the mean over episodes, one a seed, of the agents' returns summed up, of an environment of mpe2's: all
+    episodes at once, for they are equally long. `act` gets each agent's observations `[episodes, O]`."""
+    source = importlib.import_module(f"mpe2.{env}")
+    games = [source.parallel_env(**kwargs) for _ in seeds]
+    seen = [game.reset(seed=seed)[0] for game, seed in zip(games, seeds, strict=True)]
+    total = 0.0
+    while games[0].agents:
+        chosen = act({agent: np.stack([obs[agent] for obs in seen]) for agent in games[0].agents})
+        actions = [{agent: every[i] for agent, every in chosen.items()} for i in range(len(games))]
+        seen, rewards, *_ = zip(*(game.step(each) for game, each in zip(games, actions, strict=True)), strict=True)
+        total += sum(sum(each.values()) for each in rewards)
+    return total / len(seeds)
 
 
 def held_out_seeds(seed: int, purpose: int, count: int) -> list[int]:

@@ -41,6 +41,7 @@ from common import (  # noqa: E402
     OutOfBudget,
     Parts,
     held_out_seeds,
+    judge_team,
     main,
     play_episodes,
     processor,
@@ -51,6 +52,7 @@ from scripts import script  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 
 Settings = Mapping[str, Any]
+TEAM = 3  # agents of simple_spread
 CONTINUOUS = {
     "lr_actor": "lr_actor", "lr_critic": "lr_critic", "policy_freq": "policy_delay", "expl_noise": "noise_sd",
     "vect_noise_dim": "num_envs", "share_encoders": "share_encoders", "O_U_noise": "ou", "tau": "tau",
@@ -171,7 +173,7 @@ def start(s: Settings) -> None:
 def train(s: Settings, env: Any, population: list[Any]) -> list[Any]:
     """Train as its documentation does; return the agents' fitnesses of each generation, those of a child's parent
     before it was born. `max_steps` are of each agent, in whole generations."""
-    tournament, mutation = evolution_of(s, s["population"])
+    tournament, mutation = evolution_of(s, s["population"]) if s["population"] > 1 else (None, None)
     shared = {
         "env": env, "env_name": s["env"], "algo": algorithm_of(s).__name__, "pop": population,
         "max_steps": s["max_steps"], "evo_steps": s["evo_steps"], "eval_steps": None, "eval_loop": 1,
@@ -378,10 +380,65 @@ def run_script(s: Settings) -> dict[str, Any]:
     return script(documented(s), s)
 
 
+def per_step(s: Settings) -> dict[str, Any]:
+    """Train one agent without evolution, and evaluate it where it would evaluate itself: after every stretch of `every`
+    steps."""
+    start(s)
+    *encoder, latent = s["widths"]
+    given = {
+        **s, "encoder": encoder, "latent": latent, "layer_norm": s.get("layer_norm", False), "search": {},
+        "population": 1, "ou": False, "max_steps": s["steps"], "evo_steps": s["every"],
+        "learning_delay": s.get("random_steps", 0), "lr_actor": s["lr"], "lr_critic": s["lr"],
+    }  # fmt: skip
+    if s["algo"] == "rainbow":
+        given["replay"] = {name: s[name] for name in ("n_step", "alpha", "beta")}
+    if s["algo"] == "ippo":  # it weighs half the squared error, and counts each agent's steps in a batch
+        given |= {"vf_coef": 2 * s["vf_coef"], "batch_size": TEAM * s["batch_size"]}
+    algorithm, env = algorithm_of(s), vector_of(given, EnvClock(), s["num_envs"])
+    held = None if s.get("team") else vector_of(s, EnvClock(), s["episodes"])
+    seeds = held_out_seeds(s["seed"], 0, s["episodes"])
+    found: dict[str, Any] = {"steps": [], "greedy": [], **({"sampled": []} if s["algo"] == "ippo" else {})}
+
+    def judged(agent: Any, *args: Any, **options: Any) -> float:
+        found["steps"].append(s["every"] * (1 + len(found["steps"])))
+        agent.set_training_mode(False)
+        for kind in ("greedy", "sampled"):
+            if kind in found and held is None:
+                act = partial(likeliest, agent) if (kind, s["algo"]) == ("greedy", "ippo") else partial(drawn, agent)
+                found[kind].append(judge_team(s["env"], s["kwargs"], act, seeds))
+            elif kind in found:
+                act = partial(agent.get_action, training=False)
+                found[kind].append(float(play_episodes(held, act, seeds).mean()))
+        agent.set_training_mode(True)
+        agent.metrics.add_fitness(found["greedy"][-1])
+        return float(found["greedy"][-1])
+
+    algorithm.test = judged
+    train(given, env, population_of(given, env, 1))
+    env.close()
+    return {"sampled": None, **found}
+
+
+def drawn(agent: Any, obs: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    """Return a team's actions as it acts: IPPO draws them, MADDPG's are its actors' own."""
+    return agent.get_action(obs=obs, infos={})[0]
+
+
+def likeliest(agent: Any, obs: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    """Return the likeliest discrete actions of IPPO's actors, which themselves only draw."""
+    actions = {}
+    for name, seen in obs.items():
+        actor = agent.actors[agent.get_group_id(name) if agent.has_grouped_agents() else name]
+        with torch.no_grad():
+            latent = actor.extract_features(torch.from_numpy(seen).float())
+            actions[name] = actor.head_net.wrapped(latent).argmax(dim=-1).numpy()
+    return actions
+
+
 if __name__ == "__main__":
     main(
         {
             "end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts, "learn-step": learn_step,
-            "script": run_script,
+            "script": run_script, "per-step": per_step,
         }
     )  # fmt: skip

@@ -38,6 +38,7 @@ from common import (  # noqa: E402
 from stable_baselines3 import DDPG, DQN, PPO, SAC, TD3  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
 from stable_baselines3.common.noise import NormalActionNoise  # noqa: E402
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: E402
 
 Settings = Mapping[str, Any]
@@ -301,57 +302,102 @@ def heir(model: Model, of: Model) -> Model:
     return model
 
 
+class Convolutions(BaseFeaturesExtractor):
+    """Convolutions and one layer behind them, activated by ReLU."""
+
+    def __init__(self, space: Any, conv: list[dict[str, int]], width: int) -> None:
+        super().__init__(space, width)
+        layers, channels = [], space.shape[0]
+        for each in conv:
+            layers += [torch.nn.Conv2d(channels, each["channels"], each["kernel"], each["stride"]), torch.nn.ReLU()]
+            channels = each["channels"]
+        seen = torch.nn.Sequential(*layers, torch.nn.Flatten())
+        size = seen(torch.zeros(1, *space.shape)).shape[1]
+        self.layers = torch.nn.Sequential(seen, torch.nn.Linear(size, width), torch.nn.ReLU())
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.layers(observations)
+
+
+def learner_of(s: Settings, env: DummyVecEnv) -> Any:
+    """Return a row's learner; all that the row does not name is SB3's default."""
+    algo, widths = s["algo"], list(s["widths"])
+    policy: dict[str, Any] = {"net_arch": widths, "activation_fn": getattr(torch.nn, s["activation"])}
+    if s.get("conv"):
+        policy |= {
+            "net_arch": widths[1:], "features_extractor_class": Convolutions,
+            "features_extractor_kwargs": {"conv": s["conv"], "width": widths[0]},
+        }  # fmt: skip
+    common: dict[str, Any] = {
+        "policy": "CnnPolicy" if s.get("conv") else "MlpPolicy", "env": env, "learning_rate": s["lr"],
+        "gamma": s["gamma"], "seed": s["seed"], "batch_size": s["batch_size"], "device": s["device"],
+        "policy_kwargs": policy,
+    }  # fmt: skip
+    if algo == "ppo":
+        policy["log_std_init"] = math.log(s["std"])
+        common |= {
+            "n_steps": s["learn_step"] // s["num_envs"], "n_epochs": s["epochs"], "gae_lambda": s["gae_lambda"],
+            "clip_range": s["clip"], "ent_coef": s["ent_coef"], "vf_coef": s["vf_coef"],
+            "max_grad_norm": s["grad_clip"],
+        }  # fmt: skip
+        if not s.get("recurrent"):
+            return PPO(**common)
+        from sb3_contrib import RecurrentPPO
+
+        # An LSTM of its own for policy and value, each before the layers behind it.
+        policy |= {"net_arch": widths[1:], "lstm_hidden_size": widths[0]}
+        return RecurrentPPO(**{**common, "policy": "MlpLstmPolicy"})
+    common |= {"buffer_size": s["capacity"], "learning_starts": s["random_steps"], "train_freq": s["learn_step"]}
+    if algo == "dqn":
+        return DQN(
+            **common, target_update_interval=s["target_interval"], max_grad_norm=s["grad_clip"],
+            exploration_fraction=s["eps_steps"] / s["steps"], exploration_final_eps=s["eps_end"],
+        )  # fmt: skip
+    if algo == "sac":
+        return SAC(**common, tau=s["tau"])
+    size = env.action_space.shape
+    noise = NormalActionNoise(np.zeros(size), np.full(size, s["noise_sd"]))
+    return (TD3 if algo == "td3" else DDPG)(**common, tau=s["tau"], action_noise=noise)
+
+
 def per_step(s: Settings) -> dict[str, Any]:
-    """Train one learner, and evaluate it after every stretch of `every` steps; all that a row does not name is SB3's
-    default."""
+    """Train one learner, and evaluate it after every stretch of `every` steps."""
     start(s)
     env = DummyVecEnv([lambda: gymnasium.make(s["env"]) for _ in range(s["num_envs"])])
     held = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(s["env"])] * s["episodes"])
     seeds, algo = held_out_seeds(s["seed"], 0, s["episodes"]), s["algo"]
-    common: dict[str, Any] = {
-        "policy": "MlpPolicy", "env": env, "learning_rate": s["lr"], "gamma": s["gamma"], "seed": s["seed"],
-        "batch_size": s["batch_size"], "device": s["device"],
-        "policy_kwargs": {"net_arch": list(s["widths"]), "activation_fn": getattr(torch.nn, s["activation"])},
-    }  # fmt: skip
-    if algo == "ppo":
-        common["policy_kwargs"]["log_std_init"] = math.log(s["std"])
-        model: Any = PPO(
-            **common, n_steps=s["learn_step"] // s["num_envs"], n_epochs=s["epochs"], gae_lambda=s["gae_lambda"],
-            clip_range=s["clip"], ent_coef=s["ent_coef"], vf_coef=s["vf_coef"], max_grad_norm=s["grad_clip"],
-        )  # fmt: skip
-    else:
-        common |= {"buffer_size": s["capacity"], "learning_starts": s["random_steps"], "train_freq": s["learn_step"]}
-        if algo == "dqn":
-            model = DQN(
-                **common, target_update_interval=s["target_interval"], max_grad_norm=s["grad_clip"],
-                exploration_fraction=s["eps_steps"] / s["steps"], exploration_final_eps=s["eps_end"],
-            )  # fmt: skip
-        elif algo == "sac":
-            model = SAC(**common, tau=s["tau"])
-        else:
-            size = env.action_space.shape
-            noise = NormalActionNoise(np.zeros(size), np.full(size, s["noise_sd"]))
-            model = (TD3 if algo == "td3" else DDPG)(**common, tau=s["tau"], action_noise=noise)
+    model = learner_of(s, env)
     found: dict[str, list[float]] = {"steps": [], "greedy": [], **({"sampled": []} if algo in ("ppo", "sac") else {})}
 
-    def judge(model: Any) -> None:
+    def mean(deterministic: bool) -> float:
+        memory, begins = None, np.ones(s["episodes"], bool)
+
+        def act(obs: np.ndarray) -> np.ndarray:
+            nonlocal memory
+            action, memory = model.predict(obs, memory, begins.copy(), deterministic)
+            begins[:] = False
+            return action
+
+        return float(play_episodes(held, act, seeds).mean())
+
+    def judge() -> None:
         found["steps"].append(model.num_timesteps)
         for kind in ("greedy", "sampled"):
             if kind in found:
-                found[kind].append(mean_return(model, held, seeds, deterministic=kind == "greedy"))
+                found[kind].append(mean(kind == "greedy"))
 
     class Between(BaseCallback):
         """Evaluates between a rollout's updates and the next rollout."""
 
         def _on_rollout_start(self) -> None:
             if self.num_timesteps and self.num_timesteps % s["every"] == 0:
-                judge(self.model)
+                judge()
 
         def _on_step(self) -> bool:
             return True
 
     model.learn(s["steps"], callback=Between())
-    judge(model)
+    judge()
     return {"sampled": None, **found}
 
 

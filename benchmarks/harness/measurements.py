@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from harness import per_step
+from harness import rows
 from harness.machine import ROOT
 
 Settings = dict[str, Any]
@@ -68,6 +68,7 @@ class Measurement:
 
 EVOPIPE, AGILERL, SB3 = Contestant("evopipe"), Contestant("AgileRL", "agilerl"), Contestant("SB3", "sb3")
 TRL, LOOP = Contestant("TRL", "trl"), Contestant("PEFT models in a loop", changes={"way": "loop"})
+HOURS = 4 * 3600.0  # that a seed of a learning curve may take
 ONE_PROMPT = Contestant("one generate() a prompt", changes={"way": "prompt"})
 NETWORK = {"encoder": [128], "latent": 128, "head": [128], "layers": [128, 128, 128], "layer_norm": False}
 EVOLUTION = {
@@ -436,7 +437,7 @@ def searching(
 
 def curve_of(o: Options, name: str) -> Settings:
     """A row of the learning curves by environment step."""
-    return per_step.settings(name, o.quick, o.device, o.threads)
+    return rows.settings(name, o.quick, o.device, o.threads)
 
 
 # --- language models --------------------------------------------------------------------------------------------------
@@ -530,8 +531,8 @@ def measurements() -> dict[str, Measurement]:
                         partial(searching, **own), cores=1, lanes=True)
             for name, (tensors, own) in SEARCHES.items()
         ),
-        *(Measurement(name, "per-step", (EVOPIPE, SB3), partial(curve_of, name=name), cores=1, lanes=True,
-                      repeats=10)
-          for name in per_step.ROWS),
+        *(Measurement(name, "per-step", (EVOPIPE, Contestant(row.peer, rows.ENVIRONMENTS[row.peer])),
+                      partial(curve_of, name=name), cores=1, lanes=True, timeout=HOURS, repeats=row.repeats)
+          for name, row in rows.ROWS.items()),
     )  # fmt: skip
     return {m.name: m for m in listed}

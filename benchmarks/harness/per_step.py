@@ -1,65 +1,27 @@
-"""Learning curves by environment step, with equal values and networks on both sides: rows, figures, their page."""
+"""Learning curves by environment step, with equal values and networks on both sides: figures and their page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness import stats
+from harness import datasets, stats, venvs
 from harness.results import MISSING, Result, Results, made_by, number, table, values
+from harness.rows import ROWS, UNLIKE
 
 PREFIX = "per_step_"
-EVOPIPE, SB3 = "evopipe", "SB3"
+EVOPIPE = "evopipe"
 _RESAMPLES = 10_000
 
-# Values of both sides. `floor` is what a policy that learned nothing scores: an area counts from there. `target` is the
-# score of a first solved evaluation. `vf_coef` weighs the squared error, as SB3 has it; evopipe weighs half of it.
-_PPO: dict[str, Any] = {
-    "algo": "ppo", "widths": [64, 64], "activation": "Tanh", "num_envs": 8, "lr": 3e-4, "learn_step": 2048,
-    "batch_size": 64, "epochs": 10, "gamma": 0.99, "gae_lambda": 0.95, "clip": 0.2, "ent_coef": 0.0, "vf_coef": 0.5,
-    "grad_clip": 0.5, "std": 1.0,
-}  # fmt: skip
-_OFF: dict[str, Any] = {
-    "widths": [64, 64], "activation": "ReLU", "num_envs": 1, "lr": 1e-3, "learn_step": 1, "batch_size": 100,
-    "gamma": 0.99, "tau": 0.005, "capacity": 100_000, "random_steps": 1_000, "noise_sd": 0.1,
-}  # fmt: skip
-_PENDULUM: dict[str, Any] = {
-    "env": "Pendulum-v1", "steps": 10_000, "every": 1_000, "floor": -1250.0, "target": -200.0,
-}  # fmt: skip
-ROWS: dict[str, dict[str, Any]] = {
-    "per_step_ppo_cartpole": {
-        **_PPO, "env": "CartPole-v1", "steps": 49_152, "every": 4_096, "floor": 20.0, "target": 475.0,
-    },
-    "per_step_ppo_acrobot": {
-        **_PPO, "env": "Acrobot-v1", "steps": 65_536, "every": 4_096, "floor": -500.0, "target": -100.0,
-    },
-    "per_step_ppo_lunarlander": {
-        **_PPO, "env": "LunarLander-v3", "steps": 245_760, "every": 16_384, "floor": -200.0, "target": 200.0,
-        "num_envs": 16, "lr": 1e-3, "learn_step": 4_096, "epochs": 4, "batch_size": 128, "gamma": 0.999,
-        "gae_lambda": 0.98, "ent_coef": 0.01,
-    },
-    "per_step_ppo_pendulum": {
-        **_PPO, **_PENDULUM, "steps": 98_304, "every": 8_192, "num_envs": 4, "lr": 1e-3, "learn_step": 4_096,
-        "gamma": 0.9,
-    },
-    "per_step_dqn_cartpole": {
-        **_OFF, "algo": "dqn", "env": "CartPole-v1", "steps": 40_960, "every": 4_096, "floor": 20.0, "target": 475.0,
-        "widths": [128, 128], "lr": 5e-4, "batch_size": 64, "target_interval": 250, "random_steps": 500,
-        "eps_end": 0.04, "eps_steps": 8_000, "grad_clip": 10.0,
-    },
-    "per_step_sac_pendulum": {**_OFF, **_PENDULUM, "algo": "sac"},
-    "per_step_td3_pendulum": {**_OFF, **_PENDULUM, "algo": "td3"},
-    "per_step_ddpg_pendulum": {**_OFF, **_PENDULUM, "algo": "ddpg"},
-}  # fmt: skip
 
-
-def settings(name: str, quick: bool, device: str, threads: int) -> dict[str, Any]:
-    """Return a row's settings; `quick` takes a tenth of its steps."""
-    row = ROWS[name]
-    steps = max(2 * row["every"], row["steps"] // 10) if quick else row["steps"]
-    return {**row, "steps": steps, "episodes": 4 if quick else 20, "device": device, "threads": threads}
+def prepare(s: Mapping[str, Any]) -> None:
+    """Make what both sides of a row read, where it is not there yet: a dataset, environments of plain Python."""
+    if "data" in s:
+        datasets.make(s["data"])
+    if str(s.get("env", "")).startswith("curve_envs:"):
+        venvs.make_games()
 
 
 class Curves(NamedTuple):
@@ -111,42 +73,47 @@ def section(results: Results) -> list[str]:
         return [*lines, MISSING]
     lines += [
         "One member, no evolution, the same values and network widths on both sides; a seed each turn. Between "
-        "stretches of training both play the same 20 episodes, greedily and, where a policy draws its actions, by "
-        "drawing too; "
-        "these steps are not counted. The area is the mean return over the curve above what a policy scores that "
-        "learned nothing. Ratios are of the means over seeds, with a 95 % bootstrap interval.", "",
+        "stretches of training both play the same held-out episodes (20, of HalfCheetah 5), greedily and, where a "
+        "policy draws its actions, by drawing too; these steps are not counted. Steps of an offline row are updates "
+        "on one file. The area is the mean return over the curve above what a policy scores that learned nothing. "
+        "Ratios are of the means over seeds, with a 95 % bootstrap interval.", "",
     ]  # fmt: skip
     rows = []
     for name in there:
-        rows += _rows(results[name])
+        rows += _rows(results[name], ROWS[name].peer)
     missing = [f"`{name}`" for name in ROWS if name not in results]
     header = (
-        "",
-        "evaluation",
-        "seeds",
-        "area, evopipe",
-        "area, SB3",
-        "ratio",
-        "≥ 0.95",
-        "first solved, evopipe",
-        "SB3",
-    )
+        "", "peer", "evaluation", "seeds", "area, evopipe", "area, peer", "ratio", "≥ 0.95", "first solved, evopipe",
+        "peer",
+    )  # fmt: skip
     lines += [*table(header, rows), *made_by(*(results[name] for name in there))]
+    lines += ["What is not equal:", "", *_unlike(there), ""]
     return [*lines, *(["Not measured yet: " + ", ".join(missing) + "."] if missing else [])]
 
 
-def _rows(result: Result) -> list[tuple[str, ...]]:
+def _unlike(names: Sequence[str]) -> list[str]:
+    """Tell what no value made equal, and in which rows."""
+    lines = []
+    for key, sentence in UNLIKE.items():
+        which = [name.removeprefix(PREFIX) for name in names if key in ROWS[name].unlike]
+        lines += [f"- {sentence} ({', '.join(f'`{name}`' for name in which)})"] if which else []
+    return lines
+
+
+def _rows(result: Result, peer: str) -> list[tuple[str, ...]]:
     s, found = result["settings"], []
     kinds = [kind for kind in ("greedy", "sampled") if None not in values(result, EVOPIPE, kind)]
     for kind in kinds:
-        ours, peer = (Curves.of(result, name, kind) for name in (EVOPIPE, SB3))
-        areas = [each.areas(s["floor"]) for each in (ours, peer)]
+        sides = [Curves.of(result, name, kind) for name in (EVOPIPE, peer)]
+        areas = [each.areas(s["floor"]) for each in sides]
         r = ratio_of_means(*areas)
         said = "reached" if r.low >= 0.95 else "not reached" if r.high < 0.95 else "open"
-        title = f"{s['algo'].upper()}, {s['env']}, {s['steps']:,} steps" if kind == "greedy" else ""
+        recurrent, env = "recurrent " if s.get("recurrent") else "", s["env"].rpartition(":")[2]
+        title = f"{recurrent}{s['algo'].upper()}, {env}, {s['steps']:,} steps" if kind == "greedy" else ""
         found.append((
-            title, kind, f"{len(ours.returns)}, {len(peer.returns)}", *(number(float(a.mean())) for a in areas),
-            f"{r.median:.2f} [{r.low:.2f}, {r.high:.2f}]", said, *(_first(each, s["target"]) for each in (ours, peer)),
+            title, peer if kind == "greedy" else "", kind, ", ".join(str(len(each.returns)) for each in sides),
+            *(number(float(a.mean())) for a in areas), f"{r.median:.2f} [{r.low:.2f}, {r.high:.2f}]", said,
+            *(_first(each, s["target"]) for each in sides),
         ))  # fmt: skip
     return found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[1]
 VENVS = BENCHMARKS / ".venvs"
-PEERS = ("agilerl", "sb3", "trl")
+PEERS = ("agilerl", "d3rlpy", "sb3", "skrl", "trl")
 
 
 def python_of(environment: str) -> Path:
@@ -43,6 +43,21 @@ def make(peer: str) -> None:
     if subprocess.run(pip, check=False).returncode:
         raise SystemExit(f"{peer}: pip could not install {_file(peer)}; without it: --contestants evopipe")
     (folder / ".ready").write_text(_key(peer))
+
+
+def make_games() -> None:
+    """Put environments that all sides read into a folder of their own, where they are not there yet.
+
+    Raises:
+        SystemExit: pip failed.
+    """
+    if ready("games"):
+        return
+    folder = VENVS / "games"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(folder)]
+    if subprocess.run([*pip, "-r", str(_file("games"))], check=False).returncode:
+        raise SystemExit(f"games: pip could not install {_file('games')}")
+    (folder / ".ready").write_text(_key("games"))
 
 
 def _file(peer: str) -> Path:

@@ -796,11 +796,82 @@ def test_a_ratio_of_means_draws_each_groups_seeds_by_themselves() -> None:
 
 
 def test_rows_of_curves_give_both_sides_the_same_steps() -> None:
-    from harness.per_step import ROWS, settings
+    from harness.rows import ROWS, UNLIKE, settings
 
     for name, row in ROWS.items():
-        assert row["steps"] % row["every"] == 0, name
-        rollout = row["learn_step"] if row["algo"] == "ppo" else row["num_envs"]
-        assert row["every"] % rollout == 0, name  # evaluations lie between rollouts
-        quick = settings(name, True, "cpu", 1)
-        assert quick["steps"] % quick["every"] == 0, name
+        assert set(row.unlike) <= set(UNLIKE), name
+        for s in (row.values, settings(name, True, "cpu", 1)):
+            assert s["steps"] % s["every"] == 0, name
+            rollout = s["learn_step"] if "epochs" in s else s["num_envs"]
+            assert s["every"] % rollout == 0, name  # evaluations lie between rollouts
+
+
+def test_every_row_is_a_params_file_of_its_values() -> None:
+    from harness.rows import ROWS, settings
+    from per_step import params_of
+
+    for name in ROWS:
+        s = {**settings(name, False, "cpu", 1), "seed": 3}
+        params = params_of(s)
+        cfg, train = params.algo_config, params.train
+        assert (train.algo, train.max_steps, train.evo_steps) == (s["algo"], s["steps"], s["every"])
+        assert (cfg.batch_size, cfg.learn_step, cfg.gamma) == (s["batch_size"], s["learn_step"], s["gamma"]), name
+        assert [*cfg.network.encoder, cfg.network.latent] == s["widths"], name
+        assert {getattr(cfg, rate) for rate in ("lr", "lr_actor", "lr_critic") if hasattr(cfg, rate)} == {s["lr"]}, name
+        assert getattr(cfg, "vf_coef", 0.0) == 2 * s.get("vf_coef", 0.0), name  # both weigh the squared error alike
+        assert (train.mode == "offline") == ("data" in s), name
+
+
+def test_the_page_names_each_rows_peer() -> None:
+    from harness.per_step import section
+    from harness.rows import ROWS, settings
+
+    results = {}
+    for name in ("per_step_ppo_masked_cartpole", "per_step_iql_pendulum"):
+        peer, floor = ROWS[name].peer, ROWS[name].values["floor"]
+        result = _curve_result(**{"evopipe": [[floor + 30.0] * 2], peer: [[floor + 20.0] * 2]})
+        results[name] = {**_result(), **result, "settings": settings(name, False, "cpu", 1)}
+    for run in results["per_step_iql_pendulum"]["runs"]:
+        run["load"] = 0.1
+    for run in results["per_step_ppo_masked_cartpole"]["runs"]:
+        run |= {"load": 0.1, "result": {**run["result"], "sampled": run["result"]["greedy"]}}
+    text = "\n".join(section(results))
+    assert "| recurrent PPO, MaskedCartPole-v0, 98,304 steps | sb3-contrib | greedy | 1, 1 | 30.0 | 20.0 | 1.50" in text
+    assert "| IQL, Pendulum-v1, 10,000 steps | d3rlpy | greedy | 1, 1 | 30.0 | 20.0 | 1.50 [" in text
+    assert text.count("| sampled |") == 1
+    assert "Not measured yet: `per_step_ppo_cartpole`" in text
+    assert "- d3rlpy learns a deviation of IQL's policy" in text
+    assert "ours beside it. (`iql_pendulum`)" in text
+    assert "AgileRL" not in text  # no row of it is there
+
+
+def test_what_a_team_scores_is_the_mean_of_its_agents_returns_summed_up() -> None:
+    from common import judge_team
+    from mpe2 import simple_spread_v3
+
+    seeds, kwargs, total = [5, 6], {"continuous_actions": False}, 0.0
+    for seed in seeds:  # one episode after another, everybody still
+        env = simple_spread_v3.parallel_env(**kwargs)
+        env.reset(seed=seed)
+        while env.agents:
+            total += sum(env.step(dict.fromkeys(env.agents, 0))[1].values())
+    still = lambda obs: {agent: np.zeros(len(each), int) for agent, each in obs.items()}  # noqa: E731
+    assert judge_team("simple_spread_v3", kwargs, still, seeds) == pytest.approx(total / 2)
+
+
+def test_a_dataset_is_a_function_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness import datasets
+
+    from evopipe.data.d4rl import read_d4rl
+
+    monkeypatch.setattr(datasets, "FOLDER", tmp_path)
+    monkeypatch.setitem(datasets._CONTENTS, "cartpole", ("CartPole-v1", 4, {"medium": 0.5, "random": 0.5}))
+    read = []
+    for _ in range(2):
+        datasets.make("cartpole")
+        read.append(read_d4rl(tmp_path / "cartpole.h5", discrete=True))
+        (tmp_path / "cartpole.h5").unlink()
+    assert (len(read[0].episodes), read[0].dropped) == (4, 0)  # every step has its next observation
+    for one, other in zip(read[0].episodes, read[1].episodes, strict=True):
+        assert np.array_equal(one.obs, other.obs)
+        assert np.array_equal(one.action, other.action)
