@@ -1,4 +1,4 @@
-"""The public functions: whole runs without DVC."""
+"""Runs from Python without DVC: `evopipe.train` and what it returns."""
 
 from __future__ import annotations
 

@@ -366,6 +366,15 @@ def test_names_are_evopipes_own_too() -> None:
     assert set(agilerl.__all__) <= set(evopipe.__all__)
     with pytest.raises(AttributeError, match="no attribute 'train_of_policy'"):
         evopipe.train_of_policy  # noqa: B018
+    from evopipe import agents
+    from evopipe.compat import rllm
+    from evopipe.compat.agilerl import older
+    from evopipe.face.older import train_multi_agent  # where these stood before
+
+    assert train_multi_agent is older.train_multi_agent
+    assert agents.AgentTrainer is rllm.AgentTrainer is evopipe.AgentTrainer
+    with pytest.raises(AttributeError, match="no attribute 'AgentTrainr'"):
+        agents.AgentTrainr  # noqa: B018
 
 
 def test_settings_out_of_bounds_name_their_key() -> None:

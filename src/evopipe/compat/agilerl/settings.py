@@ -107,8 +107,7 @@ def block_of(
             continue
         for name in _KEYS[key]:
             if name in fields:
-                as_float = isinstance(value, int) and not isinstance(value, bool) and fields[name].annotation is float
-                block[name] = 0.0 if (name, value) == ("target_kl", None) else float(value) if as_float else value
+                block[name] = 0.0 if (name, value) == ("target_kl", None) else _typed(fields[name], value)
     if "noise" in fields and (hp.get("O_U_NOISE") or hp.get("OU_NOISE")):
         block["noise"] = "ou"
     block["network"] = _network_of(net, bool(hp.get("RECURRENT")))
@@ -119,6 +118,11 @@ def block_of(
     if ranges is not None:
         block["evolve"] = evolve_of(algo, ranges)
     return block
+
+
+def _typed(field: Any, value: Any) -> Any:
+    """Return a value as a field takes it: a whole number as a float where the field is one."""
+    return float(value) if type(value) is int and field.annotation is float else value
 
 
 def _network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, Any]:
@@ -291,9 +295,7 @@ def language_block(
             raise UsageError(f"{algo}: nobody reads {key!r}{suggestion(key, [*_LANGUAGE, *_LANGUAGE_OTHERWISE])}")
         if key in _LANGUAGE and not names:
             raise UsageError(f"{algo}: it has no {key!r}: leave it out")
-        for name in names:
-            as_float = isinstance(value, int) and not isinstance(value, bool) and fields[name].annotation is float
-            block[name] = float(value) if as_float else value
+        block |= {name: _typed(fields[name], value) for name in names}
     if (clip := lowered.get("clip_coef")) is not None:
         _need(algo, "clip_coef", "clip_low" in fields)
         low, high = clip if isinstance(clip, (tuple, list)) else (clip, clip)
