@@ -20,7 +20,7 @@ DOCUMENTS = {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"}
 """What of the root a source distribution has beside the package and what is made for it (`PKG-INFO`)."""
 TRAINS = """
 import evopipe
-from evopipe.core.native import build
+from evopipe.native import build
 assert build.load() is not None
 print(evopipe.train("params.yaml", folder=".").summary["generations"])
 policy = evopipe.load("models/elite")

@@ -233,8 +233,8 @@ class TensorPool:
     memory are `physics` `[R, S]` float64, the physical state, zeros before the first reset, and `length` `[R]` int64,
     steps of the running episodes; `limit` is the time limit where the environment names none, `sound` whether it is
     evopipe's own, whose numbers are always finite; `actions`, `spaces`, `team`, `masked`, `max_steps`,
-    `reward_threshold`: see `EnvPool`. Raises ParamsError if the environment is not offered as tensors, or
-    `env.kwargs` holds what it does not take."""
+    `reward_threshold`: see `EnvPool`. Raises ParamsError if the environment is not offered as tensors, or `env.kwargs`
+    holds what it does not take."""
 
     def __init__(self, cfg: EnvConfig, rows: int, device: torch.device) -> None:
         self.rows, self.device = rows, device
@@ -261,15 +261,15 @@ class TensorPool:
         if env is None or (own and not isinstance(env, OneRow)):
             names = [*OFFERED, *(name for name in TEAMS if ":" not in name)]
             raise ParamsError(
-                f"env.backend: torch has no {cfg.id!r}{did_you_mean(cfg.id, names)}; it has {', '.join(names)}, and "
-                "'module:Class' of one's own with start, advance and observe; `sync` serves all of Gymnasium's and "
-                "PettingZoo's"
+                f"env.backend: torch has no {cfg.id!r}{did_you_mean(cfg.id, names)}; it has {', '.join(names)}; "
+                "`sync` serves all of Gymnasium's and PettingZoo's"
             )
         assert env.spec is not None
         self.limit = None if env.spec.max_episode_steps else cfg.step_limit
         self.max_steps, self.reward_threshold = env.spec.max_episode_steps or cfg.step_limit, env.spec.reward_threshold
         self.actions = ActionSpace.of(env.action_space)
-        self.spaces = self.actions.spaces(ObservationSpace.of(env.observation_space))
+        self.observation_space, self.observations = env.observation_space, ObservationSpace.of(env.observation_space)
+        self.spaces = self.actions.spaces(self.observations)
         if isinstance(env, OneRow):
             self._dynamics, self.sound = env.dynamics, False
             return self.actions
@@ -311,14 +311,30 @@ class TensorPool:
         """Step `rows` `[n]`, all where None, with indices int64 `[n]`, or float32 `[n, A]` in [-1, 1]; `[n, K, …]` of a
         team."""
         where = slice(None) if rows is None else rows
-        columns, reward, terminated = self._dynamics.advance(self._columns[:, where], self._own(actions))
-        length = self.length[where] + 1
+        columns, length, found = self._after(self._columns[:, where], self.length[where], actions)
         self._columns[:, where], self.length[where] = columns, length
+        return found
+
+    def step_where(self, actions: torch.Tensor, where: torch.Tensor) -> TensorStep:
+        """Step the first `n` rows, but leave those as they are for which `where` `[n]` is false; see `step`. What a
+        step gives of these means nothing. Waits for nothing."""
+        n = len(where)
+        columns, length, found = self._after(self._columns[:, :n], self.length[:n], actions)
+        self._columns[:, :n] = torch.where(where, columns, self._columns[:, :n])
+        self.length[:n] = torch.where(where, length, self.length[:n])
+        return found
+
+    def _after(
+        self, columns: torch.Tensor, length: torch.Tensor, actions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, TensorStep]:
+        """Return columns and lengths after a step, and what it gives."""
+        columns, reward, terminated = self._dynamics.advance(columns, self._own(actions))
+        length = length + 1
         cut = length >= self.max_steps
         if self.team is not None:  # where the time is up mpe2 does not ask whether the goal is reached
             cut = cut[:, None].expand_as(terminated).contiguous()
             terminated = terminated & ~cut
-        return TensorStep(self._dynamics.observe(columns), reward.float(), terminated, cut)
+        return columns, length, TensorStep(self._dynamics.observe(columns), reward.float(), terminated, cut)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what rebuilds the pool: `state` `[R, S]` float64, `length` `[R]`."""

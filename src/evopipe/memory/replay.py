@@ -86,30 +86,32 @@ class RowLayout:
 
     def pack(
         self,
-        obs: np.ndarray,
-        action: np.ndarray,
-        reward: np.ndarray,
-        terminated: np.ndarray,
-        next_obs: np.ndarray,
-        next_legal: np.ndarray | None = None,
-        taken: np.ndarray | None = None,
-        legal: np.ndarray | None = None,
-        alive: np.ndarray | None = None,
-        next_alive: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Pack transitions `[n, …]` into rows `[n, size]` float32.
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        next_obs: Any,
+        next_legal: Any = None,
+        taken: Any = None,
+        legal: Any = None,
+        alive: Any = None,
+        next_alive: Any = None,
+    ) -> Any:
+        """Pack transitions `[n, …]` into rows `[n, size]` float32: NumPy's arrays, or tensors into tensors.
 
         Where they span several steps, reward is `[n, steps]`, 0 after the last, and taken `[n]` says how many they are;
         without it rewards `[n]` are of one step each. Masks are bool `[n, A]`; without one all actions are legal.
         Of a team all have an axis `K` at their end, or before `O` and `A`; alive and next_alive are `[n, K]`.
         """
         n, k = len(obs), self.each
-        rows = np.empty((n, self.size), np.float32)
+        rows: Any = np.empty((n, self.size), np.float32)
+        if isinstance(obs, Tensor):
+            rows = torch.empty(n, self.size, device=obs.device)
         o, r = self.obs, self._reward
         ends = r + self.steps * k
 
         def flat(x: Any) -> Any:
-            return x.reshape(n, -1) if isinstance(x, np.ndarray) else x
+            return x.reshape(n, -1) if isinstance(x, np.ndarray | Tensor) else x
 
         rows[:, :o], rows[:, o : 2 * o], rows[:, 2 * o : r] = flat(obs), flat(next_obs), flat(action)
         rows[:, ends : ends + k] = flat(terminated)
@@ -257,6 +259,29 @@ class Replay:
         count = kept.sum(axis=1)
         self.position = (self.position + count) % self.capacity
         self.size = np.minimum(self.size + count, self.capacity)
+
+    def add_all(self, rows: Tensor) -> None:
+        """Append rows `[M, n, size]` that lie on the device and are finite, each of one step and without images; see
+        `add`, which gives the same. Nothing waits for the device."""
+        rows = rows[:, -self.capacity :]
+        n = rows.shape[1]
+        at = (torch.arange(n, device=self.device) + int(self.position[0])) % self.capacity  # all are filled alike
+        self.rows[:, at] = rows
+        if self.priorities is not None:
+            members = len(self.priorities.largest) // self.memories  # that sample each memory
+            slots = torch.arange(self.memories, device=self.device).repeat_interleave(n)
+            index = at.repeat(self.memories)
+            if members > 1:
+                others = torch.arange(members, device=self.device).repeat_interleave(len(slots))
+                slots, index = slots.repeat(members) * members + others, index.repeat(members)
+            self.priorities.admit(slots, index)
+        self.position = (self.position + n) % self.capacity
+        self.size = np.minimum(self.size + n, self.capacity)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all memories are filled alike: nothing was ever left out of one."""
+        return bool((self.position == self.position[0]).all())
 
     def draw_by_priority(
         self, slots: Tensor, first: Tensor, size: Tensor, u: Tensor, weight: Tensor, beta: Tensor

@@ -53,7 +53,10 @@ def _by_member(cohorts: Sequence[Cohort], x: np.ndarray) -> np.ndarray:
     return x.reshape(sum(len(cohort.members) for cohort in cohorts), -1, x.shape[-1])
 
 
-def choose(spec: Spec, cohort: Cohort, obs: np.ndarray, legal: np.ndarray, explore: tuple[float, int] | None) -> Tensor:
+def choose(
+    spec: Spec, cohort: Cohort, obs: np.ndarray | Tensor, legal: np.ndarray | Tensor,
+    explore: tuple[float, int] | None,
+) -> Tensor:  # fmt: skip
     """Choose the actions of one cohort's members, as `act`, on its device; nothing waits for it.
 
     Obs `[P, E, O]` float32 and legal `[P, E, A]` bool are in the order of the cohort's members. `explore` is the
@@ -73,7 +76,7 @@ def choose(spec: Spec, cohort: Cohort, obs: np.ndarray, legal: np.ndarray, explo
         return [own.keys, *([own.healthy] if explores else []), *own.tensors(), *own.seen()]
 
     name = ("choose", explores, obs.shape, legal.shape)
-    inputs = (torch.from_numpy(obs), torch.from_numpy(legal), torch.tensor(epsilon), torch.tensor([tick]))
+    inputs = (torch.as_tensor(obs), torch.as_tensor(legal), torch.tensor(epsilon), torch.tensor([tick]))
     return cohort.runner.ready(name, lambda _: work, inputs, cohort.keys.device, bound)()[0]
 
 

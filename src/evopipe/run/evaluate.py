@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,28 +12,16 @@ import torch
 from evopipe.algos import on_policy
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
+from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Workers
 from evopipe.run.act import by_row, choose, gather, step
+from evopipe.run.episodes import Episodes, Stopped
+from evopipe.run.evaluate_tensors import evaluate_tensors
 from evopipe.run.spec import Spec
 from evopipe.schema.blocks import EnvConfig
 
-
-class Stopped(Exception):
-    """A signal came in the middle of an evaluation, which leaves nothing behind."""
-
-
-@dataclass(frozen=True, slots=True)
-class Episodes:
-    """What members reached: undiscounted `returns`, not finite where the environment broke, `lengths`, and `steps` in
-    all; and `more`, by name: of teams each `agents`' own return `[P, n, K]`; and how many episodes were `cut` by
-    `env.step_limit`, for the environment names no time limit."""
-
-    returns: np.ndarray  # [P, n]
-    lengths: np.ndarray  # [P, n]
-    steps: int
-    more: Mapping[str, np.ndarray] = field(default_factory=dict)  # [P, …] each
-    cut: int = 0
+__all__ = ["Episodes", "Evaluator", "HeldOut", "Stopped", "evaluate", "in_environments"]
 
 
 def evaluate(
@@ -124,8 +113,16 @@ def in_environments(
     spec: Spec, env: EnvConfig, members: int, rows: int, cap: int | None, workers: Workers | None = None
 ) -> HeldOut:
     """Return environments in which `P` members are scored, so many rows each; for cap see `evaluate`."""
-    pool = EnvPool(env, members * rows, what="evaluation", workers=workers)
-    return HeldOut(lambda cohorts, seeds, stopped: evaluate(spec, cohorts, pool, seeds, cap, stopped), pool.close)
+    pool, play = _opened(spec, env, members * rows, workers)
+    return HeldOut(lambda cohorts, seeds, stopped: play(spec, cohorts, pool, seeds, cap, stopped), pool.close)
+
+
+def _opened(spec: Spec, env: EnvConfig, rows: int, workers: Workers | None) -> tuple[Any, Callable[..., Episodes]]:
+    """Return a pool to evaluate in, and how members play there: as tensors where the backend has any."""
+    tensors = backends.as_tensors(env)
+    if tensors is not None:
+        return tensors(env, rows, spec.device), evaluate_tensors
+    return EnvPool(env, rows, what="evaluation", workers=workers), evaluate
 
 
 class Evaluator:
@@ -134,8 +131,8 @@ class Evaluator:
     def __init__(self, spec: Spec, members: int, workers: Workers | None = None) -> None:
         self._spec = spec
         each = min(spec.train.eval_episodes, max(8, 64 // members))
-        self.pool = EnvPool(spec.env, members * each, what="evaluation", workers=workers)
+        self.pool, self._play = _opened(spec, spec.env, members * each, workers)
 
     def __call__(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """See `evaluate`; an episode has `train.eval_steps` at most."""
-        return evaluate(self._spec, cohorts, self.pool, seeds, self._spec.train.eval_steps, stopped)
+        return self._play(self._spec, cohorts, self.pool, seeds, self._spec.train.eval_steps, stopped)

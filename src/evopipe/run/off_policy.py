@@ -12,16 +12,16 @@ from torch import Tensor
 from evopipe.algos import MASKED, ONE_AGENT
 from evopipe.core import pixels
 from evopipe.core.cohort import Cohort
+from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.errors import ParamsError
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import RowLayout
-from evopipe.run.act import act, take_note
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.learn import ReplayLearning
 from evopipe.run.regime import Setup
-from evopipe.run.world import World
+from evopipe.run.world import TensorWorld, World
 from evopipe.types import Image
 
 if TYPE_CHECKING:
@@ -43,10 +43,15 @@ class OffPolicy:
     def __init__(self, setup: Setup) -> None:
         spec, self.clock, self.keys, warm = setup.spec, setup.clock, setup.keys, setup.warm
         self.spec, self.whole = spec, True
-        envs = len(self.keys) * self.clock.envs
-        pool = EnvPool(spec.env, envs, workers=setup.workers, overlapped=spec.overlapped)
+        self.world: World | TensorWorld
+        if backends.as_tensors(spec.env) is not None and spec.train.replay.n_step == 1:
+            self.world = TensorWorld(spec, self.keys, self.clock)
+        else:  # steps are put together on the host
+            envs = len(self.keys) * self.clock.envs
+            pool = EnvPool(spec.env, envs, workers=setup.workers, overlapped=spec.overlapped)
+            self.world = World(spec, self.keys, self.clock, pool)
         self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
-        self.world = World(spec, self.keys, self.clock, pool)
+        pool = self.world.pool
         self.threshold = pool.reward_threshold
         if spec.spaces.team and warm:
             raise ParamsError(ONE_AGENT)
@@ -67,6 +72,7 @@ class OffPolicy:
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
+        self.world.adopt(cohorts)
         self.learning.adopt(cohorts)
 
     def advance(self) -> None:
@@ -75,27 +81,54 @@ class OffPolicy:
         The members learn while the environments step, from the memory as it was before this tick. Where an environment
         fails (EnvironmentFailed) the state is whole: its actions are chosen and stay pending.
         """
-        spec, clock, world, pool = self.spec, self.clock, self.world, self.world.pool
-        if world.pending is None:
-            epsilon = spec.algo.explore(spec.algo_config, clock.step)
-            take_note(self.cohorts, pool.obs, pool.alive)
-            chosen = act(spec, self.cohorts, pool.obs, pool.mask, epsilon, clock.tick)
-            world.pending = pool.taken(chosen) if spec.spaces.team else chosen
-            pool.send(world.pending)
-            self.whole = False
-            # Any row will do: if it took a batch full, a neighbour's broken rows would delay all.
-            if clock.step + clock.envs > spec.train.learning_delay and self.replay.size.min() > 0:
-                for learn in self.learners.share_of(clock.tick, self.learning.due()):
-                    learn()
-            self.whole = True
+        world = self.world
+        chosen = world.pending is None
+        if chosen:
+            world.pending = world.decide(self.cohorts, self.spec.algo.explore(self.spec.algo_config, self.clock.step))
+        if isinstance(world, TensorWorld):
+            self._learn(chosen)
+            self._step_tensors(world)
         else:
-            pool.send(world.pending)
+            world.pool.send(world.pending)
+            self._learn(chosen)
+            self._step(world)
+
+    def _learn(self, due: bool) -> None:
+        """Learn what is due, unless this tick was begun before and its environments failed."""
+        clock = self.clock
+        if not due:
+            return
+        self.whole = False
+        # Any row will do: if it took a batch full, a neighbour's broken rows would delay all.
+        if clock.step + clock.envs > self.spec.train.learning_delay and self.replay.size.min() > 0:
+            for learn in self.learners.share_of(clock.tick, self.learning.due()):
+                learn()
+        self.whole = True
+
+    def _step(self, world: World) -> None:
+        pool = world.pool
         obs = pool.obs.copy()
         legal = pool.mask.copy() if self.replay.layout.legal else None
-        alive = pool.alive.copy() if spec.spaces.team else None
+        alive = pool.alive.copy() if self.spec.spaces.team else None
         step = pool.receive()
         self.whole = False
         self._store(obs, legal, world.pending, step, alive)
+        world.end(step)
+        self.whole = True
+        world.refuse_broken()
+
+    def _step_tensors(self, world: TensorWorld) -> None:
+        """Take a step whose transitions never leave the device, unless something of them is not finite."""
+        obs, *_ = world.seen()
+        self.whole = False
+        step = world.take(world.pending)
+        layout, memories = self.replay.layout, self.replay.memories
+        rows = world.packed(layout, obs, world.pending, step).view(memories, -1, layout.size)
+        bad = world.broken(step)
+        if bad is None or (self.replay.alike and bool(rows.isfinite().all())):
+            self.replay.add_all(rows)
+        else:
+            self.replay.add(rows.cpu().numpy(), ~bad.view(memories, -1).cpu().numpy())
         world.end(step)
         self.whole = True
         world.refuse_broken()
@@ -135,7 +168,7 @@ class OffPolicy:
         self.evaluate.pool.close()
 
 
-def byte_images(pool: EnvPool, data: Transitions | None = None) -> list[Image]:
+def byte_images(pool: Any, data: Transitions | None = None) -> list[Image]:
     """Return the images that are whole 255ths in an observation: those of bytes from 0 to 255, and of bools.
 
     The environment's are, if it keeps to its space; transitions that come from elsewhere are looked at.

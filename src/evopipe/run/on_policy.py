@@ -14,6 +14,7 @@ from torch import Tensor
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.core.member import Member
+from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.errors import ParamsError, UsageError
@@ -75,7 +76,7 @@ class OnPolicy:
         self._until: int | None = None  # tick at which `collect_rollouts` must end; None: it was never asked
         self.playing: list[_Playing] = []
         self.world: World | TensorWorld
-        if spec.env.backend == "torch":
+        if backends.as_tensors(spec.env) is not None:
             if collect_rollouts is not None:
                 raise UsageError("collect_rollouts: environments as tensors step by themselves; set env.backend: sync")
             self.world = TensorWorld(spec, self.keys, self.clock)

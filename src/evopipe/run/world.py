@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +13,15 @@ from torch import Tensor
 from evopipe import rng
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
+from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
-from evopipe.envs.tensors import TensorPool, TensorStep
+from evopipe.envs.tensors import TensorStep
 from evopipe.errors import EnvironmentFailed
+from evopipe.memory.replay import RowLayout
 from evopipe.native import policy
 from evopipe.rng import Purpose
-from evopipe.run.act import by_row, gather
+from evopipe.run.act import act, by_row, choose, gather, take_note
 from evopipe.run.clock import Clock
 from evopipe.run.spec import Spec
 from evopipe.types import ACTS, CUT, GONE
@@ -65,6 +68,12 @@ class World:
         actions = by_row(self._spec, gather(chosen, self._slots))
         return actions if self._team is None else self.pool.taken(actions)
 
+    def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> np.ndarray:
+        """Let members that learn off-policy choose, and take note of what they choose by."""
+        take_note(cohorts, self.pool.obs, self.pool.alive)
+        chosen = act(self._spec, cohorts, self.pool.obs, self.pool.mask, epsilon, self._clock.tick)
+        return self.pool.taken(chosen) if self._team is not None else chosen
+
     def take(self, actions: np.ndarray) -> Step:
         self._idle = None if self._team is None else self.pool.idle.copy()
         return self.pool.step(actions)
@@ -89,13 +98,7 @@ class World:
 
     def refuse_broken(self) -> None:
         """Raise EnvironmentFailed if too many of this generation's transitions were broken."""
-        steps, broken = self._clock.here * self.pool.rows, self._clock.broken_here
-        if broken > max(_BROKEN_SHARE * steps, _BROKEN_TICKS * self.pool.rows):
-            raise EnvironmentFailed(
-                f"environment {self._spec.env.id!r} returned non-finite observations or rewards (or no legal action) "
-                f"in {broken} of its last {steps} steps: mend it; `evopipe env check {self._spec.env.id}` may show "
-                "where"
-            )
+        _refuse_broken(self._spec, self._clock, self.pool.rows)
 
     def _by_member(self, x: np.ndarray) -> Tensor:
         shape = x.shape[1:] if self._team is None else x.shape[2:]
@@ -116,6 +119,15 @@ class World:
         return lost
 
 
+def _refuse_broken(spec: Spec, clock: Clock, rows: int) -> None:
+    steps, broken = clock.here * rows, clock.broken_here
+    if broken > max(_BROKEN_SHARE * steps, _BROKEN_TICKS * rows):
+        raise EnvironmentFailed(
+            f"environment {spec.env.id!r} returned non-finite observations or rewards (or no legal action) in {broken} "
+            f"of its last {steps} steps: mend it; `evopipe env check {spec.env.id}` may show where"
+        )
+
+
 def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) -> np.ndarray:
     """The seeds of the next episodes of some rows `[n, ahead]`: by the member's key, environment and number."""
     envs = len(begun) // len(keys)
@@ -124,24 +136,39 @@ def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) ->
     return seeds
 
 
-class TensorWorld:
-    """`World` of environments as tensors (`env.backend: torch`): a tick never leaves the device, and nothing breaks."""
+def legal_actions(spec: Spec, pool: Any, members: int, envs: int) -> Tensor:
+    """Return the actions that are legal where environments are tensors, `[P, E · K, A]`: always the same."""
+    legal = torch.ones(members, envs * spec.spaces.agents, spec.actions, dtype=torch.bool, device=pool.device)
+    if spec.spaces.team is not None:
+        legal &= torch.from_numpy(pool.team.free).to(pool.device).repeat(envs, 1)
+    return legal
 
-    masked = False
+
+def in_slots(spec: Spec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+    """Put cohorts' actions `[P, E, …]` in their members' places; return them as a `TensorPool` takes them."""
+    actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
+    order = torch.cat(list(places)).argsort()
+    actions = actions[order].flatten(0, 1)
+    return actions if spec.spaces.team is None else actions.unflatten(0, (-1, spec.spaces.agents))
+
+
+class TensorWorld:
+    """`World` of environments as tensors (`env.backend: torch`): a tick never leaves the device. Evopipe's own never
+    break; of a user's own what is not finite is found, for which the host waits."""
 
     def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock) -> None:
         envs, device = spec.env.num_envs, spec.device
-        self._clock, self._team, agents = clock, spec.spaces.team, spec.spaces.agents
+        self._spec, self._clock, self._team, agents = spec, clock, spec.spaces.team, spec.spaces.agents
         self.pending: Tensor | None = None
-        self.pool = TensorPool(spec.env, len(keys) * envs, device)
+        make = backends.as_tensors(spec.env)
+        assert make is not None
+        self.pool = make(spec.env, len(keys) * envs, device)
         self._keys = torch.from_numpy(np.repeat(keys, envs)).to(device)
         self._envs = torch.arange(self.pool.rows, device=device) % envs
         self._begun = torch.zeros(self.pool.rows, dtype=torch.int64, device=device)
-        self._legal = torch.ones(len(keys), envs * agents, spec.actions, dtype=torch.bool, device=device)
-        if self._team is not None and self._team.unlike and not spec.spaces.continuous:
-            self.masked = True
-            own = torch.tensor(self._team.actions, device=device)[:, None]
-            self._legal &= (torch.arange(spec.actions, device=device) < own).repeat(envs, 1)
+        self._legal, self.masked = legal_actions(spec, self.pool, len(keys), envs), self.pool.masked
+        if self._team is not None:
+            self._first_legal = torch.from_numpy(self.pool.team.first).to(device)
         self._broken = torch.zeros(len(keys), envs * agents, dtype=torch.bool, device=device)
         self._order: Tensor | None = None  # of the slots among all cohorts' rows; None: as they are
         self._seen: Tensor | None = None  # what the last step showed; None where the pool is to be asked
@@ -180,11 +207,47 @@ class TensorWorld:
         actions = actions.flatten(0, 1)
         return actions if self._team is None else actions.unflatten(0, (-1, len(self._team.agents)))
 
+    def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> Tensor:
+        """See `World.decide`."""
+        obs, legal, _ = self.seen()
+        here, chosen = torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device), []
+        for cohort in cohorts:
+            own = slice(None) if cohort.slots == list(range(len(obs))) else cohort.slots
+            if cohort.normaliser is not None:
+                cohort.normaliser.see(obs[own], cohort.healthy, here[own])
+            chosen.append(choose(self._spec, cohort, obs[own], legal[own], (epsilon, self._clock.tick)))
+        return self.actions(chosen)
+
+    def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
+        """Return the transitions of a step as rows `[R, size]`; obs `[P, E · K, O]` is what members chose by."""
+        rows, legal = self.pool.rows, self._legal.view(self.pool.rows, -1, self._legal.shape[-1])
+        next_legal = None
+        if layout.masked:  # an agent that is gone has its first action alone
+            next_legal = torch.where(step.terminated.view(rows, -1, 1), self._first_legal, legal)
+        next_alive = None
+        if self._team is not None:
+            next_alive = torch.where(step.terminated, GONE, torch.where(step.truncated, CUT, ACTS)).float()
+        found: Tensor = layout.pack(
+            obs.reshape(rows, -1), actions, step.reward, step.terminated, step.obs, next_legal,
+            legal=legal if layout.legal else None, next_alive=next_alive,
+        )  # fmt: skip
+        return found
+
     def take(self, actions: Tensor) -> TensorStep:
-        return self.pool.step(actions)
+        found: TensorStep = self.pool.step(actions)
+        return found
+
+    def broken(self, step: TensorStep) -> Tensor | None:
+        """Return which rows `[R]` gave what is not finite; None where that cannot be."""
+        if self.pool.sound:
+            return None
+        parts = (x.reshape(self.pool.rows, -1).isfinite().all(dim=1) for x in (step.obs, step.reward))
+        finite = torch.stack(list(parts)).all(dim=0)
+        return ~finite
 
     def gave(self, step: TensorStep) -> list[Tensor]:
-        gave = [*(self._by_member(x) for x in step), self._broken]
+        bad = self.broken(step)
+        gave = [*(self._by_member(x) for x in step), self._broken if bad is None else bad.view_as(self._broken)]
         if self._team is not None:
             gave.append(torch.where(gave[2], GONE, torch.where(gave[3], CUT, ACTS)).float())
         return gave
@@ -193,12 +256,14 @@ class TensorWorld:
         self.pending = None
         if step.obs.device.type == "cpu":  # a recorded graph reads what lies in one place
             self._seen = step.obs
-        over = step.terminated | step.truncated
-        self._begin(over if self._team is None else over.all(dim=1))  # their agents end together
-        self._clock.count()
+        over, bad = step.terminated | step.truncated, self.broken(step)
+        over = over if self._team is None else over.all(dim=1)  # their agents end together
+        self._begin(over if bad is None else over | bad)
+        self._clock.count(0 if bad is None else int(bad.sum()))
 
     def refuse_broken(self) -> None:
-        pass
+        if not self.pool.sound:
+            _refuse_broken(self._spec, self._clock, self.pool.rows)
 
     def _by_member(self, x: Tensor) -> Tensor:
         return x.view(self._clock.members, -1, *(x.shape[1:] if self._team is None else x.shape[2:]))

@@ -1,0 +1,127 @@
+"""Evaluation where environments are tensors: what `evaluate` does, on the device; no number leaves it before the last
+episode is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evopipe.algos import on_policy
+from evopipe.core.cohort import Cohort
+from evopipe.run.act import choose, step
+from evopipe.run.episodes import Episodes, Stopped
+from evopipe.run.spec import Spec
+from evopipe.run.world import in_slots, legal_actions
+
+_LOOK = 16  # ticks on a device after which the host asks whether anybody still plays: that waits for all work
+
+
+def evaluate_tensors(
+    spec: Spec, cohorts: Sequence[Cohort], pool: Any, seeds: np.ndarray, cap: int | None, stopped: Callable[[], bool]
+) -> Episodes:
+    """See `evaluate`; the pool is a `TensorPool`. On the CPU the numbers are those of `evaluate`, to the bit."""
+    device, agents, n = pool.device, spec.spaces.agents, len(seeds)
+    slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
+    place = {slot: p for p, slot in enumerate(slots)}
+    own = [torch.tensor([place[slot] for slot in cohort.slots], device=device) for cohort in cohorts]
+    members = len(slots)
+    width = min(pool.rows // members, n)
+    play = _Episodes(members, width, torch.from_numpy(np.asarray(seeds, np.int64)).to(device), agents, pool)
+    legal = legal_actions(spec, pool, members, width)
+    memories = [torch.zeros(len(c.members), width * agents, c.memory, device=device) for c in cohorts]
+    tick, look = 0, 1 if device.type == "cpu" else _LOOK
+    while tick % look or bool(play.active.any()):
+        tick += 1
+        if stopped():
+            raise Stopped
+        obs, begins = play.seen()
+        chosen = []
+        for i, (cohort, mine) in enumerate(zip(cohorts, own, strict=True)):
+            whole = len(mine) == members and len(cohorts) == 1 and slots == cohort.slots
+            seen, may, fresh = (x if whole else x[mine] for x in (obs, legal, begins))
+            if on_policy(spec.algo):
+                took = step(spec, cohort, cohort.shown(seen), may, fresh, memories[i], None)
+                memories[i] = took.memory
+                chosen.append(took.action)
+            else:
+                chosen.append(choose(spec, cohort, seen, may, None))
+        play.step(in_slots(spec, chosen, own), cap)
+    returns, lengths = play.returns[:, :n].cpu().numpy(), play.lengths[:, :n].cpu().numpy()
+    limited = int((lengths >= pool.limit).sum()) if pool.limit is not None else 0
+    steps = int(play.steps)
+    if spec.spaces.team is None:
+        return Episodes(returns[..., 0], lengths, steps, cut=limited)
+    return Episodes(spec.score(returns), lengths, steps, {"agents": returns}, limited)
+
+
+class _Episodes:
+    """`n` episodes of each of `P` members, of which `W` at a time run in the pool's first `P · W` rows.
+
+    Attributes:
+        returns, lengths: `[P, n + 1, K]` float64 and `[P, n + 1]` int64; behind the last stands what nobody reads.
+        active: `[P, W]` bool, which rows have an episode to play.
+        steps: `[]`, taken in all.
+    """
+
+    def __init__(self, members: int, width: int, seeds: Tensor, agents: int, pool: Any) -> None:
+        self._pool, self._seeds, self._agents, device = pool, seeds, agents, pool.device
+        self._shape, n = (members, width), len(seeds)
+        self.returns = torch.full((members, n + 1, agents), torch.nan, dtype=torch.float64, device=device)
+        self.lengths = torch.zeros(members, n + 1, dtype=torch.int64, device=device)
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)
+        self._episode = torch.arange(width, device=device).repeat(members, 1)  # which one each row plays
+        self._waiting = torch.full((members,), width, device=device)  # the next one of each member
+        self.active = torch.ones(members, width, dtype=torch.bool, device=device)
+        self._total = torch.zeros(members, width, agents, dtype=torch.float64, device=device)
+        self._rows = members * width
+        pool.reset(torch.arange(self._rows, device=device), seeds[self._episode.flatten()])
+
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """Return observations `[P, W · K, O]`, and whether an episode begins, `[P, W · K]`."""
+        members, width = self._shape
+        obs = self._pool.obs[: self._rows].reshape(members, width * self._agents, -1)
+        begins = self._pool.begins[: self._rows].view(members, width)
+        return obs, begins.repeat_interleave(self._agents, dim=1)
+
+    def step(self, actions: Tensor, cap: int | None) -> None:
+        """Take a step in every row that is active, note the episodes that end, and begin the next ones."""
+        shape, active = self._shape, self.active
+        gave = self._pool.step_where(actions, active.flatten())
+        self.steps += active.sum()
+        over = gave.terminated | gave.truncated
+        if over.ndim > 1:
+            over = over.all(dim=1)  # a team's agents end together
+        over, length = over.view(shape), self._pool.length[: self._rows].view(shape)
+        self._total += torch.where(active[..., None], gave.reward.view(*shape, -1), 0.0)
+        score = self._total
+        if not self._pool.sound:
+            parts = (gave.obs.reshape(*shape, -1), gave.reward.reshape(*shape, -1))
+            broken = ~(parts[0].isfinite().all(dim=2) & parts[1].isfinite().all(dim=2))
+            over, score = over | broken, score.masked_fill(broken[..., None], torch.nan)
+        if cap is not None:
+            over = over | (length >= cap)
+        over = over & active
+        last = self._seeds.shape[0]
+        place = torch.where(over, self._episode, last)
+        self.returns.scatter_(1, place[..., None].expand_as(score), score)
+        self.lengths.scatter_(1, place, length)
+        following = self._waiting[:, None] + over.cumsum(dim=1) - 1
+        self._episode = torch.where(over, following, self._episode)
+        self._waiting = self._waiting + over.sum(dim=1)
+        self._total.masked_fill_(over[..., None], 0.0)
+        self.active = self._episode < last
+        self._begin((over & self.active).flatten())
+
+    def _begin(self, again: Tensor) -> None:
+        """Begin the next episodes: on a device in all rows at once, which waits for nothing."""
+        seeds = self._seeds[self._episode.flatten().clamp(max=len(self._seeds) - 1)]
+        if again.device.type == "cpu":
+            if len(rows := again.nonzero()[:, 0]):
+                self._pool.reset(rows, seeds[rows])
+            return
+        spare = self._pool.rows - self._rows
+        self._pool.reset_where(*(torch.nn.functional.pad(x, (0, spare)) for x in (again, seeds)))
