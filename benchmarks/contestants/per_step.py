@@ -13,7 +13,8 @@ from evopipe.acting import Policy
 from evopipe.algos import get
 from evopipe.core.cohort import dissolve
 from evopipe.machine import configure
-from evopipe.problems.env import begin, describe, make_spec
+from evopipe.problems.env import begin
+from evopipe.problems.specs import describe, make_spec
 from evopipe.run.spec import first_members
 from evopipe.schema.params import Params, parse_params
 

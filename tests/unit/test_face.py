@@ -17,7 +17,8 @@ from evopipe.core.native import build
 from evopipe.errors import ParamsError, UsageError
 from evopipe.face.given import config_of
 from evopipe.machine import configure
-from evopipe.problems.env import begin, make_spec
+from evopipe.problems.env import begin
+from evopipe.problems.specs import make_spec
 from evopipe.run.spec import first_members
 from populations import finish, same
 

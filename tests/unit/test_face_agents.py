@@ -20,7 +20,8 @@ from evopipe.evolve.step import evolve
 from evopipe.face.learning import batch_of, steps_of
 from evopipe.face.settings import _network_of, block_of
 from evopipe.face.vect import Marks, marked
-from evopipe.problems.env import begin, make_spec
+from evopipe.problems.env import begin
+from evopipe.problems.specs import make_spec
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import first_members
 from evopipe.run.warm import read_warm
