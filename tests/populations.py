@@ -18,7 +18,8 @@ from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
 from evopipe.memory.rollout import Rollout, StepLayout
-from evopipe.problems.env import begin, spaces_of
+from evopipe.problems.env import begin
+from evopipe.problems.specs import spaces_of
 from evopipe.rng import Purpose, Stream
 from evopipe.run import act as acting
 from evopipe.run.learn import discount_rate

@@ -15,7 +15,7 @@ from evopipe.core.member import Member
 from evopipe.evolve.mutate import Mutation
 from evopipe.evolve.step import evolve
 from evopipe.ops.statistics import summary
-from evopipe.problems.env import make_spec
+from evopipe.problems.specs import make_spec
 from evopipe.run.outs import CURVE, TIMING
 from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec, first_members

@@ -30,11 +30,11 @@ from evopipe.evolve.mutate import NONE
 from evopipe.evolve.step import evolve
 from evopipe.layout import POPULATION
 from evopipe.machine import configure
-from evopipe.native import build, dense
-from evopipe.problems.env import begin, make_spec
+from evopipe.problems.env import begin
+from evopipe.problems.specs import make_spec
 from evopipe.rng import Purpose, Stream
 from evopipe.run import learn as learning
-from evopipe.run import off_policy, on_policy, rollouts, run
+from evopipe.run import off_policy, on_policy, rollouts, run, session
 from evopipe.run.act import act
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.learn import learn, updates_due
@@ -123,14 +123,14 @@ def count_environments(clock: EnvClock) -> None:
 def keep_run(begun: Callable[[Run], None]) -> list[Run]:
     """Keep the loops that the train stage makes where they can be asked; `begun` is told of each."""
     runs: list[Run] = []
-    original = train.begin
+    original = session.begin
 
     def made(*args: Any, **options: Any) -> Run:
         runs.append(original(*args, **options))
         begun(runs[-1])
         return runs[-1]
 
-    train.begin = made
+    session.begin = made
     return runs
 
 

@@ -19,7 +19,8 @@ from evopipe.data.d4rl import read_d4rl
 from evopipe.data.transitions import Transitions, pack
 from evopipe.envs.spaces import ActionSpace
 from evopipe.machine import configure
-from evopipe.problems.env import begin, describe, make_spec
+from evopipe.problems.env import begin
+from evopipe.problems.specs import describe, make_spec
 from evopipe.run.spec import first_members
 from evopipe.schema.params import Params, parse_params
 from evopipe.team_policy import TeamPolicy

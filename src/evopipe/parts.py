@@ -13,7 +13,8 @@ from evopipe.evolve.select import Selection, tournament
 from evopipe.evolve.step import Evolved, evolve
 from evopipe.machine import configure
 from evopipe.memory.replay import Replay, RowLayout
-from evopipe.problems.env import begin, make_spec
+from evopipe.problems.env import begin
+from evopipe.problems.specs import make_spec
 from evopipe.run.act import act, take_note
 from evopipe.run.evaluate import Episodes, evaluate
 from evopipe.run.learn import learn, updates_due

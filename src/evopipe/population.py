@@ -20,7 +20,8 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, translate_failures
 from evopipe.evolve.lineage import Record
 from evopipe.machine import configure
-from evopipe.problems.env import begin, describe, make_spec
+from evopipe.problems.env import begin
+from evopipe.problems.specs import describe, make_spec
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import in_environments
 from evopipe.run.learners import learner_count

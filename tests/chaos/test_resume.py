@@ -18,7 +18,8 @@ import populations
 import tiny
 from evopipe import algos, layout
 from evopipe.native import build
-from evopipe.problems.env import begin, make_spec
+from evopipe.problems.env import begin
+from evopipe.problems.specs import make_spec
 from evopipe.run.population import read_members
 from evopipe.run.run import Run as Training
 from evopipe.schema.params import Params, load_params

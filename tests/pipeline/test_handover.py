@@ -36,7 +36,8 @@ from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
 from evopipe.native import build
 from evopipe.problems import problem_of
-from evopipe.problems.env import begin, make_spec
+from evopipe.problems.env import begin
+from evopipe.problems.specs import make_spec
 from evopipe.rng import Purpose
 from evopipe.run import drive
 from evopipe.run.outs import write_results

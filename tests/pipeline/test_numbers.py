@@ -16,7 +16,7 @@ import pytest
 
 import evopipe
 from evopipe import policy
-from evopipe.problems.env import make_spec
+from evopipe.problems.specs import make_spec
 from evopipe.rng import Purpose
 from tiny import params
 

@@ -24,7 +24,7 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.ops.distributions import distribution
 from evopipe.policy import Policy
-from evopipe.problems.env import spaces_of
+from evopipe.problems.specs import spaces_of
 from evopipe.rng import Purpose
 from evopipe.run.act import act
 from evopipe.run.evaluate import evaluate

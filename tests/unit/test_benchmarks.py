@@ -340,7 +340,7 @@ def test_a_search_begins_with_members_drawn_from_its_space(name: str, tmp_path: 
     from ours import draw_population, solving_params
 
     from evopipe import layout
-    from evopipe.problems.env import make_spec
+    from evopipe.problems.specs import make_spec
     from evopipe.run.population import read_members
 
     s = {**measurements()[name].settings(Options()), "seed": 3}

@@ -22,7 +22,7 @@ from evopipe.data.minari import read_minari, read_own, write_minari
 from evopipe.data.transitions import pack, read_transitions, statistics, write_transitions
 from evopipe.envs.pool import EnvPool
 from evopipe.layout import DATASET, TRANSITIONS
-from evopipe.problems.env import make_spec
+from evopipe.problems.specs import make_spec
 from evopipe.run.warm import read_warm
 from evopipe.schema.blocks import CollectConfig, EnvConfig
 from evopipe.stages import buffer, fetch

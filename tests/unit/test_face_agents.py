@@ -21,7 +21,8 @@ from evopipe.compat.agilerl.settings import _network_of, block_of
 from evopipe.compat.agilerl.vect import Marks, marked
 from evopipe.errors import UsageError
 from evopipe.evolve.step import evolve
-from evopipe.problems.env import begin, make_spec
+from evopipe.problems.env import begin
+from evopipe.problems.specs import make_spec
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import first_members
 from evopipe.run.warm import read_warm

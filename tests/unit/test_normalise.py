@@ -26,7 +26,8 @@ from evopipe.core.member import Member
 from evopipe.core.normalise import EPSILON, Normaliser, Statistics
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError
-from evopipe.problems.env import begin, spaces_of
+from evopipe.problems.env import begin
+from evopipe.problems.specs import spaces_of
 from evopipe.rng import Purpose
 from evopipe.run import learners
 from evopipe.run.act import choose, step

@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
 from evopipe import layout
-from evopipe.algos import get, on_policy, unserved
-from evopipe.core.graphs import Paths
+from evopipe.algos import on_policy
 from evopipe.core.member import Member
-from evopipe.envs.make import opened, source_of
-from evopipe.envs.team import read_spaces
+from evopipe.envs.make import source_of
 from evopipe.envs.workers import Workers
-from evopipe.errors import ParamsError, UsageError
+from evopipe.errors import UsageError
 from evopipe.evolve.mutate import Mutation
-from evopipe.machine import configure, fingerprint, say_once
+from evopipe.machine import configure, fingerprint
+from evopipe.problems.specs import describe, make_spec
 from evopipe.run import session
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import HeldOut, in_environments
@@ -32,56 +30,10 @@ from evopipe.run.regime import Regime, Setup
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec
 from evopipe.run.warm import read_warm, wants_warm
-from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import Params
-from evopipe.types import Spaces
 
 if TYPE_CHECKING:
     from evopipe.data.transitions import Transitions
-
-
-def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> Spec:
-    """Bundle what a run is about; spaces that are not given are the environment's, with the errors of `spaces_of`."""
-    device = device or torch.device("cpu")
-    module, kernels = params.algo_config.network.module, params.runtime.kernels
-    if module is not None and kernels in ("native", "portable"):
-        say_once(f"runtime.kernels: {kernels} kernels compute evopipe's own networks; torch computes {module}")
-    return Spec(
-        seed=params.seed,
-        env=params.env,
-        train=params.train,
-        tournament=params.evolution.tournament,
-        mutation=params.evolution.mutation,
-        algo=get(params.train.algo),
-        algo_config=params.algo_config,
-        spaces=spaces or spaces_of(params.env, params.train.algo),
-        device=device,
-        cohorts=params.runtime.cohorts,
-        paths=Paths.choose(params.runtime.compile, device),
-    )
-
-
-def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
-    """Return what an algorithm needs to know of an environment's spaces; `ParamsError` if the environment is unknown or
-    its spaces are not served, be it by this algorithm only."""
-    with opened(env_config) as env:
-        spaces, _ = read_spaces(env)
-    if sentence := unserved(algo, spaces, env_config.id, env.action_space):
-        raise ParamsError(sentence)
-    return spaces
-
-
-def describe(params: Params) -> dict[str, Any]:
-    """Return as JSON data the algorithm, its configuration, the environment and its spaces, see `policy.load`."""
-    with opened(params.env) as env:
-        shown = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
-        return {**settings_of(params), **shown, **read_spaces(env)[1]}
-
-
-def settings_of(params: Params) -> dict[str, Any]:
-    """Return the same without the spaces."""
-    env = params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"})
-    return {"algo": params.train.algo, "config": params.algo_config.model_dump(mode="json"), "env": env}
 
 
 def problem_of(params: Params, folder: Path = Path(), alone: bool = False) -> Problem[Spec]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -39,64 +40,131 @@ if TYPE_CHECKING:
 _SHARED, _LONG = 1e6, 2e6
 
 
-class Job(Protocol):
-    """What a `Run` asks of its configuration, whether its members live in environments or write text."""
+@dataclass(frozen=True, kw_only=True)
+class Job(ABC):
+    """What a run is about, whether its members live in environments or write text: algorithm and evolution."""
+
+    seed: int
+    train: Any
+    tournament: TournamentConfig
+    mutation: MutationConfig
+    algo: Algorithm
+    algo_config: Any
+    device: torch.device
+    cohorts: Literal["merged", "exact"] = "merged"
+    paths: Paths = field(default_factory=Paths, repr=False, compare=False)  # the fast paths that training takes
 
     @property
-    def seed(self) -> int: ...
+    @abstractmethod
+    def name(self) -> str:
+        """What it is called where runs are listed."""
+
     @property
-    def train(self) -> Any: ...
+    @abstractmethod
+    def made_for(self) -> Mapping[str, Any]:
+        """What its members depend on beside the algorithm, as JSON data: the environment's spaces, or a base."""
+
     @property
-    def tournament(self) -> TournamentConfig: ...
+    @abstractmethod
+    def broken(self) -> str:
+        """What to say where no evaluation gave a score."""
+
     @property
-    def mutation(self) -> MutationConfig: ...
+    @abstractmethod
+    def unrewarded(self) -> str:
+        """What to do where no member has seen a reward."""
+
     @property
-    def algo(self) -> Algorithm: ...
+    @abstractmethod
+    def widths(self) -> Mapping[str, Widths]:
+        """Of every network."""
+
+    @abstractmethod
+    def architecture(self) -> Architecture:
+        """Return what members start with; ParamsError where it cannot be built."""
+
+    @abstractmethod
+    def pace(self, member: Member) -> Pace:
+        """Return how a member learns, which all of a cohort have in common."""
+
+    @abstractmethod
+    def misfit(self, member: Member, first: Member) -> str | None:
+        """Say what of a member's networks is not as asked for, behind its number, or unlike the first one's."""
+
     @property
-    def algo_config(self) -> Any: ...
+    def racing(self) -> bool:
+        """Whether who is scored plays no longer than its rank may decide something, see `race`."""
+        return False
+
     @property
-    def name(self) -> str: ...
+    def each(self) -> int:
+        """Steps of a member that a tick counts as."""
+        return 1
+
     @property
-    def made_for(self) -> Mapping[str, Any]: ...
+    def rates(self) -> list[str]:
+        """The learning rates' names."""
+        return [name for name in evolvable(self.algo.Config) if name.startswith("lr")]
+
     @property
-    def broken(self) -> str: ...
+    def kinds(self) -> dict[str, tuple[str, str]]:
+        """What kind of tensor a member's are, by name, and of which network."""
+        return tensor_kinds(self.algo.State, self.widths)
+
     @property
-    def racing(self) -> bool: ...
-    @property
-    def unrewarded(self) -> str: ...
-    @property
-    def each(self) -> int: ...
-    @property
-    def widths(self) -> Mapping[str, Widths]: ...
-    @property
-    def rates(self) -> list[str]: ...
-    @property
-    def traits(self) -> Traits: ...
-    def architecture(self) -> Architecture: ...
-    def form(self, members: Sequence[Member]) -> list[Cohort]: ...
-    def form_alone(self, member: Member) -> list[Cohort]: ...
-    def check(self, members: Sequence[Member]) -> str | None: ...
-    def seeds(self, purpose: Purpose, n: int) -> np.ndarray: ...
+    def traits(self) -> Traits:
+        """What mutation must know of the algorithm."""
+        fields = self.algo.Config.model_fields
+        return Traits(
+            widths=self.widths,
+            acting=acting_networks(self.algo.POLICY, self.widths),
+            kinds=self.kinds,
+            evolve=self.algo_config.evolve,
+            whole=frozenset(name for name, field in fields.items() if field.annotation is int),
+        )
+
+    def form(self, members: Sequence[Member]) -> list[Cohort]:
+        """Return members in cohorts."""
+        return form(members, self.algo.State, self.widths, self.device, self.pace, self.cohorts)
+
+    def form_alone(self, member: Member) -> list[Cohort]:
+        """Return one member, whose arithmetic is its own."""
+        return form([member], self.algo.State, self.widths, self.device, self.pace, "exact")
+
+    def check(self, members: Sequence[Member]) -> str | None:
+        """Say what of members that were read somewhere is not as this configuration has it; None where all is."""
+        able = set(evolvable(self.algo.Config))
+        for i, member in enumerate(members):
+            whole = {**dict(self.algo_config), **member.hyper}
+            try:
+                with in_a_sentence(self.algo.Config, whole):
+                    self.algo.Config.model_validate(whole)
+            except ValueError as error:
+                return f"member {i}: hyper.{error}"
+            if member.hyper.keys() != able:
+                return f"member {i} has the hyper-parameters {', '.join(member.hyper)}, expected {', '.join(able)}"
+            found = self.misfit(member, members[0])
+            if found is not None:
+                return f"member {i}{found}"
+        return None
+
+    def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
+        """Return the run's `[n]` fixed seeds for a purpose, the same for all members: of episodes, or of held-out
+        rows."""
+        seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
+        return seeds
 
 
 JobT = TypeVar("JobT", bound=Job)
 
 
-@dataclass(frozen=True)
-class Spec:
+@dataclass(frozen=True, kw_only=True)
+class Spec(Job):
     """Environment, algorithm and evolution of a run."""
 
-    seed: int
     env: EnvConfig
     train: TrainConfig
-    tournament: TournamentConfig
-    mutation: MutationConfig
-    algo: Algorithm
-    algo_config: Any
     spaces: Spaces  # what the algorithm knows of the environment's
-    device: torch.device
-    cohorts: Literal["merged", "exact"] = "merged"
-    paths: Paths = field(default_factory=Paths, repr=False, compare=False)  # the fast paths that training takes
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algo_config", self.algo_config.at(self.spaces))
@@ -216,23 +284,10 @@ class Spec:
         return self.algo.period(self.algo_config)
 
     @property
-    def rates(self) -> list[str]:
-        return [name for name in evolvable(self.algo.Config) if name.startswith("lr")]
+    def kinds(self) -> dict[str, tuple[str, str]]:
+        return super().kinds | normalise.KINDS
 
-    @property
-    def traits(self) -> Traits:
-        """What mutation must know of the algorithm."""
-        fields = self.algo.Config.model_fields
-        return Traits(
-            widths=self.widths,
-            acting=acting_networks(self.algo.POLICY, self.widths),
-            kinds=tensor_kinds(self.algo.State, self.widths) | normalise.KINDS,
-            evolve=self.algo_config.evolve,
-            whole=frozenset(name for name, field in fields.items() if field.annotation is int),
-        )
-
-    @staticmethod
-    def pace(member: Member) -> Pace:
+    def pace(self, member: Member) -> Pace:
         """Return how a member learns: from `batch_size` rows at once, every `learn_step` of its steps."""
         return Pace(int(member.hyper.get("batch_size", 1)), member.hyper.get("learn_step"))
 
@@ -249,25 +304,13 @@ class Spec:
         begun = normalise.start(self.train.normalise, self.spaces)
         return replace(member, tensors={**begun, **member.tensors}) if begun else member
 
-    def check(self, members: Sequence[Member]) -> str | None:
-        """Say what of members that were read somewhere is not as this configuration has it; None where all is."""
-        init, able = partial(self.algo.init, self.algo_config), set(evolvable(self.algo.Config))
-        rows = forms_of_rows(self.algo.State, init, self.widths, self.spaces)
-        for i, member in enumerate(members):
-            try:
-                with in_a_sentence(self.algo.Config, {**dict(self.algo_config), **member.hyper}):
-                    self.algo.Config.model_validate({**dict(self.algo_config), **member.hyper})
-            except ValueError as error:
-                return f"member {i}: hyper.{error}"
-            if member.hyper.keys() != able:
-                return f"member {i} has the hyper-parameters {', '.join(member.hyper)}, expected {', '.join(able)}"
-            forms = forms_of_networks(self.algo.State, member.arch, self.widths) | rows
-            found = misfit_of(member.tensors, forms, member.arch, self.spaces, self.algo.RECURRENT)
-            if found is None and self.equip(member).tensors.keys() != self.equip(members[0]).tensors.keys():
-                found = "its tensors have other names than the first one's"
-            if found is not None:
-                return f"member {i}: {found}"
-        return None
+    def misfit(self, member: Member, first: Member) -> str | None:
+        rows = forms_of_rows(self.algo.State, partial(self.algo.init, self.algo_config), self.widths, self.spaces)
+        forms = forms_of_networks(self.algo.State, member.arch, self.widths) | rows
+        found = misfit_of(member.tensors, forms, member.arch, self.spaces, self.algo.RECURRENT)
+        if found is None and self.equip(member).tensors.keys() != self.equip(first).tensors.keys():
+            found = "its tensors have other names than the first one's"
+        return None if found is None else f": {found}"
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
@@ -279,11 +322,6 @@ class Spec:
         """Return what a team's episodes count, `[…]`, from its agents' returns `[…, K]`."""
         scores: np.ndarray = returns.sum(axis=-1) if self.algo_config.score == "sum" else returns.mean(axis=-1)
         return scores
-
-    def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
-        """Return the run's `[n]` fixed episode seeds for a purpose, the same for all members."""
-        seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
-        return seeds
 
 
 def first_members(spec: Job, size: int) -> tuple[list[Member], list[Mutation]]:

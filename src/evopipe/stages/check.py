@@ -27,7 +27,7 @@ def check(params: AnyParams) -> None:
         return
     name, cfg = params.train.algo, params.env
     if params.algo_config.network.module is not None:  # the user's own: what it is made of is seen where it is made
-        from evopipe.problems.env import make_spec
+        from evopipe.problems.specs import make_spec
 
         make_spec(params)
     plain = not any(cfg.model_dump(exclude={"id", *_NO_SPACES}).values())

@@ -14,7 +14,7 @@ from evopipe.errors import DataError
 from evopipe.evolve.lineage import descent, read_lineage
 from evopipe.keys import CODE, content_key
 from evopipe.machine import configure, fingerprint, git_revision
-from evopipe.problems.env import describe, make_spec
+from evopipe.problems.specs import describe, make_spec
 from evopipe.run.population import read_members
 from evopipe.schema.params import AnyParams, Params
 from evopipe.stages.tell import tell

@@ -10,7 +10,7 @@ from evopipe.errors import DataError, MissingInputError
 from evopipe.evolve.mutate import Mutation
 from evopipe.layout import POPULATION
 from evopipe.machine import configure
-from evopipe.problems.env import make_spec
+from evopipe.problems.specs import make_spec
 from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec, first_members, go_on
 from evopipe.schema.params import Params

@@ -27,7 +27,8 @@ from evopipe.errors import DataError, ResourceError, UsageError, suggestion
 from evopipe.language.data import generate
 from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
-from evopipe.problems.env import make_spec, problem_with
+from evopipe.problems.env import problem_with
+from evopipe.problems.specs import make_spec
 from evopipe.problems.text import form_of, regime_of, task_of
 from evopipe.problems.text import make_spec as make_language_spec
 from evopipe.rng import Purpose

@@ -16,7 +16,7 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import ParamsError, UsageError
 from evopipe.machine import configure
-from evopipe.problems.env import make_spec, settings_of
+from evopipe.problems.specs import make_spec, settings_of
 from evopipe.run.spec import Spec
 from evopipe.schema.params import Params, parse_params
 from evopipe.types import Spaces

@@ -30,7 +30,8 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, need_package, suggestion
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
-from evopipe.problems.env import make_spec, problem_with
+from evopipe.problems.env import problem_with
+from evopipe.problems.specs import make_spec
 from evopipe.run.learners import learner_count
 from evopipe.run.problem import Problem
 from evopipe.run.run import Champion, Run
