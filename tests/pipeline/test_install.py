@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import evopipe
+from evopipe.schema.read import read_yaml
 from tiny import ROOT, environment, params
 
 # What the extras bring along, most of the size of a full installation that is not torch: none of it can be imported.
@@ -106,3 +109,16 @@ def test_whatever_the_set_up_installs_is_pinned() -> None:
     assert len(here) > 150
     assert {name: version for name, version in here.items() if pins.get(name) != version} == {}
     assert lines == sorted(lines, key=lambda line: canonicalize_name(line.partition("==")[0]))
+
+
+def test_the_citation_is_of_this_version_and_hooks_fetch_nothing() -> None:
+    cited = read_yaml(ROOT / "CITATION.cff").data
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    assert (cited["cff-version"], cited["version"]) == ("1.2.0", evopipe.__version__)
+    (hooks,) = read_yaml(ROOT / ".pre-commit-config.yaml").data["repos"]
+    assert hooks["repo"] == "local"
+    for hook in hooks["hooks"]:
+        assert hook["language"] == "system"
+        program = Path(hook["entry"].split()[0])
+        assert program.parent == Path(".venv/bin")
+        assert importlib.util.find_spec(program.name) is not None

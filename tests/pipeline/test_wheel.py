@@ -16,7 +16,9 @@ import evopipe
 from installed import Installed, build
 from tiny import ROOT, environment, write_params
 
-DOCUMENTS = {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"}
+DOCUMENTS = {
+    "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml",
+}  # fmt: skip
 """What of the root a source distribution has beside the package and what is made for it (`PKG-INFO`)."""
 TRAINS = """
 import evopipe
