@@ -30,6 +30,7 @@ from evopipe.evolve.mutate import NONE
 from evopipe.evolve.step import evolve
 from evopipe.layout import POPULATION
 from evopipe.machine import configure
+from evopipe.native import build, dense
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.rng import Purpose, Stream

@@ -17,6 +17,7 @@ from evopipe.compat import agilerl
 from evopipe.compat.agilerl.environments import config_of
 from evopipe.errors import ParamsError, UsageError
 from evopipe.machine import configure
+from evopipe.native import build
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.run.spec import first_members

@@ -85,6 +85,7 @@ class OffPolicy:
         chosen = world.pending is None
         if chosen:
             world.pending = world.decide(self.cohorts, self.spec.algo.explore(self.spec.algo_config, self.clock.step))
+        assert world.pending is not None
         if isinstance(world, TensorWorld):
             self._learn(chosen)
             self._step_tensors(world)
@@ -107,6 +108,7 @@ class OffPolicy:
 
     def _step(self, world: World) -> None:
         pool = world.pool
+        assert world.pending is not None
         obs = pool.obs.copy()
         legal = pool.mask.copy() if self.replay.layout.legal else None
         alive = pool.alive.copy() if self.spec.spaces.team else None
@@ -119,6 +121,7 @@ class OffPolicy:
 
     def _step_tensors(self, world: TensorWorld) -> None:
         """Take a step whose transitions never leave the device, unless something of them is not finite."""
+        assert world.pending is not None
         obs, *_ = world.seen()
         self.whole = False
         step = world.take(world.pending)

@@ -285,7 +285,8 @@ def language_block(
         UsageError: a key is another algorithm's, or no algorithm's.
     """
     config = algos.get(algo).Config
-    fields, block = config.model_fields, {}
+    fields = config.model_fields
+    block: dict[str, Any] = {}
     lowered = {key.lower(): value for key, value in settings.items()}
     for key, value in sorted(lowered.items()):  # lr comes before those of its own
         if key in _LANGUAGE_KEPT or (value is None and key in (*_LANGUAGE, *_LANGUAGE_OTHERWISE)):
