@@ -9,7 +9,7 @@ import numpy as np
 
 from harness import datasets, stats, venvs
 from harness.results import MISSING, Result, Results, made_by, number, table, values
-from harness.rows import ROWS, UNLIKE
+from harness.rows import ENVIRONMENTS, PACKAGES, ROWS, UNLIKE
 
 PREFIX = "per_step_"
 EVOPIPE = "evopipe"
@@ -76,7 +76,10 @@ def section(results: Results) -> list[str]:
         "stretches of training both play the same held-out episodes (20, of HalfCheetah 5), greedily and, where a "
         "policy draws its actions, by drawing too; these steps are not counted. Steps of an offline row are updates "
         "on one file. The area is the mean return over the curve above what a policy scores that learned nothing. "
-        "Ratios are of the means over seeds, with a 95 % bootstrap interval.", "",
+        "Ratios are of the means over seeds, with a 95 % bootstrap interval. Peers: "
+        + ", ".join(f"{peer} {venvs.version(ENVIRONMENTS[peer], package)}" for peer, package in PACKAGES.items())
+        + f" (d3rlpy with Gymnasium {venvs.version('d3rlpy', 'gymnasium')}, which it asks for: its CartPole and "
+        "Pendulum go the same way step by step).", "",
     ]  # fmt: skip
     rows = []
     for name in there:

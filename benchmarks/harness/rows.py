@@ -12,6 +12,7 @@ Values = dict[str, Any]
 
 SB3, CONTRIB, AGILERL, D3RLPY, SKRL = "SB3", "sb3-contrib", "AgileRL", "d3rlpy", "skrl"
 ENVIRONMENTS = {SB3: "sb3", CONTRIB: "sb3", AGILERL: "agilerl", D3RLPY: "d3rlpy", SKRL: "skrl"}
+PACKAGES = {SB3: "stable-baselines3", CONTRIB: "sb3-contrib", AGILERL: "agilerl", D3RLPY: "d3rlpy", SKRL: "skrl"}
 
 
 class Row(NamedTuple):
@@ -34,11 +35,10 @@ UNLIKE = {
     "ppo": "SB3 divides advantages by their unbiased deviation, and has an ε of 1e-5 in Adam, ours is 1e-8.",
     "bounds": "SB3's first deviation is in the environment's units, ours in shares of its bounds, which are ±2: it is "
               "twice as large.",
-    "first weights": "The peer's layers begin uniform as torch's do, ours orthogonal, outputs scaled to a tenth.",
+    "first weights": "The peer's layers begin uniform as torch's do, ours orthogonal, the outputs' with a gain of .1.",
     "lstm": "sb3-contrib's LSTMs begin uniform as torch's do, ours orthogonal; its minibatches are stretches of a "
             "rollout from a random place, ours whole environments' rollouts.",
     "copies": "SB3 copies its target by steps since the first, ours by updates since the first.",
-    "temperature": "SB3 moves SAC's temperature before the critics and the actor, ours after them.",
     "random noise": "SB3 adds its noise to the first, random actions too.",
     "rainbow": "AgileRL has a hidden layer for the value and one for the advantages, ours one for both; it keeps its "
                "noise between two updates, ours draws it for every step; its weights of priorities are averaged over "
@@ -92,7 +92,7 @@ _CHEETAH: Values = {
 
 def _unlike(algo: str) -> tuple[str, ...]:
     """Return what is not equal in continuous control."""
-    return "first weights", "temperature" if algo == "sac" else "random noise"
+    return ("first weights",) if algo == "sac" else ("first weights", "random noise")
 
 
 ROWS: dict[str, Row] = {

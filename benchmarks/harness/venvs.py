@@ -60,6 +60,12 @@ def make_games() -> None:
     (folder / ".ready").write_text(_key("games"))
 
 
+def version(peer: str, package: str) -> str:
+    """Return the version of a package that a peer's requirements name."""
+    (found,) = (line.partition("==")[2] for line in _requirements(peer) if re.match(rf"{package}\b.*==", line))
+    return found
+
+
 def _file(peer: str) -> Path:
     return BENCHMARKS / "peers" / f"{peer}.txt"
 

@@ -840,9 +840,10 @@ def test_the_page_names_each_rows_peer() -> None:
     assert "| IQL, Pendulum-v1, 10,000 steps | d3rlpy | greedy | 1, 1 | 30.0 | 20.0 | 1.50 [" in text
     assert text.count("| sampled |") == 1
     assert "Not measured yet: `per_step_ppo_cartpole`" in text
+    assert "Peers: SB3 2.9.2, sb3-contrib 2.9.2, AgileRL 2.58.0, d3rlpy 2.8.1, skrl 2.1.1 (d3rlpy with Gymn" in text
     assert "- d3rlpy learns a deviation of IQL's policy" in text
     assert "ours beside it. (`iql_pendulum`)" in text
-    assert "AgileRL" not in text  # no row of it is there
+    assert "AgileRL's" not in text  # no row of it is there
 
 
 def test_what_a_team_scores_is_the_mean_of_its_agents_returns_summed_up() -> None:
