@@ -293,9 +293,10 @@ def of_memory(seed: int) -> list[Tensor]:
     return told
 
 
-def starving(weight: Tensor) -> tuple[Any, Any]:
+def starving(weight: Tensor) -> tuple[Any, Any, Any]:
     """A job of more memory than there is, and a batch of one row a member."""
     job, batch = header.of("value_job"), header.of("minibatch")
     critic = header.of("network").packed(keep=1 << 58)
     of = header.of("learners").packed(critic=critic)
-    return job.pointer(job.packed(of=of)), batch.pointer(batch.packed(weight=weight.data_ptr(), batch=1))
+    rows = batch.pointer(batch.packed(weight=weight.data_ptr(), batch=1))
+    return job.pointer(job.packed(of=of)), rows, header.of("update_call")(*[0] * 8)

@@ -156,6 +156,40 @@ def test_an_update_is_torchs(case: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
 
 
+EVOLVED: dict[str, dict[str, tuple[float, ...]]] = {
+    case: {"target_noise": (0.0, 0.7, 2.0), "target_clip": (0.5, 0.05, 1.5)}
+    for case in ("td3", "td3bc", "matd3:continuous:group")
+}
+
+
+@pytest.mark.parametrize("case", EVOLVED)
+def test_numbers_that_evolve_are_each_members_own(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels take a row of them, and a member alone gets the bits that it has among others."""
+    taken, it, states = counted(monkeypatch), Case(case), []
+    evolved = {name: torch.tensor(values) for name, values in EVOLVED[case].items()}
+
+    def learned(*slots: int) -> Cohort:
+        cohort = it.cohort(*slots)
+        rows = {name: row[list(cohort.slots)] for name, row in evolved.items()}
+        assert cohort.hyper.keys() >= rows.keys(), "mutation may change them"
+        cohort = replace(cohort, hyper={**cohort.hyper, **rows})
+        it.learn(cohort, cohort.slots if slots else None)
+        return cohort
+
+    for kernels in (None, build.load()):
+        build.use(kernels)
+        together = learned()
+        states.append(together.tensors())
+    assert taken == [True] * len(it.turns())
+    for theirs, ours in zip(*states, strict=True):
+        assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
+    before = it.cohort()
+    it.learn(before)
+    assert any((one != other).any() for one, other in zip(before.tensors(), states[1], strict=True))
+    (alone,) = dissolve([learned(1)])
+    assert same(alone, dissolve([together])[1])
+
+
 def test_normalised_and_blended_networks_are_torchs() -> None:
     arch = Arch((Block(9), Block(6, True)), 7, (), "GELU", True)
     it, states = Case("matd3:continuous:group", arch=arch), []

@@ -108,15 +108,21 @@ def of_own_action(
     return lambda cfg: Answers(value, q_values)
 
 
+def clipped_noise(hp: Hyper, noise: Tensor) -> Tensor:
+    """Return standard normal noise `[P, …]` times each member's `target_noise`, clipped by its `target_clip`."""
+    deviation, limit = (hp[name].view(-1, *(1,) * (noise.ndim - 1)) for name in ("target_noise", "target_clip"))
+    return torch.minimum(torch.maximum(deviation * noise, -limit), limit)
+
+
 def clipped_double_loss(
-    cfg: Any, state: Any, batch: Batch, draw: Stream, x: Tensor, x_t: Tensor
+    state: Any, hp: Hyper, batch: Batch, draw: Stream, x: Tensor, x_t: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of both critics `[P]`, and errors `[P, B]`, against r + γ min(Q₁⁻, Q₂⁻)(s′, a′), a′ = μ⁻(s′) with
     clipped noise (Fujimoto, van Hoof & Meger, 2018, eq. 10 and 14); x before, x_t after the step."""
     with torch.no_grad():
         action_t = torch.tanh(forward(state.actor_target, x_t))
-        noise = cfg.target_noise * draw.normal(action_t[0].numel()).view(action_t.shape)
-        action_t = (action_t + noise.clamp(-cfg.target_clip, cfg.target_clip)).clamp(-1.0, 1.0)
+        noise = draw.normal(action_t[0].numel()).view(action_t.shape)
+        action_t = (action_t + clipped_noise(hp, noise)).clamp(-1.0, 1.0)
         q1_t, q2_t = action_value(state.critics_target, x_t, action_t).unbind(dim=1)
         y = torch.addcmul(batch.reward, batch.discount, torch.minimum(q1_t, q2_t))  # [P, B]
     return twin_loss(action_value(state.critics, x, batch.action) - y[:, None], batch.weight)
@@ -132,11 +138,11 @@ def whole_update(
         return None
     noise = None
     if critic == "critics":
-        noise = cfg.target_noise * native.normals(draw, batch.action[0].numel())
+        noise = hp["target_noise"][:, None] * native.normals(draw, batch.action[0].numel())
     places = native.alone(cfg.spaces.observations, cfg.spaces.actions)
     return native.ddpg_update(
         learners(state, critic), hp, places, batch, healthy, climbs, noise=noise,
-        noise_clip=getattr(cfg, "target_clip", 0.0), alpha=hp["alpha"] if close else None,
+        noise_clip=hp.get("target_clip", 0.0), alpha=hp["alpha"] if close else None,
     )  # fmt: skip
 
 

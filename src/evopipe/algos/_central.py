@@ -161,8 +161,8 @@ def _whole_update(
         return None
     of, n = crew(cfg), batch.reward[0].numel() * cfg.spaces.actions
     if cfg.spaces.continuous:
-        noise = cfg.target_noise * native.normals(draw, n) if critic == "critics" else None
-        own, limit = None, getattr(cfg, "target_clip", 0.0)
+        noise = hp["target_noise"][:, None] * native.normals(draw, n) if critic == "critics" else None
+        own, limit = None, hp.get("target_clip", 0.0)
     else:
         noise, limit = native.gumbels(draw, n), 0.0
         own = native.gumbels(draw.part(1), n) if climbs else None
@@ -174,16 +174,16 @@ def _whole_update(
 
 
 def loss(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
-    return _loss(critic, cfg, state, _Steps.of(cfg, batch), draw)
+    return _loss(critic, cfg, state, hp, _Steps.of(cfg, batch), draw)
 
 
-def _loss(critic: str, cfg: Any, state: Any, steps: _Steps, draw: Stream) -> tuple[Tensor, Tensor]:
+def _loss(critic: str, cfg: Any, state: Any, hp: Hyper, steps: _Steps, draw: Stream) -> tuple[Tensor, Tensor]:
     """Return the losses and errors of critics by that name; twins see clipped noise on continuous actions."""
     with torch.no_grad():
         action_t = _next_actions(cfg, state.actor_target, steps, draw)
         if critic == "critics" and cfg.spaces.continuous:
-            noise = cfg.target_noise * draw.normal(action_t[0].numel()).view(action_t.shape)
-            action_t = (action_t + noise.clamp(-cfg.target_clip, cfg.target_clip)).clamp(-1.0, 1.0)
+            noise = draw.normal(action_t[0].numel()).view(action_t.shape)
+            action_t = (action_t + _actor_critic.clipped_noise(hp, noise)).clamp(-1.0, 1.0)
     return _critics_loss(cfg, getattr(state, critic), getattr(state, f"{critic}_target"), steps, action_t)
 
 
@@ -201,7 +201,7 @@ def update(
         first = state.critic.frozen if critic == "critic" else state.critics.firsts
         return _actor_loss(cfg, state.actor, first, steps, draw.part(1))
 
-    found = _loss(critic, cfg, state, steps, draw)
+    found = _loss(critic, cfg, state, hp, steps, draw)
     return _actor_critic.learn(state, critic, hp, healthy, found, climb if climbs else None)
 
 

@@ -53,8 +53,9 @@ RegressionLoss = Annotated[Literal["huber", "mse"], hyper(doc="regression loss o
 PolicyDelay = Annotated[int, hyper(doc="critic updates for one of the actor and the targets",
     raising="slower, steadier actor", ge=1, le=1000)]  # fmt: skip
 TargetNoise = Annotated[float, hyper(doc="standard deviation of the noise on target actions",
-    raising="smoother targets", ge=0, le=10)]  # fmt: skip
-TargetNoiseLimit = Annotated[float, hyper(doc="largest such noise", raising="smoother targets", ge=0, le=2)]
+    raising="smoother targets", evolvable=True, ge=0, le=10)]  # fmt: skip
+TargetNoiseLimit = Annotated[float, hyper(doc="largest such noise", raising="smoother targets", evolvable=True, ge=0,
+    le=2)]  # fmt: skip
 
 Epsilon = Annotated[float, hyper(doc="chance of a random action while it learns online", raising="explores more", ge=0,
     le=1)]  # fmt: skip

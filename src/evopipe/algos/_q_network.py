@@ -64,7 +64,7 @@ def native(
     cfg: Any, state: State, hp: Hyper, batch: Batch, healthy: Tensor, alpha: Tensor | None = None
 ) -> Learned | None:
     """Take the whole update by the CPU's own kernels, where they can serve; alpha `[P]` weighs a conservative term."""
-    rates: dict[str, Row] = {name: hp[name] for name in ("lr", "grad_clip", "tau")}
+    rates: dict[str, Row] = {"lr_critic": hp["lr"], "grad_clip": hp["grad_clip"], "tau": hp["tau"]}
     if getattr(cfg, "target", "soft") == "hard":
         rates["interval"] = float(cfg.target_interval)
     if alpha is not None:

@@ -184,7 +184,7 @@ def _native(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor,
     noise = (state.noise, state.noise_target, state.noise_adam) if cfg.noisy else (None, None, None)
     of = Learners(state.q, state.target, state.adam, state.updates, None, None, None, *noise)
     support = _kept_support(cfg.v_min, cfg.v_max, cfg.atoms) if cfg.distributional else None
-    rates = {name: hp[name] for name in ("lr", "grad_clip", "tau")}
+    rates = {"lr_critic": hp["lr"], "grad_clip": hp["grad_clip"], "tau": hp["tau"]}
     return value_update(
         of, rates, batch, healthy, double=cfg.double, huber=True, dueling=cfg.dueling, support=support, draw=draw
     )

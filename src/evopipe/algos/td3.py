@@ -86,7 +86,7 @@ answers = _actor_critic.of_own_action(greedy)
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         x_t = forward(state.encoder_target, batch.next_obs)
-    return _actor_critic.clipped_double_loss(cfg, state, batch, draw, forward(state.encoder, batch.obs), x_t)
+    return _actor_critic.clipped_double_loss(state, hp, batch, draw, forward(state.encoder, batch.obs), x_t)
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:

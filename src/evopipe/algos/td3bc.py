@@ -91,7 +91,7 @@ answers = _actor_critic.of_own_action(greedy)
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
-    return _actor_critic.clipped_double_loss(cfg, state, batch, draw, batch.obs, batch.next_obs)
+    return _actor_critic.clipped_double_loss(state, hp, batch, draw, batch.obs, batch.next_obs)
 
 
 def _actor_loss(state: State, hp: Hyper, batch: Batch) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
 import torch
 
@@ -72,31 +71,27 @@ def ddpg_update(
     decides which of an actor's own are. With `alpha` actors stay close to the batch's actions, as in TD3+BC. Rows of
     weight 0 at a batch's end are not looked at: their errors are 0.
     """
-    assert of.actor is not None
-    if batch.obs.dtype != torch.float32:
+    if of.actor is None or of.actor_target is None or batch.obs.dtype != torch.float32:
         return None
-    seen, members = batch.obs.shape[-1], len(of.updates)
-    structure = of.actor.structure
-
-    def more() -> dict[str, Any]:
-        sees, does, group, seat = (row.data_ptr() for row in places.fields)
-        critics = len(of.critic.values) // members * of.critic.structure.copies
-        return {
-            "sees": sees, "does": does, "group": group, "seat": seat, "agents": len(places.sees), "obs": seen,
-            "actions": structure.widths.outputs, "joint": places.joint, "ids": places.ids,
-            "twins": critics // (max(places.group) + 1), "discrete": discrete,
-        }  # fmt: skip
-
-    rates: dict[str, update.Row] = {name: hp[name] for name in _RATES}
+    rates: dict[str, Row] = {name: hp[name] for name in _RATES}
     rates |= {"noise_clip": noise_clip, "temperature": temperature, "penalty": penalty}
     if alpha is not None:
         rates["alpha"] = alpha
-    own = seen + places.ids
-    inputs = {"actor": own, "actor_target": own, "critic": places.joint, "critic_target": places.joint}
-    job = update.job("ddpg_job", of, members, inputs, rates, {*_RATES}, more, (discrete,), (places.fields,))
-    if job is None or of.actor_target is None:
+    settings = *rates.values(), discrete, places, batch.obs.shape[2]
+    job = update.known(of, settings)
+    if job is None:
+        sees, does, group, seat = (row.data_ptr() for row in places.fields)
+        seen, members, own = batch.obs.shape[-1], len(of.updates), batch.obs.shape[-1] + places.ids
+        critics = len(of.critic.values) // members * of.critic.structure.copies
+        inputs = {"actor": own, "actor_target": own, "critic": places.joint, "critic_target": places.joint}
+        job = update.make(
+            "ddpg_job", of, settings, members, inputs, rates, sees=sees, does=does, group=group, seat=seat,
+            agents=len(places.sees), obs=seen, actions=of.actor.structure.widths.outputs, joint=places.joint,
+            ids=places.ids, twins=critics // (max(places.group) + 1), discrete=discrete,
+        )  # fmt: skip
+    if job is None:
         return None
-    return update.learn("ddpg_update", job, batch, healthy, noise, own_noise, actor_learns)
+    return update.learn("ddpg_update", of, job, batch, healthy, noise, own_noise, actor_learns)
 
 
 def sac_update(
@@ -109,30 +104,24 @@ def sac_update(
     The temperature aims at an entropy, where `by_legal` at so large a share of the logarithm of how many actions are
     legal. Noise and `own_noise`, `[P, B · A]` standard normal, are of the next actions and of the actor's own.
     """
-    assert of.actor is not None
     held = log_alpha, log_alpha_adam
-    if batch.obs.dtype != torch.float32 or not all(x.dtype == torch.float32 and x.is_contiguous() for x in held):
-        return None
-    obs, outputs, members = batch.obs.shape[-1], of.actor.structure.widths.outputs, len(of.updates)
-    actions = outputs if discrete else outputs // 2
-    asked = obs if discrete else obs + actions
-
-    def more() -> dict[str, Any]:
-        return {
-            "log_alpha": at(log_alpha),
-            "log_alpha_adam": at(log_alpha_adam),
-            "obs": obs,
-            "actions": actions,
-            "discrete": discrete,
-            "by_legal": by_legal,
-            "learns_alpha": learns_alpha,
-        }
-
-    rates = {name: hp[name] for name in (*_RATES, "lr_alpha")} | {"target_entropy": target_entropy}
-    inputs = {"actor": obs, "critic": asked, "critic_target": asked}
-    job = update.job(
-        "sac_job", of, members, inputs, rates, {*_RATES}, more, (discrete, by_legal, learns_alpha), held
-    )  # fmt: skip
+    rates: dict[str, Row] = {name: hp[name] for name in _RATES}
+    rates |= {"lr_alpha": hp["lr_alpha"], "target_entropy": target_entropy}
+    settings = *rates.values(), *held, discrete, by_legal, learns_alpha
+    job = update.known(of, settings)
     if job is None:
+        plain = all(x.dtype == torch.float32 and x.is_contiguous() for x in held)
+        if of.actor is None or batch.obs.dtype != torch.float32 or not plain:
+            return None
+        obs, outputs = batch.obs.shape[-1], of.actor.structure.widths.outputs
+        actions = outputs if discrete else outputs // 2
+        asked = obs if discrete else obs + actions
+        inputs = {"actor": obs, "critic": asked, "critic_target": asked}
+        job = update.make(
+            "sac_job", of, settings, len(of.updates), inputs, rates, log_alpha=at(log_alpha),
+            log_alpha_adam=at(log_alpha_adam), obs=obs, actions=actions, discrete=discrete, by_legal=by_legal,
+            learns_alpha=learns_alpha,
+        )  # fmt: skip
+    if job is None or batch.obs.dtype != torch.float32:
         return None
-    return update.learn("sac_update", job, batch, healthy, noise, own_noise)
+    return update.learn("sac_update", of, job, batch, healthy, noise, own_noise)

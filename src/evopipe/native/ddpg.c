@@ -141,7 +141,7 @@ static void act_next(update *u, int k, int at, int width) {
   pass by;
   ask_actor(u, &u->of->actor_target, k, m->next_obs + u->p * m->next_member, m->next_row, &by);
   for (int b = 0; b < u->rows; b++) {
-    const float *mine = u->act + (ptrdiff_t)b * j->actions, *noise = m->noise ? m->noise + noise_at(u, k, b) : NULL;
+    const float *mine = u->act + (ptrdiff_t)b * j->actions, *noise = u->now->noise ? u->now->noise + noise_at(u, k, b) : NULL;
     const int one = j->discrete ? drawn(j->does[k], mine, noise, legal_at(u, m->next_legal, k, b)) : 0;
     for (int a = 0; a < j->does[k]; a++) {
       float act = mine[a];
@@ -241,7 +241,7 @@ static void act_now(update *u, int k, const pass *by) {
       continue;
     }
     const uint8_t *legal = legal_at(u, m->legal, k, b);
-    const float *noise = m->own_noise + noise_at(u, k, b), *out = by->out + (ptrdiff_t)b * actions;
+    const float *noise = u->now->own_noise + noise_at(u, k, b), *out = by->out + (ptrdiff_t)b * actions;
     const int one = drawn(does, out, noise, legal);
     relaxed(does, out, noise, legal, j->temperature[u->p], act);
     for (int a = 0; a < does; a++) row[a] = a == one;
@@ -313,6 +313,6 @@ static const family DDPG = {
     .critic = {critic_passes, critic_of, critic_reads, critic_loss},
     .actor = {actor_passes, actor_of, actor_reads, actor_loss}};
 
-int ddpg_update(const ddpg_job *job, const minibatch *batch, int members) {
-  return each_member(members, update_member, &(update_call){&DDPG, &job->of, batch, job});
+int ddpg_update(const ddpg_job *job, const minibatch *batch, const update_call *now, int members) {
+  return each_member(members, update_member, &(update_work){&DDPG, &job->of, batch, now, job});
 }

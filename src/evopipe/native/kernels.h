@@ -170,19 +170,23 @@ typedef struct {                                         // what learns, in plac
   double beta1, beta2, eps;
 } learners;
 
-typedef struct {                            // a batch, and what an update says of it: `batch` rows a member
-  const float *obs, *next_obs;              // [P, B, …], strides below
-  const void *action;                       // float, or int64 where discrete
-  const float *reward, *discount, *weight;  // [P, B], of a team [P, B, K] but for the weight
+typedef struct {                             // `batch` rows a member
+  const float *obs, *next_obs;               // [P, B, …], strides below
+  const void *action;                        // float, or int64 where discrete
+  const float *reward, *discount, *weight;   // [P, B], of a team [P, B, K] but for the weight
   const float *alive, *learns, *next_alive;  // [P, B, K] of a team
   const uint8_t *legal, *next_legal;
-  const float *noise, *own_noise;           // of the next actions, and of the actor's own
-  const int64_t *keys, *step;               // what noise on weights is drawn from, [P] and [1]
-  float *losses, *errors;                   // [P] and [P, B]
-  uint8_t *healthy;                         // [P]
   ptrdiff_t obs_member, obs_row, next_member, next_row, action_member, action_row;
-  int batch, actor_learns;                  // whether it is the actor's turn
+  int batch;
 } minibatch;
+
+typedef struct {                   // what is new at every update
+  const float *noise, *own_noise;  // of the next actions, and of the actor's own
+  const int64_t *keys, *step;      // what noise on weights is drawn from, [P] and [1]
+  float *losses, *errors;          // [P] and [P, B]
+  uint8_t *healthy;                // [P]
+  int actor_learns;                // whether it is the actor's turn
+} update_call;
 
 typedef struct {         // `algos.dqn`, `algos.cqn` and `algos.rainbow`
   learners of;
@@ -191,7 +195,7 @@ typedef struct {         // `algos.dqn`, `algos.cqn` and `algos.rainbow`
   ptrdiff_t salt;
   int actions, outputs, atoms, twice, huber, dueling, noisy;  // noisy: its first layer
 } value_job;
-int value_update(const value_job *job, const minibatch *batch, int members);
+int value_update(const value_job *job, const minibatch *batch, const update_call *now, int members);
 
 typedef struct {                              // `algos.ddpg`, `td3`, `td3bc`, `maddpg` and `matd3`
   learners of;
@@ -199,7 +203,7 @@ typedef struct {                              // `algos.ddpg`, `td3`, `td3bc`, `
   const float *noise_clip, *temperature, *penalty, *alpha;  // [P]; alpha: TD3+BC's
   int agents, obs, actions, joint, ids, twins, discrete;
 } ddpg_job;
-int ddpg_update(const ddpg_job *job, const minibatch *batch, int members);
+int ddpg_update(const ddpg_job *job, const minibatch *batch, const update_call *now, int members);
 
 typedef struct {                            // `algos.sac`
   learners of;
@@ -207,7 +211,7 @@ typedef struct {                            // `algos.sac`
   const float *lr_alpha, *target_entropy;   // [P]; where `by_legal` a share of the logarithm of how many are legal
   int obs, actions, discrete, by_legal, learns_alpha;
 } sac_job;
-int sac_update(const sac_job *job, const minibatch *batch, int members);
+int sac_update(const sac_job *job, const minibatch *batch, const update_call *now, int members);
 
 // --- proximal policy optimisation ------------------------------------------------------------------------------------
 

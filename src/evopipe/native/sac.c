@@ -101,7 +101,7 @@ static void sac_target(update *u) {
   u->alpha = one_exponential(j->log_alpha[u->p]);
   gathered(u->rows, j->obs, m->next_obs + u->p * m->next_member, m->next_row, u->own);
   run(actor, values_of(actor, u->p, 0), u->p, 0, u->rows, u->own, u->kept_of_actor, u->back.packed, &by);
-  if (!j->discrete) squashed(u->rows, j->actions, by.out, m->noise + u->first * j->actions, u->act, u->log_pi);
+  if (!j->discrete) squashed(u->rows, j->actions, by.out, u->now->noise + u->first * j->actions, u->act, u->log_pi);
   ask_critics(u, &u->of->critic_target, of);
   for (int b = 0; b < u->rows; b++)
     u->y[b] = __builtin_fmaf(m->discount[u->first + b], next_value(u, b, &by, of), m->reward[u->first + b]);
@@ -160,7 +160,7 @@ static float of_choices(update *u, int b, const pass *by, const float *q, const 
 static float of_numbers(update *u, int b, const pass *by, const float *q, const float *q2, float *to) {
   const sac_job *j = u->job;
   const int actions = j->actions;
-  const float *out = by->out + (ptrdiff_t)b * 2 * actions, *noise = u->batch->own_noise + (u->first + b) * actions;
+  const float *out = by->out + (ptrdiff_t)b * 2 * actions, *noise = u->now->own_noise + (u->first + b) * actions;
   const float w = u->weight[b], alpha = u->alpha;
   for (int a = 0; a < actions; a++) {
     const float s = out[actions + a], mine = u->act[b * actions + a], slope = __builtin_fmaf(-mine, mine, 1.0f);
@@ -192,7 +192,7 @@ static void own_loss(update *u, int i UNUSED, const pass *by, float *d) {
   const int values = values_each(j), outputs = j->discrete ? j->actions : 2 * j->actions;
   pass of[2];
   if (!j->discrete)
-    squashed(u->rows, j->actions, by->out, u->batch->own_noise + u->first * j->actions, u->act, u->log_pi);
+    squashed(u->rows, j->actions, by->out, u->now->own_noise + u->first * j->actions, u->act, u->log_pi);
   ask_critics(u, &u->of->critic, of);
   if (!j->discrete) least_back(u, of);
   for (int b = 0; b < u->rows; b++) {
@@ -223,6 +223,6 @@ static const family SAC = {
     .critic = {two_passes, same_network, critics_read, critics_loss},
     .actor = {one_pass, same_network, own_reads, own_loss}};
 
-int sac_update(const sac_job *job, const minibatch *batch, int members) {
-  return each_member(members, update_member, &(update_call){&SAC, &job->of, batch, job});
+int sac_update(const sac_job *job, const minibatch *batch, const update_call *now, int members) {
+  return each_member(members, update_member, &(update_work){&SAC, &job->of, batch, now, job});
 }

@@ -29,12 +29,14 @@ typedef struct {
   const family *family;
   const learners *of;
   const minibatch *batch;
+  const update_call *now;
   const void *job;
-} update_call;
+} update_work;
 
 struct update {         // of one member
   const learners *of;
   const minibatch *batch;
+  const update_call *now;
   const void *job;
   const float *weight;  // of its rows
   ptrdiff_t first;      // where they begin in the batch
@@ -68,12 +70,13 @@ static void lay_out_update(const family *f, update *u, arena *from) {
 }
 
 // Whether there is room for all that a member's update needs.
-static int open_update(const update_call *call, int p, update *u) {
+static int open_update(const update_work *call, int p, update *u) {
   const minibatch *m = call->batch;
   const ptrdiff_t first = (ptrdiff_t)p * m->batch;
   arena from = {0};
-  *u = (update){.of = call->of, .batch = m, .job = call->job, .weight = m->weight + first, .first = first, .p = p,
-                .rows = rows_that_count(m->batch, m->weight + first), .errors = m->errors + first};
+  *u = (update){.of = call->of, .batch = m, .now = call->now, .job = call->job, .weight = m->weight + first,
+                .first = first, .p = p, .rows = rows_that_count(m->batch, m->weight + first),
+                .errors = call->now->errors + first};
   lay_out_update(call->family, u, &from);
   from.base = scratch(from.used), from.used = 0;
   if (!from.base) return 0;
@@ -119,26 +122,26 @@ static void follow_all(const update *u) {
 }
 
 static int update_member(const void *told, int p) {
-  const update_call *call = told;
+  const update_work *call = told;
   const family *f = call->family;
   const learners *of = call->of;
-  const minibatch *m = call->batch;
-  const int has_actor = of->actor.values != NULL, actor_learns = has_actor && m->actor_learns;
+  const update_call *now = call->now;
+  const int has_actor = of->actor.values != NULL, actor_learns = has_actor && now->actor_learns;
   update u;
   if (!open_update(call, p, &u)) return 1;
-  u.healthy = m->healthy[p] && (!has_actor || all_finite(&of->actor, p));
-  memset(u.errors, 0, sizeof(float) * (size_t)m->batch);
+  u.healthy = now->healthy[p] && (!has_actor || all_finite(&of->actor, p));
+  memset(u.errors, 0, sizeof(float) * (size_t)call->batch->batch);
   f->target(&u);
   differentiate(&u, &f->critic, &of->critic, u.kept, u.back.d);
   if (u.values) f->of_noise(&u);
-  m->losses[p] = u.loss;
+  now->losses[p] = u.loss;
   descend(&u, (learner[]){{&of->critic, u.grads}, {&of->noise, u.noise_grads}}, u.values ? 2 : 1, of->lr_critic[p]);
   if (actor_learns) {
     differentiate(&u, &f->actor, &of->actor, u.kept_of_actor, u.d_out);
     descend(&u, &(learner){&of->actor, u.grads}, 1, of->lr_actor[p]);
     if (u.healthy && f->after_actor) f->after_actor(&u);
   }
-  m->healthy[p] = (uint8_t)u.healthy;
+  now->healthy[p] = (uint8_t)u.healthy;
   of->updates[p] += (float)u.healthy;
   if (actor_learns || !has_actor) follow_all(&u);
   return 0;

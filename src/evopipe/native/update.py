@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -19,8 +19,7 @@ Row: TypeAlias = "float | Tensor"
 """A number of each member, `[P]`, or of all."""
 
 
-@dataclass(frozen=True)
-class Learners:
+class Learners(NamedTuple):
     """What of an algorithm's state learns, in place. A Q-network alone is the critic."""
 
     critic: Net
@@ -34,18 +33,12 @@ class Learners:
     noise_target: Net | None = None
     noise_adam: Adam | None = None
 
-    def places(self) -> list[int]:
-        """Where all of it lies."""
-        nets = self.critic, self.critic_target, self.actor, self.actor_target, self.noise, self.noise_target
-        adams = self.critic_adam, self.actor_adam, self.noise_adam
-        held = [net.values for net in nets if net] + [x for a in adams if a for x in (a.mean, a.square, a.steps)]
-        return [tensor.data_ptr() for tensor in (*held, self.updates)]
-
 
 class Job(NamedTuple):
-    """A struct of the kernels for some learners, what it was made from, and tensors that it points to."""
+    """A struct of the kernels for some learners, the objects that it was made for, and tensors that it points to."""
 
-    key: tuple[Any, ...]
+    place: int  # of the critic's values
+    given: tuple[Any, ...]
     pointer: Any
     held: Sequence[Any]
 
@@ -72,68 +65,87 @@ def rows(net: Net, adam: Adam | None, members: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def job(
-    name: str, of: Learners, members: int, inputs: Mapping[str, int], rates: Mapping[str, Row], of_learners: set[str],
-    more: Callable[[], Mapping[str, Any] | None], key: tuple[Any, ...] = (), held: Sequence[Tensor | None] = (),
-) -> Job | None:  # fmt: skip
-    """Return the struct of such a name, as it was made when it was asked for by the same learners, settings and rates;
-    None where torch must. Rates are rows `[P]`, those by these names of the learners, the others its own; `inputs` are
-    the widths that networks read, by their names, and `more` returns its other fields."""
-    places = *of.places(), *(x.data_ptr() if isinstance(x, torch.Tensor) else x for x in (*rates.values(), *held))
-    known, key = of.critic.__dict__.get("job"), (name, members, *places, *key)  # where `cached_property` keeps things
-    if known is not None and known.key == key:
-        found: Job = known
-        return found
-    own, packer = {x: _row(value, members) for x, value in rates.items()}, header.of("network").packed
-    nets: dict[str, bytes] = {}
-    for each, width in inputs.items():
-        net = getattr(of, each)
-        if net is not None:
-            fields = network(net, getattr(of, f"{each}_adam", None), width, members)
-            if fields is None:
-                return None
-            nets[each] = packer(**fields)
-    for each in ("noise", "noise_target"):
-        if (net := getattr(of, each)) is not None:
-            nets[each] = packer(**rows(net, getattr(of, f"{each}_adam", None), members))
-    rest = more()
-    if rest is None or of.updates.dtype != torch.float32:
+def known(of: Learners, given: tuple[Any, ...]) -> Job | None:
+    """Return the job that was made for these very learners, and objects or equal numbers."""
+    found: Job | None = of.critic.__dict__.get("job")  # where `cached_property` keeps things
+    if found is None or found.place != of.critic.values.data_ptr() or len(found.given) != len(of) + len(given):
         return None
+    if all(map(operator.is_, found.given, (*of, *given))):
+        return found
+    pairs = zip(found.given, (*of, *given), strict=True)
+    return (
+        found if all(a is b or (isinstance(a, float) and isinstance(b, float) and a == b) for a, b in pairs) else None
+    )
+
+
+def make(
+    name: str, of: Learners, given: tuple[Any, ...], members: int, inputs: Mapping[str, int], rates: Mapping[str, Row],
+    held: Sequence[Any] = (), **more: Any,
+) -> Job | None:  # fmt: skip
+    """Return the struct of such a name for some learners; None where torch must.
+
+    `inputs` are the widths that their networks read; rates are rows `[P]`, each a field of the learners or of the
+    struct, of which `more` are the others. It is kept for the next time that the same is `given`, where it points to no
+    copies: nobody would know that they are old."""
+    nets: dict[str, bytes] = {}
+    for each in ("critic", "critic_target", "actor", "actor_target", "noise", "noise_target"):
+        net, adam = getattr(of, each), getattr(of, f"{each}_adam", None)
+        if net is None:
+            continue
+        fields = network(net, adam, inputs[each], members) if each in inputs else rows(net, adam, members)
+        if fields is None:
+            return None
+        nets[each] = header.of("network").packed(**fields)
+    own = {x: _row(value, members) for x, value in rates.items()}
     spots = {x: at(row) for x, row in own.items()}
+    kind, of_learners = header.of(name), set(header.of("learners").fields)
     learners = header.of("learners").packed(
         **nets, updates=at(of.updates), beta1=BETA1, beta2=BETA2, eps=EPS,
         **{x: spot for x, spot in spots.items() if x in of_learners},
     )  # fmt: skip
-    kind = header.of(name)
-    packed = kind.packed(of=learners, **rest, **{x: spot for x, spot in spots.items() if x not in of_learners})
-    made = Job(key, kind.pointer(packed), [packed, *own.values(), *held, *rates.values()])
+    packed = kind.packed(of=learners, **more, **{x: spot for x, spot in spots.items() if x not in of_learners})
+    key = (*of, *given)
+    made = Job(of.critic.values.data_ptr(), key, kind.pointer(packed), [*own.values(), *held])
     lasts = all(own[x] is value or not isinstance(value, torch.Tensor) for x, value in rates.items())
-    of.critic.__dict__["job"] = made if lasts else None  # nobody would know that copies are old
+    of.critic.__dict__["job"] = made if lasts else None
     return made
 
 
 def _row(value: Row, members: int) -> Tensor:
-    return value.float().contiguous() if isinstance(value, torch.Tensor) else torch.full((members,), value)
+    return value.float().contiguous() if isinstance(value, torch.Tensor) else torch.full((members,), float(value))
 
 
 def learn(
-    name: str, job: Job, batch: Batch, healthy: Tensor, noise: Tensor | None = None, own_noise: Tensor | None = None,
-    actor_learns: bool = True, draw: Stream | None = None,
+    name: str, of: Learners, job: Job, batch: Batch, healthy: Tensor, noise: Tensor | None = None,
+    own_noise: Tensor | None = None, actor_learns: bool = True, draw: Stream | None = None,
 ) -> Learned:  # fmt: skip
     """Take an update of that name from a batch, in place."""
-    obs, next_obs, action = (_whole_rows(x) for x in (batch.obs, batch.next_obs, batch.action))
-    rest = (batch.reward, batch.discount, batch.weight, batch.alive, batch.learns, batch.next_alive, batch.legal,
-            batch.next_legal, noise, own_noise)  # fmt: skip
-    plain = [None if x is None else x.contiguous() for x in rest]
+    given = of.critic.__dict__.get("batch")
+    if given is None or given[0] is not batch:
+        given = _minibatch(batch)
+        of.critic.__dict__["batch"] = given if given[2] is None else None
+    noise, own_noise = (None if x is None else x.contiguous() for x in (noise, own_noise))
     weight, healthy = batch.weight, healthy.clone()
-    losses, errors = weight.new_empty(len(weight)), torch.empty_like(weight, memory_format=torch.contiguous_format)
-    keys, step = (None, None) if draw is None else (draw.keys, draw.step)
-    now = header.of("minibatch")(
-        at(obs), at(next_obs), at(action), *map(at, plain), at(keys), at(step), at(losses), at(errors), at(healthy),
-        *obs.stride()[:2], *next_obs.stride()[:2], *action.stride()[:2], weight.shape[1], actor_learns,
+    losses, errors = weight.new_empty(len(weight)), weight.new_empty(weight.shape)
+    now = header.of("update_call")(
+        at(noise), at(own_noise), *((0, 0) if draw is None else (at(draw.keys), at(draw.step))), at(losses),
+        at(errors), at(healthy), actor_learns,
     )  # fmt: skip
-    build.done(getattr(build.kernels(), name)(job.pointer, now, len(healthy)))
+    build.done(getattr(build.kernels(), name)(job.pointer, given[1], now, len(healthy)))
     return Learned(losses, healthy, errors)
+
+
+def _minibatch(batch: Batch) -> tuple[Batch, Any, list[Tensor] | None]:
+    """Return a batch, how the kernels read it, and the copies of its tensors that this points to, if any."""
+    apart = batch.obs, batch.next_obs, batch.action
+    whole = [_whole_rows(x) for x in apart]
+    rest = (batch.reward, batch.discount, batch.weight, batch.alive, batch.learns, batch.next_alive, batch.legal,
+            batch.next_legal)  # fmt: skip
+    plain = [None if x is None else x.contiguous() for x in rest]
+    strides = [stride for x in whole for stride in x.stride()[:2]]
+    pointer = header.of("minibatch")(*map(at, (*whole, *plain)), *strides, batch.weight.shape[1])
+    copies = not all(map(operator.is_, (*apart, *rest), (*whole, *plain)))
+    return batch, pointer, [x for x in (*whole, *plain) if x is not None] if copies else None
 
 
 def _whole_rows(x: Tensor) -> Tensor:

@@ -51,14 +51,14 @@ static int is_noisy(const update *u, const layer *l) {
 // has them. Layers are counted as the member has them, whatever its neighbours have between.
 static void draw_noise(const update *u, uint64_t name, const pass *of) {
   const value_job *j = u->job;
-  const uint64_t key = part_of((uint64_t)u->batch->keys[u->p], name);
+  const uint64_t key = part_of((uint64_t)u->now->keys[u->p], name);
   float *into = u->into, *out = u->out_of;
   uint64_t place = 0;
   for (int i = 0; i < of->count; i++) {
     const layer *l = &of->layers[i];
     if (!is_noisy(u, l)) continue;
     const uint64_t base = mixed_bits(part_of(key, ++place) + (uint64_t)j->salt);
-    const uint64_t at = mixed_bits(base + (uint64_t)*u->batch->step * GOLDEN);
+    const uint64_t at = mixed_bits(base + (uint64_t)*u->now->step * GOLDEN);
     noise_of(at, l->in, 2, 0, into);
     noise_of(at, l->n, 2, 1, out);
     into += l->in, out += l->n;
@@ -323,6 +323,6 @@ static const family VALUE = {
     .lay_out = value_room, .target = value_target, .of_noise = value_noise,
     .critic = {one_pass, same_network, value_reads, value_loss}};
 
-int value_update(const value_job *job, const minibatch *batch, int members) {
-  return each_member(members, update_member, &(update_call){&VALUE, &job->of, batch, job});
+int value_update(const value_job *job, const minibatch *batch, const update_call *now, int members) {
+  return each_member(members, update_member, &(update_work){&VALUE, &job->of, batch, now, job});
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -22,32 +21,27 @@ def value_update(
 ) -> Learned | None:  # fmt: skip
     """Take one step in place, and mix the target; None where torch must.
 
-    Rates `[P]` are `lr`, `grad_clip` and `tau`, the share that the target takes over; with `interval` it takes over all
-    after so many updates; `alpha` weighs the conservative term. Support `[K]` are the returns that the outputs' atoms
-    stand for; without it an action has one output. Noise on the weights is drawn from `part(1)` of `draw`, the target's
-    from `part(2)`. Rows of weight 0 at a batch's end are not looked at: their errors are 0.
+    Rates `[P]` are `lr_critic`, `grad_clip` and `tau`, the share that the target takes over; with `interval` it takes
+    over all after so many updates; `alpha` weighs the conservative term. Support `[K]` are the returns that the
+    outputs' atoms stand for; without it an action has one output. Noise on the weights is drawn from `part(1)` of
+    `draw`, the target's from `part(2)`. Rows of weight 0 at a batch's end are not looked at: their errors are 0.
     """
-    members, rows, inputs = batch.obs.shape
-    if not build.serve(batch.obs) or batch.obs.dtype != torch.float32 or not rows:
+    if not build.serve(batch.obs) or batch.obs.dtype != torch.float32:
         return None
-    noisy = of.noise is not None
-
-    def more() -> dict[str, Any] | None:
-        plan, atoms = dense.plan_of(of.critic, inputs), 1 if support is None else len(support)
-        if plan is None or plan.members != members or max(atoms, plan.out // atoms) > MOST:
-            return None
-        return {
-            "support": at(kept), "salt": salt(draw.purpose) if noisy and draw else 0,
-            "actions": plan.out // atoms - dueling, "outputs": plan.out, "atoms": atoms, "twice": double,
-            "huber": huber, "dueling": dueling, "noisy": of.critic.structure.behind_latent if noisy else 0,
-        }  # fmt: skip
-
-    kept = None if support is None else support.float().contiguous()
-    named = {"lr_critic" if name == "lr" else name: value for name, value in rates.items()}
-    job = update.job(
-        "value_job", of, members, {"critic": inputs, "critic_target": inputs}, named,
-        {"lr_critic", "grad_clip", "tau", "interval"}, more, (double, huber, dueling), (kept,),
-    )  # fmt: skip
+    settings = *rates, *rates.values(), double, huber, dueling, support, batch.obs.shape[2]
+    job = update.known(of, settings)
     if job is None:
+        members, rows, inputs = batch.obs.shape
+        plan, atoms = dense.plan_of(of.critic, inputs), 1 if support is None else len(support)
+        if plan is None or plan.members != members or not rows or max(atoms, plan.out // atoms) > MOST:
+            return None
+        noisy = of.noise is not None and draw is not None
+        job = update.make(
+            "value_job", of, settings, members, {"critic": inputs, "critic_target": inputs}, rates, [support],
+            support=at(support), salt=salt(draw.purpose) if noisy and draw else 0, actions=plan.out // atoms - dueling,
+            outputs=plan.out, atoms=atoms, twice=double, huber=huber, dueling=dueling,
+            noisy=of.critic.structure.behind_latent if noisy else 0,
+        )  # fmt: skip
+    if job is None or not batch.obs.shape[1]:
         return None
-    return update.learn("value_update", job, batch, healthy, draw=draw if noisy else None)
+    return update.learn("value_update", of, job, batch, healthy, draw=draw if of.noise is not None else None)
