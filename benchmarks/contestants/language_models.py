@@ -17,7 +17,8 @@ from evopipe.language.base import Base, load_base, stacked
 from evopipe.language.generate import Sampling, generate
 from evopipe.language.tokens import Corpus, tokenise
 from evopipe.machine import configure
-from evopipe.problems.text import form_of, make_spec
+from evopipe.problems.text import make_spec
+from evopipe.problems.text_data import form_of
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue
 from evopipe.run.language import LanguageSpec

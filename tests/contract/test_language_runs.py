@@ -15,7 +15,8 @@ from evopipe import algos
 from evopipe.core.member import Member
 from evopipe.language.data import generate
 from evopipe.language.tokens import Corpus, games, tokenise
-from evopipe.problems.text import form_of, make_spec, regime_of, task_of
+from evopipe.problems.text import make_spec, regime_of
+from evopipe.problems.text_data import form_of, task_of
 from evopipe.run.clock import Clock
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Run

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import timeit
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,14 @@ from evopipe.language.data import read_jsonl
 from evopipe.language.tokens import games as split
 from evopipe.machine import configure
 from evopipe.parallel import available_cpus
-from evopipe.problems.text import make_spec, regime_of, task_of
+from evopipe.problems.text import make_spec, regime_of
+from evopipe.problems.text_data import task_of
 from evopipe.run.clock import Clock
 from evopipe.run.population import about_spec
 from evopipe.run.spec import first_members
 from evopipe.run.text import TextRows
 from evopipe.schema.text import LanguageParams
+from evopipe.stages import stage_of
 from evopipe.storage import members as stored
 from evopipe.storage.files import read_json
 from learned import SEEDS, run
@@ -140,4 +141,4 @@ def trained(params: LanguageParams, folder: Path, rates: tuple[float, ...]) -> t
 
 def stages(params: LanguageParams, folder: Path, *names: str) -> None:
     for name in names:
-        import_module(f"evopipe.stages.language.{name}").run(params, quiet=True, folder=folder)
+        stage_of(name, of_text=True).run(params, quiet=True, folder=folder)

@@ -19,7 +19,8 @@ from evopipe.core.net import score
 from evopipe.language import policy as policies
 from evopipe.language.generate import Sampling
 from evopipe.language.tokens import Corpus, tokenise
-from evopipe.problems.text import form_of, make_spec, spec_of
+from evopipe.problems.text import make_spec, spec_of
+from evopipe.problems.text_data import form_of
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue, Room, learn, sampling

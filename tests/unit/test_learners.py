@@ -18,7 +18,8 @@ from evopipe.errors import ParamsError, ResourceError
 from evopipe.language.tokens import games
 from evopipe.native import build
 from evopipe.problems.env import begin
-from evopipe.problems.text import make_spec, regime_of, task_of
+from evopipe.problems.text import make_spec, regime_of
+from evopipe.problems.text_data import task_of
 from evopipe.run import learn as steps
 from evopipe.run import learners
 from evopipe.run.clock import Clock

@@ -1,16 +1,24 @@
 """What runs work on: all that differs between members in an environment, or a team's, and language models.
 
-Each module makes a `run.problem.Problem` of parameters; everything else asks that value. No module here imports the
-other, nor does this one before it is asked: a run in an environment loads no language model's code.
+Of each kind there is a module that makes a `run.problem.Problem` of parameters, and modules with its parts of the
+stages. None imports the other kind's, and this one imports none before it is asked: a stage depends on what it uses.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evopipe.run.problem import Problem
-from evopipe.schema.params import AnyParams, Params
+from evopipe.schema.params import AnyParams
+
+if TYPE_CHECKING:
+    from evopipe.run.problem import Problem
+
+
+def part_of(params: AnyParams, stage: str = "") -> Any:
+    """Return the module with one kind's part of a stage, or of what it is about."""
+    return import_module(f"evopipe.problems.{'text' if params.of_text else 'env'}{stage and '_' + stage}")
 
 
 def problem_of(params: AnyParams, folder: Path = Path(), alone: bool = False, together: Any = None) -> Problem[Any]:
@@ -24,10 +32,5 @@ def problem_of(params: AnyParams, folder: Path = Path(), alone: bool = False, to
         ParamsError: an environment is unknown, or not served; a base cannot be used.
         MissingInputError, DataError: a base is not there, or damaged.
     """
-    if isinstance(params, Params):
-        from evopipe.problems import env
-
-        return env.problem_of(params, folder, alone)
-    from evopipe.problems import text
-
-    return text.problem_of(params, folder, alone, together)
+    found: Problem[Any] = part_of(params).problem_of(params, folder, alone, together)
+    return found

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from evopipe.data.transitions import Transitions
 
 
-def problem_of(params: Params, folder: Path = Path(), alone: bool = False) -> Problem[Spec]:
+def problem_of(params: Params, folder: Path = Path(), alone: bool = False, together: None = None) -> Problem[Spec]:
     """Return what a run in an environment works on; see `problems.problem_of`."""
     runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
     outside, sources = params.outside()

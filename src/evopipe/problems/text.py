@@ -13,14 +13,15 @@ import numpy as np
 import torch
 
 from evopipe import layout
-from evopipe.algos import Algorithm, get
-from evopipe.errors import DataError, ParamsError
+from evopipe.algos import get
+from evopipe.errors import DataError
 from evopipe.language import tasks
-from evopipe.language.base import Base, load_base, tokens_alone
+from evopipe.language.base import Base
 from evopipe.language.policy import LanguagePolicy, load_reward
 from evopipe.language.tasks import rewards
 from evopipe.language.tokens import Corpus, read_corpus
 from evopipe.machine import configure
+from evopipe.problems.text_data import base_of, form_of, need_places, settled, task_of
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue, Judge, Room
@@ -70,52 +71,6 @@ def describe(params: LanguageParams, spec: LanguageSpec) -> dict[str, Any]:
         "base": spec.base.digest,
         **({"tokens": list(spec.base.tokenizer)} if spec.base.length else {}),
     }
-
-
-def form_of(params: LanguageParams) -> Form:
-    """Return what rows must hold for the algorithm."""
-    algo = get(params.train.algo)
-    if algo.REGIME != "text":
-        return "reasoning" if algo.REGIME == "dialogue" else "games"
-    return "preference" if algo.PAIRS else "supervised"
-
-
-def task_of(cfg: LanguageConfig) -> Any:
-    """Return the task; for errors see `language.tasks.get`."""
-    return tasks.get(cfg.task, cfg.kwargs)
-
-
-def settled(params: LanguageParams) -> LanguageConfig:
-    """Return the block `language` with what a tiny tokenizer must know, where the task says it."""
-    cfg = params.language
-    if cfg.model != "tiny" or cfg.tiny.characters or params.fetch.source != "generate":
-        return cfg
-    known = getattr(task_of(cfg), "characters", "")
-    return cfg.model_copy(update={"tiny": cfg.tiny.model_copy(update={"characters": known})})
-
-
-def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
-    """Return the base, or the tokens of a task's games where members are whole models; for errors see `load_base`.
-    `ParamsError` if the task has no games."""
-    if cfg.model != "gpt":
-        return load_base(cfg, seed, device)
-    task = task_of(cfg)
-    if not hasattr(task, "play"):
-        raise ParamsError(f"language.task: {cfg.task!r} has no games, which language.model gpt plays: take wordle")
-    return tokens_alone(task.tokens, task.length, cfg.gpt.hidden, device)
-
-
-def need_places(cfg: LanguageConfig, algo: Algorithm, config: Any, base: Base) -> None:
-    """Refuse by a `ParamsError` rows of more tokens than the base has places for."""
-    if base.places is None:
-        return
-    head = "end" in algo.asks(config)  # a head judges behind the last token
-    if cfg.max_prompt + cfg.max_completion + head > base.places:
-        raise ParamsError(
-            f"language.max_completion: prompts of {cfg.max_prompt} tokens (language.max_prompt) and completions of "
-            f"{cfg.max_completion}{', and the token that a head reads,' * head} are too long, {base.name} has places "
-            f"for {base.places} tokens; lower one of them"
-        )
 
 
 def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_UNLIKE = ("fetch", "buffer", "population", "evaluate", "export")  # where language models have a module of their own
+_UNLIKE = ("population", "evaluate", "export")  # where language models have a module of their own
 
 
 def stage_of(name: str, of_text: bool) -> Any:

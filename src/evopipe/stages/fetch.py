@@ -1,76 +1,15 @@
-"""Stage `fetch`: behaviour data into `data/dataset`, always a Minari dataset, whatever `fetch.source` is."""
+"""Stage `fetch`: what there is to learn from."""
 
 from __future__ import annotations
 
-import re
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-from evopipe.data.collect import collect, totals
-from evopipe.data.d4rl import read_d4rl
-from evopipe.data.episodes import Episode, check_fits
-from evopipe.data.minari import read_minari, write_minari
-from evopipe.envs.pool import EnvPool
-from evopipe.errors import ParamsError
-from evopipe.layout import DATASET, FETCHED
-from evopipe.machine import configure
-from evopipe.schema.params import Params
+from evopipe.problems import part_of
+from evopipe.schema.params import AnyParams
 from evopipe.stages.tell import tell
-from evopipe.storage.files import write_json
 
 
-def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `data/dataset` and `reports/fetch.json`. Paths in `params` are the working folder's."""
-    env, source = params.env.id, params.fetch.source
-    with closing(EnvPool(params.env.on_gymnasium, 1, what="behaviour")) as pool:
-        if pool.team is not None:
-            raise ParamsError(
-                f"env.id: {env} is a team, whose steps no dataset holds; train in it without the stages `fetch` and "
-                "`buffer`, with one of the algorithms that are for teams"
-            )
-        if pool.actions.kind not in ("discrete", "continuous"):
-            raise ParamsError(
-                f"env.id: {env} has {pool.actions.kind} actions, which no dataset holds; train in it without "
-                "the stages `fetch` and `buffer`, as pipelines/dqn-cartpole does"
-            )
-        episodes, report = (_collect if source == "collect" else _convert)(params, pool)
-        write_minari(
-            folder / DATASET,
-            episodes,
-            name=f"{re.sub('[^A-Za-z0-9_-]', '_', env)}/{source}",
-            observation_space=pool.row_space,
-            action_space=pool.action_space,
-            env_spec=pool.env(0).spec,
-            algorithm=source,
-            description=f"{len(episodes)} episodes of {env}, fetch.source {source}",
-        )
-    report = {"env": env, "source": source, **report, **totals(episodes)}
-    write_json(folder / FETCHED, report)
-    counts = f"{report['episodes']} episodes, {report['transitions']} transitions of {env} from {source}"
-    returns = f"return {report['return']['mean']:.1f} ± {report['return']['std']:.1f}"
-    for sentence in (*report["notes"], f"{counts}, {returns}"):
-        tell(f"{DATASET}: {sentence}", quiet)
-
-
-def _collect(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
-    cfg, exported = params.fetch.collect, None
-    if cfg.policies.get("policy") and cfg.policy_path is not None:
-        from evopipe.policy import Policy, load
-
-        configure(params.runtime)  # the number of threads decides a policy's last bits
-        found = load(cfg.policy_path)
-        if not isinstance(found, Policy):
-            raise ParamsError("fetch.collect.policy_path: is a team, and datasets are of one agent")
-        exported = found.on_rows()
-    return collect(cfg, pool, params.env.id, params.seed, exported)
-
-
-def _convert(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
-    """Read another dataset; one that does not fit the environment is refused here rather than a stage later."""
-    if params.fetch.source == "minari":
-        dataset = read_minari(params.fetch.minari.dataset, pool.observation_space)
-    else:
-        dataset = read_d4rl(Path(params.fetch.hdf5.path), pool.observation_space, pool.actions.kind == "discrete")
-    check_fits(dataset, pool.obs_size, pool.action_space)
-    return dataset.episodes, {"notes": list(dataset.notes), "dropped_steps": dataset.dropped}
+def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
+    """Write a dataset, or rows of text, and `reports/fetch.json`. Paths in `params` are the working folder's."""
+    for sentence in part_of(params, "data").fetch(params, folder):
+        tell(sentence, quiet)

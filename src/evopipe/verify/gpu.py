@@ -29,8 +29,9 @@ from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
 from evopipe.problems.env import problem_with
 from evopipe.problems.specs import make_spec
-from evopipe.problems.text import form_of, regime_of, task_of
 from evopipe.problems.text import make_spec as make_language_spec
+from evopipe.problems.text import regime_of
+from evopipe.problems.text_data import form_of, task_of
 from evopipe.rng import Purpose
 from evopipe.run.act import choose, step
 from evopipe.run.language import LanguageSpec

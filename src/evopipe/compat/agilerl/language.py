@@ -23,7 +23,8 @@ from evopipe.language.base import Base, base_of, digest_of, load_base
 from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
 from evopipe.ops.statistics import mean_of_finite
-from evopipe.problems.text import describe, form_of, spec_of
+from evopipe.problems.text import describe, spec_of
+from evopipe.problems.text_data import form_of
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue

@@ -16,7 +16,8 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.errors import translate_failures
 from evopipe.language.generate import Sampling
-from evopipe.problems.text import form_of, problem_of, room_of
+from evopipe.problems.text import problem_of, room_of
+from evopipe.problems.text_data import form_of
 from evopipe.rng import Purpose
 from evopipe.run.dialogue import AT_ONCE, Room, sampling
 from evopipe.run.evaluate import Stopped

@@ -14,7 +14,7 @@ from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.language import player
-from evopipe.problems.text import task_of
+from evopipe.problems.text_data import task_of
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Episodes
 from evopipe.run.games import play

@@ -1,0 +1,89 @@
+"""Behaviour in an environment as a dataset, and as packed transitions with statistics."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from evopipe.data.collect import collect, totals
+from evopipe.data.d4rl import read_d4rl
+from evopipe.data.episodes import Episode, check_fits
+from evopipe.data.minari import read_minari, read_own, write_minari
+from evopipe.data.transitions import pack, statistics, write_transitions
+from evopipe.envs.pool import EnvPool
+from evopipe.errors import ParamsError
+from evopipe.layout import BUFFERED, DATASET, FETCHED, TRANSITIONS, need
+from evopipe.machine import configure
+from evopipe.schema.params import Params
+from evopipe.storage.files import write_json
+
+
+def fetch(params: Params, folder: Path) -> list[str]:
+    """Write `data/dataset`, always a Minari dataset, and `reports/fetch.json`; return what there is to say."""
+    env, source = params.env.id, params.fetch.source
+    with closing(EnvPool(params.env.on_gymnasium, 1, what="behaviour")) as pool:
+        if pool.team is not None:
+            raise ParamsError(
+                f"env.id: {env} is a team, whose steps no dataset holds; train in it without the stages `fetch` and "
+                "`buffer`, with one of the algorithms that are for teams"
+            )
+        if pool.actions.kind not in ("discrete", "continuous"):
+            raise ParamsError(
+                f"env.id: {env} has {pool.actions.kind} actions, which no dataset holds; train in it without "
+                "the stages `fetch` and `buffer`, as pipelines/dqn-cartpole does"
+            )
+        episodes, report = (_collect if source == "collect" else _convert)(params, pool)
+        write_minari(
+            folder / DATASET,
+            episodes,
+            name=f"{re.sub('[^A-Za-z0-9_-]', '_', env)}/{source}",
+            observation_space=pool.row_space,
+            action_space=pool.action_space,
+            env_spec=pool.env(0).spec,
+            algorithm=source,
+            description=f"{len(episodes)} episodes of {env}, fetch.source {source}",
+        )
+    report = {"env": env, "source": source, **report, **totals(episodes)}
+    write_json(folder / FETCHED, report)
+    counts = f"{report['episodes']} episodes, {report['transitions']} transitions of {env} from {source}"
+    returns = f"return {report['return']['mean']:.1f} ± {report['return']['std']:.1f}"
+    return [f"{DATASET}: {sentence}" for sentence in (*report["notes"], f"{counts}, {returns}")]
+
+
+def buffer(params: Params, folder: Path) -> list[str]:
+    """Write `data/transitions.h5` and `reports/buffer.json` from `data/dataset`; return what there is to say."""
+    source = need(folder, DATASET)
+    with closing(EnvPool(params.env.on_gymnasium, 1, what="described")) as pool:
+        dataset = read_own(source)
+        check_fits(dataset, pool.obs_size, pool.action_space)
+        transitions = pack(dataset.episodes, pool.actions.relative)
+        stats = statistics(transitions, pool.num_actions)
+    write_transitions(folder / TRANSITIONS, transitions, stats)
+    write_json(folder / BUFFERED, stats)
+    counts = f"{stats['transitions']} transitions of {stats['episodes']} episodes"
+    return [f"{TRANSITIONS}: {counts}, {stats['terminations']} terminated, {stats['truncations']} truncated"]
+
+
+def _collect(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
+    cfg, exported = params.fetch.collect, None
+    if cfg.policies.get("policy") and cfg.policy_path is not None:
+        from evopipe.policy import Policy, load
+
+        configure(params.runtime)  # the number of threads decides a policy's last bits
+        found = load(cfg.policy_path)
+        if not isinstance(found, Policy):
+            raise ParamsError("fetch.collect.policy_path: is a team, and datasets are of one agent")
+        exported = found.on_rows()
+    return collect(cfg, pool, params.env.id, params.seed, exported)
+
+
+def _convert(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
+    """Read another dataset; one that does not fit the environment is refused here rather than a stage later."""
+    if params.fetch.source == "minari":
+        dataset = read_minari(params.fetch.minari.dataset, pool.observation_space)
+    else:
+        dataset = read_d4rl(Path(params.fetch.hdf5.path), pool.observation_space, pool.actions.kind == "discrete")
+    check_fits(dataset, pool.obs_size, pool.action_space)
+    return dataset.episodes, {"notes": list(dataset.notes), "dropped_steps": dataset.dropped}

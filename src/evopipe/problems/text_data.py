@@ -1,0 +1,110 @@
+"""Rows of text that language models learn from, and the same as tokens of their base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evopipe import layout
+from evopipe.algos import Algorithm, get
+from evopipe.errors import ParamsError
+from evopipe.language import data, tasks
+from evopipe.language.base import Base, load_base, tokens_alone
+from evopipe.language.tokens import games, tokenise, write_corpus
+from evopipe.schema.language import Form, LanguageConfig
+from evopipe.schema.text import LanguageParams
+from evopipe.storage.files import write_json
+
+
+def fetch(params: LanguageParams, folder: Path) -> list[str]:
+    """Write `data/text.jsonl` and `reports/fetch.json`; return what there is to say."""
+    cfg, source, form = params.language, params.fetch.source, form_of(params)
+    if source == "generate":
+        rows = data.generate(task_of(cfg), cfg.task, params.seed, params.fetch.generate.rows, form)
+    elif source == "jsonl":
+        check = task_of(cfg).check if form == "games" else None
+        rows = data.read_jsonl(Path(params.fetch.jsonl.path), form, check)
+    else:
+        asked = params.fetch.datasets
+        rows = data.read_datasets(asked.name, asked.split, asked.columns, form, asked.subset)
+        if form == "games":
+            task_of(cfg).encode(rows, f"fetch.datasets: {asked.name}")
+    data.write_rows(folder / layout.TEXT, rows)
+    write_json(folder / layout.FETCHED, {"task": cfg.task, "source": source, "form": form, "rows": len(rows)})
+    return [f"{layout.TEXT}: {len(rows)} {form} rows from {source}"]
+
+
+def buffer(params: LanguageParams, folder: Path) -> list[str]:
+    """Write `data/tokens`, split and without what is too long, and `reports/buffer.json`; return what there is to
+    say."""
+    cfg, form = settled(params), form_of(params)
+    path = layout.need(folder, layout.TEXT)
+    rows, base = data.read_jsonl(path, form), base_of(cfg, params.seed)
+    need_places(cfg, get(params.train.algo), params.algo_config, base)
+    if form == "games":
+        corpus = games(rows, task_of(cfg).encode(rows, str(path)), base, params.fetch, params.seed)
+    else:
+        corpus = tokenise(rows, form, base, cfg, params.fetch, params.seed)
+    write_corpus(folder / layout.TOKENS, corpus)
+    lengths = np.array([len(corpus.prompts[i]) for i in range(len(corpus.prompts))])
+    answers = [len(answer[i]) for answer in corpus.answers for i in range(len(answer))]
+    stats = {
+        "form": form,
+        "rows": len(corpus.rows),
+        "left_out": corpus.left_out,
+        "splits": {name: len(index) for name, index in corpus.splits.items()},
+        **({} if form == "games" else {"prompt_tokens": {"mean": float(lengths.mean()), "max": int(lengths.max())}}),
+        **({"answer_tokens": {"mean": float(np.mean(answers)), "max": max(answers)}} if answers else {}),
+    }
+    write_json(folder / layout.BUFFERED, stats)
+    counts = ", ".join(f"{len(index)} {name}" for name, index in corpus.splits.items())
+    return [f"{layout.TOKENS}: {len(corpus.rows)} rows ({counts}), {corpus.left_out} too long and left out"]
+
+
+def form_of(params: LanguageParams) -> Form:
+    """Return what rows must hold for the algorithm."""
+    algo = get(params.train.algo)
+    if algo.REGIME != "text":
+        return "reasoning" if algo.REGIME == "dialogue" else "games"
+    return "preference" if algo.PAIRS else "supervised"
+
+
+def task_of(cfg: LanguageConfig) -> Any:
+    """Return the task; for errors see `language.tasks.get`."""
+    return tasks.get(cfg.task, cfg.kwargs)
+
+
+def settled(params: LanguageParams) -> LanguageConfig:
+    """Return the block `language` with what a tiny tokenizer must know, where the task says it."""
+    cfg = params.language
+    if cfg.model != "tiny" or cfg.tiny.characters or params.fetch.source != "generate":
+        return cfg
+    known = getattr(task_of(cfg), "characters", "")
+    return cfg.model_copy(update={"tiny": cfg.tiny.model_copy(update={"characters": known})})
+
+
+def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
+    """Return the base, or the tokens of a task's games where members are whole models; for errors see `load_base`.
+    `ParamsError` if the task has no games."""
+    if cfg.model != "gpt":
+        return load_base(cfg, seed, device)
+    task = task_of(cfg)
+    if not hasattr(task, "play"):
+        raise ParamsError(f"language.task: {cfg.task!r} has no games, which language.model gpt plays: take wordle")
+    return tokens_alone(task.tokens, task.length, cfg.gpt.hidden, device)
+
+
+def need_places(cfg: LanguageConfig, algo: Algorithm, config: Any, base: Base) -> None:
+    """Refuse by a `ParamsError` rows of more tokens than the base has places for."""
+    if base.places is None:
+        return
+    head = "end" in algo.asks(config)  # a head judges behind the last token
+    if cfg.max_prompt + cfg.max_completion + head > base.places:
+        raise ParamsError(
+            f"language.max_completion: prompts of {cfg.max_prompt} tokens (language.max_prompt) and completions of "
+            f"{cfg.max_completion}{', and the token that a head reads,' * head} are too long, {base.name} has places "
+            f"for {base.places} tokens; lower one of them"
+        )
