@@ -16,6 +16,7 @@ from evopipe.errors import ParamsError
 from evopipe.layout import DATASET, FETCHED
 from evopipe.machine import configure
 from evopipe.schema.params import Params
+from evopipe.stages.setup import import_network
 from evopipe.stages.tell import tell
 from evopipe.storage.files import write_json
 
@@ -23,6 +24,7 @@ from evopipe.storage.files import write_json
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """Write `data/dataset` and `reports/fetch.json`. Paths in `params` are the working folder's."""
     env, source = params.env.id, params.fetch.source
+    import_network(params)  # of the policy that may be collected by
     with closing(EnvPool(params.env.on_gymnasium, 1, what="behaviour")) as pool:
         if pool.team is not None:
             raise ParamsError(
