@@ -67,17 +67,23 @@ def test_the_command_line_knows_an_algorithm_of_another_package(site: Path, tmp_
 
 @pytest.mark.slow
 def test_what_a_package_brings_runs_from_the_population_to_the_report(site: Path, tmp_path: Path) -> None:
-    params(site, tmp_path, tracking__backends=["jsonlines"], tracking__finish_seconds=60.0, export__program=True)
+    changes = {"env.id": "own_package.slope:Slope", "env.backend": "slope", "tracking.backends": ["jsonlines"],
+               "tracking.finish_seconds": 60.0, "export.program": True}  # fmt: skip
+    path = params(site, tmp_path, **changes)
+    data = parse_yaml(path.read_text(), "params.yaml").data
+    data["algos"]["expected_sarsa"]["network"] |= {"module": "own_package.network:Gated", "kwargs": {"hidden": 32}}
+    path.write_text(dump_yaml(data))
     for stage in ("population", "train", "evaluate", "export", "report"):
         ok(outside.evopipe(site, tmp_path, stage))
     lineage = [json.loads(line) for line in (tmp_path / "reports/lineage.jsonl").read_text().splitlines()]
     assert '"kind": "swap_rows"' in json.dumps(lineage)
+    assert '"what": "add units"' in json.dumps(lineage)
     (log,) = (tmp_path / ".evopipe/jsonlines").glob("*.jsonl")
     told = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["generation"] for line in told] == [1, 2, 3, 4, 5]
     about = json.loads((tmp_path / "models/elite/policy.json").read_text())
     assert about["algo"] == "expected_sarsa"
-    acts = "import evopipe; print(evopipe.load('models/elite').act([0.0, 0.1, 0.0, -0.1]) in (0, 1))"
+    acts = "import evopipe; print(evopipe.load('models/elite', trust=True).act([0.1]) in (0, 1))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tiny.ROOT / "src"), str(site)])}
     ran = subprocess.run([sys.executable, "-c", acts], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ok(ran) == "True\n"
@@ -205,6 +211,7 @@ def test_broken_packages_harm_nobody_else(broken: Path, tmp_path: Path) -> None:
         ("evolution.mutation.probabilities.swap_rows", -1.0, "must be at least 0, got -1.0"),
         ("tracking.backends", ["mlflow"], "'mlflow' is evopipe's own, and the package 'broken'"),
         ("tracking.backends", ["mlfow"], "got \"mlfow\""),
+        ("env.backend", "slop", "must be 'sync', 'envpool' or 'torch', got 'slop'"),
     ],
 )  # fmt: skip
 def test_a_bad_name_gives_one_sentence_and_its_place(
@@ -241,6 +248,7 @@ assert "evopipe.plugins" not in sys.modules, "--help pays for entry points"
 def test_the_files_of_a_package_are_all_of_its_sources(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
     named, files = plugins.sources(["own_package.expected_sarsa", "own_package.mutations"])
-    assert named == [f"own_package/{name}.py" for name in ("__init__", "expected_sarsa", "jsonlines", "mutations")]
+    modules = ("__init__", "expected_sarsa", "jsonlines", "mutations", "network", "slope")
+    assert named == [f"own_package/{name}.py" for name in modules]
     assert [file.name for file in files] == [name.partition("/")[2] for name in named]
     assert plugins.sources(["no_such_module", "no_such.module"]) == ([], [])

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
+from evopipe.stages.setup import make_spec
 
 from evopipe.envs.check import check
 from evopipe.schema.params import Params, parse_params
 from evopipe.schema.read import parse_yaml
 from evopipe.schema.text import LanguageParams
+from outside import EXAMPLE
 from tiny import ROOT, write_params
 
 DOCS = ROOT / "docs"
@@ -269,6 +273,19 @@ def test_the_environment_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.
     env = parse_params(parse_yaml(blocks(page, "yaml")[0], "example").data).env
     assert env.id == "corridor:Corridor-v0"
     assert check(env.id, env.kwargs) == []
+
+
+def test_the_section_on_packages_of_ones_own_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry points are those of the example, and the network is one that its params name."""
+    page, example = DOCS / "your-own-project.md", tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
+    assert tomllib.loads(blocks(page, "toml")[0])["project"] == {"entry-points": example["project"]["entry-points"]}
+    (module,) = (text for text in blocks(page, "python") if "class Gated" in text)
+    (tmp_path / "gated.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    (text,) = (text for text in blocks(page, "yaml") if "gated:Gated" in text)
+    spec = make_spec(parse_params(parse_yaml(text, "example").data))
+    assert spec.architecture().size(spec.widths["q"]) == 2 * (4 * 16 + 16) + 16 * 2 + 2
+    monkeypatch.delitem(sys.modules, "gated")
 
 
 def test_the_examples_of_the_language_page_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.errors import ParamsError
 from evopipe.layout import BUFFERED, DATASET, FETCHED, TRANSITIONS, need
 from evopipe.machine import configure
+from evopipe.problems.specs import import_network
 from evopipe.schema.params import Params
 from evopipe.storage.files import write_json
 
@@ -23,6 +24,7 @@ from evopipe.storage.files import write_json
 def fetch(params: Params, folder: Path) -> list[str]:
     """Write `data/dataset`, always a Minari dataset, and `reports/fetch.json`; return what there is to say."""
     env, source = params.env.id, params.fetch.source
+    import_network(params)  # of the policy that may be collected by
     with closing(EnvPool(params.env.on_gymnasium, 1, what="behaviour")) as pool:
         if pool.team is not None:
             raise ParamsError(

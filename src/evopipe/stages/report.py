@@ -8,6 +8,7 @@ from typing import Any
 from evopipe.errors import translate_failures
 from evopipe.layout import REPORT
 from evopipe.machine import configure
+from evopipe.problems.specs import import_network
 from evopipe.report.page import page
 from evopipe.schema.params import AnyParams, Params
 from evopipe.stages.tell import tell
@@ -17,6 +18,7 @@ from evopipe.storage.files import write_text
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Write `reports/report.html` from the files in `reports/` and from `models/elite`."""
     configure(params.runtime)
+    import_network(params)
     with translate_failures():
         text = page(folder, _shown(params))
         write_text(folder / REPORT, text)
