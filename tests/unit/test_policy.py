@@ -198,7 +198,8 @@ def test_equal_policies_are_equal_bytes(tmp_path: Path) -> None:
         policy.save(tmp_path / name, "dqn", member(ARCHS["deep"]), ABOUT, program=True, card="card")
     first, second = files(tmp_path / "a"), files(tmp_path / "b")
     assert first.keys() == {
-        "README.md", "manifest.json", "numpy_policy.py", "policy.json", "policy.npz", "policy.pt2", "policy.safetensors",
+        "README.md", "manifest.json", "numpy_policy.py", "policy.json", "policy.npz", "policy.pt2",
+        "policy.safetensors",
     }  # fmt: skip
     assert first == second
 
