@@ -117,7 +117,7 @@ def test_a_hyper_parameter_that_evolves(copy: Copy) -> None:
     before, after = "    double: _hyper.DoubleQ = True\n", "    return losses, (q_tm1 - y).detach()\n"
     field = '    sharpness: float = hyper(1.0, doc="factor of the loss", evolvable=True, gt=0, le=10)\n'
     copy.edit(
-        "algos/dqn.py", field=(before, before + field), use=(after, after.replace("los", 'hp["sharpness"] * los'))
+        "algos/dqn.py", field=(before, before + field), use=(after, after.replace("losses", 'hp["sharpness"] * losses'))
     )
     done = copy.python("-c", EVOLVES)
     assert done.returncode == 0, done.stderr
