@@ -1,0 +1,86 @@
+"""One way to do a thing: how many places do it, which may only fall; where fewer do, the number here is lowered."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+from changed import modules
+from evopipe import layout
+
+BUILD_A_RUN = 6
+ASK_WHICH_KIND = 19
+LIST_THE_STAGES = 7
+NAMES_WITH_TWO_MEANINGS = 21
+
+RUN = ("evopipe.run.run", "Run")
+KINDS = {
+    "Params", "LanguageParams", "Spec", "LanguageSpec", "Policy", "TeamPolicy", "LanguagePolicy", "GamePolicy",
+}  # fmt: skip
+"""Classes of which there is one a kind of problem: who asks for one by `isinstance` asks for the kind."""
+QUESTIONS = {"of_text", "OF_TEXT"}
+"""Names that say which kind a problem is: who reads one asks."""
+
+
+def names_of(tree: ast.Module, module: str, name: str) -> set[str]:
+    """What a file calls something of another module: `Run`, `run.Run`, or a name of its own for it."""
+    room, _, last = module.rpartition(".")
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == module:
+            found |= {alias.asname or alias.name for alias in node.names if alias.name == name}
+        elif isinstance(node, ast.ImportFrom) and node.module == room:
+            found |= {f"{alias.asname or alias.name}.{name}" for alias in node.names if alias.name == last}
+    return found
+
+
+def asks(node: ast.AST) -> bool:
+    """Whether an expression asks which kind of problem there is."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+        return bool(KINDS & {part.rpartition(".")[2] for part in ast.unparse(node.args[1]).strip("()").split(", ")})
+    if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
+        return (node.attr if isinstance(node, ast.Attribute) else node.id) in QUESTIONS
+    return isinstance(node, ast.keyword) and node.arg in QUESTIONS
+
+
+def test_places_that_build_a_run() -> None:
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in modules()
+        for called in [names_of(tree, *RUN)]
+        for node in (ast.walk(tree) if called else ())
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in called
+    ]
+    assert len(found) == BUILD_A_RUN, found
+
+
+def test_files_that_ask_which_kind_of_problem() -> None:
+    found = [path for path, tree in modules() if any(map(asks, ast.walk(tree)))]
+    assert len(found) == ASK_WHICH_KIND, found
+
+
+def test_lists_of_stages() -> None:
+    """A display, or functions beside each other, that name most stages: who adds a stage has to find each of them."""
+    stages, found = set(layout.OUTS), []
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            parts = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+            named = {part.value for part in parts if isinstance(part, ast.Constant)}
+            if isinstance(node, ast.Module):
+                named |= {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+            if len(stages & named) > len(stages) / 2:
+                found.append(f"{path}:{getattr(node, 'lineno', 1)}")
+    assert len(found) == LIST_THE_STAGES, found
+
+
+def test_class_names_with_two_meanings() -> None:
+    """But what every algorithm's file defines under the same name."""
+    found = Counter(
+        node.name
+        for path, tree in modules()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        if not (path.startswith("algos/") and node.name in ("Config", "State"))
+    )
+    twice = {name: n for name, n in found.items() if n > 1}
+    assert len(twice) == NAMES_WITH_TWO_MEANINGS, twice

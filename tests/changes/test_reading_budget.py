@@ -1,0 +1,51 @@
+"""Who reads an algorithm reads one file and few helpers: 250 lines of code at most, in three files at most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from changed import PACKAGE, code_lines, imported
+from evopipe import algos
+
+LINES, FILES = 250, 3
+EXCEPTIONS = {
+    "ilql": (273, 3),
+    "ippo": (494, 5),
+    "iql": (261, 3),
+    "maddpg": (538, 5),
+    "mappo": (497, 5),
+    "matd3": (541, 5),
+    "ppo": (389, 4),
+    "sac": (323, 3),
+}
+"""Those that take more, with (lines, files): these may only fall, and who is within the budget leaves."""
+
+
+def read(name: str) -> list[Path]:
+    """An algorithm's file, and the files of `algos` that it imports, they themselves too."""
+    found: list[Path] = []
+    left = [PACKAGE / "algos" / f"{name}.py"]
+    while left:
+        path = left.pop()
+        if path in found or not path.is_file():
+            continue
+        found.append(path)
+        below = (each for each in imported(path) if each.startswith("evopipe.algos."))
+        left += [PACKAGE / f"{each.removeprefix('evopipe.').replace('.', '/')}.py" for each in below]
+    return found
+
+
+@pytest.mark.parametrize("name", algos.names() + algos.names(of_text=True))
+def test_an_algorithm_is_read_in_one_sitting(name: str) -> None:
+    files = read(name)
+    lines = sum(map(code_lines, files))
+    most, most_files = EXCEPTIONS.get(name, (LINES, FILES))
+    assert lines <= most, f"{name} and its helpers have {lines} lines of code: {[path.name for path in files]}"
+    assert len(files) <= most_files, f"{name} is read in {len(files)} files: {[path.name for path in files]}"
+    assert name not in EXCEPTIONS or lines > LINES or len(files) > FILES, f"{name} is within the budget: delete it"
+
+
+def test_exceptions_are_of_algorithms() -> None:
+    assert EXCEPTIONS.keys() <= {*algos.names(), *algos.names(of_text=True)}
