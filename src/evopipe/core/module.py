@@ -19,7 +19,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
-from torch.func import functional_call, vmap
 
 from evopipe.core.structure import Option, ViewOf, Widths
 from evopipe.errors import EvopipeError, MissingInputError, ParamsError, said
@@ -205,7 +204,7 @@ def _can_be_mapped(module: torch.nn.Module, inputs: int) -> bool:
     rows = {name: torch.stack([part.detach()] * _TRIED) for name, part in module.named_parameters()}
     x = torch.zeros(_TRIED, _TRIED, inputs)
     try:
-        vmap(lambda own, seen: functional_call(module, own, (seen,)))(rows, x)
+        torch.func.vmap(lambda own, seen: torch.func.functional_call(module, own, (seen,)))(rows, x)
     except Exception:
         return False
     return True
@@ -279,11 +278,11 @@ class _Modules:
         if rows == 1 or not self.prototype.mapped:
             each = [{name: part[i] for name, part in stacked.items()} for i in range(rows)]
             return torch.stack([self._run(own, seen) for own, seen in zip(each, x, strict=True)])
-        out: Tensor = vmap(self._run)(stacked, x)
+        out: Tensor = torch.func.vmap(self._run)(stacked, x)
         return out
 
     def _run(self, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = functional_call(self.prototype.module, {**self.buffers, **own}, (x,))
+        out: Tensor = torch.func.functional_call(self.prototype.module, {**self.buffers, **own}, (x,))
         return out
 
     def remember(self, views: Any, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,25 +86,24 @@ class OffPolicy:
         if chosen:
             world.pending = world.decide(self.cohorts, self.spec.algo.explore(self.spec.algo_config, self.clock.step))
         assert world.pending is not None
+        if not isinstance(world, TensorWorld):
+            world.pool.send(world.pending)
+        self.whole = False
+        for learn in self._due() if chosen else ():  # else this tick was begun before, and its environments failed
+            learn()
+        self.whole = True
         if isinstance(world, TensorWorld):
-            self._learn(chosen)
             self._step_tensors(world)
         else:
-            world.pool.send(world.pending)
-            self._learn(chosen)
             self._step(world)
 
-    def _learn(self, due: bool) -> None:
-        """Learn what is due, unless this tick was begun before and its environments failed."""
+    def _due(self) -> Iterable[Callable[[], object]]:
+        """Return the learning that is due at this tick, as calls."""
         clock = self.clock
-        if not due:
-            return
-        self.whole = False
         # Any row will do: if it took a batch full, a neighbour's broken rows would delay all.
-        if clock.step + clock.envs > self.spec.train.learning_delay and self.replay.size.min() > 0:
-            for learn in self.learners.share_of(clock.tick, self.learning.due()):
-                learn()
-        self.whole = True
+        if clock.step + clock.envs <= self.spec.train.learning_delay or self.replay.size.min() == 0:
+            return ()
+        return self.learners.share_of(clock.tick, self.learning.due())
 
     def _step(self, world: World) -> None:
         pool = world.pool

@@ -287,7 +287,8 @@ class Spec(Job):
     def kinds(self) -> dict[str, tuple[str, str]]:
         return super().kinds | normalise.KINDS
 
-    def pace(self, member: Member) -> Pace:
+    @staticmethod
+    def pace(member: Member) -> Pace:
         """Return how a member learns: from `batch_size` rows at once, every `learn_step` of its steps."""
         return Pace(int(member.hyper.get("batch_size", 1)), member.hyper.get("learn_step"))
 
