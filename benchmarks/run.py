@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("measurements", nargs="*", metavar="MEASUREMENT", help=f"all, or of {', '.join(names)}")
     parser.add_argument("--only", action="append", choices=names, help="leave out every other measurement")
     parser.add_argument("--contestants", action="append", metavar="NAME", help="leave out every other contestant")
-    parser.add_argument("--repeats", type=int, help="turns of each measurement (5, 10 of a curve)")
+    parser.add_argument("--repeats", type=int, help="turns of each measurement (5; of a curve 3 to 10)")
     parser.add_argument("--cores", type=int, default=2, help="processor cores of a lane (2)")
     parser.add_argument("--lanes", type=int, default=1, help="seeds of time to solved that run side by side (1)")
     parser.add_argument("--seconds", type=float, help="budget of a run to a solved elite (240)")
