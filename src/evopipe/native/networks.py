@@ -13,9 +13,10 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 class Net(Protocol):
     """A network of several members, as `core.net` has it: `values` and `grad` are `[rows, N]`."""
 
-    structure: Any
-    values: Tensor
-
+    @property
+    def structure(self) -> Any: ...
+    @property
+    def values(self) -> Tensor: ...
     @property
     def grad(self) -> Tensor: ...
 
