@@ -10,8 +10,8 @@ import torch
 
 from evopipe.native import build, dense, header
 from evopipe.native.header import at
-from evopipe.native.learn import owned
 from evopipe.native.networks import BETA1, BETA2, EPS, Adam, Net
+from evopipe.native.optimiser import owned
 from evopipe.rng import Stream
 from evopipe.types import Batch, Learned, Tensor
 
