@@ -426,10 +426,10 @@ def squares(batch: Batch, values: Sequence[torch.Tensor], y: torch.Tensor) -> tu
 
 def smoothed(agent: Agent, batch: Batch, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The critics' loss of TD3."""
-    cfg = agent.cfg
+    deviation, limit = agent.hyper["target_noise"], agent.hyper["target_clip"]
     with torch.no_grad():
         after = agent.encoded(batch.next_obs, target=True)
-        blur = (cfg.target_noise * noise.view(B, A)).clamp(-cfg.target_clip, cfg.target_clip)
+        blur = (deviation * noise.view(B, A)).clamp(-limit, limit)
         action = (torch.tanh(agent.net("actor_target", after)) + blur).clamp(-1, 1)
         y = batch.reward + batch.discount * torch.minimum(*twins(agent, "critics_target", after, action))
     return squares(batch, twins(agent, "critics", agent.encoded(batch.obs), batch.action), y)

@@ -243,7 +243,7 @@ def test_the_target_by_hand(name: str, double: None) -> None:
     alive = torch.tensor([1.0, 1.0, 0.0]).expand(P, B, K)  # the third one has died before
     batch = replace(batch, discount=discount, reward=reward, alive=alive, learns=alive)
     losses, errors = given.algo.loss(
-        given.cfg, state, {}, batch, Stream(given.cohort().keys, Purpose.UPDATE, torch.tensor([0]))
+        given.cfg, state, given.cohort().hyper, batch, Stream(given.cohort().keys, Purpose.UPDATE, torch.tensor([0]))
     )
     twins = 1 if name == "maddpg" else 2
     torch.testing.assert_close(losses, torch.full((P,), twins * ((1 + 0.9 * 1.0) ** 2 + 3.0**2)))

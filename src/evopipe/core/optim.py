@@ -12,7 +12,7 @@ import torch
 
 from evopipe.core.net import Net
 from evopipe.core.structure import Structure
-from evopipe.native import learn as native
+from evopipe.native import optimiser as native
 from evopipe.native.networks import BETA1, BETA2, EPS
 from evopipe.types import Tensor
 

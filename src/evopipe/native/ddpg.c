@@ -99,14 +99,13 @@ static int drawn(int actions, const float *out, const float *noise, const uint8_
 
 // The softmax of legal scores, 0 elsewhere.
 static void relaxed(int actions, const float *out, const float *noise, const uint8_t *legal, float temperature,
-                     float *soft) {
+                    float *soft) {
   float most = -INFINITY, total = 0.0f;
   for (int a = 0; a < actions; a++) {
     soft[a] = (out[a] - noise[a]) / temperature;
     if (may(legal, a) && !(soft[a] <= most)) most = soft[a];
   }
-  for (int a = 0; a < actions; a += LANES)
-    put(soft + a, actions - a, exponential(part(soft + a, actions - a) - most));
+  for (int a = 0; a < actions; a += LANES) put(soft + a, actions - a, exponential(part(soft + a, actions - a) - most));
   for (int a = 0; a < actions; a++) total += soft[a] = may(legal, a) ? soft[a] : 0.0f;
   for (int a = 0; a < actions; a++) soft[a] /= total > 0.0f || total != total ? total : 1.0f;
 }
@@ -141,7 +140,8 @@ static void act_next(update *u, int k, int at, int width) {
   pass by;
   ask_actor(u, &u->of->actor_target, k, m->next_obs + u->p * m->next_member, m->next_row, &by);
   for (int b = 0; b < u->rows; b++) {
-    const float *mine = u->act + (ptrdiff_t)b * j->actions, *noise = u->now->noise ? u->now->noise + noise_at(u, k, b) : NULL;
+    const float *mine = u->act + (ptrdiff_t)b * j->actions,
+                *noise = u->now->noise ? u->now->noise + noise_at(u, k, b) : NULL;
     const int one = j->discrete ? drawn(j->does[k], mine, noise, legal_at(u, m->next_legal, k, b)) : 0;
     for (int a = 0; a < j->does[k]; a++) {
       float act = mine[a];
@@ -308,10 +308,10 @@ static void actor_loss(update *u, int k, const pass *by, float *d) {
   write_actions(u, k);
 }
 
-static const family DDPG = {
-    .lay_out = ddpg_room, .target = ddpg_target,
-    .critic = {critic_passes, critic_of, critic_reads, critic_loss},
-    .actor = {actor_passes, actor_of, actor_reads, actor_loss}};
+static const family DDPG = {.lay_out = ddpg_room,
+                            .target = ddpg_target,
+                            .critic = {critic_passes, critic_of, critic_reads, critic_loss},
+                            .actor = {actor_passes, actor_of, actor_reads, actor_loss}};
 
 int ddpg_update(const ddpg_job *job, const minibatch *batch, const update_call *now, int members) {
   return each_member(members, update_member, &(update_work){&DDPG, &job->of, batch, now, job});

@@ -225,8 +225,7 @@ void dense_backward(const dense_call *c) {
     const int count = lay_out_of(c, p, found), last = count ? found[count - 1].out : c->inputs;
     for (int b = 0; b < rows; b++)
       for (int j = 0; j < last; j++)
-        c->scratch[(ptrdiff_t)b * last + j] =
-            j < outputs ? c->out_grad[((ptrdiff_t)p * rows + b) * outputs + j] : 0.0f;
+        c->scratch[(ptrdiff_t)b * last + j] = j < outputs ? c->out_grad[((ptrdiff_t)p * rows + b) * outputs + j] : 0.0f;
     float *grad = c->grads ? c->grads + p * c->grads_stride : NULL;
     const way_back with = {c->scratch, c->scratch + c->room, c->scratch + 2 * c->room, c->packed};
     const float *d = backward(c->values + p * c->values_stride, grad, rows, found, count, c->x_grad != NULL, with);

@@ -112,40 +112,49 @@ INLINE vec slope(const int kind, vec y, vec z) {  // of the activation, from its
     case GELU: return fused(z, 0.39894228f * exponential(-0.5f * z * z), normal_share(z));
     case TANH: return less(all(1.0f), y, y);
     case LEAKY_RELU: return choose(y > all(0.0f), all(1.0f), all(0.01f));
-    case SILU: { vec s = sigmoid(z); return s * fused(z, 1.0f - s, all(1.0f)); }
-    case SOFTSIGN: { vec s = 1.0f - size(y); return s * s; }
+    case SILU: {
+      vec s = sigmoid(z);
+      return s * fused(z, 1.0f - s, all(1.0f));
+    }
+    case SOFTSIGN: {
+      vec s = 1.0f - size(y);
+      return s * s;
+    }
     case SIGMOID: return y * (1.0f - y);
     case SOFTPLUS: return choose(y > all(20.0f), all(1.0f), -exponential_less_one(-y));
     default: return all(1.0f);
   }
 }
 
-#define FOR_KIND(kind, DO)                                                                                           \
-  switch (kind) {                                                                                                    \
-    case RELU: DO(RELU); break;                                                                                      \
-    case ELU: DO(ELU); break;                                                                                        \
-    case GELU: DO(GELU); break;                                                                                      \
-    case TANH: DO(TANH); break;                                                                                      \
-    case LEAKY_RELU: DO(LEAKY_RELU); break;                                                                          \
-    case SILU: DO(SILU); break;                                                                                      \
-    case SOFTSIGN: DO(SOFTSIGN); break;                                                                              \
-    case SIGMOID: DO(SIGMOID); break;                                                                                \
-    case SOFTPLUS: DO(SOFTPLUS); break;                                                                              \
-    default: DO(IDENTITY);                                                                                           \
+#define FOR_KIND(kind, DO)                  \
+  switch (kind) {                           \
+    case RELU: DO(RELU); break;             \
+    case ELU: DO(ELU); break;               \
+    case GELU: DO(GELU); break;             \
+    case TANH: DO(TANH); break;             \
+    case LEAKY_RELU: DO(LEAKY_RELU); break; \
+    case SILU: DO(SILU); break;             \
+    case SOFTSIGN: DO(SOFTSIGN); break;     \
+    case SIGMOID: DO(SIGMOID); break;       \
+    case SOFTPLUS: DO(SOFTPLUS); break;     \
+    default: DO(IDENTITY);                  \
   }
 
 static void activate(int kind, ptrdiff_t count, float *x) {
-#define DO(k) for (ptrdiff_t i = 0; i < count; i += LANES) put(x + i, count - i > LANES ? LANES : (int)(count - i), activated(k, part(x + i, count - i > LANES ? LANES : (int)(count - i))))
+#define DO(k)                                              \
+  for (ptrdiff_t i = 0; i < count; i += LANES)             \
+  put(x + i, count - i > LANES ? LANES : (int)(count - i), \
+      activated(k, part(x + i, count - i > LANES ? LANES : (int)(count - i))))
   FOR_KIND(kind, DO)
 #undef DO
 }
 
 // grad *= slope
 static void through(int kind, ptrdiff_t count, const float *y, const float *z, float *grad) {
-#define DO(k)                                                                                                        \
-  for (ptrdiff_t i = 0; i < count; i += LANES) {                                                                     \
-    const int left = count - i > LANES ? LANES : (int)(count - i);                                                   \
-    put(grad + i, left, part(grad + i, left) * slope(k, part(y + i, left), z ? part(z + i, left) : (vec){0}));       \
+#define DO(k)                                                                                                  \
+  for (ptrdiff_t i = 0; i < count; i += LANES) {                                                               \
+    const int left = count - i > LANES ? LANES : (int)(count - i);                                             \
+    put(grad + i, left, part(grad + i, left) * slope(k, part(y + i, left), z ? part(z + i, left) : (vec){0})); \
   }
   FOR_KIND(kind, DO)
 #undef DO

@@ -2,8 +2,8 @@
 // and `evopipe.native.header` reads it. Pointers are to tensors whose numbers lie together, or NULL where there is no
 // such thing; [P, …] is a tensor's shape, P members first.
 
-const char *compiled_by(void);   // name and version of the compiler, for the fingerprint of a result
-void share_among(int threads);   // let so many threads share members out from now on, the caller's included
+const char *compiled_by(void);  // name and version of the compiler, for the fingerprint of a result
+void share_among(int threads);  // let so many threads share members out from now on, the caller's included
 
 // --- networks --------------------------------------------------------------------------------------------------------
 
@@ -12,27 +12,27 @@ typedef struct {         // one kind of network of every member: of each `rows` 
   const int32_t *gated;  // [P · rows · copies, recurrent, 7] of the LSTM layers before them
   const int32_t *own;    // which numbers of a row are the network's own, see `spans_of`
   float *values;         // [P · rows, size]
-  float *mean, *square, *steps;             // Adam's moments, and how many steps a row took [P · rows]
-  ptrdiff_t stride, moment_stride;          // floats from one row to the next
-  ptrdiff_t size, keep;                     // floats of a row; floats that a pass keeps of each row of its input
+  float *mean, *square, *steps;     // Adam's moments, and how many steps a row took [P · rows]
+  ptrdiff_t stride, moment_stride;  // floats from one row to the next
+  ptrdiff_t size, keep;             // floats of a row; floats that a pass keeps of each row of its input
   int layers, recurrent, rows, copies, inputs, widest;
 } network;
 
 typedef struct {  // dense layers alone, for torch's graph
   const int32_t *plan;
   int layers, members, rows, inputs, outputs;
-  const float *x;         // [P, rows, inputs]
-  const float *values;    // [P, …]
+  const float *x;       // [P, rows, inputs]
+  const float *values;  // [P, …]
   ptrdiff_t values_stride;
-  float *saved;           // [P, …], what the pass keeps
+  float *saved;  // [P, …], what the pass keeps
   ptrdiff_t saved_stride;
   float *packed;          // scratch of a product
   float *out;             // [P, rows, outputs]; zeros beyond a member's own units
   const float *out_grad;  // [P, rows, outputs], and all that follows: of the way back alone
   float *grads;           // [P, …], added to
   ptrdiff_t grads_stride;
-  float *x_grad;          // [P, rows, inputs]
-  float *scratch;         // three times `room`, which is rows × the widest layer
+  float *x_grad;   // [P, rows, inputs]
+  float *scratch;  // three times `room`, which is rows × the widest layer
   ptrdiff_t room;
 } dense_call;
 void dense_forward(const dense_call *call);
@@ -43,24 +43,24 @@ void dense_backward(const dense_call *call);
 typedef struct {  // `each` rows a member
   int members, each;
   const int32_t *own;
-  float *grads;                // [P · each, …]
+  float *grads;  // [P · each, …]
   ptrdiff_t stride;
   const float *limit, *losses;  // [P]
-  uint8_t *healthy;            // [P]
+  uint8_t *healthy;             // [P]
 } clip_call;
 void clip(const clip_call *call);
 
 typedef struct {
   int members, each;
   const int32_t *own;
-  float *values;         // [P · each, …]
+  float *values;  // [P · each, …]
   ptrdiff_t stride;
   const float *grads;
   ptrdiff_t grads_stride;
   float *mean, *square;
   ptrdiff_t moment_stride;
-  float *steps;          // [P · each]
-  const float *lr;       // [P]
+  float *steps;           // [P · each]
+  const float *lr;        // [P]
   const uint8_t *active;  // [P]
   double beta1, beta2, eps;
 } adam_call;
@@ -69,7 +69,7 @@ void adam(const adam_call *call);
 typedef struct {
   int members, each;
   const int32_t *own;
-  float *target;        // [P · each, …]
+  float *target;  // [P · each, …]
   ptrdiff_t target_stride;
   const float *online;
   ptrdiff_t online_stride;
@@ -96,7 +96,7 @@ typedef struct {
   const int64_t *keys, *envs;  // [R]
   int64_t *begun;              // [R], counted on
   ptrdiff_t salt;
-  int64_t *found, *seeds;      // [R], of which the first `count` are written
+  int64_t *found, *seeds;  // [R], of which the first `count` are written
   int32_t *count;
 } episodes_call;
 void next_episodes(const episodes_call *call);
@@ -112,16 +112,16 @@ typedef struct {
 typedef struct {
   const tree *of;
   int members, n;
-  const int64_t *slots;   // [P], of `tree_add_up` [n]
-  int64_t *index;         // [P, n]
-  const double *u;        // [P, n]
-  float *chance;          // [P, n]
-  double *ends;           // scratch: `places` sums, a power of two not below the highest level's width, and n numbers
+  const int64_t *slots;  // [P], of `tree_add_up` [n]
+  int64_t *index;        // [P, n]
+  const double *u;       // [P, n]
+  float *chance;         // [P, n]
+  double *ends;          // scratch: `places` sums, a power of two not below the highest level's width, and n numbers
   int places;
-  const float *errors;    // [P, n]
+  const float *errors;  // [P, n]
   float alpha, least, most;
-  float *largest;         // [P]
-  float *fresh;           // scratch of n floats, rounded up to whole cache lines
+  float *largest;  // [P]
+  float *fresh;    // scratch of n floats, rounded up to whole cache lines
 } tree_call;
 void tree_add_up(const tree_call *call);
 void tree_add_up_all(const tree_call *call);
@@ -130,20 +130,21 @@ void tree_update(const tree_call *call);
 
 typedef struct {
   int members, n;
-  const int64_t *filled;        // [P]
-  const float *chance;          // [P, n]
+  const int64_t *filled;  // [P]
+  const float *chance;    // [P, n]
   float beta;
-  const float *weight;          // [P, n]
-  float *out;                   // [P, n]
+  const float *weight;  // [P, n]
+  float *out;           // [P, n]
 } importance_call;
 void importances(const importance_call *call);
 
-typedef struct {  // how batches of some members are drawn and taken apart
-  const tree *sums;                    // NULL where all rows are equally likely
-  const float *rows, *gamma, *counts;  // counts: how much each place of the batch does, [P, n]
+typedef struct {                        // how batches of some members are drawn and taken apart
+  const tree *sums;                     // NULL where all rows are equally likely
+  const float *rows, *gamma, *counts;   // counts: how much each place of the batch does, [P, n]
   const int64_t *keys, *slots, *first;  // [P]; a member's rows begin at `first`
   int64_t *index;
-  float *obs, *next_obs, *reward, *discount, *alive, *learns, *next_alive, *weight, *chance;  // learns: of several steps
+  float *obs, *next_obs, *reward, *discount, *alive, *learns, *next_alive, *weight,
+      *chance;  // learns: of several steps
   void *action;
   uint8_t *next_legal, *legal;
   double *u, *ends;
@@ -161,12 +162,12 @@ void draw_batch(const sample *how, const sample_call *call);
 // --- updates from batches --------------------------------------------------------------------------------------------
 // Each returns 1 where there is no memory for it, before anything of that member has changed.
 
-typedef struct {                                         // what learns, in place; a Q-network alone is a critic
+typedef struct {  // what learns, in place; a Q-network alone is a critic
   network actor, actor_target, critic, critic_target;
-  network noise, noise_target;                           // learned noise on the critic's weights, and its target's
-  float *updates;                                        // [P]
-  const float *interval;                                 // [P], updates between two hard copies of targets; or NULL
-  const float *lr_actor, *lr_critic, *grad_clip, *tau;   // [P]
+  network noise, noise_target;                          // learned noise on the critic's weights, and its target's
+  float *updates;                                       // [P]
+  const float *interval;                                // [P], updates between two hard copies of targets; or NULL
+  const float *lr_actor, *lr_critic, *grad_clip, *tau;  // [P]
   double beta1, beta2, eps;
 } learners;
 
@@ -188,7 +189,7 @@ typedef struct {                   // what is new at every update
   int actor_learns;                // whether it is the actor's turn
 } update_call;
 
-typedef struct {         // `algos.dqn`, `algos.cqn` and `algos.rainbow`
+typedef struct {  // `algos.dqn`, `algos.cqn` and `algos.rainbow`
   learners of;
   const float *alpha;    // [P]: weight of the conservative term; or NULL
   const float *support;  // [atoms]: returns that they stand for; or NULL
@@ -197,51 +198,51 @@ typedef struct {         // `algos.dqn`, `algos.cqn` and `algos.rainbow`
 } value_job;
 int value_update(const value_job *job, const minibatch *batch, const update_call *now, int members);
 
-typedef struct {                              // `algos.ddpg`, `td3`, `td3bc`, `maddpg` and `matd3`
+typedef struct {  // `algos.ddpg`, `td3`, `td3bc`, `maddpg` and `matd3`
   learners of;
-  const int32_t *sees, *does, *group, *seat;  // [K]: how much of a row is an agent's, and its networks
+  const int32_t *sees, *does, *group, *seat;                // [K]: how much of a row is an agent's, and its networks
   const float *noise_clip, *temperature, *penalty, *alpha;  // [P]; alpha: TD3+BC's
   int agents, obs, actions, joint, ids, twins, discrete;
 } ddpg_job;
 int ddpg_update(const ddpg_job *job, const minibatch *batch, const update_call *now, int members);
 
-typedef struct {                            // `algos.sac`
+typedef struct {  // `algos.sac`
   learners of;
-  float *log_alpha, *log_alpha_adam;        // [P] and [P, 3]
-  const float *lr_alpha, *target_entropy;   // [P]; where `by_legal` a share of the logarithm of how many are legal
+  float *log_alpha, *log_alpha_adam;       // [P] and [P, 3]
+  const float *lr_alpha, *target_entropy;  // [P]; where `by_legal` a share of the logarithm of how many are legal
   int obs, actions, discrete, by_legal, learns_alpha;
 } sac_job;
 int sac_update(const sac_job *job, const minibatch *batch, const update_call *now, int members);
 
 // --- proximal policy optimisation ------------------------------------------------------------------------------------
 
-typedef struct {                     // `algos.ppo`, `algos.ippo` and `algos.mappo`
-  network nets[3];                   // encoder, actor, critic; a copy for every group of agents
-  const int32_t *each;               // how many values every choice has
-  float *log_std;                    // [P, groups, outputs] of continuous actions
-  const int32_t *agent, *starts;     // agents, group by group; where each group begins
-  const int32_t *sees, *does;        // [K]: how much of a row is an agent's
+typedef struct {                  // `algos.ppo`, `algos.ippo` and `algos.mappo`
+  network nets[3];                // encoder, actor, critic; a copy for every group of agents
+  const int32_t *each;            // how many values every choice has
+  float *log_std;                 // [P, groups, outputs] of continuous actions
+  const int32_t *agent, *starts;  // agents, group by group; where each group begins
+  const int32_t *sees, *does;     // [K]: how much of a row is an agent's
   int members, observations, outputs, choices, kind, squash, memory, agents, groups, ids, joint;
 } policy;
 
-typedef struct {                  // a step of every environment, [P, E · K, …] each
+typedef struct {  // a step of every environment, [P, E · K, …] each
   const float *obs, *memory;
-  const float *next_alive;        // where values are those of targets, see `evopipe.types`
+  const float *next_alive;  // where values are those of targets, see `evopipe.types`
   const uint8_t *legal;
-  const uint64_t *keys, *when;    // [P] and [1]; without keys actions are the likeliest
-  void *actions;                  // int64, or float of continuous ones; what follows is left out where it is NULL
+  const uint64_t *keys, *when;  // [P] and [1]; without keys actions are the likeliest
+  void *actions;                // int64, or float of continuous ones; what follows is left out where it is NULL
   float *log_probs, *values, *remembered;
   ptrdiff_t envs, salt;
 } acting;
 int ppo_act(const policy *of, const acting *now);
 
-typedef struct {                      // a rollout, and how it is learned from
-  const float *rows, *memory;         // [P, T, E · K, row] and [P, T + 1, E · K, memory], see `memory.rollout`
-  const int64_t *order;               // [P, epochs, count]: which stretch and environment
-  const int64_t *ticks;               // [stretches, length]
-  const uint8_t *within;              // [stretches, length]
-  const int64_t *batches, *sizes, *epochs;                                 // [P]
-  const float *lr, *clip, *vf_coef, *ent_coef, *grad_clip, *target_kl;     // [P]
+typedef struct {                            // a rollout, and how it is learned from
+  const float *rows, *memory;               // [P, T, E · K, row] and [P, T + 1, E · K, memory], see `memory.rollout`
+  const int64_t *order;                     // [P, epochs, count]: which stretch and environment
+  const int64_t *ticks;                     // [stretches, length]
+  const uint8_t *within;                    // [stretches, length]
+  const int64_t *batches, *sizes, *epochs;  // [P]
+  const float *lr, *clip, *vf_coef, *ent_coef, *grad_clip, *target_kl;  // [P]
   float *log_std_adam, *resting, *updates, *losses;
   uint8_t *healthy;
   ptrdiff_t row, rows_stride, memory_stride, known, count, envs, length, most_epochs;
@@ -252,7 +253,7 @@ int ppo_update(const policy *of, const rollout *from);
 
 typedef struct {
   ptrdiff_t members, envs, observations, choices, outputs;
-  float *rows;                     // [P, E · K, row]
+  float *rows;  // [P, E · K, row]
   ptrdiff_t stride;
   const float *obs;
   const void *actions;
@@ -264,9 +265,9 @@ void rollout_enter(const enter_call *call);
 
 typedef struct {
   ptrdiff_t members, envs, observations;
-  float *after;                    // [P, E · K, …], where a row has what the step gave
+  float *after;  // [P, E · K, …], where a row has what the step gave
   ptrdiff_t stride;
-  const float *expected;           // the rows' values, `row` floats apart
+  const float *expected;  // the rows' values, `row` floats apart
   ptrdiff_t expected_stride, row;
   const float *obs, *reward, *next_alive;
   const uint8_t *terminated, *truncated, *broken;

@@ -12,12 +12,12 @@ enum { OWN, ROOM, WEIGHTS, BIASES, RECURRENT, REMEMBERED, SHARE, GATED };
 enum { GATES = 4 };
 
 typedef struct {
-  const int32_t *at;        // the layer's fields
-  int in, n, out;           // widths of what it reads, computes and hands on
-  const float *x;           // what it read
-  float *gates, *h, *c;     // [rows, 4n], [rows, n], [rows, n]
+  const int32_t *at;           // the layer's fields
+  int in, n, out;              // widths of what it reads, computes and hands on
+  const float *x;              // what it read
+  float *gates, *h, *c;        // [rows, 4n], [rows, n], [rows, n]
   float *before_h, *before_c;  // what each step remembered
-  float *y;                 // [rows, out], which is h where nothing is blended
+  float *y;                    // [rows, out], which is h where nothing is blended
 } gated;
 
 // Lay out what a member's layers keep, from `saved`, of which the rest is left; return how many layers it has.
@@ -32,7 +32,7 @@ static int lay_out_gated(const int32_t *fields, int layers, int rows, int inputs
     l->out = at[SHARE] >= 0 && inputs > l->n ? inputs : l->n;
     const ptrdiff_t size = (ptrdiff_t)rows * l->n;
     l->gates = *saved, l->h = *saved + GATES * size, l->c = l->h + size, l->before_h = l->c + size,
-        l->before_c = l->before_h + size;
+    l->before_c = l->before_h + size;
     *saved += (GATES + 4) * size;
     l->y = l->h;
     if (at[SHARE] >= 0) l->y = *saved, *saved += (ptrdiff_t)rows * l->out;
@@ -102,8 +102,7 @@ static void forward_gated(const float *values, const sequences *s, gated *layers
     if (l->at[SHARE] < 0) continue;
     const float alpha = values[l->at[SHARE]];
     for (ptrdiff_t row = 0; row < rows; row++)
-      for (int j = 0; j < l->out; j++)
-        l->y[row * l->out + j] = between(old_of(l, row, j), own_of(l, row, j), alpha);
+      for (int j = 0; j < l->out; j++) l->y[row * l->out + j] = between(old_of(l, row, j), own_of(l, row, j), alpha);
   }
 }
 
@@ -164,8 +163,8 @@ static void gate_products_back(const gated *l, const float *values, float *grad,
     product(n, rows, n, l->before_h, 1, n, l->gates + g * n, GATES * n, 0, grad + l->at[RECURRENT] + g * room,
             GATES * room, NULL, ADDED, packed);
     if (wanted)
-      product(rows, n, l->in, l->gates + g * n, GATES * n, 1, values + l->at[WEIGHTS] + g * room, GATES * room, 1,
-              next, l->in, NULL, g > 0, packed);
+      product(rows, n, l->in, l->gates + g * n, GATES * n, 1, values + l->at[WEIGHTS] + g * room, GATES * room, 1, next,
+              l->in, NULL, g > 0, packed);
   }
 }
 

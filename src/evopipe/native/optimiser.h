@@ -55,7 +55,8 @@ static void adam_step(spans of, float *value, const float *grad, float *mean, fl
   const float root = (float)sqrt(1.0 - pow(beta2, *steps));
   EACH_SPAN(of)
     for (ptrdiff_t j = s[0]; j < s[1]; j += LANES) {
-      vec g = load(grad + j), m = fused(all(keep1), load(mean + j), new1 * g), v = fused(all(keep2), load(square + j), new2 * (g * g));
+      vec g = load(grad + j), m = fused(all(keep1), load(mean + j), new1 * g),
+          v = fused(all(keep2), load(square + j), new2 * (g * g));
       vec r = {0};
       store(mean + j, m), store(square + j, v);
       for (int i = 0; i < LANES; i++) r[i] = __builtin_sqrtf(v[i]);

@@ -70,7 +70,7 @@ static vec density(const policy *of, const float *log_std, const columns *to, co
 
 // --- networks --------------------------------------------------------------------------------------------------------
 
-typedef struct {  // what a minibatch of at most so many rows needs
+typedef struct {       // what a minibatch of at most so many rows needs
   const float **from;  // its rows in the rollout
   int32_t *who;        // and their agents
   float *x, *y, *keep, *memory, *weight, *advantage, *saved[NETS], *heads[2], *grads[NETS], *column;
@@ -81,8 +81,8 @@ typedef struct {  // what a minibatch of at most so many rows needs
 
 // Networks of a group, one after the other: the encoder, if there is one, then what is `wanted` of both heads. Actors
 // read x, critics y.
-static void run_policy(const policy *of, int p, int g, const sequences *s, const int wanted[NETS], const workspace *with,
-                       pass *passes) {
+static void run_policy(const policy *of, int p, int g, const sequences *s, const int wanted[NETS],
+                       const workspace *with, pass *passes) {
   const float *x = with->x, *y = with->y;
   int shared = 0;
   for (int k = 0; k < NETS; k++) {

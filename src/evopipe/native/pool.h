@@ -20,8 +20,11 @@ static struct {
   atomic_int threads;
   int started;
   pid_t owner;  // a fork has none of the threads
-} pool = {.calls = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .begun = PTHREAD_COND_INITIALIZER,
-          .ended = PTHREAD_COND_INITIALIZER, .threads = 1};
+} pool = {.calls = PTHREAD_MUTEX_INITIALIZER,
+          .lock = PTHREAD_MUTEX_INITIALIZER,
+          .begun = PTHREAD_COND_INITIALIZER,
+          .ended = PTHREAD_COND_INITIALIZER,
+          .threads = 1};
 
 static int members_left(void) {
   const uint64_t seen = atomic_load(&pool.claims);

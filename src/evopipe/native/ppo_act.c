@@ -72,8 +72,8 @@ typedef struct {
   const acting *now;
   const workspace *with;
   const float *log_std;
-  const uint64_t *stream;  // NULL where actions are the likeliest
-  int p, g, rows, each, most;  // each: random numbers a row needs; most: values of the largest choice
+  const uint64_t *stream;              // NULL where actions are the likeliest
+  int p, g, rows, each, most;          // each: random numbers a row needs; most: values of the largest choice
   ptrdiff_t at[BLOCK], places[BLOCK];  // of each row in what is given, and among its member's draws
 } block;
 
@@ -89,8 +89,7 @@ static void gather_block(block *b, ptrdiff_t first) {
     perceive(of, now->obs + team * of->observations, of->observations, now->next_alive ? now->next_alive + team : NULL,
              k, seat, with->x + r * (of->observations + of->ids), with->y + r * of->nets[CRITIC].inputs);
     if (of->memory)
-      memcpy(with->memory + r * of->memory, now->memory + b->at[r] * of->memory,
-             sizeof(float) * (size_t)of->memory);
+      memcpy(with->memory + r * of->memory, now->memory + b->at[r] * of->memory, sizeof(float) * (size_t)of->memory);
   }
 }
 

@@ -73,8 +73,7 @@ static vec value_error(const lesson *m, vec v, const known *k, vec *by_value) {
   const vec within = choose(moved < all(-clip), all(-clip), below);
   const vec other = k->value + within - k->target, second = other * other;
   const vec by_second = choose(moved == within, 2.0f * other, all(0.0f));
-  *by_value =
-      choose(second > error, by_second, choose(second == error, 0.5f * (*by_value + by_second), *by_value));
+  *by_value = choose(second > error, by_second, choose(second == error, 0.5f * (*by_value + by_second), *by_value));
   return choose(second > error, second, error);
 }
 

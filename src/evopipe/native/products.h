@@ -34,8 +34,8 @@ INLINE void tile(const int rows, const int parts, int depth, const float *a, ptr
 static void tiles(int rows, int depth, const float *a, ptrdiff_t across, ptrdiff_t along, const float *packed,
                   ptrdiff_t apart, float *out, ptrdiff_t stride, int columns, const float *bias, int how) {
   int i = 0;
-#define TAKE(n, parts)                                                                                               \
-  for (; i + n <= rows; i += n)                                                                                      \
+#define TAKE(n, parts)          \
+  for (; i + n <= rows; i += n) \
   tile(n, parts, depth, a + i * across, across, along, packed, apart, out + i * stride, stride, columns, bias, how)
   if (columns > LANES) {
     TAKE(TILE, PARTS);
@@ -51,7 +51,8 @@ static void tiles(int rows, int depth, const float *a, ptrdiff_t across, ptrdiff
 
 // Elements of a and, from LANES on, of b.
 INLINE vec shuffled(vec a, vec b, whole from) {
-#if defined(__clang__)  // whose shuffles take constants alone: it makes these of what is constant when loops are unrolled
+#if defined( \
+    __clang__)  // whose shuffles take constants alone: it makes these of what is constant when loops are unrolled
   vec x;
   for (int c = 0; c < LANES; c++) x[c] = from[c] < LANES ? a[from[c]] : b[from[c] - LANES];
   return x;

@@ -31,7 +31,10 @@ INLINE wide fused_wide(wide a, wide b, wide c) {
 #if defined(__AVX512F__)
   return (wide)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
 #elif defined(__AVX2__) && defined(__FMA__)
-  union { wide of; __m256d half[2]; } x = {a}, y = {b}, z = {c};
+  union {
+    wide of;
+    __m256d half[2];
+  } x = {a}, y = {b}, z = {c};
   for (int i = 0; i < 2; i++) z.half[i] = _mm256_fmadd_pd(x.half[i], y.half[i], z.half[i]);
   return z.of;
 #elif defined(__aarch64__)

@@ -214,14 +214,14 @@ static void learn_alpha(update *u) {
   moments[2] += 1.0f;
   const double mean = moments[0] / (1.0 - pow(of->beta1, moments[2]));
   const double square = moments[1] / (1.0 - pow(of->beta2, moments[2]));
-  j->log_alpha[u->p] =
-      __builtin_fmaf(-j->lr_alpha[u->p], (float)(mean / (sqrt(square) + of->eps)), j->log_alpha[u->p]);
+  j->log_alpha[u->p] = __builtin_fmaf(-j->lr_alpha[u->p], (float)(mean / (sqrt(square) + of->eps)), j->log_alpha[u->p]);
 }
 
-static const family SAC = {
-    .lay_out = sac_room, .target = sac_target, .after_actor = learn_alpha,
-    .critic = {two_passes, same_network, critics_read, critics_loss},
-    .actor = {one_pass, same_network, own_reads, own_loss}};
+static const family SAC = {.lay_out = sac_room,
+                           .target = sac_target,
+                           .after_actor = learn_alpha,
+                           .critic = {two_passes, same_network, critics_read, critics_loss},
+                           .actor = {one_pass, same_network, own_reads, own_loss}};
 
 int sac_update(const sac_job *job, const minibatch *batch, const update_call *now, int members) {
   return each_member(members, update_member, &(update_work){&SAC, &job->of, batch, now, job});

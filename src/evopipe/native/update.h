@@ -33,7 +33,7 @@ typedef struct {
   const void *job;
 } update_work;
 
-struct update {         // of one member
+struct update {  // of one member
   const learners *of;
   const minibatch *batch;
   const update_call *now;
@@ -42,12 +42,12 @@ struct update {         // of one member
   ptrdiff_t first;      // where they begin in the batch
   int p, rows, healthy;
   float loss, *errors;
-  float *x, *own;       // what critics and what an actor read
+  float *x, *own;  // what critics and what an actor read
   float *kept, *kept_of_actor, *grads, *d_out;
   way_back back;
-  float *y, *act, *next_act, *pi, *d_act, *log_pi, *kept_too;      // of actors and critics
-  float alpha, surplus;                                            // temperature; entropy beyond its aim
-  float *out_t, *select, *values, *noise_grads, *into, *out_of;    // of Q-networks; values: with noise on them
+  float *y, *act, *next_act, *pi, *d_act, *log_pi, *kept_too;    // of actors and critics
+  float alpha, surplus;                                          // temperature; entropy beyond its aim
+  float *out_t, *select, *values, *noise_grads, *into, *out_of;  // of Q-networks; values: with noise on them
 };
 
 // The lesser of two; NaN if either is.
@@ -74,8 +74,14 @@ static int open_update(const update_work *call, int p, update *u) {
   const minibatch *m = call->batch;
   const ptrdiff_t first = (ptrdiff_t)p * m->batch;
   arena from = {0};
-  *u = (update){.of = call->of, .batch = m, .now = call->now, .job = call->job, .weight = m->weight + first,
-                .first = first, .p = p, .rows = rows_that_count(m->batch, m->weight + first),
+  *u = (update){.of = call->of,
+                .batch = m,
+                .now = call->now,
+                .job = call->job,
+                .weight = m->weight + first,
+                .first = first,
+                .p = p,
+                .rows = rows_that_count(m->batch, m->weight + first),
                 .errors = call->now->errors + first};
   lay_out_update(call->family, u, &from);
   from.base = scratch(from.used), from.used = 0;
@@ -107,8 +113,7 @@ static void descend(update *u, const learner *of, int count, float lr) {
       total += clipped(spans_of(of[i].net->own, (ptrdiff_t)u->p * of[i].net->rows + r),
                        of[i].grads + r * of[i].net->size, u->of->grad_clip[u->p]);
   u->healthy = u->healthy && fabsf(total) < INFINITY;
-  for (int i = 0; u->healthy && i < count; i++)
-    take_step(of[i], u->p, lr, u->of->beta1, u->of->beta2, u->of->eps);
+  for (int i = 0; u->healthy && i < count; i++) take_step(of[i], u->p, lr, u->of->beta1, u->of->beta2, u->of->eps);
 }
 
 static void follow_all(const update *u) {

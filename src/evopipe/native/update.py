@@ -10,8 +10,8 @@ import torch
 
 from evopipe.native import build, dense, header
 from evopipe.native.header import at
-from evopipe.native.learn import owned
 from evopipe.native.networks import BETA1, BETA2, EPS, Adam, Net
+from evopipe.native.optimiser import owned
 from evopipe.rng import Stream
 from evopipe.types import Batch, Learned, Tensor
 
@@ -124,12 +124,11 @@ def learn(
     if given is None or given[0] is not batch:
         given = _minibatch(batch)
         of.critic.__dict__["batch"] = given if given[2] is None else None
-    noise, own_noise = (None if x is None else x.contiguous() for x in (noise, own_noise))
     weight, healthy = batch.weight, healthy.clone()
-    losses, errors = weight.new_empty(len(weight)), weight.new_empty(weight.shape)
+    losses, errors = torch.empty(len(healthy)), torch.empty_like(weight, memory_format=torch.contiguous_format)
     now = header.of("update_call")(
-        at(noise), at(own_noise), *((0, 0) if draw is None else (at(draw.keys), at(draw.step))), at(losses),
-        at(errors), at(healthy), actor_learns,
+        at(noise), at(own_noise), *((0, 0) if draw is None else (at(draw.keys), at(draw.step))),
+        losses.data_ptr(), errors.data_ptr(), healthy.data_ptr(), actor_learns,
     )  # fmt: skip
     build.done(getattr(build.kernels(), name)(job.pointer, given[1], now, len(healthy)))
     return Learned(losses, healthy, errors)

@@ -319,9 +319,10 @@ static void value_noise(update *u) {
   with_noise(u, &by, NULL, u->grads, u->noise_grads);
 }
 
-static const family VALUE = {
-    .lay_out = value_room, .target = value_target, .of_noise = value_noise,
-    .critic = {one_pass, same_network, value_reads, value_loss}};
+static const family VALUE = {.lay_out = value_room,
+                             .target = value_target,
+                             .of_noise = value_noise,
+                             .critic = {one_pass, same_network, value_reads, value_loss}};
 
 int value_update(const value_job *job, const minibatch *batch, const update_call *now, int members) {
   return each_member(members, update_member, &(update_work){&VALUE, &job->of, batch, now, job});

@@ -28,7 +28,7 @@ def value_update(
     """
     if not build.serve(batch.obs) or batch.obs.dtype != torch.float32:
         return None
-    settings = *rates, *rates.values(), double, huber, dueling, support, batch.obs.shape[2]
+    settings = *rates.values(), double, huber, dueling, support, batch.obs.shape[2]
     job = update.known(of, settings)
     if job is None:
         members, rows, inputs = batch.obs.shape
