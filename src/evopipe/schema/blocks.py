@@ -448,7 +448,8 @@ class MutationConfig(Schema):
         @classmethod
         def strangers(cls, names: list[str]) -> list[Problem]:
             """Refuse kinds that no package offers, or two."""
-            own, problems = cls.model_fields, []
+            own = cls.model_fields
+            problems: list[Problem] = []
             for name in names:
                 try:
                     if plugins.find(plugins.MUTATIONS, name, "evolution.mutation.probabilities", own) is not None:
