@@ -66,7 +66,7 @@ class Module:
             told = StoredModule.model_validate(data)
         if not NAME.fullmatch(told.module):
             raise ValueError(f"module: {told.module!r:.80} is not of the form 'module:Class'")
-        return cls(told.module, json.dumps(told.kwargs, sort_keys=True))
+        return cls(told.module, json.dumps(told.arguments, sort_keys=True))
 
     @property
     def kind(self) -> Callable[..., Any]:
@@ -289,5 +289,5 @@ class _Modules:
         return self.forward(views, x), memory
 
     def unroll(self, views: Any, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
-        out: Tensor = self.forward(views, x.flatten(1, 2)).unflatten(1, x.shape[1:3])
-        return out
+        found: Tensor = self.forward(views, x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+        return found

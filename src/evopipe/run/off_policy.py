@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,47 +81,40 @@ class OffPolicy:
         The members learn while the environments step, from the memory as it was before this tick. Where an environment
         fails (EnvironmentFailed) the state is whole: its actions are chosen and stay pending.
         """
-        world = self.world
+        world, clock = self.world, self.clock
         chosen = world.pending is None
         if chosen:
-            world.pending = world.decide(self.cohorts, self.spec.algo.explore(self.spec.algo_config, self.clock.step))
-        assert world.pending is not None
-        if not isinstance(world, TensorWorld):
-            world.pool.send(world.pending)
-        self.whole = False
-        for learn in self._due() if chosen else ():  # else this tick was begun before, and its environments failed
-            learn()
-        self.whole = True
+            world.decide(self.cohorts, self.spec.algo.explore(self.spec.algo_config, clock.step))
+        world.send()
+        if chosen:
+            self.whole = False
+            # Any row will do: if it took a batch full, a neighbour's broken rows would delay all.
+            if clock.step + clock.envs > self.spec.train.learning_delay and self.replay.size.min() > 0:
+                for learn in self.learners.share_of(clock.tick, self.learning.due()):
+                    learn()
+            self.whole = True
         if isinstance(world, TensorWorld):
             self._step_tensors(world)
         else:
             self._step(world)
-
-    def _due(self) -> Iterable[Callable[[], object]]:
-        """Return the learning that is due at this tick, as calls."""
-        clock = self.clock
-        # Any row will do: if it took a batch full, a neighbour's broken rows would delay all.
-        if clock.step + clock.envs <= self.spec.train.learning_delay or self.replay.size.min() == 0:
-            return ()
-        return self.learners.share_of(clock.tick, self.learning.due())
+        world.refuse_broken()
 
     def _step(self, world: World) -> None:
         pool = world.pool
-        assert world.pending is not None
         obs = pool.obs.copy()
         legal = pool.mask.copy() if self.replay.layout.legal else None
         alive = pool.alive.copy() if self.spec.spaces.team else None
         step = pool.receive()
+        assert world.pending is not None
         self.whole = False
         self._store(obs, legal, world.pending, step, alive)
         world.end(step)
         self.whole = True
-        world.refuse_broken()
 
     def _step_tensors(self, world: TensorWorld) -> None:
         """Take a step whose transitions never leave the device, unless something of them is not finite."""
-        assert world.pending is not None
         obs, *_ = world.seen()
+        assert world.pending is not None
         self.whole = False
         step = world.take(world.pending)
         layout, memories = self.replay.layout, self.replay.memories
@@ -133,7 +126,6 @@ class OffPolicy:
             self.replay.add(rows.cpu().numpy(), ~bad.view(memories, -1).cpu().numpy())
         world.end(step)
         self.whole = True
-        world.refuse_broken()
 
     def _store(
         self, obs: np.ndarray, legal: np.ndarray | None, actions: np.ndarray, step: Step, alive: np.ndarray | None

@@ -68,11 +68,16 @@ class World:
         actions = by_row(self._spec, gather(chosen, self._slots))
         return actions if self._team is None else self.pool.taken(actions)
 
-    def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> np.ndarray:
-        """Let members that learn off-policy choose, and take note of what they choose by."""
+    def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
+        """Let members that learn off-policy choose what is then `pending`, and take note of what they choose by."""
         take_note(cohorts, self.pool.obs, self.pool.alive)
         chosen = act(self._spec, cohorts, self.pool.obs, self.pool.mask, epsilon, self._clock.tick)
-        return self.pool.taken(chosen) if self._team is not None else chosen
+        self.pending = self.pool.taken(chosen) if self._team is not None else chosen
+
+    def send(self) -> None:
+        """Begin the step that is pending; `pool.receive` ends it."""
+        assert self.pending is not None
+        self.pool.send(self.pending)
 
     def take(self, actions: np.ndarray) -> Step:
         self._idle = None if self._team is None else self.pool.idle.copy()
@@ -207,7 +212,7 @@ class TensorWorld:
         actions = actions.flatten(0, 1)
         return actions if self._team is None else actions.unflatten(0, (-1, len(self._team.agents)))
 
-    def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> Tensor:
+    def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
         """See `World.decide`."""
         obs, legal, _ = self.seen()
         here, chosen = torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device), []
@@ -216,7 +221,10 @@ class TensorWorld:
             if cohort.normaliser is not None:
                 cohort.normaliser.see(obs[own], cohort.healthy, here[own])
             chosen.append(choose(self._spec, cohort, obs[own], legal[own], (epsilon, self._clock.tick)))
-        return self.actions(chosen)
+        self.pending = self.actions(chosen)
+
+    def send(self) -> None:
+        """Nothing is under way before `take`."""
 
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
         """Return the transitions of a step as rows `[R, size]`; obs `[P, E · K, O]` is what members chose by."""

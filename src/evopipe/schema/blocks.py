@@ -449,7 +449,7 @@ class MutationConfig(Schema):
         def strangers(cls, names: list[str]) -> list[Problem]:
             """Refuse kinds that no package offers, or two."""
             own = cls.model_fields
-            problems: list[tuple[tuple[str | int, ...], str]] = []
+            problems: list[Problem] = []
             for name in names:
                 try:
                     if plugins.find(plugins.MUTATIONS, name, "evolution.mutation.probabilities", own) is not None:

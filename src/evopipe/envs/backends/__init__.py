@@ -61,7 +61,8 @@ def get(cfg: EnvConfig) -> Backend:
             f"env.backend: no package offers {cfg.backend!r}: install the one that did, or set it to sync"
         )
     module = outside.load("env.backend") if outside else importlib.import_module(f"{__name__}.{cfg.backend}")
-    found = Backend(getattr(module, "rows", None), getattr(module, "tensors", None), getattr(module, "TEAMS", False))
+    rows, tensors = (getattr(module, name, None) for name in ("rows", "tensors"))
+    found = Backend(rows, tensors, bool(getattr(module, "TEAMS", False)))
     if outside is not None and not (callable(found.rows) or callable(found.tensors)):
         raise ParamsError(f"env.backend: {outside} defines neither rows() nor tensors(): every backend must define one")
     return found
