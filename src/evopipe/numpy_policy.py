@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from os import PathLike
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ ACTIVATIONS: dict[str, Any] = {
 class Policy:
     """A perceptron that acts; `path` is `policy.npz`, or that file opened."""
 
-    def __init__(self, path: str | PathLike[str] | IO[bytes] = "policy.npz") -> None:
+    def __init__(self, path: Any = "policy.npz") -> None:
         with np.load(path, allow_pickle=False) as held:
             self.held: dict[str, Any] = dict(held)
 
@@ -59,8 +58,7 @@ class Policy:
                 raise ValueError("mask leaves no legal action: allow at least one for every observation")
             each = np.split(np.where(legal, flat, -np.inf), ends, axis=1)
             actions = np.stack([part.argmax(axis=1) for part in each], axis=1) + held["starts"]
-        actions = actions.reshape((*out.shape[:-1], *held["shape"]))
-        return actions if actions.ndim else actions[()]
+        return actions.reshape((*out.shape[:-1], *held["shape"]))[()]
 
     def q_values(self, obs: Any) -> Any:
         """Return the values of all actions, `[A]` or `[B, A]`; ValueError where its network does not know them."""

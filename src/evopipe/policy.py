@@ -70,7 +70,7 @@ def save(
     others = other_networks(algo, widths) if critic else {}
     networks = {name: name for name in acting_networks(algo.POLICY, widths)} | others
     rows, tensors = {name: member.tensors[name] for name in networks.values()}, rows_for_acting(algo, member.tensors)
-    policy = kind_of(about)(algo, cfg, replace(member, tensors=rows | tensors), about)
+    kind, acting = kind_of(about), replace(member, tensors=rows | tensors)
     for network, name in networks.items():  # parts of one architecture share no name
         prefix = f"{network}." if network in others else ""
         named = member.arch.named(widths[network], rows[name])
@@ -85,7 +85,9 @@ def save(
     }
     data = dump_json(content, str(folder / POLICY), indent=2)
     files = {POLICY: data, TENSORS: dump_tensors(tensors), CARD: card.encode()}
-    write_folder(folder, files | numpy_files(policy)[0] | (_programs(policy) if program else {}))
+    # Two of them: one that has acted holds views of its weights, which a program would hold once more.
+    files |= numpy_files(kind(algo, cfg, acting, about))[0]
+    write_folder(folder, files | (_programs(kind(algo, cfg, acting, about)) if program else {}))
 
 
 def kind_of(about: Mapping[str, Any]) -> type[Policy] | type[TeamPolicy]:
