@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from evopipe.language.policy import LanguagePolicy
 from evopipe.loading import load
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import AnyParams, any_params
-from evopipe.stages import report, stage_of
+from evopipe.stages import report
 from evopipe.stages.check import check, needs_dataset
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.team_policy import TeamPolicy
@@ -78,7 +79,7 @@ def _run(params: AnyParams, folder: Path, quiet: bool) -> Result:
     check(params)
     upstream = ("fetch", "buffer") if needs_dataset(params) else ()
     for name in (*upstream, "population", "train", "evaluate", "export"):
-        stage_of(name, params.of_text).run(params, quiet=quiet, folder=folder)
+        import_module(f"evopipe.stages.{name}").run(params, quiet=quiet, folder=folder)
     return Result(
         policy=load(folder / layout.ELITE),
         policies=[] if params.of_text else policy.trained(folder / layout.TRAINED),

@@ -149,9 +149,7 @@ def _stage(name: str) -> Callable[[typer.Context], None]:
                 from evopipe.stages.check import check
 
                 check(params)
-            from evopipe.stages import stage_of
-
-            stage_of(name, params.of_text).run(params, quiet=context.obj.quiet)
+            import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
         from evopipe.track import tracking
 
         tracking.attach(params, [name])

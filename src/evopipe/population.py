@@ -21,6 +21,7 @@ from evopipe.errors import UsageError, translate_failures
 from evopipe.evolve.lineage import Record
 from evopipe.machine import configure
 from evopipe.problems.env import begin
+from evopipe.problems.env_population import begun
 from evopipe.problems.specs import describe, make_spec
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import in_environments
@@ -32,7 +33,6 @@ from evopipe.run.warm import read_warm
 from evopipe.schema.params import AnyParams, Params, any_params
 from evopipe.stages import buffer, fetch
 from evopipe.stages.check import check, needs_dataset
-from evopipe.stages.population import members_of
 from evopipe.team_policy import TeamPolicy
 
 
@@ -66,9 +66,10 @@ class Population:
             raise UsageError("Population: it trains in this process: set runtime.shards.engine to none")
         check(settled)
         self.params, runtime = settled, settled.runtime
-        self._spec, self._described = make_spec(settled, configure(runtime)), describe(settled)
+        device = configure(runtime)
+        _, members, births, _ = begun(settled)
+        self._spec, self._described = make_spec(settled, device), describe(settled)
         learners = learner_count(runtime.learners, runtime.threads, self._spec.environments_first)
-        members, births = members_of(settled, self._spec)
         with contextlib.ExitStack() as held:
             self._workers = held.enter_context(Workers(runtime.env_workers, learners))
             warm = _dataset(settled, self._spec)

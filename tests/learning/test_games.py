@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import timeit
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from evopipe.run.population import about_spec
 from evopipe.run.spec import first_members
 from evopipe.run.text import TextRows
 from evopipe.schema.text import LanguageParams
-from evopipe.stages import stage_of
 from evopipe.storage import members as stored
 from evopipe.storage.files import read_json
 from learned import SEEDS, run
@@ -141,4 +141,4 @@ def trained(params: LanguageParams, folder: Path, rates: tuple[float, ...]) -> t
 
 def stages(params: LanguageParams, folder: Path, *names: str) -> None:
     for name in names:
-        stage_of(name, of_text=True).run(params, quiet=True, folder=folder)
+        import_module(f"evopipe.stages.{name}").run(params, quiet=True, folder=folder)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from evopipe.problems.text import make_spec
 from evopipe.run.population import about_spec
 from evopipe.schema.read import read_yaml
 from evopipe.schema.text import LanguageParams
-from evopipe.stages import stage_of
 from evopipe.storage import members as stored
 from evopipe.storage.files import read_json
 from learned import SEEDS, run
@@ -125,7 +125,7 @@ def _trained(params: LanguageParams, folder: Path) -> float:
 
 def _stages(params: LanguageParams, folder: Path, *names: str) -> None:
     for name in names:
-        stage_of(name, of_text=True).run(params, quiet=True, folder=folder)
+        import_module(f"evopipe.stages.{name}").run(params, quiet=True, folder=folder)
 
 
 def test_sums_that_a_base_gets_wrong_become_right(seed: int, base: Any) -> None:

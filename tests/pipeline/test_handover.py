@@ -35,7 +35,7 @@ from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
 from evopipe.native import build
-from evopipe.problems import problem_of
+from evopipe.problems import env_evaluate, problem_of
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.rng import Purpose
@@ -720,15 +720,15 @@ def test_too_many_broken_episodes_give_no_score(tmp_path: Path) -> None:
 def test_no_member_is_judged_by_the_few_episodes_that_were_whole(capsys: pytest.CaptureFixture[str]) -> None:
     """A tenth of each member's may break; three of one member's twenty are too many, few as they are of all eighty."""
     whole = np.ones((4, 20), bool)
-    evaluate._refuse_or_warn(whole, "E")
+    env_evaluate._refuse_or_warn(whole, "E")
     assert capsys.readouterr().err == ""
     whole[:, [3, 7]] = False
-    evaluate._refuse_or_warn(whole, "E")
+    env_evaluate._refuse_or_warn(whole, "E")
     assert "in 8 of 80 episodes; they are left out of the scores" in capsys.readouterr().err
     whole[:] = True
     whole[2, :3] = False
     with pytest.raises(EnvironmentFailed, match="in 3 of 80 episodes: mend it"):
-        evaluate._refuse_or_warn(whole, "E")
+        env_evaluate._refuse_or_warn(whole, "E")
 
 
 def test_scores_and_datasets_are_gymnasiums_whatever_steps_training(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from envs_for_tests import Diary
 from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import EnvironmentFailed, Interrupted
+from evopipe.problems.env_evaluate import _of_agents
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Stopped, evaluate
 from evopipe.run.spec import Spec, first_members
-from evopipe.stages.evaluate import _of_agents, interruptible, tell_elite
+from evopipe.stages.evaluate import interruptible, tell_elite
 
 
 def play(p: Spec, size: int, rows: int, n: int, cap: int | None = None) -> tuple[np.ndarray, np.ndarray, int]:

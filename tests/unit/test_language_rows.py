@@ -19,8 +19,10 @@ from evopipe.core.net import score
 from evopipe.language import policy as policies
 from evopipe.language.generate import Sampling
 from evopipe.language.tokens import Corpus, tokenise
+from evopipe.problems import text_evaluate as evaluation
 from evopipe.problems.text import make_spec, spec_of
 from evopipe.problems.text_data import form_of
+from evopipe.problems.text_evaluate import _completions, _pass_at
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue, Room, learn, sampling
@@ -28,8 +30,6 @@ from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members
 from evopipe.run.text import References, TextRows, Texts, figures
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language import evaluate as evaluation
-from evopipe.stages.language.evaluate import _completions, _pass_at
 from evopipe.types import Text
 
 DIGITS = "0123456789"

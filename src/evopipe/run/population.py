@@ -8,6 +8,7 @@ from typing import Any
 
 from evopipe import layout
 from evopipe.core.member import Member
+from evopipe.errors import DataError, MissingInputError
 from evopipe.evolve.mutate import Mutation, read_births
 from evopipe.run.spec import Job
 from evopipe.storage import members
@@ -30,3 +31,17 @@ def read_population(folder: Path, spec: Job) -> tuple[list[Member], list[Mutatio
     """Read the members that a training begins with, and how each was made; for errors see `read_members`."""
     found, about = read_members(folder, layout.POPULATION, spec)
     return found, read_births(about.get("mutations"), len(found))
+
+
+def read_start(folder: Path, spec: Job, remedy: str) -> list[Member]:
+    """Read trained members to go on from, the elite first, without those that diverged; `MissingInputError` or
+    `DataError` if that cannot be done."""
+    if not folder.exists():
+        raise MissingInputError(f"{folder}: not there; {remedy}")
+    found, about = members.read(folder, about_spec(spec), remedy)
+    if "elite" in about:
+        found = [found[-1], *found[:-1]]
+    healthy = [member for member in found if member.healthy]
+    if not healthy:
+        raise DataError(f"{folder}: every member has diverged; {remedy}")
+    return healthy

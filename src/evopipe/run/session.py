@@ -13,14 +13,7 @@ import numpy as np
 
 from evopipe import layout
 from evopipe.core.member import Member
-from evopipe.errors import (
-    DiskError,
-    DivergedError,
-    EnvironmentFailed,
-    Interrupted,
-    ResourceError,
-    translate_failures,
-)
+from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted, ResourceError, translate_failures
 from evopipe.evolve.mutate import Mutation
 from evopipe.keys import CODE, content_key, state_folder
 from evopipe.run.clock import Clock

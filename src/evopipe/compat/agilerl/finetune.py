@@ -20,11 +20,11 @@ from evopipe.compat.agilerl.train import PROJECT, conduct, conducted, refuse_idl
 from evopipe.errors import UsageError
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.problems.text import describe
+from evopipe.problems.text_export import write_policy
 from evopipe.rng import Purpose
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Champion, Run
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language import export
 from evopipe.storage.files import write_csv
 from evopipe.track.events import Message, Tracker
 
@@ -232,7 +232,7 @@ class _Finetuning(SimpleNamespace):
                          "generation": champion.generation},
             "provenance": {"evopipe": evopipe.__version__},
         }  # fmt: skip
-        export.write(Path(path), spec, champion.member, about, path)
+        write_policy(Path(path), spec, champion.member, about, path)
 
 
 class _Between:

@@ -30,13 +30,14 @@ from evopipe.loading import load
 from evopipe.machine import configure
 from evopipe.ops.statistics import summary
 from evopipe.problems.text import describe, make_spec
+from evopipe.problems.text_population import members_of
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes
 from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.problem import Problem
 from evopipe.run.session import Home, Session
-from evopipe.stages.language import export, population
+from evopipe.stages import export
 from evopipe.storage.files import write_json
 from evopipe.track.events import Message
 
@@ -236,7 +237,7 @@ class AgentTrainer:
     def _begin(self) -> tuple[LanguageSpec, list[Member], list[Mutation]]:
         params = self.resolved.params
         spec = make_spec(params, configure(params.runtime))
-        return spec, *population.members_of(params, spec)
+        return spec, *members_of(params, spec)
 
     def _regime(self, spec: LanguageSpec, clock: Clock, folder: Path | None) -> Rounds:
         assert self.train_dataset is not None

@@ -1,4 +1,4 @@
-"""Stage `export` of language models: the elite's adapter, and the base with it merged in."""
+"""The elite of language models as files: its adapter, and the base with it merged in."""
 
 from __future__ import annotations
 
@@ -9,47 +9,45 @@ from typing import Any
 from evopipe import layout
 from evopipe.card import render
 from evopipe.core.member import Member
-from evopipe.evolve.lineage import descent, read_lineage
 from evopipe.language import peft, player
 from evopipe.language.adapters import Adapted, LoRA
 from evopipe.language.policy import CHANGE, HEAD, MERGED, POLICY
-from evopipe.machine import configure
 from evopipe.problems.text import describe, make_spec
 from evopipe.run.language import LanguageSpec
-from evopipe.run.population import read_members
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.export import provenance, scored
-from evopipe.stages.tell import tell
-from evopipe.storage.files import dump_json, read_bytes
+from evopipe.storage.files import dump_json
 from evopipe.storage.folders import write_folder
 from evopipe.storage.tensors import dump_tensors
-from evopipe.track.formats import score
+
+SCORES = ("mean", "interval")
+"""Which of the elite's scores its card shows."""
 
 
-def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/elite`: the adapter as PEFT's files, the merged model, policy.json and a model card."""
-    configure(params.runtime)
-    spec = make_spec(params)
-    (*_, elite), trained = read_members(folder, layout.TRAINED, spec)
-    scores = scored(folder, {"mean", "interval"})
-    about = {
+def spec_of(params: LanguageParams) -> LanguageSpec:
+    """Return what the run is about."""
+    return make_spec(params)
+
+
+def write(
+    folder: Path, params: LanguageParams, spec: LanguageSpec, elite: Member, about: Mapping[str, Any],
+    scores: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Write the adapter as PEFT's files, the merged model, policy.json and a model card. `DiskError` if it cannot be
+    written."""
+    told = {
         **describe(params, spec),
         "format": 1,
         "arch": elite.arch.to_json(),
         "merged": params.export.merged and spec.base.length == 0,
         "head": spec.base.length == 0 and "end" in spec.algo.asks(spec.algo_config),
-        "hyper": dict(elite.hyper),
-        "training": trained.get("elite"),
+        **about,
         "evaluation": scores["elite"],
         "before": scores.get("base"),
-        "lineage": descent(read_lineage(read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)), elite.id),
-        "provenance": provenance(params, folder),
     }
-    write(folder / layout.ELITE, spec, elite, about)
-    tell(f"{layout.ELITE}: {elite.arch.describe()}, held-out mean {score(scores['elite']['mean'])}", quiet)
+    write_policy(folder, spec, elite, told)
 
 
-def write(
+def write_policy(
     folder: Path, spec: LanguageSpec, member: Member, about: Mapping[str, Any], called: str = str(layout.ELITE)
 ) -> None:
     """Write a member as a policy's folder, with a model card that calls it so; what it is says `about`. `DiskError` if

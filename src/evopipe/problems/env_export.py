@@ -1,0 +1,34 @@
+"""The elite of an environment as files that run anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evopipe import policy
+from evopipe.card import card
+from evopipe.core import normalise
+from evopipe.core.member import Member
+from evopipe.problems.specs import describe, make_spec
+from evopipe.run.spec import Spec
+from evopipe.schema.params import Params
+
+SCORES = ("mean", "interval", "std", "median", "iqm")
+"""Which of the elite's scores its card shows."""
+
+
+def spec_of(params: Params) -> Spec:
+    """Return what the run is about."""
+    return make_spec(params)
+
+
+def write(
+    folder: Path, params: Params, spec: Spec, elite: Member, about: Mapping[str, Any], scores: Mapping[str, Any]
+) -> None:
+    """Write policy.safetensors, policy.json, policy.pt2 and a model card. `DiskError` if it cannot be written."""
+    told = {
+        **describe(params), "preprocessing": normalise.describe(elite.tensors), **about, "evaluation": scores["elite"]
+    }  # fmt: skip
+    text = card(policy.kind_of(told)(spec.algo, params.algo_config, elite, told), params.evaluate.episodes)
+    policy.save(folder, params.train.algo, elite, told, params.export.program, text, params.export.critic)

@@ -1,0 +1,24 @@
+"""The members that a run in an environment begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evopipe.core.member import Member
+from evopipe.evolve.mutate import Mutation
+from evopipe.problems.specs import make_spec
+from evopipe.run.population import read_start
+from evopipe.run.spec import Spec, first_members, go_on
+from evopipe.schema.params import Params
+
+_REMEDY = "population.start names a copy of models/trained of a run with the same algorithm and environment"
+
+
+def begun(params: Params) -> tuple[Spec, list[Member], list[Mutation], str]:
+    """Return what the run is about, its members, how each was made, and what they are of; with `population.start` they
+    are those of an earlier run, as it left them: so an offline run goes on online."""
+    spec, start = make_spec(params), params.population.start
+    members, mutations = first_members(spec, params.population.size)
+    if start is not None:
+        members, mutations = go_on(spec, read_start(Path(start), spec, _REMEDY), members)
+    return spec, members, mutations, str(members[0].arch.activation)
