@@ -19,7 +19,7 @@ from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.machine import configure, fingerprint
-from evopipe.native import build, dense, learn
+from evopipe.native import build, dense, optimiser
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.language import TextRuntime
 from evopipe.types import Tensor
@@ -137,7 +137,7 @@ def test_polyak_copies_and_leaves_to_the_bit() -> None:
 
 def test_spans_are_the_cache_lines_that_hold_a_members_own_numbers() -> None:
     shape = net(archs("ReLU", True), Widths(8, 4)).structure
-    told = learn.owned(shape).tolist()
+    told = optimiser.owned(shape).tolist()
     for row, index in enumerate(shape.index):
         spans = told[told[row] : told[row + 1]]
         lines = {line for a, b in zip(spans[::2], spans[1::2], strict=True) for line in range(a, b, 16)}

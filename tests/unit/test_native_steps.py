@@ -20,7 +20,7 @@ from evopipe.core.structure import Widths
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
-from evopipe.native import actor_critic, build, learn, policy, replay
+from evopipe.native import actor_critic, build, optimiser, policy, replay
 from evopipe.rng import Purpose, Stream, member_keys, salt
 from evopipe.types import Batch, Chosen, Spaces, Tensor
 from kernel_cases import Draw, alone, drawn_lessons
@@ -243,7 +243,7 @@ def test_a_gradient_is_clipped_at_its_limit_and_not_before(around: float) -> Non
     limit = (norms * around).float() if around < np.inf else torch.full((3,), torch.inf)
     limit[2] = 1.0
     healthy = torch.ones(3, dtype=torch.bool)
-    learn.clip(net, limit, torch.zeros(3), healthy)
+    optimiser.clip(net, limit, torch.zeros(3), healthy)
     share = (limit.double() / (norms + 1e-6)).clamp(max=1.0)
     torch.testing.assert_close(net.grad.double(), before.double() * share[:, None], rtol=2e-6, atol=0.0)
     if around > 1:
@@ -260,7 +260,7 @@ def test_who_is_not_finite_is_healthy_no_more(spoiled: float, where: str) -> Non
         losses[1] = spoiled
     else:
         net.grad[1, int(net.structure.index[1][-1])] = spoiled
-    learn.clip(net, torch.ones(3), losses, healthy)
+    optimiser.clip(net, torch.ones(3), losses, healthy)
     assert healthy.tolist() == [False, False, True]
     if where == "gradient" and np.isnan(spoiled):
         assert net.grad[1, net.structure.index[1]].isnan().all(), "as torch's: a norm that is no number spoils it all"
