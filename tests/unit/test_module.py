@@ -241,7 +241,7 @@ def test_a_module_trains_through_the_front_door(algo: str, tmp_path: Path) -> No
     again = evopipe.load(tmp_path / "models/elite")
     assert (again.act(obs) == acts).all()
     about = json.loads((tmp_path / "models/elite/policy.json").read_text())
-    assert about["arch"] == {"kind": "module", "module": "nets_for_tests:Net", "kwargs": {"hidden": 16}}
+    assert about["arch"] == {"kind": "module", "module": "nets_for_tests:Net", "arguments": {"hidden": 16}}
     program = torch.export.load(tmp_path / "models/elite/policy.pt2").module()
     found = program(torch.from_numpy(obs))
     assert (np.asarray(found[0] if isinstance(found, tuple) else found) == acts).all()

@@ -57,7 +57,7 @@ class Module:
         return " ".join([self.module, *(f"{name}={value}" for name, value in json.loads(self.kwargs).items())])
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "module", "module": self.module, "kwargs": json.loads(self.kwargs)}
+        return {"kind": "module", "module": self.module, "arguments": json.loads(self.kwargs)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Module:

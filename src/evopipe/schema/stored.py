@@ -78,7 +78,7 @@ class StoredModule(_Stored):  # type: ignore[no-redef]  # of pydantic's plugin: 
     """A network of the user's own, see `core.module`."""
 
     module: Annotated[str, Field(max_length=200)]
-    arguments: dict[str, Any] = Field(default_factory=dict, alias="kwargs")
+    arguments: dict[str, Any] = Field(default_factory=dict)
 
 
 class StoredMember(_Stored):
