@@ -20,11 +20,11 @@ from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.problems.env import begin
 from evopipe.problems.specs import spaces_of
+from evopipe.regimes.learn import discount_rate
+from evopipe.regimes.on_policy import OnPolicy
+from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose, Stream
 from evopipe.run import act as acting
-from evopipe.run.learn import discount_rate
-from evopipe.run.on_policy import OnPolicy
-from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
 from evopipe.run.spec import Spec, first_members

@@ -19,12 +19,12 @@ from evopipe.language.tokens import Corpus, tokenise
 from evopipe.machine import configure
 from evopipe.problems.text import make_spec
 from evopipe.problems.text_data import form_of
+from evopipe.regimes.dialogue import Dialogue
+from evopipe.regimes.text import TextRows, Texts
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import Dialogue
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Run
 from evopipe.run.spec import first_members
-from evopipe.run.text import TextRows, Texts
 from evopipe.schema.text import LanguageParams
 
 Settings = Mapping[str, Any]

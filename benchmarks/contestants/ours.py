@@ -33,14 +33,15 @@ from evopipe.machine import configure
 from evopipe.native import build, dense
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
+from evopipe.regimes import learn as learning
+from evopipe.regimes import off_policy, on_policy, rollouts
+from evopipe.regimes.learn import learn, updates_due
+from evopipe.regimes.off_policy import OffPolicy
+from evopipe.regimes.on_policy import OnPolicy
 from evopipe.rng import Purpose, Stream
-from evopipe.run import learn as learning
-from evopipe.run import off_policy, on_policy, rollouts, run, session
+from evopipe.run import run, session
 from evopipe.run.act import act
 from evopipe.run.evaluate import Evaluator
-from evopipe.run.learn import learn, updates_due
-from evopipe.run.off_policy import OffPolicy
-from evopipe.run.on_policy import OnPolicy
 from evopipe.run.population import about_spec
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members

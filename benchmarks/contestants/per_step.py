@@ -11,7 +11,6 @@ import gymnasium
 import numpy as np
 from common import held_out_seeds, judge_team, play_episodes
 
-from evopipe.acting import Policy
 from evopipe.algos import get
 from evopipe.core.cohort import dissolve
 from evopipe.core.member import Member
@@ -19,11 +18,12 @@ from evopipe.data.d4rl import read_d4rl
 from evopipe.data.transitions import Transitions, pack
 from evopipe.envs.spaces import ActionSpace
 from evopipe.machine import configure
+from evopipe.policies.acting import Policy
+from evopipe.policies.team import TeamPolicy
 from evopipe.problems.env import begin
 from evopipe.problems.specs import describe, make_spec
 from evopipe.run.spec import first_members
 from evopipe.schema.params import Params, parse_params
-from evopipe.team_policy import TeamPolicy
 
 DATASETS = Path(__file__).parents[1] / ".data"
 DRAWS = ("ppo", "sac", "ippo", "mappo")  # algorithms whose policy draws its actions

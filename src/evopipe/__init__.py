@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from evopipe.compat.agilerl.older import initialPopulation, makeVectEnvs
     from evopipe.compat.rllm import AgentTrainer
     from evopipe.errors import EvopipeError
-    from evopipe.loading import load
-    from evopipe.play import evaluate
-    from evopipe.policy import Policy
+    from evopipe.policies.loading import load
+    from evopipe.policies.play import evaluate
+    from evopipe.policies.policy import Policy
     from evopipe.population import Population
     from evopipe.schema.params import Params, load_params, parse_params
 
@@ -81,10 +81,10 @@ __all__ = [  # noqa: RUF022 (in the order in which one meets them)
 
 _OWN = {
     "train": ("evopipe.api", "run"),
-    "load": ("evopipe.loading", "load"),
-    "evaluate": ("evopipe.play", "evaluate"),
+    "load": ("evopipe.policies.loading", "load"),
+    "evaluate": ("evopipe.policies.play", "evaluate"),
     "Population": ("evopipe.population", "Population"),
-    "Policy": ("evopipe.policy", "Policy"),
+    "Policy": ("evopipe.policies.policy", "Policy"),
     "Result": ("evopipe.api", "Result"),
     "Params": ("evopipe.schema.params", "Params"),
     "load_params": ("evopipe.schema.params", "load_params"),

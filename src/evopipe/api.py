@@ -9,18 +9,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from evopipe import layout, policy
-from evopipe.acting import Policy
+from evopipe import layout
 from evopipe.evolve.lineage import Record, read_lineage
 from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
-from evopipe.loading import load
+from evopipe.policies import policy
+from evopipe.policies.acting import Policy
+from evopipe.policies.loading import load
+from evopipe.policies.team import TeamPolicy
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import AnyParams, any_params
 from evopipe.stages import report
 from evopipe.stages.check import check, needs_dataset
 from evopipe.storage.files import read_bytes, read_json
-from evopipe.team_policy import TeamPolicy
 from evopipe.track import tracking
 
 

@@ -221,9 +221,9 @@ def _play(
         return
     if prompt is not None:
         raise UsageError(f"play: {folder} is no language model: it takes no --prompt")
-    from evopipe import film
-    from evopipe import play as player
-    from evopipe.policy import load
+    from evopipe.policies import film
+    from evopipe.policies import play as player
+    from evopipe.policies.policy import load
     from evopipe.track.formats import score
 
     tell = context.obj.tell
@@ -250,7 +250,7 @@ def _play(
 
 def _play_games(folder: Path, games: int, seed: int, prompt: str | None, tell: Callable[[str], None]) -> None:
     from evopipe.language.player import GamePolicy, squares
-    from evopipe.loading import load
+    from evopipe.policies.loading import load
     from evopipe.track.formats import score
 
     policy = load(folder)

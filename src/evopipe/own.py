@@ -72,3 +72,11 @@ def import_name(written: str, key: str) -> Any:
     if not callable(found):
         raise ParamsError(f"{key}: {written!r} is of type {type(found).__name__}, and cannot be called")
     return found
+
+
+def import_network(params: Any) -> None:
+    """Import the module of a network of the user's own, which parameters of a run name: policies that hold it can be
+    loaded then. For errors see `import_name`."""
+    network = getattr(params.algo_config, "network", None)
+    if network is not None and network.module is not None:
+        import_name(network.module, f"algos.{params.train.algo}.network.module")

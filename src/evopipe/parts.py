@@ -15,12 +15,12 @@ from evopipe.machine import configure
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
+from evopipe.regimes.learn import learn, updates_due
+from evopipe.regimes.off_policy import OffPolicy
+from evopipe.regimes.offline import Offline
+from evopipe.regimes.on_policy import OnPolicy
 from evopipe.run.act import act, take_note
 from evopipe.run.evaluate import Episodes, evaluate
-from evopipe.run.learn import learn, updates_due
-from evopipe.run.off_policy import OffPolicy
-from evopipe.run.offline import Offline
-from evopipe.run.on_policy import OnPolicy
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig

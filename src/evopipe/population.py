@@ -12,28 +12,28 @@ from typing import Any, Self
 
 import numpy as np
 
-from evopipe import policy
-from evopipe.acting import Policy
 from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, translate_failures
 from evopipe.evolve.lineage import Record
 from evopipe.machine import configure
+from evopipe.policies import policy
+from evopipe.policies.acting import Policy
+from evopipe.policies.team import TeamPolicy
 from evopipe.problems.env import begin
 from evopipe.problems.env_population import begun
 from evopipe.problems.specs import describe, make_spec
+from evopipe.regimes.learners import learner_count
+from evopipe.regimes.warm import read_warm
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import in_environments
-from evopipe.run.learners import learner_count
 from evopipe.run.outs import write_results
 from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec
-from evopipe.run.warm import read_warm
 from evopipe.schema.params import AnyParams, Params, any_params
 from evopipe.stages import buffer, fetch
 from evopipe.stages.check import check, needs_dataset
-from evopipe.team_policy import TeamPolicy
 
 
 class Population:

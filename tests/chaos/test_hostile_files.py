@@ -18,12 +18,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import populations
-from evopipe import play, policy
 from evopipe.algos import on_policy
 from evopipe.core.member import Member
 from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.errors import DataError, EvopipeError, UsageError
+from evopipe.policies import play, policy
 from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec, first_members, go_on
 from evopipe.storage import members as stored

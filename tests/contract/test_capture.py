@@ -21,11 +21,11 @@ from evopipe.core.cohort import COSTS, Cohort
 from evopipe.core.graphs import Capture, Paths, Runner
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.problems.env import begin
+from evopipe.regimes.learn import learn
+from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.run import act as acting
 from evopipe.run.act import choose
 from evopipe.run.evaluate import evaluate
-from evopipe.run.learn import learn
-from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from evopipe.types import Learned
 from populations import LONG, UNLIKE, advance, close_generation, equal_states, finish, is_on_policy, started

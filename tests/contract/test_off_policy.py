@@ -16,9 +16,9 @@ from evopipe.core.cohort import COSTS, dissolve
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError
 from evopipe.problems.env import begin
+from evopipe.regimes.learn import discount_rate, learn, updates_due
 from evopipe.rng import Purpose
 from evopipe.run.act import act
-from evopipe.run.learn import discount_rate, learn, updates_due
 from evopipe.run.spec import first_members
 from evopipe.types import Batch
 from populations import LONG, advance, batch_for, draw_at, equal, of_slot, plant_weight, same, unlike, update, updated

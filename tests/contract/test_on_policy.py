@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import populations
-from evopipe import policy, rng
+from evopipe import rng
 from evopipe.algos import get, on_policy
 from evopipe.core import optim
 from evopipe.core.cohort import COSTS, dissolve
@@ -24,12 +24,13 @@ from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError, UsageError
 from evopipe.native import build
+from evopipe.policies import policy
 from evopipe.problems.env import begin
+from evopipe.regimes import learners
+from evopipe.regimes.learn import UPDATES_PER_TICK
+from evopipe.regimes.on_policy import OnPolicy, _rollout_ends
+from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose
-from evopipe.run import learners
-from evopipe.run.learn import UPDATES_PER_TICK
-from evopipe.run.on_policy import OnPolicy, _rollout_ends
-from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import load_params

@@ -18,7 +18,7 @@ import populations
 from evopipe.algos import on_policy
 from evopipe.core.cohort import dissolve
 from evopipe.core.member import Member
-from evopipe.run.rollouts import learn_from_rollout
+from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from populations import TICKS, batch_for, cases, rollout_for, same, update
 

@@ -16,8 +16,8 @@ from evopipe.core import optim
 from evopipe.core.cohort import COSTS
 from evopipe.core.graphs import Capture, Paths
 from evopipe.problems.env import begin
-from evopipe.run import learners
-from evopipe.run.off_policy import OffPolicy
+from evopipe.regimes import learners
+from evopipe.regimes.off_policy import OffPolicy
 from evopipe.run.spec import Spec, first_members
 from populations import advance, close_generation, equal, equal_states, finish, same, started
 

@@ -13,8 +13,8 @@ import torch
 import populations
 from evopipe.algos import on_policy
 from evopipe.core.cohort import COSTS, dissolve
+from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.run.act import act
-from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.spec import first_members
 from evopipe.types import Batch
 from populations import LONG, TICKS, batch_for, draw_at, of_slot, plant_weight, rollout_for, unlike, update, updated

@@ -15,7 +15,7 @@ import pytest
 import evopipe
 from evopipe.envs.make import make_env
 from evopipe.errors import MissingInputError, ParamsError
-from evopipe.play import environment_of
+from evopipe.policies.play import environment_of
 from evopipe.schema.params import any_params, load_params, parse_params
 from evopipe.stages.check import needs_dataset
 from tiny import params, write_params

@@ -21,7 +21,7 @@ import torch
 import evopipe
 import populations
 import reference
-from evopipe import algos, layout, policy, rng
+from evopipe import algos, layout, rng
 from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
@@ -35,9 +35,11 @@ from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
 from evopipe.native import build
+from evopipe.policies import policy
 from evopipe.problems import env_evaluate, problem_of
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
+from evopipe.regimes.warm import read_warm
 from evopipe.rng import Purpose
 from evopipe.run import drive
 from evopipe.run.outs import write_results
@@ -45,7 +47,6 @@ from evopipe.run.population import about_spec, read_members
 from evopipe.run.run import Champion
 from evopipe.run.session import key_of
 from evopipe.run.spec import first_members
-from evopipe.run.warm import read_warm
 from evopipe.schema.params import Params, parse_params
 from evopipe.signals import StopSignal
 from evopipe.stages import buffer, evaluate, export, fetch, population, train

@@ -85,7 +85,7 @@ def test_its_pipeline_is_the_root_pipeline() -> None:
         own = ["requirements.txt"] + ["my_env.py"] * (name != "buffer")
         assert stage["deps"] == [dep for dep in root["deps"] if dep not in code] + own
         # What steps an environment at the root depends on the module of one here.
-        makes = any(dep.startswith("src/evopipe/envs") or dep == "src/evopipe/play.py" for dep in code)
+        makes = any(dep.startswith("src/evopipe/envs") or dep == "src/evopipe/policies/play.py" for dep in code)
         assert makes or name == "buffer"
     assert "src/" not in contents("x")["dvc.yaml"]
     assert made["plots"] == parse_yaml((ROOT / "dvc.yaml").read_text(), "dvc.yaml").data["plots"]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import evopipe
-from evopipe import policy
+from evopipe.policies import policy
 from evopipe.problems.specs import make_spec
 from evopipe.rng import Purpose
 from tiny import params

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from evopipe import layout, policy
+from evopipe import layout
 from evopipe.errors import DataError
+from evopipe.policies import policy
 from evopipe.storage.folders import read_folder, write_folder
 from tiny import call, digests, write_params
 

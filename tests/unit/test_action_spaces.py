@@ -15,7 +15,6 @@ from gymnasium import spaces
 import action_envs
 import populations
 from evopipe import algos
-from evopipe import play as playing
 from evopipe.core.net import forward
 from evopipe.envs.check import check
 from evopipe.envs.pool import EnvPool
@@ -23,7 +22,8 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.ops.distributions import distribution
-from evopipe.policy import Policy
+from evopipe.policies import play as playing
+from evopipe.policies.policy import Policy
 from evopipe.problems.specs import spaces_of
 from evopipe.rng import Purpose
 from evopipe.run.act import act

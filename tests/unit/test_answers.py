@@ -15,11 +15,11 @@ import torch
 import evopipe
 import populations
 import reference
-from evopipe import policy
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, UsageError
-from evopipe.policy import Policy
+from evopipe.policies import policy
+from evopipe.policies.policy import Policy
 from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec, first_members
 from evopipe.storage import members as stored

@@ -13,7 +13,6 @@ import torch
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 import populations
-from evopipe import policy
 from evopipe.algos import _actor_critic, sac
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member, tensor_kinds
@@ -22,7 +21,8 @@ from evopipe.envs.spaces import ActionSpace
 from evopipe.errors import ParamsError
 from evopipe.ops.distributions import masked_log_softmax, squashed_gaussian
 from evopipe.ops.policy import gaussian, or_random, ornstein_uhlenbeck
-from evopipe.play import play
+from evopipe.policies import policy
+from evopipe.policies.play import play
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import Spec, first_members
 from populations import advance, started

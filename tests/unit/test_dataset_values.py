@@ -23,7 +23,7 @@ from evopipe.data.transitions import pack, read_transitions, statistics, write_t
 from evopipe.envs.pool import EnvPool
 from evopipe.layout import DATASET, TRANSITIONS
 from evopipe.problems.specs import make_spec
-from evopipe.run.warm import read_warm
+from evopipe.regimes.warm import read_warm
 from evopipe.schema.blocks import CollectConfig, EnvConfig
 from evopipe.stages import buffer, fetch
 

@@ -23,9 +23,9 @@ from evopipe.errors import UsageError
 from evopipe.evolve.step import evolve
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
+from evopipe.regimes.warm import read_warm
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import first_members
-from evopipe.run.warm import read_warm
 from evopipe.stages import buffer, fetch
 from evopipe.types import Batch
 from populations import finish, same

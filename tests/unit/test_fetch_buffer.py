@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from minari import MinariDataset
 
-from evopipe import layout, policy
+from evopipe import layout
 from evopipe.data.collect import GOOD
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, read_transitions, statistics
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
+from evopipe.policies import policy
 from evopipe.problems.specs import make_spec
 from evopipe.rng import Purpose, host
 from evopipe.run.population import read_members

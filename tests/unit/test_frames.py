@@ -25,10 +25,10 @@ from evopipe.memory.nstep import NStep
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.problems.env import begin
-from evopipe.run import learners
-from evopipe.run.learn import _of_share, learn
-from evopipe.run.off_policy import byte_images
-from evopipe.run.offline import _pack
+from evopipe.regimes import learners
+from evopipe.regimes.learn import _of_share, learn
+from evopipe.regimes.off_policy import byte_images
+from evopipe.regimes.offline import _pack
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.storage.checkpoint import CheckpointStore
@@ -606,7 +606,7 @@ def test_a_dataset_is_kept_as_frames_each_once(
     steps: int, rows: int, runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = pictures(mode="offline", **memory_of(n_step=steps))
-    monkeypatch.setattr("evopipe.run.offline._PART", 4 * RowLayout.of(p.spaces, False, steps).size * rows)
+    monkeypatch.setattr("evopipe.regimes.offline._PART", 4 * RowLayout.of(p.spaces, False, steps).size * rows)
     data = recorded(p)
     runs.append(studied(p, data))
     frames = runs[0].regime.replay.frames

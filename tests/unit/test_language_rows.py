@@ -23,12 +23,12 @@ from evopipe.problems import text_evaluate as evaluation
 from evopipe.problems.text import make_spec, spec_of
 from evopipe.problems.text_data import form_of
 from evopipe.problems.text_evaluate import _completions, _pass_at
+from evopipe.regimes.dialogue import Dialogue, Room, learn, sampling
+from evopipe.regimes.text import References, TextRows, Texts, figures
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import Dialogue, Room, learn, sampling
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members
-from evopipe.run.text import References, TextRows, Texts, figures
 from evopipe.schema.text import LanguageParams
 from evopipe.types import Text
 

@@ -12,7 +12,7 @@ import torch
 import words
 from evopipe.errors import DataError
 from evopipe.language.tokens import Corpus, read_corpus, tokenise, write_corpus
-from evopipe.run.order import held_out, rows_at
+from evopipe.regimes.order import held_out, rows_at
 from evopipe.schema.language import TextFetch
 
 QUESTIONS = [{"prompt": f"{i}=", "answer": str(i), "completion": str(i), "chosen": f"{i}", "rejected": "abc"}

@@ -20,10 +20,10 @@ from evopipe.native import build
 from evopipe.problems.env import begin
 from evopipe.problems.text import make_spec, regime_of
 from evopipe.problems.text_data import task_of
-from evopipe.run import learn as steps
-from evopipe.run import learners
+from evopipe.regimes import learn as steps
+from evopipe.regimes import learners
+from evopipe.regimes.learners import Learners, Share, _divide, learner_count
 from evopipe.run.clock import Clock
-from evopipe.run.learners import Learners, Share, _divide, learner_count
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.text import LanguageParams

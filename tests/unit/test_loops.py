@@ -28,9 +28,9 @@ from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.lineage import Best
 from evopipe.evolve.mutate import NONE
 from evopipe.problems.env import begin
+from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose, Stream
 from evopipe.run.drive import Saver, _Stopwatch, drive
-from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Champion
 from evopipe.run.spec import Spec, first_members, go_on
 from evopipe.run.world import TensorWorld, World

@@ -17,7 +17,7 @@ from evopipe.algos import sac
 from evopipe.core.net import forward
 from evopipe.ops.distributions import masked_log_softmax
 from evopipe.problems.env import begin
-from evopipe.run.off_policy import OffPolicy
+from evopipe.regimes.off_policy import OffPolicy
 from evopipe.run.spec import Spec, first_members
 from evopipe.types import Batch
 from populations import LONG, advance, draw_at, equal_states

@@ -9,9 +9,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from evopipe.card import card
 from evopipe.envs.spaces import ObservationSpace
-from evopipe.policy import Policy
+from evopipe.policies.card import card
+from evopipe.policies.policy import Policy
 from evopipe.run.spec import first_members
 from populations import problem
 

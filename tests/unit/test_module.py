@@ -37,7 +37,7 @@ from evopipe.evolve.mutate import mutate
 from evopipe.machine import say_once
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
-from evopipe.run.rollouts import learn_from_rollout
+from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.run.spec import first_members
 from evopipe.schema.params import parse_params
 from evopipe.schema.write import dump_yaml

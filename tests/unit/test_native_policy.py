@@ -14,8 +14,8 @@ import populations
 from evopipe.core.cohort import Cohort
 from evopipe.memory.rollout import Rollout
 from evopipe.native import build, policy
+from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.run import act
-from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from populations import TICKS, rollout_for
 

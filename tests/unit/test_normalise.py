@@ -17,7 +17,7 @@ import torch
 import evopipe
 import populations
 from device import DEVICE, Device
-from evopipe import algos, policy
+from evopipe import algos
 from evopipe.algos import dqn, ppo
 from evopipe.core import normalise, optim
 from evopipe.core.cohort import COSTS
@@ -26,10 +26,11 @@ from evopipe.core.member import Member
 from evopipe.core.normalise import EPSILON, Normaliser, Statistics
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError
+from evopipe.policies import policy
 from evopipe.problems.env import begin
 from evopipe.problems.specs import spaces_of
+from evopipe.regimes import learners
 from evopipe.rng import Purpose
-from evopipe.run import learners
 from evopipe.run.act import choose, step
 from evopipe.run.evaluate import evaluate
 from evopipe.run.spec import Spec, first_members

@@ -17,9 +17,7 @@ import torch
 from gymnasium import spaces
 
 import populations
-from evopipe import numpy_policy, policy
 from evopipe.algos import get
-from evopipe.card import card
 from evopipe.core import normalise
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import create
@@ -30,6 +28,8 @@ from evopipe.envs.make import opened
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import read_spaces
 from evopipe.errors import DataError
+from evopipe.policies import numpy_policy, policy
+from evopipe.policies.card import card
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import NormaliseConfig
 from evopipe.storage.tensors import dump_arrays

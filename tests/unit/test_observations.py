@@ -13,12 +13,12 @@ import torch
 from gymnasium import spaces
 
 import populations
-from evopipe import policy
 from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.spaces import LONGEST, ActionSpace, ObservationSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, ParamsError, UsageError
+from evopipe.policies import policy
 from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Image
 from populations import finish, started

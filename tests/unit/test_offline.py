@@ -19,7 +19,7 @@ from evopipe.data.transitions import Transitions, read_transitions, sealed
 from evopipe.errors import DataError, EvopipeError, ParamsError
 from evopipe.memory.replay import RowLayout
 from evopipe.problems.env import begin
-from evopipe.run.offline import _pack
+from evopipe.regimes.offline import _pack
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import FetchConfig
@@ -219,7 +219,7 @@ def test_a_member_trains_alike_alone_and_in_a_crowd(run: Callable[..., Run]) -> 
 
 @pytest.mark.thorough
 def test_several_processes_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evopipe.run.learners.LEAST_WORK", 0.0)
+    monkeypatch.setattr("evopipe.regimes.learners.LEAST_WORK", 0.0)
     p = offline(train={"max_steps": 240, "evo_steps": 120})
     states = []
     for learners in (1, 2):
@@ -386,7 +386,7 @@ def test_an_exported_continuous_policy_is_a_behaviour(folder: Path) -> None:
     collect = {"episodes": 2, "policies": {"policy": 1.0}, "policy_path": "models/elite", "max_steps": 30}
     again = settings("Pendulum-v1", "iql", fetch={"source": "collect", "collect": collect})
     fetch.run(again, quiet=True)
-    from evopipe.policy import load
+    from evopipe.policies.policy import load
 
     episode = read_own(Path("data/dataset")).episodes[0]
     np.testing.assert_allclose(episode.action, load("models/elite").act(episode.obs[:-1]), atol=1e-5)

@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from evopipe import play, policy, rng
+from evopipe import rng
 from evopipe.algos import get
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import create
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.errors import DataError, DiskError, EnvironmentFailed, ParamsError, UsageError
-from evopipe.film import gif, mp4
-from evopipe.play import Score, watch
-from evopipe.policy import Policy
+from evopipe.policies import play, policy
+from evopipe.policies.film import gif, mp4
+from evopipe.policies.play import Score, watch
+from evopipe.policies.policy import Policy
 from evopipe.rng import Purpose
 from evopipe.types import Spaces
 from tiny import call, environment, evopipe
@@ -296,7 +297,8 @@ def display() -> Iterator[str]:
 
 _WINDOW = """
 import sys, pygame
-from evopipe import play, policy
+from evopipe.policies import play
+from evopipe.policies import policy
 
 def tell(score):
     print(score.steps, pygame.display.get_driver(), pygame.display.get_surface().get_size())

@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 import populations
-from evopipe import policy
 from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
-from evopipe.film import Frames, animate
-from evopipe.play import Score, environment_of, play, watch
-from evopipe.policy import Policy, TeamPolicy
+from evopipe.policies import policy
+from evopipe.policies.film import Frames, animate
+from evopipe.policies.play import Score, environment_of, play, watch
+from evopipe.policies.policy import Policy, TeamPolicy
 from evopipe.report.page import _Movie
 from evopipe.run.spec import Spec, first_members
 from populations import TEAM

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import populations
-from evopipe import policy, rng
+from evopipe import rng
 from evopipe.algos import get
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import create
@@ -24,7 +24,8 @@ from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, MissingInputError, UsageError
-from evopipe.policy import Policy
+from evopipe.policies import policy
+from evopipe.policies.policy import Policy
 from evopipe.rng import Purpose
 from evopipe.run.spec import first_members
 from evopipe.storage.files import dump_json, read_json

@@ -12,8 +12,8 @@ import evopipe
 from evopipe.errors import UsageError
 from evopipe.evolve.lineage import read_lineage
 from evopipe.layout import LINEAGE, TRAINED
+from evopipe.policies.team import TeamPolicy
 from evopipe.storage.files import read_bytes, read_json
-from evopipe.team_policy import TeamPolicy
 
 SMALL: dict[str, Any] = {
     "env": {"id": "CartPole-v1", "num_envs": 2},

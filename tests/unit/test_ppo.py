@@ -18,8 +18,8 @@ from evopipe.core import optim
 from evopipe.core.cohort import Cohort
 from evopipe.core.net import Net
 from evopipe.errors import EvopipeError
+from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose, Stream
-from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import Params, parse_params
 from evopipe.types import Sequences

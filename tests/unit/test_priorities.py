@@ -15,8 +15,8 @@ from evopipe.memory.priorities import FAN_OUT, LEAST, MOST, TOP, Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.native import build
 from evopipe.problems.env import begin
+from evopipe.regimes import learn as steps
 from evopipe.rng import Purpose, Stream, uniform
-from evopipe.run import learn as steps
 from evopipe.run.run import Run
 from evopipe.run.spec import first_members
 

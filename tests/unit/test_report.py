@@ -24,9 +24,9 @@ from PIL import Image
 
 import rendering_envs  # noqa: F401  # registers them
 from evopipe.errors import DataError, MissingInputError
-from evopipe.film import Frames
 from evopipe.layout import OUTS, WRITER
-from evopipe.play import Score
+from evopipe.policies.film import Frames
+from evopipe.policies.play import Score
 from evopipe.report import draw, figures, read, words
 from evopipe.report.page import BUDGET, FRAMES, WIDTH, _Movie, compose, page, without_measured
 from evopipe.report.read import Node, Run

@@ -15,7 +15,7 @@ import torch
 import populations
 from evopipe.envs.rows import Step
 from evopipe.memory.rollout import Rollout, StepLayout
-from evopipe.run.rollouts import _Plan, _windows, learn_from_rollout
+from evopipe.regimes.rollouts import _Plan, _windows, learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from evopipe.types import Chosen, Spaces
 from populations import TICKS, advance, rollout_for, started

@@ -15,7 +15,6 @@ import torch
 
 import populations
 import reference
-from evopipe import policy
 from evopipe.algos._actor_critic import action_value, share_encoder, start_encoder
 from evopipe.core import optim
 from evopipe.core.arch import Arch
@@ -29,6 +28,7 @@ from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths, acting_networks
 from evopipe.errors import ParamsError
+from evopipe.policies import policy
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig
 from evopipe.storage.tensors import load_tensors

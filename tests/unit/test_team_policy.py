@@ -12,13 +12,13 @@ from PIL import Image
 
 import evopipe
 import populations
-from evopipe import policy
-from evopipe.card import card
 from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.errors import DataError, UsageError
-from evopipe.play import play
-from evopipe.policy import TeamPolicy
+from evopipe.policies import policy
+from evopipe.policies.card import card
+from evopipe.policies.play import play
+from evopipe.policies.policy import TeamPolicy
 from evopipe.run.spec import Spec, first_members
 from evopipe.storage import members as stored
 from evopipe.storage.folders import read_folder

@@ -22,11 +22,11 @@ from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.tensors import TensorPool
 from evopipe.errors import EnvironmentFailed, ParamsError
+from evopipe.regimes.off_policy import OffPolicy
 from evopipe.rng import Purpose
 from evopipe.run.drive import begin
 from evopipe.run.evaluate import evaluate
 from evopipe.run.evaluate_tensors import evaluate_tensors
-from evopipe.run.off_policy import OffPolicy
 from evopipe.run.spec import Spec, first_members
 from evopipe.run.world import TensorWorld
 from evopipe.schema.blocks import EnvConfig
@@ -146,7 +146,7 @@ def test_off_policy_memories_are_those_of_the_host_to_the_bit(
     p = problem("dqn", **more)
     tensors = run(p)
     assert isinstance(tensors.regime.world, TensorWorld)
-    monkeypatch.setattr("evopipe.run.off_policy.backends.as_tensors", lambda cfg: None)
+    monkeypatch.setattr("evopipe.regimes.off_policy.backends.as_tensors", lambda cfg: None)
     host = run(p)
     assert not isinstance(host.regime.world, TensorWorld)
     for made in (tensors, host):

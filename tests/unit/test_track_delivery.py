@@ -27,10 +27,10 @@ from filelock import FileLock
 
 import populations
 import tiny
-from evopipe import policy
 from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.errors import MissingInputError, ParamsError, TrackerError, UsageError
+from evopipe.policies import policy
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track.backends.mlflow import connect, serve

@@ -29,13 +29,13 @@ from evopipe.language.base import stacked
 from evopipe.language.generate import Sampling, generate
 from evopipe.language.hooks import reference
 from evopipe.parallel import available_cpus
+from evopipe.regimes.dialogue import learn, sampling
+from evopipe.regimes.measures import Measures
+from evopipe.regimes.order import held_out, rows_at
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import learn, sampling
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
-from evopipe.run.measures import Measures
-from evopipe.run.order import held_out, rows_at
 from evopipe.types import Text
 
 MEASURED = (

@@ -130,7 +130,7 @@ class LanguagePolicy:
 
 
 def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = None) -> LanguagePolicy:
-    """Load an exported language model, see `evopipe.loading.load`, of which `policy.json` says `about`. Raises
+    """Load an exported language model, see `evopipe.policies.loading.load`, of which `policy.json` says `about`. Raises
     MissingInputError if the folder, or its base, lacks a file; DataError if it is damaged, or belongs to another base.
     """
     try:

@@ -18,18 +18,18 @@ from evopipe.errors import UsageError
 from evopipe.evolve.mutate import Mutation
 from evopipe.machine import configure, fingerprint
 from evopipe.problems.specs import describe, make_spec
+from evopipe.regimes.learners import learner_count
+from evopipe.regimes.off_policy import OffPolicy
+from evopipe.regimes.offline import Offline
+from evopipe.regimes.on_policy import CollectRollouts, OnPolicy
+from evopipe.regimes.warm import read_warm, wants_warm
 from evopipe.run import session
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import HeldOut, in_environments
-from evopipe.run.learners import learner_count
-from evopipe.run.off_policy import OffPolicy
-from evopipe.run.offline import Offline
-from evopipe.run.on_policy import CollectRollouts, OnPolicy
 from evopipe.run.problem import Problem
 from evopipe.run.regime import Regime, Setup
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec
-from evopipe.run.warm import read_warm, wants_warm
 from evopipe.schema.params import Params
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.errors import ParamsError
 from evopipe.layout import BUFFERED, DATASET, FETCHED, TRANSITIONS, need
 from evopipe.machine import configure
-from evopipe.problems.specs import import_network
+from evopipe.own import import_network
 from evopipe.schema.params import Params
 from evopipe.storage.files import write_json
 
@@ -71,7 +71,7 @@ def buffer(params: Params, folder: Path) -> list[str]:
 def _collect(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
     cfg, exported = params.fetch.collect, None
     if cfg.policies.get("policy") and cfg.policy_path is not None:
-        from evopipe.policy import Policy, load
+        from evopipe.policies.policy import Policy, load
 
         configure(params.runtime)  # the number of threads decides a policy's last bits
         found = load(cfg.policy_path)

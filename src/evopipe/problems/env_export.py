@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evopipe import policy
-from evopipe.card import card
 from evopipe.core import normalise
 from evopipe.core.member import Member
+from evopipe.policies import policy
+from evopipe.policies.card import card
 from evopipe.problems.specs import describe, make_spec
 from evopipe.run.spec import Spec
 from evopipe.schema.params import Params

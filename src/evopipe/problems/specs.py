@@ -12,10 +12,9 @@ from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.errors import ParamsError
 from evopipe.machine import say_once
-from evopipe.own import import_name
 from evopipe.run.spec import Spec
 from evopipe.schema.blocks import EnvConfig
-from evopipe.schema.params import AnyParams, Params
+from evopipe.schema.params import Params
 from evopipe.types import Spaces
 
 
@@ -38,14 +37,6 @@ def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces
         cohorts=params.runtime.cohorts,
         paths=Paths.choose(params.runtime.compile, device),
     )
-
-
-def import_network(params: AnyParams) -> None:
-    """Import the module of a network of the user's own, which `params.yaml` names: policies that hold it can be loaded
-    then. For errors see `own.import_name`."""
-    network = getattr(params.algo_config, "network", None)
-    if network is not None and network.module is not None:
-        import_name(network.module, f"algos.{params.train.algo}.network.module")
 
 
 def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:

@@ -22,17 +22,17 @@ from evopipe.language.tasks import rewards
 from evopipe.language.tokens import Corpus, read_corpus
 from evopipe.machine import configure
 from evopipe.problems.text_data import base_of, form_of, need_places, settled, task_of
+from evopipe.regimes.dialogue import Dialogue, Judge, Room
+from evopipe.regimes.games import GameLessons, play
+from evopipe.regimes.learners import learner_count
+from evopipe.regimes.order import held_out
+from evopipe.regimes.text import References, TextRows, Texts, evaluate_rows, figures
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import Dialogue, Judge, Room
 from evopipe.run.evaluate import Episodes, HeldOut
-from evopipe.run.games import GameLessons, play
 from evopipe.run.language import LESS, LanguageSpec
-from evopipe.run.learners import learner_count
-from evopipe.run.order import held_out
 from evopipe.run.problem import Problem
 from evopipe.run.regime import Regime
-from evopipe.run.text import References, TextRows, Texts, evaluate_rows, figures
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
 

@@ -16,9 +16,9 @@ from evopipe.language.generate import Sampling
 from evopipe.problems.text import held_out_of, room_of
 from evopipe.problems.text_data import form_of, task_of
 from evopipe.problems.told import Told, names_of, score_of
-from evopipe.run.dialogue import AT_ONCE, Room, sampling
+from evopipe.regimes.dialogue import AT_ONCE, Room, sampling
+from evopipe.regimes.games import play
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.games import play
 from evopipe.run.language import LanguageSpec
 from evopipe.run.problem import Problem
 from evopipe.schema.text import LanguageParams

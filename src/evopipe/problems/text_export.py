@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from evopipe import layout
-from evopipe.card import render
 from evopipe.core.member import Member
 from evopipe.language import peft, player
 from evopipe.language.adapters import Adapted, LoRA
 from evopipe.language.policy import CHANGE, HEAD, MERGED, POLICY
+from evopipe.policies.card import render
 from evopipe.problems.text import describe, make_spec
 from evopipe.run.language import LanguageSpec
 from evopipe.schema.text import LanguageParams

@@ -12,10 +12,10 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from evopipe import play, policy
 from evopipe.errors import DataError, EvopipeError
-from evopipe.film import Frames, animate
 from evopipe.layout import ELITE
+from evopipe.policies import play, policy
+from evopipe.policies.film import Frames, animate
 from evopipe.report import draw, figures, words
 from evopipe.report.read import Run, read
 from evopipe.track.formats import leaves

@@ -22,9 +22,9 @@ import evopipe.errors
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.errors import ResourceError
+from evopipe.regimes.measures import Measures
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.measures import Measures
 from evopipe.run.spec import Job, Spec
 from evopipe.scale.changes import fold
 from evopipe.scale.shard import Make, Shard, halves, pack, state_of, unpack

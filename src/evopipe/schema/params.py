@@ -26,7 +26,7 @@ from evopipe.schema.text import LanguageParams, RunParams, evolve_problems, pars
 from evopipe.types import Spaces
 
 _MAX_ENVIRONMENTS = 65_536
-_UPDATES = 1 << 13  # of a tick, whose draws are counted so far: `run.learn`
+_UPDATES = 1 << 13  # of a tick, whose draws are counted so far: `regimes.learn`
 
 
 class Params(RunParams):

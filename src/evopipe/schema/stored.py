@@ -74,7 +74,7 @@ class StoredGPT(_Stored):
     length: Annotated[int, Field(ge=1, le=1 << 16)]
 
 
-class StoredModule(_Stored):  # type: ignore[no-redef]  # of pydantic's plugin: `kwargs`
+class StoredModule(_Stored):
     """A network of the user's own, see `core.module`."""
 
     module: Annotated[str, Field(max_length=200)]

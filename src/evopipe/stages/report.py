@@ -8,7 +8,7 @@ from typing import Any
 from evopipe.errors import translate_failures
 from evopipe.layout import REPORT
 from evopipe.machine import configure
-from evopipe.problems.specs import import_network
+from evopipe.own import import_network
 from evopipe.report.page import page
 from evopipe.schema.params import AnyParams, Params
 from evopipe.stages.tell import tell

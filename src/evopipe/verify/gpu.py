@@ -32,16 +32,16 @@ from evopipe.problems.specs import make_spec
 from evopipe.problems.text import make_spec as make_language_spec
 from evopipe.problems.text import regime_of
 from evopipe.problems.text_data import form_of, task_of
+from evopipe.regimes.learn import learn
+from evopipe.regimes.rollouts import learn_from_rollout
+from evopipe.regimes.text import on_device, rows_for
 from evopipe.rng import Purpose
 from evopipe.run.act import choose, step
 from evopipe.run.language import LanguageSpec
-from evopipe.run.learn import learn
 from evopipe.run.problem import Problem
-from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Run
 from evopipe.run.session import begin
 from evopipe.run.spec import Spec, first_members
-from evopipe.run.text import on_device, rows_for
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.params import Params
 from evopipe.schema.text import LanguageParams

@@ -22,11 +22,11 @@ from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, EvopipeError, UsageError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.ops.statistics import mean_of_finite
+from evopipe.regimes.learn import discount_rate
+from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose, Stream
 from evopipe.run.act import choose, step
 from evopipe.run.evaluate import evaluate
-from evopipe.run.learn import discount_rate
-from evopipe.run.rollouts import learn_from_rollout
 from evopipe.storage import members
 
 _POOL = 16  # environments in which an agent is tested at once, at most

@@ -25,14 +25,14 @@ from evopipe.machine import configure
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.problems.text import describe, spec_of
 from evopipe.problems.text_data import form_of
+from evopipe.regimes.dialogue import Dialogue
+from evopipe.regimes.text import TextRows, Texts
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import Dialogue
 from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.problem import Problem
 from evopipe.run.regime import Regime
 from evopipe.run.spec import first_members
-from evopipe.run.text import TextRows, Texts
 from evopipe.schema.language import LanguageConfig, TextRuntime
 from evopipe.schema.params import parse_params
 from evopipe.schema.text import LanguageParams

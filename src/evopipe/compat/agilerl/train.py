@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from evopipe import policy, rng
+from evopipe import rng
 from evopipe.algos import get, on_policy
 from evopipe.compat.agilerl.agent import Agent
 from evopipe.compat.agilerl.breed import Breed, params_of
@@ -30,9 +30,10 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, need_package, suggestion
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
+from evopipe.policies import policy
 from evopipe.problems.env import problem_with
 from evopipe.problems.specs import make_spec
-from evopipe.run.learners import learner_count
+from evopipe.regimes.learners import learner_count
 from evopipe.run.problem import Problem
 from evopipe.run.run import Champion, Run
 from evopipe.run.session import Home, Session

@@ -26,9 +26,9 @@ from evopipe.errors import DataError, UsageError, need_package, suggestion
 from evopipe.evolve.mutate import Mutation
 from evopipe.keys import CODE, content_key, state_folder
 from evopipe.language.policy import LanguagePolicy
-from evopipe.loading import load
 from evopipe.machine import configure
 from evopipe.ops.statistics import summary
+from evopipe.policies.loading import load
 from evopipe.problems.text import describe, make_spec
 from evopipe.problems.text_population import members_of
 from evopipe.rng import Purpose

@@ -305,7 +305,7 @@ class Policy:
         return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the greedy policy as what `evopipe.numpy_policy` computes with, by name; ValueError says what of it
+        """Return the greedy policy as what `policies.numpy_policy` computes with, by name; ValueError says what of it
         that cannot do."""
         arch, space, acting = self.arch, self.action_space, acting_networks(self._algo.POLICY, self.widths)
         if not isinstance(arch, Arch) or arch.kind != "mlp" or arch.stem.convs:

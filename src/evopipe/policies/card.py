@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evopipe.algos import get
 from evopipe.envs.spaces import Leaf
-from evopipe.policy import Policy, TeamPolicy, numpy_files
+from evopipe.policies.policy import Policy, TeamPolicy, numpy_files
 from evopipe.track.formats import score
 
 

@@ -19,12 +19,12 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.errors import ParamsError, UsageError
 from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.regimes.learn import discount_rate
+from evopipe.regimes.learners import Learners, Share
+from evopipe.regimes.rollouts import ready
 from evopipe.run.act import step
 from evopipe.run.evaluate import Evaluator
-from evopipe.run.learn import discount_rate
-from evopipe.run.learners import Learners, Share
 from evopipe.run.regime import Setup
-from evopipe.run.rollouts import ready
 from evopipe.run.world import TensorWorld, World
 
 _NUMBERS, _FLAGS = ("obs", "reward"), ("terminated", "truncated", "broken")  # of a step that a user records

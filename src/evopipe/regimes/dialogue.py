@@ -18,12 +18,12 @@ from evopipe.language import hooks
 from evopipe.language.generate import Sampling, Stops, Written, generate, texts
 from evopipe.language.tokens import Corpus, Rows
 from evopipe.language.vllm import Engine, weights
+from evopipe.regimes.measures import Measures
+from evopipe.regimes.order import held_out, rows_at
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
-from evopipe.run.measures import Measures
-from evopipe.run.order import held_out, rows_at
 from evopipe.types import Text
 
 AT_ONCE = 64  # prompts of each member that evaluation completes at a time

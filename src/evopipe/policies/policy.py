@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from evopipe import numpy_policy
-from evopipe.acting import Policy, online_networks, other_networks, rows_for_acting
 from evopipe.algos import Algorithm, get
 from evopipe.core.fit import forms_of_networks, forms_of_rows, misfit
 from evopipe.core.member import Member, read_architecture
@@ -25,12 +23,14 @@ from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
 from evopipe.layout import program_files
 from evopipe.own import import_name
+from evopipe.policies import numpy_policy
+from evopipe.policies.acting import Policy, online_networks, other_networks, rows_for_acting
+from evopipe.policies.team import TeamPolicy
 from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_sentence
 from evopipe.storage.files import dump_json, parse_json
 from evopipe.storage.folders import read_folder, write_folder
 from evopipe.storage.members import read as read_members
 from evopipe.storage.tensors import dump_arrays, dump_tensors, load_tensors
-from evopipe.team_policy import TeamPolicy
 from evopipe.types import Spaces
 
 __all__ = [
@@ -123,7 +123,7 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
 
 
 def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
-    """Return the files by which a policy acts without torch and evopipe, `policy.npz` and `evopipe.numpy_policy`, by
+    """Return the files by which a policy acts without torch and evopipe, `policy.npz` and `policies.numpy_policy`, by
     name; or none, and why: it is no plain perceptron that gives one number an action."""
     try:
         if isinstance(policy, TeamPolicy):
@@ -144,7 +144,7 @@ def _agree(policy: Policy, other: numpy_policy.Policy) -> None:
 
 
 def load(path: str | Path, member: int | None = None, trust: bool = False) -> Policy | TeamPolicy:
-    """Load a policy folder, or one of the trained members; arguments and errors are those of `evopipe.loading.load`."""
+    """Load a policy folder, or one of the trained members; arguments and errors are those of `loading.load`."""
     if member is not None:
         return trained(path, member, trust)[0]
     folder = Path(path)
@@ -176,7 +176,7 @@ def _known(arch: Architecture, trust: bool) -> Architecture:
 
 def trained(path: str | Path, member: int | None = None, trust: bool = False) -> list[Policy | TeamPolicy]:
     """Load the members of `models/trained` as policies by slot, or one of them; the elite behind them is left out.
-    Arguments and errors are those of `evopipe.loading.load`."""
+    Arguments and errors are those of `loading.load`."""
     folder = Path(path)
     members, about = read_members(folder, {}, "train it again")
     members = members[: len(members) - ("elite" in about)]

@@ -15,16 +15,16 @@ from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError, text_of
-from evopipe.policy import Policy
+from evopipe.policies.policy import Policy
+from evopipe.policies.team import TeamPolicy
 from evopipe.schema.blocks import EnvConfig
-from evopipe.team_policy import TeamPolicy
 from evopipe.watchdog import Hung
 
 if TYPE_CHECKING:
     import gymnasium
     import numpy.typing as npt
 
-    from evopipe.film import Film
+    from evopipe.policies.film import Film
 
 AnyPolicy: TypeAlias = Policy | TeamPolicy
 
@@ -128,7 +128,7 @@ def watch(
     Args:
         policy: the policy, of one agent or of a team.
         cfg: the environment, see `environment_of`.
-        films: what takes the frames, see `evopipe.film`; none: a window, at the environment's own speed.
+        films: what takes the frames, see `evopipe.policies.film`; none: a window, at the environment's own speed.
         episodes: how many; their seeds are `seed`, `seed + 1`, …
         seed: seed of the first one.
         max_steps: step cap of an episode; None for the environment's own, or `LIMIT`.

@@ -17,8 +17,8 @@ from evopipe.core.graphs import Body, upload
 from evopipe.core.padded import round_up
 from evopipe.memory.rollout import Rollout
 from evopipe.native.policy import Lessons
+from evopipe.regimes.learn import UPDATES_PER_TICK
 from evopipe.rng import Purpose, Stream
-from evopipe.run.learn import UPDATES_PER_TICK
 from evopipe.run.spec import Spec
 
 

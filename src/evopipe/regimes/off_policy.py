@@ -18,8 +18,8 @@ from evopipe.envs.rows import Step
 from evopipe.errors import ParamsError
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import RowLayout
+from evopipe.regimes.learn import ReplayLearning
 from evopipe.run.evaluate import Evaluator
-from evopipe.run.learn import ReplayLearning
 from evopipe.run.regime import Setup
 from evopipe.run.world import TensorWorld, World
 from evopipe.types import Image

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from evopipe.acting import for_acting, hold_bounds, online_networks, own_actions
 from evopipe.algos import Algorithm, on_policy
 from evopipe.core.cohort import Pace, form
 from evopipe.core.member import Member
@@ -17,11 +16,12 @@ from evopipe.core.net import Net
 from evopipe.core.structure import Widths, acting_networks
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import UsageError
+from evopipe.policies.acting import for_acting, hold_bounds, online_networks, own_actions
 from evopipe.rng import Purpose, Stream
 
 
 class TeamPolicy:
-    """One trained member of a population of teams, ready to act; see `evopipe.acting.Policy`. `team` says what the
+    """One trained member of a population of teams, ready to act; see `acting.Policy`. `team` says what the
     agents see and do, `agents` are their ids, as the environment has them, and `memory` is how many numbers each keeps
     from step to step, 0 unless it is recurrent."""
 

@@ -12,10 +12,10 @@ from evopipe.algos import MASKED
 from evopipe.core.cohort import Cohort
 from evopipe.errors import DataError, ParamsError
 from evopipe.memory.replay import RowLayout
+from evopipe.regimes.learn import ReplayLearning
+from evopipe.regimes.off_policy import byte_images
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Evaluator
-from evopipe.run.learn import ReplayLearning
-from evopipe.run.off_policy import byte_images
 from evopipe.run.regime import Setup
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from evopipe.core.graphs import Body, upload
 from evopipe.core.member import Member
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.regimes.learners import Learners, Share
 from evopipe.rng import Purpose, Stream
-from evopipe.run.learners import Learners, Share
 from evopipe.run.regime import Setup
 from evopipe.run.spec import Spec
 from evopipe.types import Image

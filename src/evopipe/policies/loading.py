@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evopipe import policy
 from evopipe.algos import get
 from evopipe.language import player
 from evopipe.language import policy as language
 from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
-from evopipe.policy import Policy
-from evopipe.team_policy import TeamPolicy
+from evopipe.policies import policy
+from evopipe.policies.policy import Policy
+from evopipe.policies.team import TeamPolicy
 
 
 def load(

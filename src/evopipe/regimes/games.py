@@ -55,7 +55,7 @@ def play(
 
 
 class GameLessons:
-    """Lessons (see `run.text.Lessons`) of games: seeds of an evaluation are those of games that members play."""
+    """Lessons (see `regimes.text.Lessons`) of games: seeds of an evaluation are those of games that members play."""
 
     def __init__(self, spec: LanguageSpec, corpus: Corpus, task: Any) -> None:
         told = task.encode(corpus.rows)

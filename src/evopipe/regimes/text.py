@@ -16,13 +16,13 @@ from evopipe.core.member import Member
 from evopipe.core.net import score
 from evopipe.language.hooks import reference
 from evopipe.language.tokens import Corpus, Rows, with_end
+from evopipe.regimes.learners import Learners, Share
+from evopipe.regimes.measures import Measures
+from evopipe.regimes.order import held_out, rows_at
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
-from evopipe.run.learners import Learners, Share
-from evopipe.run.measures import Measures
-from evopipe.run.order import held_out, rows_at
 from evopipe.types import Scored, Text
 
 AT_ONCE = 64  # rows that are scored at a time

@@ -1,0 +1,1 @@
+"""Trained members by themselves: they act, value, are saved, loaded, shown and filmed."""

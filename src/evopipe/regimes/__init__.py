@@ -1,0 +1,1 @@
+"""What members live on: regimes of experience, each as the protocol in `run.regime` asks."""
