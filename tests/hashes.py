@@ -116,7 +116,12 @@ def digest(folder: Path) -> str:
     found = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
-        if name.startswith(("models/", "reports/")) and name != tiny.MEASURED and file.is_file():
+        if (
+            name.startswith(("models/", "reports/"))
+            and name != tiny.MEASURED
+            and file.is_file()
+            and file.suffix not in (".npz", ".py")
+        ):
             found.update(name.encode() + b"\0" + _results(file))
     return found.hexdigest()
 

@@ -8,10 +8,10 @@ from collections import Counter
 from changed import modules
 from evopipe import layout
 
-BUILD_A_RUN = 6
-ASK_WHICH_KIND = 19
+BUILD_A_RUN = 1
+ASK_WHICH_KIND = 20
 LIST_THE_STAGES = 7
-NAMES_WITH_TWO_MEANINGS = 21
+NAMES_WITH_TWO_MEANINGS = 26
 
 RUN = ("evopipe.run.run", "Run")
 KINDS = {

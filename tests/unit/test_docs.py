@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
-from evopipe.stages.setup import make_spec
 
 from evopipe.envs.check import check
+from evopipe.problems.specs import make_spec
 from evopipe.schema.params import Params, parse_params
 from evopipe.schema.read import parse_yaml
 from evopipe.schema.text import LanguageParams

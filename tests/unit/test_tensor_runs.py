@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from evopipe.stages.setup import spaces_of
 
 import evopipe
 import populations
@@ -22,9 +21,10 @@ from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.tensors import TensorPool
 from evopipe.errors import EnvironmentFailed, ParamsError
+from evopipe.problems.env import begin
+from evopipe.problems.specs import spaces_of
 from evopipe.regimes.off_policy import OffPolicy
 from evopipe.rng import Purpose
-from evopipe.run.drive import begin
 from evopipe.run.evaluate import evaluate
 from evopipe.run.evaluate_tensors import evaluate_tensors
 from evopipe.run.spec import Spec, first_members

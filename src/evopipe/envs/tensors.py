@@ -254,7 +254,7 @@ class TensorPool:
 
     def _serve_single(self, cfg: EnvConfig) -> ActionSpace:
         """An environment of Gymnasium, which says itself what its spaces are. Return that of its own actions."""
-        own = ":" in cfg.id
+        own = cfg.id.partition(":")[2].isidentifier()
         env = make_env(cfg) if own or cfg.id in OFFERED else None
         if env is not None:
             close(env)

@@ -179,7 +179,7 @@ class EnvConfig(Schema):
     def on_gymnasium(self) -> EnvConfig:
         """The same environment as Gymnasium builds it, whatever training steps. One that a module of the user's own
         has as tensors alone is what it is."""
-        if self.backend == "torch" and ":" in self.id:
+        if self.backend == "torch" and self.id.partition(":")[2].isidentifier():
             return self
         return self.model_copy(update={"backend": "sync"})
 
