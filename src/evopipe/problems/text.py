@@ -51,11 +51,15 @@ def problem_of(
         learners = 1 if alone else learner_count(runtime.learners, runtime.threads)
         return regime_of(spec, clock, corpus_of(folder, spec, form_of(params)), learners)
 
+    def inputs() -> list[Path]:
+        corpus_of(folder, spec, form_of(params))  # tokens of another base are refused before members are
+        return [folder / layout.TOKENS, *([judge] if judge and judge.exists() else []), *sources]
+
     return Problem(
         spec, live, lambda members, rows: held_out_of(params, spec, folder), partial(describe, params, spec),
         {**params.tracked("seed", "language", "train", "evolution", "runtime"), "outside": outside},
         # That a judge is missing is said where it is read.
-        lambda: [folder / layout.TOKENS, *([judge] if judge and judge.exists() else []), *sources], LESS,
+        inputs, LESS,
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mu
 
 def key_of(problem: Problem[Any], folder: Path) -> str:
     """Return a key of all that the outcome of the stage `train` depends on: parameters, inputs and code."""
-    return content_key(problem.values, [folder / layout.POPULATION, *problem.inputs(), CODE])
+    return content_key(problem.values, [layout.need(folder, layout.POPULATION), *problem.inputs(), CODE])
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ class Home:
     def of_stage(cls, problem: Problem[Any], folder: Path, seconds: float) -> Self:
         """Return the home of the stage `train`: its state is keyed by the content of everything that the run depends
         on, so that another run's is never taken for it. Whatever the parameters, one run writes below a folder."""
+        key = key_of(problem, folder)  # what is missing is told before anything is written
         outputs = state_folder("locks", content_key({"outputs": folder.absolute()}), folder)
-        state = state_folder("train", key_of(problem, folder), folder)
+        state = state_folder("train", key, folder)
         return cls(folder, state, seconds, (state.with_suffix(".lock"), outputs.with_suffix(".lock")))
 
     def store(self, parts: int) -> CheckpointStore:

@@ -17,8 +17,8 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
     if served(params.runtime.shards):
         return
     problem = problem_of(params, folder)
-    members, births = read_population(folder, problem.spec)
     home = Home.of_stage(problem, folder, params.runtime.checkpoint_seconds)
+    members, births = read_population(folder, problem.spec)
     with (
         divided(problem, params, len(members), folder) as problem,
         Session.opened(problem, members, births, params, home, quiet) as session,
