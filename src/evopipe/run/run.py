@@ -371,7 +371,7 @@ class Run(Generic[JobT]):
         tensors["losses"] = torch.tensor(self.losses)
         tensors["losses_here"] = self._losses_here()
         meta["lineage"] = [record.to_json() for record in self.lineage]
-        meta["plan"], meta["searcher"] = vars(self.plan), self.searcher.state()
+        meta["plan"], meta["searcher"] = self.plan.to_json(), self.searcher.state()
         return tensors, meta | {"births": [mutation.to_json() for mutation in self.births]}
 
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:

@@ -124,6 +124,10 @@ class Plan:
     steps: int
     met: Sequence[Sequence[int]] = ()
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON data, whose parts are the arguments of another."""
+        return {"active": list(self.active), "steps": self.steps, "met": [list(group) for group in self.met]}
+
 
 DRAWN: Literal["drawn"] = "drawn"
 """The change of a child that `evolution.mutation` draws."""
