@@ -22,8 +22,8 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Evolved:
-    """The next generation in slot order: members, how each was mutated, the slot of each one's parent (`NOBODY` of a new
-    trial), and why it is there."""
+    """The next generation in slot order: members, how each was mutated, the slot of each one's parent (of a new trial
+    `NOBODY`), and why it is there."""
 
     members: tuple[Member, ...]
     mutations: tuple[Mutation, ...]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from evopipe.searchers.contract import Bound
+from evopipe.searchers.contract import About, Bound, Draw, History, Trial
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,3 +43,15 @@ def value_at(bound: Bound, share: float) -> float:
 def random_values(space: Mapping[str, Bound], draw: np.random.Generator) -> dict[str, float]:
     """Draw every value by itself, uniformly, or uniformly by its logarithm."""
     return at(space, draw.random(len(space)).tolist())
+
+
+class Proposer:
+    """What gives a new trial its values, as `search.proposer` says."""
+
+    def __init__(self, about: About) -> None:
+        self.about = about
+
+    def trial(self, history: History, draw: Draw, slot: int, why: str) -> Trial:
+        """Return a new trial in a slot; its values depend on the generation's draw and the slot alone."""
+        generator = draw().spawn(slot + 1)[slot]
+        return Trial(random_values(self.about.space, generator), why)
