@@ -170,6 +170,13 @@ class Run(Generic[JobT]):
             return True
         return not self.spec.strategy.RENEWS and min(self.ages) >= self.clock.total
 
+    @property
+    def share(self) -> float:
+        """How much of the run is over, 0 to 1; a target may end it earlier."""
+        clock, budget = self.clock, self.spec.search.budget
+        lived = 0.0 if self.spec.strategy.RENEWS else clock.env_steps / (clock.members * clock.total * clock.envs)
+        return min(1.0, max(lived, 0.0 if budget is None else clock.spent / budget))
+
     def _draw(self, generation: int) -> Draw:
         return partial(rng.host, rng.run_key(self.spec.seed), Purpose.SELECT, generation)
 
