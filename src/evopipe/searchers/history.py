@@ -48,8 +48,8 @@ class Scored:
 
 @dataclass(frozen=True)
 class Born:
-    """Who is next in a slot: `parent` is its parent's id, `parent_slot` where that one was; None for one that begins from
-    first weights. A member that stays, to live on or to wait, stands here with its own id and slot."""
+    """Who is next in a slot: `parent` is its parent's id, `parent_slot` where that one was; None of one that begins
+    with first weights. A member that stays, to live on or to wait, stands here with its own id and slot."""
 
     slot: int
     id: int
