@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import math
 import sys
 import tempfile
@@ -34,8 +35,12 @@ def draw(task: Task, kind: str, number: int) -> list[dict[str, float]]:
     space = curves.space(task, kind)
     engine = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=_SCRAMBLE)
     shares = engine.draw(number, dtype=torch.float64).tolist()
-    return [{name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in at(space, each).items()}
-            for each in shares]  # fmt: skip
+    return [{name: _short(value) for name, value in at(space, each).items()} for each in shares]
+
+
+def _short(value: float) -> float:
+    """Return a value as the table keeps it."""
+    return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def trial(task: Task, values: Mapping[str, float], number: int, seed: int) -> Row:
@@ -55,7 +60,7 @@ def trial(task: Task, values: Mapping[str, float], number: int, seed: int) -> Ro
         confirmed = population.reason == "target"
     scores = [float(line["best"] or -math.inf) for line in table]
     spent = [0, *(int(line["eval_steps"]) for line in table)]
-    evaluated = [after - before for before, after in zip(spent, spent[1:], strict=False)]
+    evaluated = [after - before for before, after in itertools.pairwise(spent)]
     return Row(number, seed, values, confirmed, tuple(scores), tuple(evaluated))
 
 
@@ -78,7 +83,10 @@ def main(arguments: list[str] | None = None) -> int:
             curves.write(path, rows.values())
             end = "solved" if row.confirmed else f"{row.scores[-1]:.1f}"
             seconds = time.perf_counter() - began
-            print(f"{args.task} {args.space} {number}/{seed}: {len(row.scores)} slices, {end}, {seconds:.0f} s", flush=True)
+            print(
+                f"{args.task} {args.space} {number}/{seed}: {len(row.scores)} slices, {end}, {seconds:.0f} s",
+                flush=True,
+            )
     return 0
 
 

@@ -103,7 +103,9 @@ class Search:
             return untouched, Keep("begins: nobody could be promoted")
         worst = min(waiting, key=ladder.standing)
         was = f"was the worst at {worst.steps} steps" if worst.healthy else "diverged"
-        return worst.slot, self.proposer.trial(history, draw, worst.slot, f"nobody could be promoted; the last one {was}")
+        return worst.slot, self.proposer.trial(
+            history, draw, worst.slot, f"nobody could be promoted; the last one {was}"
+        )
 
 
 class Ladder:
