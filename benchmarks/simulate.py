@@ -72,9 +72,7 @@ def simulate(
     """Return of each run the steps that it took, and whether it reached the target."""
     coarse, found = [row.coarse(slices) for row in rows], []
     for seed in range(runs):
-        about = About(
-            size, task.life, task.slice * slices, space, seed, BUDGET, task.target if target else None
-        )
+        about = About(size, task.life, task.slice * slices, space, seed, BUDGET, task.target if target else None)
         table = Table(coarse, space, np.random.default_rng(seed))
         search = Search(strategy, config, about, table.new, table.child)
         reached = search.finish() == "target" and search.spent <= BUDGET

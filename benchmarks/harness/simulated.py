@@ -95,9 +95,7 @@ class Search:
             reached |= confirmed
         self.number += 1
         living = [self.members[slot] for slot in sorted(self.plan.active)]
-        scored = [
-            Scored(m.slot, m.id, m.parent, 0, None, m.hyper, m.healthy, m.fitness[-1], m.steps) for m in living
-        ]
+        scored = [Scored(m.slot, m.id, m.parent, 0, None, m.hyper, m.healthy, m.fitness[-1], m.steps) for m in living]
         self.records.append(Record(self.number, 0, tuple(scored)))
         over = not self.renews and min(member.steps for member in self.members) >= self.about.life
         if reached or over or (self.about.budget is not None and self.spent >= self.about.budget):

@@ -71,7 +71,7 @@ def test_new_draws_and_children_take_turns() -> None:
         if run.members[slot].id not in run.history.curves():
             made.append((slot, type(run.fates[slot])))
     # Untouched slots from the first on for draws, which are there already, from the last on for children.
-    assert made == [(1, Keep), (5, Child), (2, Keep)]
+    assert made == [(1, Keep), (5, Child), (2, Keep), (4, Child)]
 
 
 def test_a_child_has_its_parents_values_by_the_factor_within_the_space() -> None:
