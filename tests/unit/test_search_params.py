@@ -10,7 +10,7 @@ import pytest
 
 from evopipe.errors import ParamsError
 from evopipe.schema.params import load_params, parse_params
-from tiny import TINY, write_params
+from tiny import write_params
 
 GROWTH = {"slice": None, "window": 3, "factor": 1.5}
 HALVING = {"eta": 3, "rung": None, "width": 1}
@@ -118,6 +118,3 @@ def place(said: str, path: Path) -> str:
     """The key at the line and column that a refusal names."""
     _, line, column, _ = said.split(":", 3)
     return path.read_text().splitlines()[int(line) - 1][int(column) - 1 :].partition(":")[0]
-
-
-assert TINY["train.evo_steps"] == 400
