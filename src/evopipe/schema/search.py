@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Literal, Self
 
@@ -81,7 +82,9 @@ class SearchConfig(Schema):
         chosen = searchers.get(self.strategy).Config
         asks = self.strategy != _ELSEWHERE and chosen.model_fields and self.strategy not in extra
         if asks and info.context == COMPLETE:
-            values = ", ".join(f"{name}: {value}" for name, value in chosen().model_dump(mode="json").items())
+            values = ", ".join(
+                f"{name}: {json.dumps(value)}" for name, value in chosen().model_dump(mode="json").items()
+            )
             problems.append(((self.strategy,), f"missing block: add it, the defaults are {{{values}}}"))
         if self.budget is None and searchers.get(self.strategy).RENEWS:
             never = f"{self.strategy} begins new trials and does not end by itself"
