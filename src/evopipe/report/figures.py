@@ -362,6 +362,30 @@ def evaluation(run: Run, width: int, label: Markup) -> Markup:
     return plot.svg(label)
 
 
+def replays(run: Run, width: int, label: Markup) -> Markup:
+    """Draw the elite's held-out mean with its interval, those of its replays, and the mean over these with its own."""
+    wide, found = width > _DESK, run.replays
+    assert found is not None
+    rows = [("elite", run.elite.mean, run.elite.interval), ("replays", found.mean, found.interval)]
+    rows += [(f"seed {each.seed}", each.mean, each.interval) for each in found.replays]
+    margins = (64 if wide else 56, 190 if wide else 56, 12, 44)
+    plot = Plot(f"replays.{width}", width, 30 * len(rows) + 60, margins)
+    for place, (name, mean, interval) in enumerate(rows):
+        colour, look = ("elite" if place == 0 else "ink", {"weight": "bold"}) if place < 2 else ("member", {})
+        if interval is not None:
+            plot.line([(end, place) for end in interval], colour, 3.5 if place < 2 else 2.2)
+        if mean is not None:
+            plot.marks([(mean, place)], colour, "o", 10 if place < 2 else 8, clip_on=False)
+        ends = f"   [{' to '.join(map(words.figure, interval))}]" if wide and interval is not None else ""
+        said = "diverged" if mean is None else words.figure(mean) + ends
+        plot.beside(place, 0, (-12, 0), name, colour if place < 2 else "muted", ha="right", **look)
+        plot.beside(place, 1, (12, 0), said, colour if place < 2 else "muted", **look)
+    plot.axes.set(ylim=(len(rows) - 0.4, -0.6), yticks=[], xlabel="mean return of held-out episodes")
+    plot.axes.margins(x=0.05)
+    plot.ticks("x", words.value, 8 if wide else 4)
+    return plot.svg(label)
+
+
 def throughput(run: Run, width: int, label: Markup) -> Markup:
     """Draw steps per second over wall-clock time: a block a generation, training below, evaluation on top."""
     wide = width > _DESK

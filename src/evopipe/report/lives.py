@@ -62,6 +62,8 @@ def lives_of(lineage: Sequence[Record], env_steps: Mapping[int, int]) -> tuple[L
             stay = {child.id for child in now.values()}
             for id in stay & found.keys():
                 found[id].end = next(child.why for child in now.values() if child.id == id)
+                if not (found[id].keys or found[id].since):  # one of the first, which has not lived yet
+                    found[id].why = found[id].end
             for slot, id in standing.items():
                 if id not in stay and id in found and slot in now:
                     found[id].end = now[slot].why
@@ -70,7 +72,11 @@ def lives_of(lineage: Sequence[Record], env_steps: Mapping[int, int]) -> tuple[L
             standing = {slot: child.id for slot, child in now.items()}
     last = {member.id for member in rest[-1].members}
     for life in (found[id] for id in standing.values() if id in found):
-        life.end = "the run ended" if life.id in last else ": ".join(filter(None, ("waited at the end", life.end)))
+        life.end = (
+            "the run ended"
+            if life.id in last
+            else f"waited at the end{f' ({life.end})' if life.end not in ('', 'waits') else ''}"
+        )
     return tuple(found.values())
 
 

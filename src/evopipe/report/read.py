@@ -228,6 +228,34 @@ class _Told:
 
 
 @dataclass(frozen=True)
+class _Change:
+    steps: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    """A replay; no mean where it diverged."""
+
+    seed: int
+    mean: float | None
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class _Replays:
+    """What `evopipe replay` wrote of an elite."""
+
+    elite: _Champion
+    steps: int
+    replays: tuple[_Replayed, ...]
+    mean: float | None
+    interval: tuple[float, float] | None
+    not_followed: tuple[str, ...]
+    schedule: tuple[_Change, ...]
+
+
+@dataclass(frozen=True)
 class Run:
     """One finished run; `policy` is the elite's `policy.json`, `members` are those of the last population."""
 
@@ -240,6 +268,7 @@ class Run:
     timing: tuple[_Timing, ...]
     told: _Told | None = None  # of language models
     lives: tuple[Life, ...] = ()  # of a search whose members did not live in lockstep
+    replays: _Replays | None = None  # of this elite
 
     @cached_property
     def slots(self) -> int:
@@ -306,7 +335,7 @@ def read(folder: Path) -> Run:
     order = [str(agent["id"]) for agent in about.get("team", ())]  # files have names sorted
     if sorted(order) != sorted(best.agents):
         raise _unlike(folder, layout.EVALUATION, "other agents than the policy's")
-    generations = _rows(folder, layout.FITNESS, _Generation)
+    summary, generations = _json(folder, layout.TRAIN, _Summary), _rows(folder, layout.FITNESS, _Generation)
     lineage = read_lineage(read_bytes(folder / layout.LINEAGE), str(folder / layout.LINEAGE))
     elite, *last = (
         _Held(n.replace("member_", "slot "), at.mean, at.interval, held[n], {a: at.agents[a] for a in order}, at.groups)
@@ -315,14 +344,24 @@ def read(folder: Path) -> Run:
     return Run(
         generations=generations,
         nodes=_nodes(lineage),
-        summary=_json(folder, layout.TRAIN, _Summary),
+        summary=summary,
         policy=about,
         elite=elite,
         members=tuple(last),
         timing=_rows(folder, layout.TIMING, _Timing),
         told=_told(folder) if about.get("kind") in ("language", "games") else None,
         lives=lives_of(lineage, {row.generation: row.env_steps for row in generations}),
+        replays=_replays(folder, summary.elite),
     )
+
+
+def _replays(folder: Path, elite: _Champion) -> _Replays | None:
+    """Read the replays of this elite; None where there are none, or they are of another."""
+    if not (folder / layout.REPLAY).exists():
+        return None
+    found = _json(folder, layout.REPLAY, _Replays)
+    named = (elite.id, elite.generation, elite.score)
+    return found if (found.elite.id, found.elite.generation, found.elite.score) == named else None
 
 
 def _told(folder: Path) -> _Told:
@@ -416,6 +455,5 @@ def _checked(folder: Path, path: Path, kind: type[_T], data: Any) -> _T:
 
 
 def _unlike(folder: Path, path: Path, fault: str) -> DataError:
-    return DataError(
-        f"{folder / path}: does not hold what it should ({fault}); run `dvc repro {layout.WRITER[path]}` again"
-    )
+    remedy = f"dvc repro {layout.WRITER[path]}" if path in layout.WRITER else "evopipe replay"
+    return DataError(f"{folder / path}: does not hold what it should ({fault}); run `{remedy}` again")

@@ -350,11 +350,12 @@ class Spec(Job):
 
 
 def fresh(
-    spec: Job, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]]
-) -> list[Member]:
+    spec: Job, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]],
+    arch: Architecture | None = None,
+) -> list[Member]:  # fmt: skip
     """Return new members with first weights by their keys; `values` are the hyper-parameters of each that are not as
-    the configuration says."""
-    arch = spec.architecture()
+    the configuration says, nor is their architecture if there is one."""
+    arch = arch or spec.architecture()
     hyper = {name: getattr(spec.algo_config, name) for name in evolvable(spec.algo.Config)}
     given = zip(slots, ids, keys, values, strict=True)
     bare = [Member(slot, id, None, key, arch, {**hyper, **own}, {}) for slot, id, key, own in given]

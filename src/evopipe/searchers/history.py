@@ -159,3 +159,46 @@ def origins(records: Iterable[Record]) -> Iterator[tuple[Record, dict[int, Origi
             last[member.slot] = seen[member.id] = key
             unscored.pop(member.slot, None)
         yield record, found
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a member's weights have lived through: `values` are (steps of its life, all hyper-parameters from there on),
+    the first from step 0 on; `kinds` are the kinds of all mutations in its line; it ends after `steps`."""
+
+    values: tuple[tuple[int, Mapping[str, Any]], ...]
+    kinds: tuple[str, ...]
+    steps: int
+    arch: Architecture
+
+
+def schedule(records: Iterable[Record], member: int, generation: int) -> Schedule:
+    """Return the schedule of a member, by its id, up to a generation in which it was scored. The records are the whole
+    lineage; `LookupError` says what they lack."""
+    lived: dict[int | None, int] = {}  # steps by id
+    births: dict[int | None, tuple[int, Born]] = {}  # at which step of a life, by id
+    scored = None
+    for record in records:
+        for each in record.members:
+            lived[each.id] = record.step if each.steps is None else each.steps
+            scored = each if (record.generation, each.id) == (generation, member) else scored
+        if scored is not None:
+            break
+        for child in record.children:
+            births.setdefault(child.id, (lived.setdefault(child.id, lived.get(child.parent, 0)), child))
+    if scored is None:
+        raise LookupError(f"no member {member} was scored in generation {generation}")
+    values: dict[int, Mapping[str, Any]] = {}
+    kinds, current = [], member
+    while True:
+        if current not in births:
+            raise LookupError(f"member {member} descends from member {current}, whose birth is not told")
+        at, born = births.pop(current)  # each once: a file may say that one descends from itself
+        values.setdefault(at, born.hyper)  # the youngest that began at a step
+        kinds.append(born.mutation.kind)
+        if born.parent is None:
+            break
+        current = born.parent
+    if 0 not in values:
+        raise LookupError(f"the line of member {member} does not begin at step 0")
+    return Schedule(tuple(sorted(values.items())), tuple(reversed(kinds)), lived[member], scored.arch)
