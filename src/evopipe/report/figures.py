@@ -368,7 +368,7 @@ def replays(run: Run, width: int, label: Markup) -> Markup:
     assert found is not None
     rows = [("elite", run.elite.mean, run.elite.interval), ("replays", found.mean, found.interval)]
     rows += [(f"seed {each.seed}", each.mean, each.interval) for each in found.replays]
-    margins = (64 if wide else 56, 190 if wide else 56, 12, 44)
+    margins = (104 if wide else 88, 190 if wide else 56, 12, 44)
     plot = Plot(f"replays.{width}", width, 30 * len(rows) + 60, margins)
     for place, (name, mean, interval) in enumerate(rows):
         colour, look = ("elite" if place == 0 else "ink", {"weight": "bold"}) if place < 2 else ("member", {})

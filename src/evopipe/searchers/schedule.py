@@ -76,14 +76,17 @@ class Search(Stateless):
         return Plan(tuple(range(self.about.size)), min(self.about.generation, ahead - lived))
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Everyone is followed by itself, with the values that hold now; nobody goes on if all have diverged."""
-        if not any(member.healthy for member in history.members):
+        """Everyone is followed by itself, with the values that hold now, one that diverged by a copy of the fittest."""
+        fittest = max(history.members, key=lambda member: (member.healthy, member.score, -member.slot))
+        if not fittest.healthy:
             return None
         found: list[Fate] = []
         for member in history.members:
             due = [change.values for change in self.config.changes if change.steps <= member.steps]
             now = {name: value for values in due for name, value in values.items()}
-            if any(member.hyper[name] != value for name, value in now.items()):
+            if not member.healthy:
+                found.append(Child(fittest.slot, now, "the one before diverged: a copy of the fittest"))
+            elif any(member.hyper[name] != value for name, value in now.items()):
                 found.append(Child(member.slot, now, f"the schedule from {member.steps} steps on"))
             else:
                 found.append(Keep("the schedule changes nothing"))
