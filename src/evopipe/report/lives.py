@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evopipe.searchers.history import Born, Record
+from evopipe.searchers.history import Born, Record, in_lockstep
 
 Key = tuple[int, int]
 """A member at the end of a generation: (generation, slot)."""
@@ -49,13 +49,11 @@ class Life:
 def lives_of(lineage: Sequence[Record], env_steps: Mapping[int, int]) -> tuple[Life, ...]:
     """Return the lives of all members in the order of their births; none where all lived all the time and no trial
     began anew. `env_steps` are the population's at the end of each generation."""
-    first, rest = lineage[0].children if lineage else (), lineage[1:]
-    anew = any(child.parent_slot is None for record in rest for child in record.children)
-    if not anew and all(len(record.members) == len(first) for record in rest):
+    if not lineage or in_lockstep(lineage):
         return ()
-    found = {child.id: Life.of(child, 0) for child in first}
-    standing = {child.slot: child.id for child in first}
-    for record in rest:
+    found = {child.id: Life.of(child, 0) for child in lineage[0].children}
+    standing = {child.slot: child.id for child in lineage[0].children}
+    for record in lineage[1:]:
         _live(found, record)
         if record.children:
             now = {child.slot: child for child in record.children}
@@ -70,7 +68,7 @@ def lives_of(lineage: Sequence[Record], env_steps: Mapping[int, int]) -> tuple[L
             found |= {child.id: Life.of(child, env_steps[record.generation]) for child in now.values()
                       if child.id not in found}  # fmt: skip
             standing = {slot: child.id for slot, child in now.items()}
-    last = {member.id for member in rest[-1].members}
+    last = {member.id for member in lineage[-1].members}
     for life in (found[id] for id in standing.values() if id in found):
         life.end = (
             "the run ended"

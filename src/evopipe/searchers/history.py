@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
@@ -125,6 +125,13 @@ def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
     return line
 
 
+def in_lockstep(records: Sequence[Record]) -> bool:
+    """Whether all members lived all the time, and no trial began after the first ones."""
+    first, *rest = records
+    everybody = all(len(record.members) >= len(first.children) for record in rest)
+    return everybody and all(child.parent_slot is not None for record in rest for child in record.children)
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where a scored member comes from: `parent` is (generation, slot) where its parent, or it itself before, was last
@@ -150,7 +157,6 @@ def origins(records: Iterable[Record]) -> Iterator[tuple[Record, dict[int, Origi
                     births[child.slot], unscored[child.slot] = child, child.id
         else:  # all had diverged, and the last healthy generation returned
             last |= {member.slot: seen[member.id] for member in record.members if member.id in seen}
-            births = {slot: birth for slot, birth in births.items() if slot in unscored}
         found = {}
         for member in record.members:
             birth, key = births.get(member.slot), (record.generation, member.slot)

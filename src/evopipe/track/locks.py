@@ -186,13 +186,13 @@ def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:
 
 def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
     """Make the events of a training, with the times that they ended at, from its lineage, its curve and its times."""
-    from evopipe.searchers.history import origins, read_lineage
+    from evopipe.searchers.history import in_lockstep, origins, read_lineage
 
     clock, evolve = run.started, run.params.get("algos", {}).get(run.algo, {}).get("evolve", {})
     steps, seconds = _columns(run, "fitness", "env_steps", "eval_steps"), _columns(run, "timing", "seconds")
     lineage = read_lineage(read_bytes(run.files["lineage"].path), FILES["lineage"])
     lived: dict[tuple[int, int] | None, int] = {}  # steps of members by (generation, slot)
-    trained = 0
+    trained, lockstep = 0, in_lockstep(lineage)
     for record, of in origins(lineage):
         for member in record.members:
             steps_now = record.step if member.steps is None else member.steps
@@ -201,7 +201,9 @@ def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
         births = {slot: origin.mutation for slot, origin in of.items()}
         (taken,) = seconds.get(record.generation, [1.0])  # unmeasured: the same whenever it is read
         clock = round(clock + taken, 3)
-        training, evaluation = steps.get(record.generation, [trained, 0])
+        training, evaluation = steps.get(
+            record.generation, [record.step * len(record.members) if lockstep else trained, 0]
+        )
         yield clock, Generation.of(record, births, evolve, taken, (int(training), int(evaluation)))
 
 
