@@ -122,7 +122,7 @@ def _annotated(field: FieldInfo) -> Any:
     from typing import Annotated
 
     bounds = [meta for meta in field.metadata if isinstance(meta, KINDS)]
-    return Annotated[(field.annotation, *bounds)]  # type: ignore[valid-type]
+    return Annotated[(field.annotation, *bounds)] if bounds else field.annotation  # type: ignore[valid-type]
 
 
 # What a number means decides its bounds, whatever a file says of it: by name, (least, most) that may be taken.

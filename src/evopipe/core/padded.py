@@ -100,7 +100,7 @@ class Padded:
         self.memory_widths = [room.width for _, room in rooms[: self.recurrent] for _ in range(2)]
         self.memory = sum(self.memory_widths)
         self.index = [self._scatter_index(arch) for arch in archs]
-        self.plans: dict[tuple[int, int], dense.Plan] = {}  # of its dense layers, by what they read
+        self.plans: dict[tuple[int, int], dense.LayerPlan] = {}  # of its dense layers, by what they read
         self.served: dict[tuple[int, int], tuple[Views, Views]] = {}  # first and last layers known to be in place
 
     def _mask(self, column: Sequence[Block | None], width: int) -> Tensor | None:

@@ -28,7 +28,7 @@ _NO_WAY_BACK = (0,) * 6
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayerPlan:
     """What the kernels must know of a structure's dense layers."""
 
     fields: Tensor  # [P, layers, 10] int32
@@ -40,7 +40,7 @@ class Plan:
     out: int
 
     @classmethod
-    def of(cls, structure: Any, first: int, inputs: int) -> Plan:
+    def of(cls, structure: Any, first: int, inputs: int) -> LayerPlan:
         """Describe the layers from the first-th hidden one on; `inputs` is the width of what they read."""
         hidden = list(enumerate(structure.layout.hidden))[first:]
         rows, room, widest = [], 0, inputs
@@ -70,7 +70,7 @@ class Plan:
         return cls(fields, len(rows), len(every), every[0].weight.start if every else 0, room, widest, out)
 
 
-def plan_of(net: Net, inputs: int, lstm: bool = False) -> Plan | None:
+def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
     """Return the plan of a network that reads so many numbers, from behind its LSTM layers on where it may have any;
     None where the kernels cannot compute it."""
     structure: Any = getattr(net.structure, "inner", net.structure)
@@ -80,7 +80,7 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> Plan | None:
         return None
     first = structure.recurrent
     key = first, structure.layout.hidden[first - 1].out if first else inputs
-    plan: Plan = structure.plans.get(key) or structure.plans.setdefault(key, Plan.of(structure, *key))
+    plan: LayerPlan = structure.plans.get(key) or structure.plans.setdefault(key, LayerPlan.of(structure, *key))
     return plan if plan.layers <= MOST else None
 
 
@@ -93,7 +93,7 @@ def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor 
     key = first, x.shape[-1]
     plan = structure.plans.get(key)
     if plan is None:
-        plan = structure.plans[key] = Plan.of(structure, *key)
+        plan = structure.plans[key] = LayerPlan.of(structure, *key)
     if plan.layers > MOST or not x.shape[1]:
         return None
     ends = id(layers[0]), id(layers[-1])
@@ -110,7 +110,7 @@ def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor 
     return _forward(x.contiguous(), anchor, plan)[0]
 
 
-def _in_place(structure: Any, first: int, plan: Plan, layers: Sequence[Any]) -> bool:
+def _in_place(structure: Any, first: int, plan: LayerPlan, layers: Sequence[Any]) -> bool:
     """Whether parameters lie where the flat row has them: noisy ones, for example, do not."""
     base = layers[0].weight.data_ptr() - 4 * plan.start
     parts = (*structure.layout.hidden[first:], *structure.layout.output)
@@ -120,7 +120,7 @@ def _in_place(structure: Any, first: int, plan: Plan, layers: Sequence[Any]) -> 
     )
 
 
-def _forward(x: Tensor, anchor: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def _forward(x: Tensor, anchor: Tensor, plan: LayerPlan) -> tuple[Tensor, Tensor]:
     members, rows, inputs = x.shape
     assert members == plan.members
     out, saved = x.new_empty(members, rows, plan.out), x.new_empty(members, rows * plan.room)
@@ -141,7 +141,7 @@ def _dense() -> Any:
         of them in torch's graph."""
 
         @staticmethod
-        def forward(ctx: Any, x: Tensor, anchor: Tensor, plan: Plan) -> Tensor:
+        def forward(ctx: Any, x: Tensor, anchor: Tensor, plan: LayerPlan) -> Tensor:
             x = x.contiguous()
             out, saved = _forward(x, anchor, plan)
             ctx.save_for_backward(x, saved)
@@ -168,6 +168,6 @@ def _dense() -> Any:
     return _Dense
 
 
-def _values(view: Tensor, plan: Plan) -> int:
+def _values(view: Tensor, plan: LayerPlan) -> int:
     """Where the first member's row begins, of which this is the first layer's weights."""
     return view.data_ptr() - 4 * plan.start

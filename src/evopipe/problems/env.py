@@ -57,7 +57,7 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
 
     return Problem(
         spec, live, held_out, partial(describe, params), {
-            **params.tracked("seed", "env", "train", "evolution", "runtime"),
+            **params.tracked("seed", "env", "train", "evolution", "search", "runtime"),
             "kernels": fingerprint()["kernels"],  # `auto` takes what this machine has
             "outside": outside,
         }, inputs,

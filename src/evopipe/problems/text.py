@@ -57,7 +57,7 @@ def problem_of(
 
     return Problem(
         spec, live, lambda members, rows: held_out_of(params, spec, folder), partial(describe, params, spec),
-        {**params.tracked("seed", "language", "train", "evolution", "runtime"), "outside": outside},
+        {**params.tracked("seed", "language", "train", "evolution", "search", "runtime"), "outside": outside},
         # That a judge is missing is said where it is read.
         inputs, LESS,
     )  # fmt: skip

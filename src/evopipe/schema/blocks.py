@@ -345,7 +345,7 @@ class ReplayConfig(Schema):
     n_step: int = Field(
         1, ge=1, le=100, description="environment steps that a transition spans, fewer where an episode ends"
     )
-    updates: Annotated[int, Field(ge=1, le=64)] | Literal["pooled"] = Field(
+    updates: Literal["pooled"] | Annotated[int, Field(ge=1, le=64)] = Field(
         1,
         description="updates that a member takes at once, every `learn_step`; `pooled`: one for each member that lives "
         "and fills the shared memory, so that learning follows the steps of all",

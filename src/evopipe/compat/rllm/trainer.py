@@ -302,7 +302,9 @@ class AgentTrainer:
             digest.update(json.dumps(dataset.data, sort_keys=True, default=repr).encode())
         named = [self.workflow_class, self.agent_class, self.env_class, self.flow, self.reward_fn]
         values = {
-            "params": self.resolved.params.tracked("seed", "language", "train", "evolution", "population", "runtime"),
+            "params": self.resolved.params.tracked(
+                "seed", "language", "train", "evolution", "search", "population", "runtime"
+            ),
             "agents": self.resolved.agents.model_dump(mode="json"),
             "data": digest.hexdigest(),
             "code": [_source(each) for each in named],
