@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from evopipe import layout
+from evopipe import layout, stages
 from evopipe.evolve.lineage import Record, read_lineage
 from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
@@ -19,7 +18,6 @@ from evopipe.policies.loading import load
 from evopipe.policies.team import TeamPolicy
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import AnyParams, any_params
-from evopipe.stages import report
 from evopipe.stages.check import check, needs_dataset
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track import tracking
@@ -67,20 +65,20 @@ def run(
     """
     settled = any_params(params)
     if folder is not None:
-        result = _run(settled, Path(folder), quiet)
-        report.run(settled, quiet=quiet, folder=Path(folder))
+        result = _run(settled, Path(folder), quiet, layout.STAGES)
         tracking.attach(settled, ("evaluate", "export", "report"), Path(folder))
         return result
     with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary:
         untracked = settled.model_copy(update={"tracking": TrackingConfig(backends=())})
-        return _run(untracked, Path(temporary), quiet)
+        return _run(untracked, Path(temporary), quiet, [s for s in layout.STAGES if layout.REPORT not in s.env.writes])
 
 
-def _run(params: AnyParams, folder: Path, quiet: bool) -> Result:
+def _run(params: AnyParams, folder: Path, quiet: bool, chosen: Sequence[layout.Stage]) -> Result:
     check(params)
-    upstream = ("fetch", "buffer") if needs_dataset(params) else ()
-    for name in (*upstream, "population", "train", "evaluate", "export"):
-        import_module(f"evopipe.stages.{name}").run(params, quiet=quiet, folder=folder)
+    data = needs_dataset(params)
+    for stage in chosen:
+        if data or not stage.dataset:
+            stages.run(stage, params, quiet, folder)
     return Result(
         policy=load(folder / layout.ELITE),
         policies=[] if params.of_text else policy.trained(folder / layout.TRAINED),

@@ -21,27 +21,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from evopipe import __version__
+from evopipe import __version__, layout
 from evopipe.cli_agent import agent
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, suggestion
 
 if TYPE_CHECKING:
     from evopipe.schema.params import AnyParams
 
-_STAGES = {
-    "fetch": "Collect, download or convert the dataset: data/dataset.",
-    "buffer": "Pack the dataset into transitions: data/transitions.h5.",
-    "population": "Make the initial members: models/population.",
-    "train": "Evolve the population: models/trained.",
-    "evaluate": "Score every member on held-out seeds: reports/evaluation.json.",
-    "export": "Write the elite as files that run anywhere: models/elite.",
-    "report": "Show what happened, as one page: reports/report.html.",
-}
-
 app = typer.Typer(
     name="evopipe",
     help="Train populations of reinforcement-learning agents that tune themselves while they learn.",
-    epilog=f"`dvc repro` runs the stages in order: {', '.join(_STAGES)}.",
+    epilog=f"`dvc repro` runs the stages in order: {', '.join(layout.OUTS)}.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -138,27 +128,28 @@ def _options(
         typer.echo(context.get_help())
 
 
-def _stage(name: str) -> Callable[[typer.Context], None]:
+def _stage(stage: layout.Stage) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
+        from evopipe import stages
         from evopipe.signals import watch_ancestors
 
         watch_ancestors()
         params = context.obj.load()
         with context.obj.placing():
-            if name in ("fetch", "population"):  # the first of either shape of pipeline
+            if not stage.env.reads:  # the first of a pipeline
                 from evopipe.stages.check import check
 
                 check(params)
-            import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
+            stages.run(stage, params, context.obj.quiet)
         from evopipe.track import tracking
 
-        tracking.attach(params, [name])
+        tracking.attach(params, [stage.name])
 
     return run
 
 
-for _name, _what in _STAGES.items():
-    app.command(_name, help=_what)(_stage(_name))
+for _each in layout.STAGES:
+    app.command(_each.name, help=_each.described)(_stage(_each))
 
 
 def _json(kind: type, called: str, example: str) -> Callable[[str], Any]:

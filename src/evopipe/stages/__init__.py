@@ -6,3 +6,19 @@ parameter names, is not there, is damaged, or belongs to something else; ParamsE
 EnvironmentFailed where an environment breaks its contract; ResourceError where memory runs out; DiskError where a file
 cannot be written; Interrupted where a signal came. Training also raises BusyError and DivergedError.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evopipe.layout import Stage
+
+if TYPE_CHECKING:
+    from evopipe.schema.params import AnyParams
+
+
+def run(stage: Stage, params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
+    """Run a stage of the table; its module is imported now."""
+    import_module(f"{__name__}.{stage.name}").run(params, quiet=quiet, folder=folder)
