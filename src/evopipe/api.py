@@ -12,13 +12,12 @@ from evopipe import layout, stages
 from evopipe.evolve.lineage import Record, read_lineage
 from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
-from evopipe.policies import policy
 from evopipe.policies.acting import Policy
 from evopipe.policies.loading import load
 from evopipe.policies.team import TeamPolicy
+from evopipe.problems import check, part_of
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import AnyParams, any_params
-from evopipe.stages.check import check, needs_dataset
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track import tracking
 
@@ -75,13 +74,12 @@ def run(
 
 def _run(params: AnyParams, folder: Path, quiet: bool, chosen: Sequence[layout.Stage]) -> Result:
     check(params)
-    data = needs_dataset(params)
     for stage in chosen:
-        if data or not stage.dataset:
+        if params.needs_dataset or not stage.dataset:
             stages.run(stage, params, quiet, folder)
     return Result(
         policy=load(folder / layout.ELITE),
-        policies=[] if params.of_text else policy.trained(folder / layout.TRAINED),
+        policies=part_of(params, "export").trained(folder / layout.TRAINED),
         evaluation=read_json(folder / layout.EVALUATION),
         members=read_json(folder / layout.MEMBERS),
         summary=read_json(folder / layout.TRAIN),

@@ -137,7 +137,7 @@ def _stage(stage: layout.Stage) -> Callable[[typer.Context], None]:
         params = context.obj.load()
         with context.obj.placing():
             if not stage.env.reads:  # the first of a pipeline
-                from evopipe.stages.check import check
+                from evopipe.problems import check
 
                 check(params)
             stages.run(stage, params, context.obj.quiet)
@@ -316,7 +316,7 @@ def _algos() -> None:
     _without_torch()
     from evopipe import algos as registry
 
-    for name in registry.names() + registry.names(of_text=True):
+    for name in registry.names(None):
         if (wrong := registry.refused(name)) is not None:
             _warn(f"{name}: {wrong}")
             continue
@@ -331,7 +331,7 @@ _params.callback()(_without_torch)
 @_params.command("check")
 def _params_check(context: typer.Context) -> None:
     """Say what is wrong with the params file, and where; it makes the environment where that is not Gymnasium's own."""
-    from evopipe.stages.check import check
+    from evopipe.problems import check
 
     params = context.obj.load()
     with context.obj.placing():
@@ -369,7 +369,7 @@ def _params_block(
     from evopipe import algos as registry
     from evopipe.schema.write import block
 
-    if algo not in (known := registry.names() + registry.names(of_text=True)):
+    if algo not in (known := registry.names(None)):
         raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, known)}")
     typer.echo(block(algo, registry.get(algo).Config()), nl=False)
 

@@ -97,6 +97,11 @@ class Job(ABC):
         return False
 
     @property
+    def seeds_apart(self) -> bool:
+        """Whether what a seed of an evaluation stands for does not depend on the other seeds."""
+        return False
+
+    @property
     def each(self) -> int:
         """Steps of a member that a tick counts as."""
         return 1
@@ -236,6 +241,11 @@ class Spec(Job):
     def racing(self) -> bool:
         """Whether who is scored plays no longer than its rank may decide something, see `race`."""
         return self.train.evaluation == "race"
+
+    @property
+    def seeds_apart(self) -> bool:
+        """Whether what a seed stands for does not depend on the others: it begins an episode."""
+        return True
 
     @property
     def unrewarded(self) -> str:

@@ -25,7 +25,7 @@ from evopipe.errors import ResourceError
 from evopipe.regimes.measures import Measures
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.spec import Job, Spec
+from evopipe.run.spec import Job
 from evopipe.scale.changes import fold
 from evopipe.scale.shard import Make, Shard, halves, pack, state_of, unpack
 from evopipe.storage import members as stored
@@ -213,7 +213,7 @@ class Shards:
             if self._waiting:
                 self._go_on(self.clock.tick, state=False)
             slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
-            alone = len(slots) == 1 and isinstance(self.spec, Spec)  # else what seeds stand for depends on all of them
+            alone = len(slots) == 1 and self.spec.seeds_apart  # else what seeds stand for depends on all of them
             parts = np.array_split(seeds, len(self.slots)) if alone else [seeds] * len(self.slots)
             one, asked = dissolve(cohorts) if alone else [], {}
             for shard, (own, part) in enumerate(zip(self.slots, parts, strict=True)):

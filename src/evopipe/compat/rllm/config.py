@@ -280,7 +280,7 @@ def _made(
     agents = nested.pop("agents", {})
     params = parsed(LanguageParams, nested, "config: ")
     asked = params.train.algo
-    able = [name for name in algos.names(of_text=True) if algos.get(name).REGIME == "dialogue"]
+    able = [name for name in algos.names(None) if algos.regime_name(name) == "dialogue"]
     if asked not in able:
         raise ParamsError(f"train.algo: {asked} learns from no episodes; take {', '.join(able)}")
     if params.language.engine != "transformers":
