@@ -194,30 +194,20 @@ def _play(
 ) -> None:
     """Watch a policy: in a window, or as a file. A language model completes a prompt, or lines until an empty one; a
     player of games plays them."""
-    from evopipe.language.policy import described
+    from evopipe.policies import film
+    from evopipe.policies import play as player
+    from evopipe.policies.loading import load
+    from evopipe.track.formats import score
 
-    if (about := described(folder)) is not None:
-        from evopipe.language.policy import load as load_model
-
-        if about["kind"] == "games":
-            _play_games(folder, episodes, seed, prompt, context.obj.tell)
-            return
-        model = load_model(folder, about)
-        if prompt is not None:
-            typer.echo(model.generate(prompt))
-            return
-        with suppress(typer.Abort):  # its input is at its end
-            while line := typer.prompt("you", default="", show_default=False):
-                typer.echo(model.generate(line))
+    policy, tell = load(folder, trust=trust), context.obj.tell
+    if not isinstance(policy, player.Actor):
+        if prompt is None:
+            policy.perform(episodes, seed, _asked, typer.echo, tell)
+        else:
+            typer.echo(policy.generate(prompt))
         return
     if prompt is not None:
         raise UsageError(f"play: {folder} is no language model: it takes no --prompt")
-    from evopipe.policies import film
-    from evopipe.policies import play as player
-    from evopipe.policies.policy import load
-    from evopipe.track.formats import score
-
-    tell = context.obj.tell
     films = {path: partial(write, path) for write, path in ((film.gif, gif), (film.mp4, mp4)) if path}
     if not (films or player.has_display()):
         raise UsageError(
@@ -227,7 +217,6 @@ def _play(
     for path in films:
         if path.is_dir():
             raise UsageError(f"play: {path} is a folder; give the name of a file")
-    policy = load(folder, trust=trust)
     cfg = player.environment_of(policy, env, kwargs, trust)
 
     say = lambda played: tell(f"seed {played.seed}: return {score(played.total)}, {played.steps} steps")  # noqa: E731
@@ -239,22 +228,11 @@ def _play(
             tell(f"written: {path}")
 
 
-def _play_games(folder: Path, games: int, seed: int, prompt: str | None, tell: Callable[[str], None]) -> None:
-    from evopipe.language.player import GamePolicy, squares
-    from evopipe.policies.loading import load
-    from evopipe.track.formats import score
-
-    policy = load(folder)
-    assert isinstance(policy, GamePolicy)
-    if prompt is not None:
-        typer.echo(policy.generate(prompt))
-        return
-    played = policy.play(games, seed)
-    for row, total in zip(played.rows, played.returns, strict=True):
-        typer.echo("\n".join(squares(row)) if "guesses" in row else json.dumps(row))
-        tell(f"return {score(total)}")
-    tell(f"{policy.about['env']['id']}: mean return {score(played.returns.mean())} of {games} game{'s' * (games > 1)}, "
-         f"{played.won.mean():.0%} won")  # fmt: skip
+def _asked() -> str:
+    """Return the line that someone types; an empty one where there is no more."""
+    with suppress(typer.Abort):  # its input is at its end
+        return str(typer.prompt("you", default="", show_default=False))
+    return ""
 
 
 @app.command("compare")

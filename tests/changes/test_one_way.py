@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
+from typing import Any
 
 from changed import modules
 from evopipe import layout
 
 BUILD_A_RUN = 1
-ASK_WHICH_KIND = 20
+ASK_WHICH_KIND = 5
 LIST_THE_STAGES = 1
 NAMES_WITH_TWO_MEANINGS = 26
 
@@ -18,8 +20,11 @@ KINDS = {
     "Params", "LanguageParams", "Spec", "LanguageSpec", "Policy", "TeamPolicy", "LanguagePolicy", "GamePolicy",
 }  # fmt: skip
 """Classes of which there is one a kind of problem: who asks for one by `isinstance` asks for the kind."""
-QUESTIONS = {"of_text", "OF_TEXT"}
+QUESTIONS = {"PROBLEM", "PROBLEMS"}
 """Names that say which kind a problem is: who reads one asks."""
+ANSWERS = {"env", "text", "games", "language"}
+"""Who compares something's `kind` with one of these, or asks a function named in `BY_KIND` for one, asks too."""
+BY_KIND = {"names", "working"}
 
 
 def names_of(tree: ast.Module, module: str, name: str) -> set[str]:
@@ -36,11 +41,21 @@ def names_of(tree: ast.Module, module: str, name: str) -> set[str]:
 
 def asks(node: ast.AST) -> bool:
     """Whether an expression asks which kind of problem there is."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
-        return bool(KINDS & {part.rpartition(".")[2] for part in ast.unparse(node.args[1]).strip("()").split(", ")})
+    if isinstance(node, ast.Call):
+        called = ast.unparse(node.func).rpartition(".")[2]
+        if called == "isinstance":
+            return bool(KINDS & {part.rpartition(".")[2] for part in re.split(r"[(), |]+", ast.unparse(node.args[1]))})
+        return called in BY_KIND and bool(ANSWERS & {value_of(part) for part in node.args})
     if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
         return (node.attr if isinstance(node, ast.Attribute) else node.id) in QUESTIONS
-    return isinstance(node, ast.keyword) and node.arg in QUESTIONS
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        return bool(ANSWERS & {value_of(side) for side in sides}) and any("kind" in ast.unparse(side) for side in sides)
+    return False
+
+
+def value_of(node: ast.AST) -> Any:
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def test_places_that_build_a_run() -> None:

@@ -24,10 +24,10 @@ from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.new import project
+from evopipe.problems import check as checked_params
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import Params, parse_params
 from evopipe.stages import fetch
-from evopipe.stages.check import check as checked_params
 from tiny import params
 
 

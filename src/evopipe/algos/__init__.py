@@ -73,7 +73,7 @@ _FIELDS = {
     "on_policy": (*"batch_size learn_step network evolve epochs gamma gae_lambda max_seq_len sequences".split(),),
 }
 """What a regime reads of a `Config`; of language models `batch_size` and `evolve`."""
-KINDS = {"env": ("off_policy", "on_policy"), "text": ("dialogue", "text", "games")}
+PROBLEMS = {"env": ("off_policy", "on_policy"), "text": ("dialogue", "text", "games")}
 """The regimes of each kind of problem: environments, and language models."""
 OPTIONAL: dict[str, Any] = {
     "values": None,  # (cfg, state, obs) → values of all actions, of which it takes the best
@@ -124,12 +124,12 @@ class Algorithm(ModuleType):
 
 @cache
 def names(kind: str | None = "env") -> tuple[str, ...]:
-    """Return the names of the algorithms of one of `KINDS`, or of all, sorted; those of other packages behind evopipe's
-    own. A regime that is unknown counts as an environment's: `get` says what is wrong with it."""
+    """Return the names of the algorithms of one of `PROBLEMS`, or of all, sorted; those of other packages behind
+    evopipe's own. A regime that is unknown counts as an environment's: `get` says what is wrong with it."""
     if kind is None:
-        return tuple(name for each in KINDS for name in names(each))
+        return tuple(name for each in PROBLEMS for name in names(each))
     regimes = {name: regime_name(name) for name in (*_own(), *plugins.names(plugins.ALGOS, _own()))}
-    return tuple(name for name, regime in regimes.items() if (regime in KINDS["text"]) == (kind == "text"))
+    return tuple(name for name, regime in regimes.items() if (regime in PROBLEMS["text"]) == (kind == "text"))
 
 
 def _own() -> tuple[str, ...]:

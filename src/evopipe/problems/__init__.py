@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def part_of(params: AnyParams, stage: str = "") -> Any:
     """Return the module with one kind's part of a stage, or of what it is about."""
-    return import_module(f"{__name__}.{params.KIND}{stage and '_' + stage}")
+    return import_module(f"{__name__}.{params.PROBLEM}{stage and '_' + stage}")
 
 
 def check(params: AnyParams) -> None:

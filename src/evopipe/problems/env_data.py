@@ -13,7 +13,7 @@ from evopipe.data.episodes import Episode, check_fits
 from evopipe.data.minari import read_minari, read_own, write_minari
 from evopipe.data.transitions import pack, statistics, write_transitions
 from evopipe.envs.pool import EnvPool
-from evopipe.errors import ParamsError
+from evopipe.errors import ParamsError, UsageError
 from evopipe.layout import BUFFERED, DATASET, FETCHED, TRANSITIONS, need
 from evopipe.machine import configure
 from evopipe.own import import_network
@@ -71,13 +71,13 @@ def buffer(params: Params, folder: Path) -> list[str]:
 def _collect(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
     cfg, exported = params.fetch.collect, None
     if cfg.policies.get("policy") and cfg.policy_path is not None:
-        from evopipe.policies.policy import Policy, load
+        from evopipe.policies.policy import load
 
         configure(params.runtime)  # the number of threads decides a policy's last bits
-        found = load(cfg.policy_path)
-        if not isinstance(found, Policy):
-            raise ParamsError("fetch.collect.policy_path: is a team, and datasets are of one agent")
-        exported = found.on_rows()
+        try:
+            exported = load(cfg.policy_path).on_rows()
+        except UsageError as error:
+            raise ParamsError(f"fetch.collect.policy_path: {error}") from None
     return collect(cfg, pool, params.env.id, params.seed, exported)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
@@ -41,7 +41,7 @@ class Params(RunParams):
         (True, 'ppo', 0.99)
     """
 
-    KIND: ClassVar[str] = "env"
+    PROBLEM: ClassVar[str] = "env"
 
     class Evolution(Schema):
         """Selection and mutation."""
@@ -120,7 +120,7 @@ class Params(RunParams):
             if chosen:
                 yield from _run_problems(name, config, info.data["train"])
 
-        return parse_blocks(blocks, info, cls.KIND, problems)
+        return parse_blocks(blocks, info, cls.PROBLEM, problems)
 
     @property
     def needs_dataset(self) -> bool:
@@ -142,7 +142,7 @@ def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) ->
     Raises ParamsError or MissingInputError as `load_params` and `parse_params` do.
     """
     if isinstance(given, RunParams):
-        return cast("AnyParams", given)
+        return given
     return parse_params(given) if isinstance(given, Mapping) else load_params(given)
 
 

@@ -26,7 +26,7 @@ from evopipe.schema.language import LanguageConfig, TextFetch, TextMutation, Tex
 class RunParams(Schema):
     """What every `params.yaml` has: members that learn in environments, or language models."""
 
-    KIND: ClassVar[str]  # one of `algos.KINDS`
+    PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
 
     seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
 
@@ -68,7 +68,7 @@ class RunParams(Schema):
 class LanguageParams(RunParams):
     """All of `params.yaml` of a population of language models."""
 
-    KIND: ClassVar[str] = "text"
+    PROBLEM: ClassVar[str] = "text"
 
     class Evolution(Schema):
         """Selection and mutation."""
@@ -165,7 +165,7 @@ class LanguageParams(RunParams):
     @field_validator("algos")
     @classmethod
     def _algos_parsed(cls, blocks: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        return parse_blocks(blocks, info, cls.KIND, lambda name, config, chosen: _algo_problems(config))
+        return parse_blocks(blocks, info, cls.PROBLEM, lambda name, config, chosen: _algo_problems(config))
 
 
 def parse_blocks(
