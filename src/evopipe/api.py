@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from evopipe import layout, stages
-from evopipe.evolve.lineage import Record, read_lineage
 from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
 from evopipe.policies.acting import Policy
@@ -18,6 +17,7 @@ from evopipe.policies.team import TeamPolicy
 from evopipe.problems import check, part_of
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import AnyParams, any_params
+from evopipe.searchers.history import Record, read_lineage
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track import tracking
 
@@ -76,7 +76,7 @@ def _run(params: AnyParams, folder: Path, quiet: bool, chosen: Sequence[layout.S
     check(params)
     for stage in chosen:
         if params.needs_dataset or not stage.dataset:
-            stages.run(stage, params, quiet, folder)
+            stages.module_of(stage).run(params, quiet=quiet, folder=folder)
     return Result(
         policy=load(folder / layout.ELITE),
         policies=part_of(params, "export").trained(folder / layout.TRAINED),

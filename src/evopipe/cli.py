@@ -140,7 +140,7 @@ def _stage(stage: layout.Stage) -> Callable[[typer.Context], None]:
                 from evopipe.problems import check
 
                 check(params)
-            stages.run(stage, params, context.obj.quiet)
+            stages.module_of(stage).run(params, quiet=context.obj.quiet)
         from evopipe.track import tracking
 
         tracking.attach(params, [stage.name])

@@ -75,14 +75,14 @@ class Stage(NamedTuple):
 CODE = ("algos", "core", "envs", "machine.py", "native", "ops", "rng.py", "types.py")
 """Code that every stage computes with: whole folders, and modules that are in none."""
 _DATA = ("data", "problems")
-_RUN = ("evolve", "problems", "run", "storage/members.py")
+_RUN = ("mutations", "problems", "run", "searchers", "storage/members.py")
 _REGIMES = (*_RUN, "data", "memory", "regimes", "scale")
 _ENV = ("env.id", "env.kwargs", "env.wrappers")
 _FETCHED = ("fetch.source", "fetch.${fetch.source}")
 _ALGO = "algos.${train.algo}"
 _SIZE = "population.size"  # by itself: DVC's run cache overlooks a key named `size` inside a mapping
-_SEARCH = ("train", "evolution", "evolution.tournament.size", _ALGO)  # the size as `_SIZE`
-_MEMBERS = (_SIZE, "population.start", "train.algo", _ALGO, "evolution.mutation", "runtime.threads")
+_SEARCH = ("train", "evolution", "evolution.tournament.size", "search", _ALGO)  # the size as `_SIZE`
+_MEMBERS = (_SIZE, "population.start", "train.algo", _ALGO, "evolution.mutation", "search", "runtime.threads")
 _COMPUTED = ("runtime.device", "runtime.threads", "runtime.kernels", "runtime.cohorts")
 _OF_TEXT = ("seed", "language", "fetch.source")
 _WRITTEN = ("runtime.device", "runtime.threads", "runtime.cohorts", "runtime.rows_at_once")
@@ -131,7 +131,7 @@ STAGES = (
     ),
     Stage(
         "report", "Show what happened, as one page",
-        code=("evolve", "policies", "report", "storage/members.py", "track/formats.py"),
+        code=("mutations", "policies", "report", "searchers", "storage/members.py", "track/formats.py"),
         env=Files(  # all that it shows
             ("seed", *_ENV, "env.num_envs", "env.backend", "env.step_limit", *_FETCHED, _SIZE, *_SEARCH, "evaluate",
              "export", *_COMPUTED, "runtime.compile"),

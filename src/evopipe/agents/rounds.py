@@ -131,6 +131,9 @@ class Rounds:
     def hand_down(self, parents: Sequence[int] | None) -> None:
         """Nothing is kept beside the members."""
 
+    def renew(self, slots: Sequence[int]) -> None:
+        """Nothing is a slot's own."""
+
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from evopipe import algos as registry
-from evopipe import plugins
+from evopipe import plugins, searchers
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
     NEUTRAL,
@@ -21,6 +21,7 @@ from evopipe.schema.blocks import (
 )
 from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located
 from evopipe.schema.language import LanguageConfig, TextFetch, TextMutation, TextRuntime, TextTrain
+from evopipe.schema.search import SearchConfig
 
 
 class RunParams(Schema):
@@ -53,7 +54,7 @@ class RunParams(Schema):
         own: Any = self
         key, chances = "evolution.mutation.probabilities", own.evolution.mutation.probabilities.model_extra or {}
         kinds = [plugins.find(plugins.MUTATIONS, kind, key) for kind, weight in chances.items() if weight]
-        return [registry.plugin(own.train.algo), *kinds]
+        return [registry.plugin(own.train.algo), *kinds, searchers.plugin(own.search.strategy)]
 
     def outside(self) -> tuple[list[str], list[Path]]:
         """Return what of other packages a result depends on, for `keys.content_key`: entry points with their packages'
@@ -95,6 +96,7 @@ class LanguageParams(RunParams):
     population: PopulationConfig = Field(default_factory=PopulationConfig)
     train: TextTrain = Field(default_factory=TextTrain)
     evolution: Evolution = Field(default_factory=Evolution)
+    search: SearchConfig = Field(default_factory=SearchConfig)
     evaluate: Evaluate = Field(default_factory=Evaluate)
     export: Export = Field(default_factory=Export)
     runtime: TextRuntime = Field(default_factory=TextRuntime)

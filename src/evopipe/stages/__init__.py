@@ -10,15 +10,11 @@ cannot be written; Interrupted where a signal came. Training also raises BusyErr
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from evopipe.layout import Stage
 
-if TYPE_CHECKING:
-    from evopipe.schema.params import AnyParams
 
-
-def run(stage: Stage, params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Run a stage of the table; its module is imported now."""
-    import_module(f"{__name__}.{stage.name}").run(params, quiet=quiet, folder=folder)
+def module_of(stage: Stage) -> Any:
+    """Return the module of a stage of the table, which is imported now."""
+    return import_module(f"{__name__}.{stage.name}")
