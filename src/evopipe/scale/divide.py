@@ -16,8 +16,8 @@ from evopipe.problems import problem_of
 from evopipe.run.clock import Clock
 from evopipe.run.problem import Problem
 from evopipe.run.regime import Regime
-from evopipe.run.spec import Job, JobT
-from evopipe.scale.shards import Engine, Here, Shards
+from evopipe.run.spec import JobT, RunSpec
+from evopipe.scale.shards import Here, ShardEngine, Shards
 from evopipe.schema.params import AnyParams, parse_params
 from evopipe.schema.shards import ShardsConfig
 
@@ -45,7 +45,7 @@ def divided(
         )
     if problem.undivided is not None:
         raise ParamsError(problem.undivided)
-    engine: Engine
+    engine: ShardEngine
     if cfg.engine == "ray":
         from evopipe.scale.on_ray import OnRay
 
@@ -61,7 +61,7 @@ def divided(
 
 
 def apart(
-    problem: Problem[JobT], params: AnyParams, members: int, folder: Path, engine: Engine, each: int = 1
+    problem: Problem[JobT], params: AnyParams, members: int, folder: Path, engine: ShardEngine, each: int = 1
 ) -> Problem[JobT]:
     """Return a problem whose members are in an engine's shards; `each` so many neighbours share a memory, and so a
     shard. `ParamsError` if there are more shards than such."""
@@ -95,7 +95,7 @@ def served(cfg: ShardsConfig) -> bool:
     return ranks.served(cfg, make)
 
 
-def make(about: Mapping[str, Any], together: Any = None) -> tuple[Job, Regime, Clock]:
+def make(about: Mapping[str, Any], together: Any = None) -> tuple[RunSpec, Regime, Clock]:
     """Return what a shard lives on: as `stages.train` makes it, with some of the members, and of them its part where
     it is several processes `together`."""
     params, keys = parse_params(about["params"]), np.array(about["keys"], np.int64)
