@@ -403,7 +403,7 @@ def _track_sync(context: typer.Context) -> None:
     tracking = context.obj.load().tracking
     if not tracking.backends:
         raise UsageError(f"{context.obj.params}: tracking.backends is empty: name a tracker, such as [mlflow]")
-    from evopipe.keys import dvc_root
+    from evopipe.storage.keys import dvc_root
     from evopipe.track.outbox import sync
 
     for name, new in sync(dvc_root(), tracking, context.obj.tell, _warn).items():
@@ -417,7 +417,7 @@ def _track_ui(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ) -> None:
     """Open the MLflow pages of this project."""
-    from evopipe.keys import dvc_root
+    from evopipe.storage.keys import dvc_root
     from evopipe.track.backends.mlflow import serve
 
     serve(dvc_root(), port, browser, context.obj.tell)

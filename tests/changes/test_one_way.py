@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from changed import modules
+from changed import PACKAGE, modules
 from evopipe import layout
 
 BUILD_A_RUN = 1
@@ -91,6 +91,13 @@ def test_lists_of_stages() -> None:
 
 
 CONTRACTS = {("algos", "Config"), ("algos", "State"), ("searchers", "Search")}
+
+
+def test_stages_are_doors() -> None:
+    """A stage is one call of the library with its outs: a module of at most 80 lines."""
+    lines = {path.name: len(path.read_text().splitlines()) for path in (PACKAGE / "stages").glob("*.py")}
+    assert {f"{stage.name}.py" for stage in layout.STAGES} <= lines.keys()
+    assert {name: n for name, n in lines.items() if n > 80} == {}
 
 
 def test_class_names_with_two_meanings() -> None:

@@ -30,7 +30,6 @@ from evopipe.data.episodes import RecordedEpisode
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, write_transitions
 from evopipe.errors import BusyError, DataError, DiskError, EnvironmentFailed, Interrupted
-from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
 from evopipe.mutations import Mutation
 from evopipe.native import build
@@ -52,6 +51,7 @@ from evopipe.signals import StopSignal
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.storage import members as stored
 from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.storage.keys import content_key, state_folder
 from evopipe.storage.lock import RunLock
 from evopipe.track.events import End, Generation, Progress, Start, read_events
 from handover_envs import LIMIT, Drift

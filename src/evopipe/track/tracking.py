@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from evopipe import __version__
 from evopipe.errors import EvopipeError
-from evopipe.keys import dvc_root
 from evopipe.layout import WRITER
 from evopipe.machine import git_revision
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.signals import StopSignal
+from evopipe.storage.keys import dvc_root
 from evopipe.track.console import console_sink
 from evopipe.track.events import JsonlSink, Tracker
 from evopipe.track.outbox import ADVICE, Outbox
