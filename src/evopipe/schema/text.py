@@ -57,8 +57,8 @@ class RunParams(Schema):
         return [registry.plugin(own.train.algo), *kinds, searchers.plugin(own.search.strategy)]
 
     def outside(self) -> tuple[list[str], list[Path]]:
-        """Return what of other packages a result depends on, for `storage.keys.content_key`: entry points with packages'
-        versions, then what all source files are called; and these files. Trackers change no result."""
+        """Return what of other packages a result depends on, for `storage.keys.content_key`: entry points with versions
+        of their packages, then what all source files are called; and these files. Trackers change no result."""
         points = [point for point in self.points() if point is not None]
         network = getattr(getattr(self.algo_config, "network", None), "module", None)
         modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
