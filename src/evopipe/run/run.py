@@ -88,6 +88,7 @@ class Run(Generic[JobT]):
         plan = self.searcher.plan(self._history(), self._draw(self.clock.generation + 1))
         if plan is None:
             self.reason = "max_steps"
+            self._form([self._held[slot] for slot in self.living])
             return
         self.plan = plan
         by_age: dict[int, list[int]] = {}
