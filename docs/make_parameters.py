@@ -238,7 +238,7 @@ def render() -> str:
 
 def render_language() -> str:
     """Return the page of language models."""
-    links = [f"[{name}](algorithms/{name}.md)" for name in algos.names(of_text=True)]
+    links = [f"[{name}](algorithms/{name}.md)" for name in algos.names("text")]
     head = LANGUAGE_HEAD.format(", ".join(links[:-1]) + f" and {links[-1]}")
     return "\n".join([head, *_sections(LanguageParams, "", LANGUAGE_NOTES)])
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from evopipe.core.readers import ARCHITECTURES
+
 if TYPE_CHECKING:
     from evopipe.api import Result
     from evopipe.api import run as train
@@ -78,6 +80,12 @@ __all__ = [  # noqa: RUF022 (in the order in which one meets them)
     "make_vect_envs", "observation_space_channels_to_first", "train_multi_agent_off_policy",
     "train_multi_agent_on_policy", "train_off_policy", "train_offline", "train_on_policy",
 ]  # fmt: skip
+
+ARCHITECTURES |= {
+    "lora": lambda data: import_module("evopipe.language.adapters").read_adapter(data),
+    "full": lambda data: import_module("evopipe.language.adapters").read_adapter(data),
+    "gpt": lambda data: import_module("evopipe.language.gpt").GPT.from_json(data),
+}
 
 _OWN = {
     "train": ("evopipe.api", "run"),

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, MissingInputError, UsageError
 from evopipe.layout import EVALUATION, TRAINED
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
@@ -25,7 +26,7 @@ from evopipe.schema.read import parse_yaml
 from evopipe.track.formats import clean, columns, leaves, number, score
 
 _LOCK = Path("dvc.lock")
-_STAGES = ("fetch", "buffer", "population", "train", "evaluate")  # what a score comes from
+_STAGES = [*layout.OUTS][: [*layout.OUTS].index(layout.WRITER[EVALUATION]) + 1]  # what a score comes from
 _EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 _RESAMPLES = 10_000
 _MOST = 4  # settings that a label names

@@ -20,6 +20,7 @@ from evopipe.machine import configure
 from evopipe.policies import policy
 from evopipe.policies.acting import Policy
 from evopipe.policies.team import TeamPolicy
+from evopipe.problems import check
 from evopipe.problems.env import begin
 from evopipe.problems.env_population import begun
 from evopipe.problems.specs import describe, make_spec
@@ -30,10 +31,9 @@ from evopipe.run.evaluate import in_environments
 from evopipe.run.outs import write_results
 from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec
-from evopipe.schema.params import AnyParams, Params, any_params
+from evopipe.schema.params import AnyParams, Params, env_params
 from evopipe.searchers.history import Record
 from evopipe.stages import buffer, fetch
-from evopipe.stages.check import check, needs_dataset
 
 
 class Population:
@@ -59,9 +59,8 @@ class Population:
     """
 
     def __init__(self, params: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) -> None:
-        settled = any_params(params)
-        if not isinstance(settled, Params):
-            raise UsageError("Population: these parameters are of language models: call evopipe.train(params)")
+        other = UsageError("Population: these parameters are of language models: call evopipe.train(params)")
+        settled = env_params(params, other)
         if settled.runtime.shards.engine != "none":
             raise UsageError("Population: it trains in this process: set runtime.shards.engine to none")
         check(settled)
@@ -184,7 +183,7 @@ _ROWS = 128  # environments that a held-out evaluation steps at a time, if there
 
 def _dataset(params: Params, spec: Spec) -> Transitions | None:
     """Return the transitions that a run begins with, fetched as `fetch` in the parameters says; None if it has none."""
-    if not needs_dataset(params):
+    if not params.needs_dataset:
         return None
     with tempfile.TemporaryDirectory(prefix="evopipe-") as folder:
         for stage in (fetch, buffer):

@@ -218,7 +218,7 @@ class Games:
     over: Tensor  # [P, B, L - 1] bool, the game is over by then
 
 
-class Scored(NamedTuple):
+class TokenScores(NamedTuple):
     """What a network says of a `Text`; of tokens that do not count, something finite."""
 
     log_prob: Tensor  # [P, B, T] of the token, given all before it

@@ -37,7 +37,7 @@ def read(name: str) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("name", algos.names() + algos.names(of_text=True))
+@pytest.mark.parametrize("name", algos.names(None))
 def test_an_algorithm_is_read_in_one_sitting(name: str) -> None:
     files = read(name)
     lines = sum(map(code_lines, files))
@@ -48,4 +48,4 @@ def test_an_algorithm_is_read_in_one_sitting(name: str) -> None:
 
 
 def test_exceptions_are_of_algorithms() -> None:
-    assert EXCEPTIONS.keys() <= {*algos.names(), *algos.names(of_text=True)}
+    assert EXCEPTIONS.keys() <= {*algos.names(None)}

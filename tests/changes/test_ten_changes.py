@@ -25,7 +25,7 @@ from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage.files import make_folder
 from evopipe.track.backends import Appending
 from evopipe.track.events import Generation
-from evopipe.track.record import Run
+from evopipe.track.record import TrackedRun
 
 PACKAGE = "csv"
 
@@ -36,7 +36,7 @@ def connect(config: TrackingConfig, root: Path) -> Appending:
 
 
 class _Writer:
-    def __init__(self, home: Path, run: Run) -> None:
+    def __init__(self, home: Path, run: TrackedRun) -> None:
         import csv
 
         make_folder(home)
@@ -47,7 +47,7 @@ class _Writer:
     def write(self, clock: float, event: Generation) -> None:
         self._rows.writerow([event.generation, event.env_steps])
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: TrackedRun) -> None:
         self.close()
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from populations import advance, close_generation, equal_states, finish, of_slot
 QUICK = ("dpo", "grpo")  # one of each regime
 pytestmark = pytest.mark.parametrize(
     "algo",
-    [pytest.param(n, marks=() if n in QUICK else pytest.mark.thorough) for n in algos.names(of_text=True)],
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.thorough) for n in algos.names("text")],
 )
 
 DIGITS = {"alphabet": "012", "shortest": 2, "longest": 3, "by_place": True}

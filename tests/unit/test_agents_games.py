@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import words
 from evopipe.agents import PettingZooEnvironment, TeamWorkflow, TerminationReason, TwentyQuestions
-from evopipe.agents.engine import Engine, Job
+from evopipe.agents.engine import EpisodeJob, RolloutEngine
 from evopipe.agents.games import THINGS
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
 from evopipe.agents.settings import Agents
@@ -73,8 +73,8 @@ def play(turns: list[str], workflow: Any) -> Any:
         texts = [turns[next(said)] for _ in wave]
         return [Reply(words.base().encode(text), [-1.0] * len(text), [0.5] * len(text)) for text in texts]
 
-    engine = Engine(workflow, Tokens(words.base()), Limits(512, 4), decode, Agents(retries=0))
-    return engine.run([Job(0, 0, "0:0", {"seed": 1}, Sampled())])[0].episode, engine.waves
+    engine = RolloutEngine(workflow, Tokens(words.base()), Limits(512, 4), decode, Agents(retries=0))
+    return engine.run([EpisodeJob(0, 0, "0:0", {"seed": 1}, Sampled())])[0].episode, engine.waves
 
 
 def test_each_agent_of_a_team_is_a_role_with_its_own_rewards() -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from evopipe import parse_params
 from evopipe.data.collect import collect, totals
 from evopipe.data.d4rl import read_d4rl
-from evopipe.data.episodes import Episode
+from evopipe.data.episodes import RecordedEpisode
 from evopipe.data.minari import read_minari, read_own, write_minari
 from evopipe.data.transitions import pack, read_transitions, statistics, write_transitions
 from evopipe.envs.pool import EnvPool
@@ -31,7 +31,7 @@ LENGTHS = (3, 1, 4, 2)
 TERMINATED = (True, False, False, True)
 
 
-def episodes(continuous: bool = False, start: int = 0) -> list[Episode]:
+def episodes(continuous: bool = False, start: int = 0) -> list[RecordedEpisode]:
     """Step t of episode e shows (e, t, 10 e + t), pays e + t / 8, and its action tells both."""
     found = []
     for e, (steps, terminated) in enumerate(zip(LENGTHS, TERMINATED, strict=True)):
@@ -41,7 +41,7 @@ def episodes(continuous: bool = False, start: int = 0) -> list[Episode]:
         action = np.stack((index / 2 - 1, 1 - index / 4), axis=1).astype(np.float32) if continuous else index + start
         last = np.arange(steps) == steps - 1
         reward = (e + t[:-1] / 8).astype(np.float32)
-        found.append(Episode(obs, action, reward, last & terminated, last & (not terminated), 100 + e))
+        found.append(RecordedEpisode(obs, action, reward, last & terminated, last & (not terminated), 100 + e))
     return found
 
 
@@ -120,8 +120,11 @@ def test_minaris_files_give_every_episode_back(continuous: bool, own: bool, tmp_
 
 def test_more_than_ten_episodes_stay_in_order(tmp_path: Path) -> None:
     """In a file `episode_10` stands before `episode_2`."""
-    written = [Episode(np.full((2, 1), k, np.float32), np.array([k % 2]), np.array([k], np.float32), np.array([True]),
-                       np.array([False]), k) for k in range(12)]  # fmt: skip
+    ends = np.array([True]), np.array([False])
+    written = [
+        RecordedEpisode(np.full((2, 1), k, np.float32), np.array([k % 2]), np.array([k], np.float32), *ends, k)
+        for k in range(12)
+    ]
     write_minari(tmp_path / "set", written, name="T-v0/c", observation_space=spaces.Box(-99.0, 99.0, (1,), np.float32),
                  action_space=spaces.Discrete(2), env_spec=None, algorithm="a", description="d")  # fmt: skip
     assert [float(each.reward[0]) for each in read_own(tmp_path / "set").episodes] == list(range(12))
@@ -166,7 +169,7 @@ def test_d4rls_rows_without_what_followed_leave_out_what_is_not_known(tmp_path: 
 # --- collected --------------------------------------------------------------------------------------------------------
 
 
-def collected(seed: int = 1, env: str = "CartPole-v1", **more: Any) -> tuple[list[Episode], dict[str, Any]]:
+def collected(seed: int = 1, env: str = "CartPole-v1", **more: Any) -> tuple[list[RecordedEpisode], dict[str, Any]]:
     cfg = CollectConfig.model_validate({"episodes": 6, "policies": {"random": 1.0}, **more})
     with closing(EnvPool(EnvConfig(id=env), 1, what="behaviour")) as pool:
         return collect(cfg, pool, env, seed)

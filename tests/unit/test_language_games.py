@@ -13,7 +13,7 @@ import torch
 
 from evopipe.core.net import Net, forward
 from evopipe.core.structure import Widths
-from evopipe.language.gpt import GPT, Block
+from evopipe.language.gpt import GPT, TransformerLayer
 from evopipe.language.tasks.wordle import Wordle
 from evopipe.language.writing import Writer, crowd
 from evopipe.ops import language as ops
@@ -145,7 +145,7 @@ def test_advantage_lowers_the_logits_of_tokens_that_are_worse_and_raises_none() 
 
 
 def nets(words: Mapping[str, Widths], members: int = P, trainable: bool = True) -> dict[str, Net]:
-    arch = GPT((Block(1, 16),), 16, 16, L)
+    arch = GPT((TransformerLayer(1, 16),), 16, 16, L)
     found = {}
     for i, (name, widths) in enumerate(words.items()):
         structure: Any = arch.stack([arch] * members, widths, CPU)

@@ -25,11 +25,11 @@ from PIL import Image
 import rendering_envs  # noqa: F401  # registers them
 from evopipe.errors import DataError, MissingInputError
 from evopipe.layout import OUTS, WRITER
-from evopipe.policies.film import Frames
+from evopipe.policies.film import FilmFrames
 from evopipe.policies.play import Score
 from evopipe.report import draw, figures, read, words
 from evopipe.report.page import BUDGET, FRAMES, WIDTH, _Movie, compose, page, without_measured
-from evopipe.report.read import Node, Run
+from evopipe.report.read import FinishedRun, Node
 from evopipe.run.outs import TIMING, write_timing
 from evopipe.stages import report
 from evopipe.track.events import End, Generation, JsonlSink, Progress, Start
@@ -353,7 +353,7 @@ def node(key: tuple[int, int], number: int, parent: tuple[int, int] | None, fitn
     return Node(key, number, parent, fitness, math.nan, kind, "", False, "8 ReLU", {"lr": 1e-3, "latent units": 8.0})
 
 
-def run_of(folder: Path, nodes: list[Node]) -> Run:
+def run_of(folder: Path, nodes: list[Node]) -> FinishedRun:
     """A run with these members."""
     by_key = {n.key: n for n in nodes}
     whole = {
@@ -533,7 +533,7 @@ def test_timing_where_the_log_lost_lines(tmp_path: Path) -> None:
 
 
 def shot(frames: int, size: tuple[int, int] = (60, 40), fps: int = 50, noise: bool = False) -> _Movie:
-    chance, kept = np.random.default_rng(0), Frames(WIDTH, FRAMES)
+    chance, kept = np.random.default_rng(0), FilmFrames(WIDTH, FRAMES)
     with kept.begin(fps) as show:
         for number in range(frames):
             picture = np.full((size[1], size[0], 3), 37 * number % 250, np.uint8)
@@ -651,7 +651,7 @@ def test_a_page_of_one_agent_says_nothing_of_teams(plain: str) -> None:
 # --- games of words ---------------------------------------------------------------------------------------------------
 
 
-def wordle_run(folder: Path) -> Run:
+def wordle_run(folder: Path) -> FinishedRun:
     """A run whose elite played three games, as the stage `evaluate` writes them."""
     shown = [
         {"game": {"guesses": ["ab", "cd"], "colours": ["yb", "gg"]}, "return": -1.0, "won": True},

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from evopipe.errors import DataError, MissingInputError, UsageError, need_package, suggestion
-from evopipe.keys import dvc_root
 from evopipe.storage.files import read_bytes, write_text
+from evopipe.storage.keys import dvc_root
 
 REGISTRY = Path("data/agents")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")

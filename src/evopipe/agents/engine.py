@@ -23,7 +23,7 @@ from evopipe.agents.blocking import Processes, Threads, as_exception, here
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
 from evopipe.agents.settings import Agents
 from evopipe.agents.types import Episode, ModelOutput, TerminationEvent, TerminationReason
-from evopipe.agents.workflow import Runner, Workflow, number
+from evopipe.agents.workflow import EpisodeRunner, Workflow, number
 from evopipe.errors import EnvironmentFailed, said, text_of
 from evopipe.parallel import available_cpus
 from evopipe.watchdog import Hung, Watchdog
@@ -45,7 +45,7 @@ class Cancelled(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
+class EpisodeJob:
     """One rollout of a task by a member; `place` is unique in its round and fixes the draws."""
 
     slot: int
@@ -59,7 +59,7 @@ class Job:
 class Done:
     """An episode, and the entropies of its completions by the identity of their outputs."""
 
-    job: Job
+    job: EpisodeJob
     episode: Episode
     attempts: int
     entropies: dict[int, list[float]]
@@ -70,7 +70,7 @@ class _Turns:
     that blocks there holds all episodes up, and is ended by `Hung` where that can be. `seconds` is what the episode may
     take, None: any."""
 
-    def __init__(self, engine: Engine, seconds: float | None) -> None:
+    def __init__(self, engine: RolloutEngine, seconds: float | None) -> None:
         self.engine, self.seconds = engine, seconds
         self._began, self._own = time.monotonic(), 0.0
         self._others, self._entered = engine.blocked, 0.0
@@ -138,7 +138,7 @@ class _Steps:
                 go, given = self.work.throw, error
 
 
-class Engine:
+class RolloutEngine:
     """Runs episodes as `agents` say, how many at once and how long things may take: `make` makes the workflow of one
     from its model and runner, `decode` answers requests, in order. Who made the processes closes them (None: one a
     CPU); what is given up has `grace` seconds to end by itself."""
@@ -156,7 +156,7 @@ class Engine:
         self.overdue: float | None = None  # when users' code that holds the loop now will have taken too long
         self.stopping: float | None = None  # when it was seen that the caller asked to stop
 
-    def run(self, jobs: Sequence[Job], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
+    def run(self, jobs: Sequence[EpisodeJob], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
         """Run all jobs; return their episodes in the jobs' order. What fails is an episode with its reason. Raises
         Cancelled if `stopped` said so; it is asked before each wave, and again and again while there is none."""
         self.jobs, self.stopped, self.queue = jobs, stopped, deque(range(len(jobs)))
@@ -164,7 +164,7 @@ class Engine:
         self.pending: list[Request] = []
         self.waiting: Counter[int] = Counter()  # by place: calls of the model that are open
         self.asked: Counter[int] = Counter()  # by place: completions so far
-        self.runners: dict[int, Runner] = {}  # of those that are live
+        self.runners: dict[int, EpisodeRunner] = {}  # of those that are live
         self.live: dict[int, asyncio.Task[None]] = {}
         self.blocked, self.overdue, self.stopping = 0.0, None, None
         return _run_here(self._play(), self)
@@ -264,14 +264,14 @@ class Engine:
             del self.live[i]
             self.changed.set()
 
-    async def _attempt(self, i: int, job: Job, attempt: int) -> Done:
+    async def _attempt(self, i: int, job: EpisodeJob, attempt: int) -> Done:
         agents = self.agents
         model = Model(
             self.tokens, lambda request: self._submit(i, request), job.slot, job.place, job.how, self.limits,
             agents.model_seconds, _MODEL_RETRIES,
         )  # fmt: skip
         self.asked[i] = attempt << 16  # another attempt draws anew
-        self.runners[i] = Runner(self.threads, agents.env_seconds, self.grace, self.lock, self.changed.set)
+        self.runners[i] = EpisodeRunner(self.threads, agents.env_seconds, self.grace, self.lock, self.changed.set)
         workflow: Workflow | None = None
         reason, late = TerminationReason.UNKNOWN, None
         wrong: Exception | None = None
@@ -416,7 +416,7 @@ async def _stop(tasks: Iterable[asyncio.Task[Any]], grace: float) -> None:
                 task.exception()  # nobody else asks for it
 
 
-def _run_here(work: Coroutine[Any, Any, _T], engine: Engine) -> _T:
+def _run_here(work: Coroutine[Any, Any, _T], engine: RolloutEngine) -> _T:
     """Run an engine's coroutine to its end: in another thread where this one has a loop that runs, as in a notebook, or
     where alarms cannot end what blocks it. Raises EnvironmentFailed if users' code blocks that thread for too long."""
     if _can_ring():

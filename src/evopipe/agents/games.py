@@ -13,7 +13,7 @@ import numpy as np
 
 from evopipe.agents.environment import BaseEnv, MultiTurnEnvironment, ToolEnvironment
 from evopipe.agents.types import RewardOutput
-from evopipe.language.tasks.words import Games, Vocabulary, read_words
+from evopipe.language.tasks.words import Vocabulary, WordGames, read_words
 
 
 class CopyGame(MultiTurnEnvironment):
@@ -164,7 +164,7 @@ class WordGame(MultiTurnEnvironment):
 
     def reset(self) -> tuple[Any, dict[str, Any]]:
         super().reset()
-        self.games, self.rng = Games(self.vocabulary, 1), np.random.default_rng(self.task.get("seed"))
+        self.games, self.rng = WordGames(self.vocabulary, 1), np.random.default_rng(self.task.get("seed"))
         return "?" * self.vocabulary.length, {}
 
     def get_reward_and_next_obs(self, task: dict[str, Any], action: Any) -> tuple[float, Any]:

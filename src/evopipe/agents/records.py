@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evopipe.agents.engine import Done
-from evopipe.agents.rows import Row, rows_of
+from evopipe.agents.rows import TokenRow, rows_of
 from evopipe.language.base import Base
 from evopipe.report.episodes import episodes_page, read_episodes, reward_of
 from evopipe.storage.files import write_text
@@ -55,7 +55,7 @@ def show(title: str, files: Mapping[str, Path], page: Path) -> None:
         write_text(page, episodes_page(title, there))
 
 
-def _pieces(row: Row, base: Base) -> list[dict[str, Any]]:
+def _pieces(row: TokenRow, base: Base) -> list[dict[str, Any]]:
     first = row.turn[0] if row.turn else 0
     marked = [(False, first, token) for token in row.prompt]
     marked += zip(row.mask, row.turn, row.ids, strict=True)

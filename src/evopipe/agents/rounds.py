@@ -16,9 +16,9 @@ from torch import Tensor
 from evopipe import algos, rng
 from evopipe.agents import records
 from evopipe.agents.blocking import Processes
-from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job
+from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
-from evopipe.agents.rows import Batch, How, Played, advantages, batch_of
+from evopipe.agents.rows import How, RolloutBatch, RoundTrajectory, advantages, batch_of
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import Workflow
 from evopipe.core.cohort import Cohort
@@ -144,7 +144,7 @@ class Rounds:
     # --- episodes -----------------------------------------------------------------------------------------------------
 
     def play(
-        self, cohorts: Sequence[Cohort], jobs: Sequence[Job], purpose: Purpose, when: int,
+        self, cohorts: Sequence[Cohort], jobs: Sequence[EpisodeJob], purpose: Purpose, when: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[Done]:  # fmt: skip
         """Run episodes; return them in order, failed ones too. Stopped if `stopped` said so."""
@@ -153,7 +153,7 @@ class Rounds:
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
         limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
         decoder = partial(_decode, self.spec, cohorts, purpose, when)
-        engine = Engine(self.make, self.tokens, limits, decoder, self.agents, self.processes)
+        engine = RolloutEngine(self.make, self.tokens, limits, decoder, self.agents, self.processes)
         try:
             return engine.run(jobs, stopped)
         except Cancelled:
@@ -174,7 +174,7 @@ class Rounds:
     def advance(self) -> None:
         """Let every member play a round of episodes, and learn from it."""
         self.whole = False
-        jobs: list[Job] = []
+        jobs: list[EpisodeJob] = []
         for cohort in self.cohorts:
             jobs += self._jobs(cohort)
         self.whole = True  # nothing has changed if an episode fails the run
@@ -210,12 +210,14 @@ class Rounds:
         group = self.spec.whole(one, "group_size")
         return self.spec.whole(one, "rows") // group, group
 
-    def _jobs(self, cohort: Cohort) -> list[Job]:
+    def _jobs(self, cohort: Cohort) -> list[EpisodeJob]:
         tasks, group = self._shape(cohort)
         index = rows_at(self.spec.seed, len(self.tasks), self.clock.tick * tasks, tasks)
         how = [x.tolist() for x in sampling(cohort, self.spec)]
         return [
-            Job(slot, n * group + g, f"{i}:{g}", own(self.tasks[int(i)]), Sampled(how[0][p], how[1][p], how[2][p]))
+            EpisodeJob(
+                slot, n * group + g, f"{i}:{g}", own(self.tasks[int(i)]), Sampled(how[0][p], how[1][p], how[2][p])
+            )
             for p, slot in enumerate(cohort.slots) for n, i in enumerate(index) for g in range(group)
         ]  # fmt: skip
 
@@ -224,7 +226,7 @@ class Rounds:
         tasks, group = self._shape(cohort)
         played = [
             [
-                Played(each.job.place // group, trajectory, records.reason(each) not in self.masked)
+                RoundTrajectory(each.job.place // group, trajectory, records.reason(each) not in self.masked)
                 for each in member for trajectory in each.episode.trajectories if trajectory.steps
             ]
             for member in done
@@ -241,7 +243,7 @@ class Rounds:
                     text = replace(text, value=score(policy.frozen, text, cohort.state.value.frozen).value)
                 text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
             else:
-                text, silent = advantages(Batch(text, batch.owner, played), tasks, self._how(cohort))
+                text, silent = advantages(RolloutBatch(text, batch.owner, played), tasks, self._how(cohort))
             drift = learn(spec, self.clock, cohort, text)
         self._measure(cohort, text, done, batch.owner, drift, silent)
         return any(each.episode.reward for member in done for each in member)
@@ -300,11 +302,13 @@ class Rounds:
 
     # --- validation ---------------------------------------------------------------------------------------------------
 
-    def validation(self, tasks: Sequence[Mapping[str, Any]], slots: Sequence[int], names: Sequence[Any]) -> list[Job]:
+    def validation(
+        self, tasks: Sequence[Mapping[str, Any]], slots: Sequence[int], names: Sequence[Any]
+    ) -> list[EpisodeJob]:
         """Return the jobs of tasks as validations play them, of members in these slots."""
         k, how = self.agents.samples, Sampled(self.agents.temperature)
         return [
-            Job(slot, n * k + s, f"{name}:{s}", own(task), how)
+            EpisodeJob(slot, n * k + s, f"{name}:{s}", own(task), how)
             for slot in slots for n, (name, task) in enumerate(zip(names, tasks, strict=True)) for s in range(k)
         ]  # fmt: skip
 

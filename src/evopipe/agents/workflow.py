@@ -20,7 +20,7 @@ from evopipe.agents.types import Action, Episode, Step, TerminationEvent, Termin
 from evopipe.errors import said
 
 
-class Runner:
+class EpisodeRunner:
     """What an episode may ask of the engine: threads, and how long a call of an environment may take."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Workflow(ABC):
     """
 
     def __init__(
-        self, rollout_engine: Model, executor: Runner, timeout: float = 1e6, gamma: float = 0.0,
+        self, rollout_engine: Model, executor: EpisodeRunner, timeout: float = 1e6, gamma: float = 0.0,
         reward_bonus_coeff: float = 0.0, **kwargs: Any,
     ) -> None:  # fmt: skip
         self.rollout_engine, self.executor, self.timeout = rollout_engine, executor, timeout

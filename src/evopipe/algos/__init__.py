@@ -33,21 +33,25 @@ REQUIRED = {
     "REGIME": "what members live on: `off_policy`, transitions; `on_policy`, their last steps; `dialogue`, completions "
     "that they write; `text`, rows of a dataset; `games`, games as tokens",
     "POLICY": "the network that acts",
-    "ACTIONS": "the kinds of action space served: `discrete`, `continuous`",
     "Config": "the pydantic schema of its block in params.yaml",
     "State": "the dataclass of everything that learns",
     "networks": "input and output width of every network",
     "init": "the state from fresh networks",
-    "greedy": "the best actions",
     "loss": "each member's loss",
     "update": "one learning step",
 }
+_ACTS = {
+    "ACTIONS": "the kinds of action space served: `discrete`, `continuous`",
+    "greedy": "the best actions",
+}
 REGIMES = {
     "off_policy": {
+        **_ACTS,
         "explore": "the exploration rate after so many environment steps of a member",
         "act": "actions while training, exploring",
     },
     "on_policy": {
+        **_ACTS,
         "step": "actions drawn from the policy or its best, with their log-probabilities, values and memory",
         "value": "values of observations",
         "schedule": "what hyper-parameters are multiplied by after so many steps",
@@ -69,10 +73,8 @@ _FIELDS = {
     "on_policy": (*"batch_size learn_step network evolve epochs gamma gae_lambda max_seq_len sequences".split(),),
 }
 """What a regime reads of a `Config`; of language models `batch_size` and `evolve`."""
-OF_TEXT = ("dialogue", "text", "games")
-"""Regimes of language models."""
-OF_ENVIRONMENTS = ("ACTIONS", "greedy")
-"""Names that an algorithm of no environment goes without."""
+PROBLEMS = {"env": ("off_policy", "on_policy"), "text": ("dialogue", "text", "games")}
+"""The regimes of each kind of problem: environments, and language models."""
 OPTIONAL: dict[str, Any] = {
     "values": None,  # (cfg, state, obs) → values of all actions, of which it takes the best
     "answers": None,  # (cfg) → `Answers`, what its policy can be asked; by default what follows from `values`
@@ -121,11 +123,13 @@ class Algorithm(ModuleType):
 
 
 @cache
-def names(of_text: bool = False) -> tuple[str, ...]:
-    """Return the names of all algorithms that serve environments, or of those that train language models, sorted; those
-    of other packages behind evopipe's own."""
-    found = [*_own(), *plugins.names(plugins.ALGOS, _own())]
-    return tuple(name for name in found if (regime_name(name) in OF_TEXT) == of_text)
+def names(kind: str | None = "env") -> tuple[str, ...]:
+    """Return the names of the algorithms of one of `PROBLEMS`, or of all, sorted; those of other packages behind
+    evopipe's own. A regime that is unknown counts as an environment's: `get` says what is wrong with it."""
+    if kind is None:
+        return tuple(name for each in PROBLEMS for name in names(each))
+    regimes = {name: regime_name(name) for name in (*_own(), *plugins.names(plugins.ALGOS, _own()))}
+    return tuple(name for name, regime in regimes.items() if (regime in PROBLEMS["text"]) == (kind == "text"))
 
 
 def _own() -> tuple[str, ...]:
@@ -139,9 +143,9 @@ def plugin(name: str) -> plugins.Plugin | None:
     return plugins.find(plugins.ALGOS, name, "train.algo", _own())
 
 
-def working(of_text: bool = False) -> list[str]:
+def working(kind: str | None = "env") -> list[str]:
     """Return those of `names` that can be used; those of other packages may not."""
-    return [name for name in names(of_text) if refused(name) is None]
+    return [name for name in names(kind) if refused(name) is None]
 
 
 def refused(name: str) -> str | None:
@@ -224,7 +228,7 @@ def _misfit_of_a_module(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] 
 def get(name: str) -> Algorithm:
     """Return an algorithm. Raises ParamsError if there is none of that name, or it is another package's, which cannot
     be imported or lacks a name that an algorithm must define; ImportError if a file of evopipe's own lacks one."""
-    if name not in (known := names() + names(of_text=True)):
+    if name not in (known := names(None)):
         raise ParamsError(
             f"train.algo: no algorithm {name!r}{did_you_mean(name, known)} (there are: {', '.join(known)})"
         )
@@ -254,8 +258,7 @@ def _lacks(module: ModuleType) -> str | None:
     regime = REGIMES.get(named) if isinstance(named, str) else None
     if regime is None and hasattr(module, "REGIME"):
         return f": REGIME is {named!r}, there are {' and '.join(REGIMES)}"
-    required = {name: what for name, what in REQUIRED.items() if not (named in OF_TEXT and name in OF_ENVIRONMENTS)}
-    for needed, what in (required | (regime or {})).items():
+    for needed, what in (REQUIRED | (regime or {})).items():
         if not hasattr(module, needed):
             return f" does not define {needed!r} ({what}): every such algorithm must"
     return None

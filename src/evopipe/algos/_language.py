@@ -15,7 +15,7 @@ from evopipe.core.structure import Widths
 from evopipe.ops import language as ops
 from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
-from evopipe.types import Hyper, Learned, Scored, Tensor, Text, Words
+from evopipe.types import Hyper, Learned, Tensor, Text, TokenScores, Words
 
 Rows = Annotated[int, hyper(doc="completions of a member between two rounds of updates",
     raising="steadier, less often", ge=1, le=1 << 20)]  # fmt: skip
@@ -140,7 +140,7 @@ def present(batch: Text) -> Tensor:
     return torch.ones_like(batch.mask[..., 0]) if batch.keep is None else batch.keep
 
 
-def surrogate(cfg: Any, hp: Hyper, now: Scored, batch: Text, mask: Tensor, cispo: bool = False) -> Tensor:
+def surrogate(cfg: Any, hp: Hyper, now: TokenScores, batch: Text, mask: Tensor, cispo: bool = False) -> Tensor:
     """Return the policy's loss of every token `[P, B, T]`, with the entropy that it is to keep and, where the base's
     log-probabilities are given, its divergence from the base."""
     ratio = ops.log_ratios(now.log_prob, given(batch.log_prob), mask, cfg.level, batch.turn)

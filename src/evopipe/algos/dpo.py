@@ -19,7 +19,7 @@ from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
 from evopipe.ops import language as ops
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Hyper, Scored, Tensor, Text
+from evopipe.types import Hyper, Tensor, Text, TokenScores
 
 PAPER = "https://arxiv.org/abs/2305.18290"
 REGIME = "text"
@@ -47,7 +47,7 @@ networks, init = _language.networks, _language.init
 asks = _language.always("reference")
 
 
-def preference(now: Scored, batch: Text, beta: Tensor, nll: Tensor) -> ops.Preference:
+def preference(now: TokenScores, batch: Text, beta: Tensor, nll: Tensor) -> ops.Preference:
     """Return each pair's loss and margin, `[P, n]`: n chosen completions stand before n rejected ones; β, α `[P]`."""
     chosen, rejected = now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).chunk(2, dim=1)
     reference = given(batch.reference).masked_fill(~batch.mask, 0.0).sum(dim=-1).chunk(2, dim=1)
@@ -55,13 +55,13 @@ def preference(now: Scored, batch: Text, beta: Tensor, nll: Tensor) -> ops.Prefe
     return ops.preference(chosen, rejected, (reference[0], reference[1]), tokens, beta, nll)
 
 
-def fitness(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     """Return the loss, negative, of each pair `[P, n]`, with β and α of the file: members' own would not compare."""
     own = torch.ones_like(hp["beta"])
     return -preference(now, batch, cfg.beta * own, cfg.nll_alpha * own).loss
 
 
-def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tensor]:
+def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
     """Return what a report tells of each pair `[P, n]`: whether the chosen completion is the preferred one, and the
     chances of both."""
     chosen, rejected = now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).exp().chunk(2, dim=1)
@@ -69,7 +69,7 @@ def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tenso
     return {"accuracy": (margin > 0).float(), "chosen": chosen, "rejected": rejected}
 
 
-def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     return ops.total(_language.pair_weights(batch), preference(now, batch, hp["beta"], hp["nll_alpha"]).loss)
 
 

@@ -24,7 +24,7 @@ from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
 from evopipe.ops import language as ops
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Hyper, Scored, Tensor, Text
+from evopipe.types import Hyper, Tensor, Text, TokenScores
 
 PAPER = "https://arxiv.org/abs/2402.03300"
 REGIME = "dialogue"
@@ -74,7 +74,7 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
     return replace(done, advantage=found.value[..., None].expand(done.mask.shape), keep=found.counts)
 
 
-def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     mask = _language.counted(batch)
     each = _language.surrogate(cfg, hp, now, batch, mask, cfg.cispo)
     return ops.total(ops.token_weights(mask, cfg.mean), each)

@@ -23,7 +23,7 @@ from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
 from evopipe.ops import language as ops
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Hyper, Scored, Tensor, Text
+from evopipe.types import Hyper, Tensor, Text, TokenScores
 
 PAPER = "https://arxiv.org/abs/2203.02155"
 REGIME = "dialogue"
@@ -81,7 +81,7 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
     return replace(done, advantage=ops.whiten(advantage, mask), target=advantage + value)
 
 
-def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     mask = _language.counted(batch)
     error = ops.value_loss(given(now.value), given(batch.value), given(batch.target), hp["clip_value"])
     each = _language.surrogate(cfg, hp, now, batch, mask) + hp["vf_coef"][:, None, None] * error

@@ -25,7 +25,7 @@ from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
 from evopipe.ops import language as ops
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Hyper, Scored, Tensor, Text
+from evopipe.types import Hyper, Tensor, Text, TokenScores
 
 PAPER = "https://arxiv.org/abs/2402.14740"
 REGIME = "dialogue"
@@ -78,7 +78,7 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
     return replace(done, advantage=found.value[..., None].expand(done.mask.shape), keep=found.counts)
 
 
-def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     mask, batch = _language.counted(batch), replace(batch, reference=None)  # the divergence is in the return
     return ops.total(ops.token_weights(mask, cfg.mean), _language.surrogate(cfg, hp, now, batch, mask))
 

@@ -20,7 +20,7 @@ from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
 from evopipe.ops import language as ops
 from evopipe.schema.declare import AlgoConfig
-from evopipe.types import Hyper, Scored, Tensor, Text
+from evopipe.types import Hyper, Tensor, Text, TokenScores
 
 PAPER = "https://arxiv.org/abs/2203.02155"
 REGIME = "text"
@@ -45,23 +45,23 @@ networks, init = _language.networks_with_head, _language.init_with_head
 asks = _language.always("value", "end")
 
 
-def margins(now: Scored, batch: Text) -> Tensor:
+def margins(now: TokenScores, batch: Text) -> Tensor:
     """Return r(chosen) − r(rejected) of each pair, `[P, n]`: n chosen completions stand before n rejected ones."""
     chosen, rejected = ops.behind_last(given(now.value), batch.mask).chunk(2, dim=1)
     return chosen - rejected
 
 
-def fitness(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     """Return the log-probability `[P, n]` of what was preferred, in nats."""
     return ops.preferred(margins(now, batch))
 
 
-def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tensor]:
+def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
     """Return what a report tells of each pair `[P, n]`: whether the chosen completion has the higher reward."""
     return {"accuracy": (margins(now, batch) > 0).float()}
 
 
-def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     return ops.total(_language.pair_weights(batch), -ops.preferred(margins(now, batch)))
 
 

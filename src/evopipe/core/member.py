@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from evopipe.core.arch import Arch
 from evopipe.core.module import Module
+from evopipe.core.readers import ARCHITECTURES
 from evopipe.core.structure import Architecture
 from evopipe.schema.blocks import EncoderKind
 from evopipe.types import Tensor
 
-
-def _adapter(data: dict[str, Any]) -> Architecture:
-    read: Callable[[dict[str, Any]], Architecture] = importlib.import_module("evopipe.language.adapters").read_adapter
-    return read(data)
-
-
-def _gpt(data: dict[str, Any]) -> Architecture:
-    read: Callable[[dict[str, Any]], Architecture] = importlib.import_module("evopipe.language.gpt").GPT.from_json
-    return read(data)
-
-
-ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Architecture]] = {
-    **dict.fromkeys(get_args(EncoderKind), Arch.from_json),
-    "lora": _adapter,
-    "full": _adapter,
-    "gpt": _gpt,
-    "module": Module.from_json,
-}
-"""How an architecture is read, by the `kind` that its JSON data names."""
+ARCHITECTURES |= {**dict.fromkeys(get_args(EncoderKind), Arch.from_json), "module": Module.from_json}
 
 
 def read_architecture(data: dict[str, Any]) -> Architecture:
@@ -44,7 +26,8 @@ def read_architecture(data: dict[str, Any]) -> Architecture:
     kind = data.get("kind", "mlp")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"kind: there is no architecture {kind!r:.40}")
-    return ARCHITECTURES[kind](data)
+    read: Architecture = ARCHITECTURES[kind](data)
+    return read
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 
 from evopipe.core.copies import Copies
 from evopipe.core.structure import Structure
-from evopipe.types import Scored, Tensor, Text
+from evopipe.types import Tensor, Text, TokenScores
 
 Nets: TypeAlias = "Mapping[str, Net]"
 
@@ -135,13 +135,13 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
     return out
 
 
-def score(policy: Net, text: Text, value: Net | None = None, entropy: bool = False) -> Scored:
+def score(policy: Net, text: Text, value: Net | None = None, entropy: bool = False) -> TokenScores:
     """Return what each member's language model, and its value head if there is one, say of its own rows of text.
 
     Entropies are 0 unless they are asked for: they take as much memory as the logits.
     """
     structure: Any = policy.structure
-    scored: Scored
+    scored: TokenScores
     hidden, scored = structure.score(policy.views, text, entropy, value is not None)
     if value is None:
         return scored

@@ -9,9 +9,9 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from evopipe.data.episodes import Episode
+from evopipe.data.episodes import RecordedEpisode
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.rng import Purpose, host
 from evopipe.schema.blocks import CollectConfig
@@ -26,7 +26,7 @@ Behaviour = Callable[[EnvPool, np.random.Generator], Any]
 
 def collect(
     cfg: CollectConfig, pool: EnvPool, env_id: str, seed: int, exported: Any = None
-) -> tuple[list[Episode], dict[str, Any]]:
+) -> tuple[list[RecordedEpisode], dict[str, Any]]:
     """Play episodes in a pool of one row, each by one of the behaviour policies that have a weight; return what the
     report says of them too.
 
@@ -37,7 +37,7 @@ def collect(
     behaviours, notes = _behaviours(cfg, pool, env_id, exported)
     names = sorted(behaviours)
     weights = np.array([cfg.policies[name] for name in names], np.float64)
-    played: list[tuple[str, Episode]] = []
+    played: list[tuple[str, RecordedEpisode]] = []
     broken = 0
     for number in range(cfg.episodes):
         rng = host(seed, Purpose.BEHAVIOUR, number)
@@ -54,7 +54,7 @@ def collect(
     return [episode for _, episode in played], {"notes": notes, "broken_steps": broken, "policies": by_policy}
 
 
-def totals(episodes: Sequence[Episode]) -> dict[str, Any]:
+def totals(episodes: Sequence[RecordedEpisode]) -> dict[str, Any]:
     """Count episodes and transitions, and describe the undiscounted returns; None where there are no episodes."""
     returns = [episode.reward.sum(dtype=np.float64) for episode in episodes]
     return {
@@ -64,11 +64,13 @@ def totals(episodes: Sequence[Episode]) -> dict[str, Any]:
     }
 
 
-def _roll(pool: EnvPool, behave: Behaviour, rng: np.random.Generator, max_steps: int | None) -> tuple[Episode, bool]:
+def _roll(
+    pool: EnvPool, behave: Behaviour, rng: np.random.Generator, max_steps: int | None
+) -> tuple[RecordedEpisode, bool]:
     """Play one episode in the pool's only row; True where a broken step cut it short (that step is left out)."""
     seed = int(rng.integers(2**31))
     pool.reset([0], [seed])
-    obs, actions, steps = [pool.obs[0].copy()], [], list[Step]()
+    obs, actions, steps = [pool.obs[0].copy()], [], list[RowStep]()
     while True:
         action = behave(pool, rng)
         step = pool.step([action])
@@ -87,7 +89,7 @@ def _roll(pool: EnvPool, behave: Behaviour, rng: np.random.Generator, max_steps:
     if actions:
         taken[:] = actions
     own = pool.actions.own(taken).reshape(taken.shape)
-    return Episode(np.stack(obs), own, reward, terminated, truncated, seed), bool(step.broken[0])
+    return RecordedEpisode(np.stack(obs), own, reward, terminated, truncated, seed), bool(step.broken[0])
 
 
 def _behaviours(

@@ -10,12 +10,12 @@ import gymnasium
 import h5py
 import numpy as np
 
-from evopipe.data.episodes import Dataset, Episode
-from evopipe.data.hdf5 import Array, Part, Unusable, read_foreign, same_length
+from evopipe.data.episodes import EpisodeDataset, RecordedEpisode
+from evopipe.data.hdf5 import Array, StoredArray, Unusable, read_foreign, same_length
 from evopipe.data.observations import read_rows
 
 
-def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> Dataset:
+def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> EpisodeDataset:
     """Read observations, actions, rewards, terminals [, timeouts] [, next_observations].
 
     Such a file records no spaces: its observations are read by the environment's (a group for a Dict or Tuple, as in
@@ -39,21 +39,21 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
         notes = []
     if dropped:
         notes.append(f"{dropped} last steps of cut episodes left out: the file has no next observation for them")
-    return Dataset(kept, str(path), dropped=dropped, notes=tuple(notes))
+    return EpisodeDataset(kept, str(path), dropped=dropped, notes=tuple(notes))
 
 
 def _arrays(file: h5py.File, shows: gymnasium.Space[Any] | None, discrete: bool) -> dict[str, Array]:
     """Read the columns that are there."""
     arrays = {
-        "actions": Part(file, "actions").actions(discrete),
-        "observations": read_rows(Part(file, "observations"), None, shows),
-        "rewards": Part(file, "rewards").rewards(),
-        "terminals": Part(file, "terminals").flags(),
+        "actions": StoredArray(file, "actions").actions(discrete),
+        "observations": read_rows(StoredArray(file, "observations"), None, shows),
+        "rewards": StoredArray(file, "rewards").rewards(),
+        "terminals": StoredArray(file, "terminals").flags(),
     }
     if "timeouts" in file:
-        arrays["timeouts"] = Part(file, "timeouts").flags()
+        arrays["timeouts"] = StoredArray(file, "timeouts").flags()
     if "next_observations" in file:
-        arrays["next_observations"] = read_rows(Part(file, "next_observations"), None, shows)
+        arrays["next_observations"] = read_rows(StoredArray(file, "next_observations"), None, shows)
     same_length({name: len(array) for name, array in arrays.items()})
     if arrays.get("next_observations", arrays["observations"]).shape != arrays["observations"].shape:
         raise Unusable("datasets 'observations' and 'next_observations' differ in shape")
@@ -72,7 +72,7 @@ def _stretches(arrays: Mapping[str, Array]) -> Iterator[tuple[int, int]]:
         first = last + 1
 
 
-def _episode(arrays: Mapping[str, Array], first: int, last: int) -> Episode:
+def _episode(arrays: Mapping[str, Array], first: int, last: int) -> RecordedEpisode:
     steps = slice(first, last + 1)
     obs, terminated = arrays["observations"][steps], arrays["terminals"][steps].copy()
     if "next_observations" in arrays:
@@ -83,4 +83,4 @@ def _episode(arrays: Mapping[str, Array], first: int, last: int) -> Episode:
         steps, terminated = slice(first, last), terminated[:-1]
     truncated = np.zeros_like(terminated)
     truncated[-1:] = arrays["timeouts"][last] | ~terminated[-1:]
-    return Episode(obs, arrays["actions"][steps], arrays["rewards"][steps], terminated, truncated)
+    return RecordedEpisode(obs, arrays["actions"][steps], arrays["rewards"][steps], terminated, truncated)

@@ -129,7 +129,7 @@ def _limit(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-class Part:
+class StoredArray:
     """What lies in a group of a file under a name; `Unusable` if it is not what a method is to read."""
 
     def __init__(self, group: h5py.Group, name: str) -> None:

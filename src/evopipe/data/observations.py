@@ -13,7 +13,7 @@ from gymnasium import spaces
 from PIL import Image
 
 from evopipe.data.episodes import REMEDY
-from evopipe.data.hdf5 import Array, Part, Unusable
+from evopipe.data.hdf5 import Array, StoredArray, Unusable
 from evopipe.envs.spaces import Leaf, ObservationSpace, brief
 from evopipe.errors import ParamsError
 
@@ -34,7 +34,7 @@ def compare(recorded: Space, shows: Space) -> None:
         raise Unusable(f"its {name} is {has}, env's {wanted}: {REMEDY}")
 
 
-def read_rows(part: Part, recorded: Space | None, shows: Space | None) -> Array:
+def read_rows(part: StoredArray, recorded: Space | None, shows: Space | None) -> Array:
     """Read observations, a dataset or, for a Dict or Tuple, a group, as rows `[n, O]` float32.
 
     Args:
@@ -81,7 +81,7 @@ def _whole(leaf: Leaf, array: Array) -> Array:
     return array
 
 
-def _nested(part: Part, space: Space) -> Any:
+def _nested(part: StoredArray, space: Space) -> Any:
     """Read arrays `[n, …]` that are nested as in a space, as Minari stores them: a group for a Dict or Tuple."""
     if isinstance(space, spaces.Dict):
         return _members(part, space.spaces)
@@ -93,16 +93,16 @@ def _nested(part: Part, space: Space) -> Any:
     return part.numbers()
 
 
-def _members(part: Part, wanted: Mapping[str, Space]) -> dict[str, Any]:
+def _members(part: StoredArray, wanted: Mapping[str, Space]) -> dict[str, Any]:
     """Read the members of a group, each in its own space."""
     group = part.group(f", the observation space has parts {', '.join(wanted)}")
     unknown = sorted(set(group) - wanted.keys())
     if unknown:
         raise Unusable(f"'{part.label}' holds {unknown[0]!r}, which the observation space does not")
-    return {key: _nested(Part(group, key), space) for key, space in wanted.items()}
+    return {key: _nested(StoredArray(group, key), space) for key, space in wanted.items()}
 
 
-def _jpegs(part: Part, shape: tuple[int, ...]) -> Array:
+def _jpegs(part: StoredArray, shape: tuple[int, ...]) -> Array:
     """Read images that Minari stored as JPEG, a run of bytes each: `[n, *shape]` uint8."""
     stored = part.dataset()
     if (h5py.check_vlen_dtype(stored.dtype) or stored.dtype) != np.uint8:

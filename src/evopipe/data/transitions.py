@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 
 from evopipe.core import pixels
-from evopipe.data.episodes import Episode
-from evopipe.data.hdf5 import Array, Part, Unusable, check_regular, opened, same_length
+from evopipe.data.episodes import RecordedEpisode
+from evopipe.data.hdf5 import Array, StoredArray, Unusable, check_regular, opened, same_length
 from evopipe.errors import DataError
 from evopipe.storage.files import RESTORE, dump_json, write_bytes
 
@@ -49,7 +49,7 @@ class Transitions:
         return len(self.action)
 
 
-def pack(episodes: Sequence[Episode], relative: Callable[[Array], Array]) -> Transitions:
+def pack(episodes: Sequence[RecordedEpisode], relative: Callable[[Array], Array]) -> Transitions:
     """Flatten episodes, at least one, into transitions. `relative` turns the environment's own actions `[N, …]` into
     indices from 0, or into vectors in [-1, 1]."""
     whole = {
@@ -125,7 +125,7 @@ def _opened(path: Path) -> Iterator[h5py.File]:
 
 
 def _read(file: h5py.File, name: str, limit: int | None) -> Array:
-    part = Part(file, name)
+    part = StoredArray(file, name)
     vectors = name.endswith("obs") or (name == "action" and getattr(part.found(), "ndim", 1) == 2)
     array = part.numbers(rank=2 if vectors else 1, limit=limit)
     if name.endswith("obs") and array.dtype == np.uint8:

@@ -18,7 +18,7 @@ import torch
 
 from evopipe.envs import backends
 from evopipe.envs.make import close, make_env, names_limit
-from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Step, Upcoming
+from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, RowStep, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.envs.team_rows import TeamRows
@@ -119,7 +119,7 @@ class EnvPool:
         self._sent: tuple[Ints, Actions] | None = None  # rows and actions of the step that was begun
         self._longest = 0  # an upper bound of episode_length, cheaper to keep than its maximum
         self._example = first
-        self._home: backends.Home | None = None
+        self._home: backends.EnvHost | None = None
         self._rows = Rows if self.team is None else TeamRows
         self._forked = workers.fork(cfg, rows, self.spaces, overlapped) if workers else None
         if self._backend.tensors is not None:
@@ -160,7 +160,7 @@ class EnvPool:
         """How many worker processes hold the environments, once they are chosen."""
         return len(self._forked.helpers) if self._forked else 0
 
-    def _settled(self) -> backends.Home:
+    def _settled(self) -> backends.EnvHost:
         """Where the environments live: chosen at the first reset, when it may be known how dear a step is."""
         if self._home is None:
             if self._forked is not None and self._forked.open(self._example):
@@ -190,7 +190,7 @@ class EnvPool:
         if self.team is not None:
             self._muster(self.team, index, begun)
 
-    def step(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> Step:
+    def step(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> RowStep:
         """Step `rows` `[n]` (all where None).
 
         Args:
@@ -228,7 +228,7 @@ class EnvPool:
         forced = self.is_forced[index].reshape(*self.is_forced[index].shape, *(1,) * (actions.ndim - 2))
         return np.where(forced, self.forced[index], actions)
 
-    def receive(self) -> Step:
+    def receive(self) -> RowStep:
         """End the step that `send` began and return what it gave.
 
         Raises:
@@ -259,7 +259,7 @@ class EnvPool:
             self.mask[rows] = step.mask
         return step
 
-    def _cut(self, step: Step, rows: Ints, cut: Bools) -> Step:
+    def _cut(self, step: RowStep, rows: Ints, cut: Bools) -> RowStep:
         """Return a step with the episodes truncated that are to be cut `[n]`: of a team those of all who acted."""
         if self.team is None:
             return replace(step, truncated=step.truncated | cut)
@@ -271,7 +271,7 @@ class EnvPool:
         mask = np.where((cut & ~acted & step.alive)[:, :, None], self.team.first, step.mask)
         return replace(step, obs=obs, truncated=truncated, mask=mask, alive=alive)
 
-    def _muster(self, team: TeamSpace, rows: Ints, shown: Begun | Step) -> None:
+    def _muster(self, team: TeamSpace, rows: Ints, shown: Begun | RowStep) -> None:
         """Keep who acts next in these rows, and which actions the environment sets itself."""
         alive = np.ones_like(self.alive[rows]) if shown.alive is None else shown.alive
         self._joined[rows] = alive & ~(self.alive[rows] & (self.episode_length[rows] > 0)[:, None])

@@ -47,11 +47,11 @@ class Begun(NamedTuple):
     obs: Floats  # [n, O]
     mask: Bools | None  # [n, A], None where the environment gives none
     alive: Bools | None = None  # [n, K] of a team, who acts; None: all, and so of a single agent
-    forced: Floats | None = None  # see `Step`
+    forced: Floats | None = None  # see `RowStep`
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RowStep:
     """What one step of `n` rows gave. Nothing in it is overwritten by a later step.
 
     Of a team all but `broken` are `[n, K, …]`: an agent that did not act has no reward, and its ends are False; one
@@ -74,7 +74,7 @@ class Step:
     @classmethod
     def of(
         cls, actions: ActionSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, mask: Bools | None
-    ) -> Step:
+    ) -> RowStep:
         """Find what is broken; without masks every action is legal."""
         broken: Bools = ~(np.isfinite(obs).all(axis=1) & np.isfinite(reward))
         if mask is None:
@@ -163,7 +163,7 @@ class Rows:
     def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step: here the work is done when its result is asked for."""
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """Step `rows` `[n]` with actions in an algorithm's terms: indices `[n]` or `[n, D]`, or `[n, A]` in [-1, 1].
 
         Raises:
@@ -202,7 +202,7 @@ class Rows:
             obs_t = np.concatenate(observations, dtype=np.float32, casting="unsafe").reshape(-1, *shape)
             reward_t = floats(rewards).astype(np.float32)
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
-        return Step.of(self._actions, obs_t, reward_t, *flags, np.stack(masks) if masks else None)
+        return RowStep.of(self._actions, obs_t, reward_t, *flags, np.stack(masks) if masks else None)
 
     def close(self) -> None:
         """Close every environment."""

@@ -15,7 +15,7 @@ from evopipe.envs.rows import (
     Fault,
     Floats,
     Ints,
-    Step,
+    RowStep,
     Upcoming,
     calling,
     floats,
@@ -40,7 +40,7 @@ FORCED = ("continuous", "multibinary")
 def team_step(
     space: TeamSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, alive: Bools,
     mask: Bools | None = None, forced: Floats | None = None,
-) -> Step:  # fmt: skip
+) -> RowStep:  # fmt: skip
     """Return a team's step and find what is broken in it; without masks an agent's every choice is legal, and so it is
     where one was truncated and its last mask leaves none."""
     broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
@@ -50,7 +50,7 @@ def team_step(
         possible = space.action.possible(legal.reshape(-1, legal.shape[2])).reshape(alive.shape)
         broken |= ~(possible | cut).all(axis=1)
         legal = np.where((cut & ~possible)[:, :, None], space.free, legal)
-    return Step(obs, reward, terminated, truncated, broken, legal, alive, forced)
+    return RowStep(obs, reward, terminated, truncated, broken, legal, alive, forced)
 
 
 class TeamRows:
@@ -102,7 +102,7 @@ class TeamRows:
     def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step: here the work is done when its result is asked for."""
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """Step `rows` `[n]` with actions `[n, K, …]` in an algorithm's terms, those of the living count. See
         `Rows.receive`."""
         seen, ids = _Seen(self._space, len(rows), self._forces), self._space.ids

@@ -29,7 +29,7 @@ from pydantic import ValidationError
 
 from evopipe.envs.make import close, make_env, refuse
 from evopipe.envs.mpe import OFFERED as TEAMS
-from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
+from evopipe.envs.rows import Actions, Begun, Ints, RowStep, Upcoming
 from evopipe.envs.single import OneRow
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
@@ -218,8 +218,8 @@ OFFERED: dict[str, Callable[..., Any]] = {
 
 
 class TensorStep(NamedTuple):
-    """What one step of `n` rows gave, see `Step`; of a team everything `[n, K, …]`, and all agents end at once. Nothing
-    in it is overwritten by a later step."""
+    """What one step of `n` rows gave, see `RowStep`; of a team everything `[n, K, …]`, and all agents end at once.
+    Nothing in it is overwritten by a later step."""
 
     obs: torch.Tensor  # [n, O] float32, the true next observation, also where the episode ended
     reward: torch.Tensor  # [n] float32
@@ -392,12 +392,12 @@ class TensorRows:
     def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step: here the work is done when its result is asked for."""
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """End it, see `Rows.receive`."""
         step = self._pool.step(torch.tensor(actions), torch.tensor(rows))
         obs, reward, terminated, truncated = (part.numpy() for part in step)
         if self._pool.team is None:
-            return Step.of(self._pool.actions, obs, reward, terminated, truncated, None)
+            return RowStep.of(self._pool.actions, obs, reward, terminated, truncated, None)
         return team_step(self._pool.team, obs, reward, terminated, truncated, ~(terminated | truncated))
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 
 from evopipe.envs.make import close, guard, has_threads
-from evopipe.envs.rows import Actions, Begun, Fault, Ints, Rows, Step, Upcoming
+from evopipe.envs.rows import Actions, Begun, Fault, Ints, Rows, RowStep, Upcoming
 from evopipe.envs.team_rows import FORCED, TeamRows
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, said
 from evopipe.parallel import Died, Helper, available_cpus, can_help, dismiss, shared_memory
@@ -38,7 +38,7 @@ _PATIENCE = 1.5  # times as long as a worker may the trainer wait for it: it has
 _OPEN, _RESET, _STEP = range(3)
 _MEMORY = " (often because memory ran out: lower env.num_envs or population.size)"
 _WAY_OUT = "; runtime.env_workers: 0 steps them in the trainer's process"
-_STEP_FIELDS = tuple(field.name for field in fields(Step))
+_STEP_FIELDS = tuple(field.name for field in fields(RowStep))
 
 
 class Workers:
@@ -303,10 +303,10 @@ class _WorkerRows:
         self.shared["action"][rows] = actions
         self._ask(_STEP, rows)
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """End it, see `Rows.receive`."""
         self._end(rows)
-        return Step(*(self.shared[name][rows] for name in _STEP_FIELDS if name in self.shared))
+        return RowStep(*(self.shared[name][rows] for name in _STEP_FIELDS if name in self.shared))
 
     def close(self) -> None:
         """Close the environments, in the middle of a step too, and end the processes."""

@@ -21,7 +21,7 @@ from evopipe.language.base import Base
 from evopipe.language.layers import Shapes, numbers, place, views_of
 from evopipe.native.networks import LINE
 from evopipe.schema.blocks import ArchitectureBounds
-from evopipe.types import Scored, Tensor, Text
+from evopipe.types import Tensor, Text, TokenScores
 
 
 class Adapted(Widths):
@@ -162,10 +162,10 @@ class Full:
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
         """Return what a structure's views add beside the base's modules, see `hooks.adapting`."""
-        found: dict[str, hooks.Change] = {}
+        found: dict[str, hooks.WeightDelta] = {}
         for layer, view in zip(base.weights, views, strict=True):
             for module, kind in layer.modules:
-                found.setdefault(module, hooks.Change({})).parts[kind] = view
+                found.setdefault(module, hooks.WeightDelta({})).parts[kind] = view
         return found
 
 
@@ -208,7 +208,7 @@ class _Members:
         assert isinstance(self.widths, Adapted)
         return hooks.adapting(self.widths.base, self.shared.beside(self.widths.base, views))
 
-    def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[Tensor | None, Scored]:
+    def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[Tensor | None, TokenScores]:
         """See `hooks.score`."""
         assert isinstance(self.widths, Adapted)
         return hooks.score(self.widths.base, text, entropy, hidden, lambda: self.active(views), views)

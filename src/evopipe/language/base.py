@@ -25,7 +25,7 @@ from evopipe.errors import DataError, MissingInputError, need_package
 from evopipe.language import chats
 from evopipe.language.encoding import PLACE, Encoder, Marked, encoder_of, plain
 from evopipe.language.hub import REACH_SECONDS, first_line, quiet, reach
-from evopipe.language.layers import Layer, all_weights, linear_layers
+from evopipe.language.layers import BaseWeight, all_weights, linear_layers
 from evopipe.language.together import Together
 from evopipe.language.weights import ANEW, check_config, check_model, headers, misfit
 from evopipe.rng import Purpose
@@ -66,12 +66,12 @@ class Base:
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
 
     @cached_property
-    def linear(self) -> tuple[Layer, ...]:
+    def linear(self) -> tuple[BaseWeight, ...]:
         """Every linear layer but the last one."""
         return linear_layers(self.model, self.model.get_output_embeddings(), self.name)
 
     @cached_property
-    def weights(self) -> tuple[Layer, ...]:
+    def weights(self) -> tuple[BaseWeight, ...]:
         """Every weight, for `language.full`."""
         return all_weights(self.model, self.name)
 

@@ -32,7 +32,7 @@ _WIDE = 0.5  # standard deviation of first embeddings: what layers add at first 
 _NARROW = 0.02  # of first outputs
 
 
-class Block(NamedTuple):
+class TransformerLayer(NamedTuple):
     """A layer."""
 
     heads: int
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 class GPT:
     """One member's architecture; the methods without a text are said in `Architecture`."""
 
-    layers: tuple[Block, ...]
+    layers: tuple[TransformerLayer, ...]
     hidden: int  # `H`, width of the stream; a multiple of 16, as are `head` and all nodes
     head: int  # width of a head
     length: int  # most tokens of a row
@@ -52,14 +52,14 @@ class GPT:
     @classmethod
     def start(cls, cfg: LanguageConfig.Gpt, length: int) -> GPT:
         """Return the architecture that `params.yaml` describes."""
-        return cls((Block(cfg.heads, cfg.feedforward),) * cfg.layers, cfg.hidden, cfg.head, length)
+        return cls((TransformerLayer(cfg.heads, cfg.feedforward),) * cfg.layers, cfg.hidden, cfg.head, length)
 
     @property
     def family(self) -> tuple[str | int, ...]:
         return "gpt", self.hidden, self.head, self.length
 
     @property
-    def signature(self) -> tuple[Block, ...]:
+    def signature(self) -> tuple[TransformerLayer, ...]:
         return self.layers
 
     def describe(self) -> str:
@@ -75,7 +75,7 @@ class GPT:
         """Build what `to_json` returned; ValueError where it is another thing."""
         with in_a_sentence(StoredGPT, data):
             told = StoredGPT.model_validate(data)
-        return cls(tuple(Block(*block) for block in told.layers), told.hidden, told.head, told.length)
+        return cls(tuple(TransformerLayer(*block) for block in told.layers), told.hidden, told.head, told.length)
 
     def shapes(self, widths: Widths) -> Shapes:
         """Return the shape of every matrix by name, in their order in a row; the columns of `attend` are, head by head,
@@ -149,8 +149,8 @@ class GPT:
 
 
 def _widest(archs: Sequence[GPT]) -> GPT:
-    columns = itertools.zip_longest(*(arch.layers for arch in archs), fillvalue=Block(1, LINE))
-    layers = (Block(*(max(values) for values in zip(*column, strict=True))) for column in columns)
+    columns = itertools.zip_longest(*(arch.layers for arch in archs), fillvalue=TransformerLayer(1, LINE))
+    layers = (TransformerLayer(*(max(values) for values in zip(*column, strict=True))) for column in columns)
     return replace(archs[0], layers=tuple(layers))
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from evopipe.language.base import Base
 from evopipe.language.together import Together
-from evopipe.types import Scored, Tensor, Text
+from evopipe.types import Tensor, Text, TokenScores
 
 _PART = 256  # tokens that take as long as it takes to begin with another part of the rows
 _MORE = 7  # parts, at most, that rows are divided into for their lengths' sake
@@ -35,7 +35,7 @@ class LowRank(NamedTuple):
         return torch.baddbmm(plain, inner, self.b, alpha=self.scale).view(out.shape).to(out.dtype)
 
 
-class Change(NamedTuple):
+class WeightDelta(NamedTuple):
     """Beside any module of `language.layers`: a change of its weight and of its bias, by kind."""
 
     parts: dict[str, Tensor]  # [P, rows, columns] each
@@ -84,7 +84,7 @@ def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
 def score(
     base: Base, text: Text, entropy: bool = False, hidden: bool = False,
     active: Callable[[], AbstractContextManager[Any]] = nullcontext, leaves: Sequence[Tensor] = (),
-) -> tuple[Tensor | None, Scored]:  # fmt: skip
+) -> tuple[Tensor | None, TokenScores]:  # fmt: skip
     """Score rows of text by the base with what `active` makes active in it, which is made of `leaves`. Rows of like
     lengths pass together, each as far as its last token that counts: what stands behind it has the log-probability 0.
     With `hidden` all passes, and the states `[P, B, T, H]` that the last `T` tokens were told from are returned, too.
@@ -116,7 +116,7 @@ def score(
     if order is not None:
         back = order.argsort(dim=1)
         found = [take(x, back) for x in found]
-    return found[2] if hidden else None, Scored(found[0], found[1], None)
+    return found[2] if hidden else None, TokenScores(found[0], found[1], None)
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 """Of matrices and vectors by name, in their order in a row."""
 
 
-class Layer(NamedTuple):
+class BaseWeight(NamedTuple):
     """A weight of the base, or for an adapter the module that it stands beside. Kinds: `linear` [out, in], `conv` [in,
     out] (a linear layer the other way round), `embedding` [V, H], `scale` [H] of a normalisation, `bias` [H]. An
     adapter's shape is always (in, out)."""
@@ -35,7 +35,7 @@ def _is_linear(module: nn.Module) -> str | None:
     return "conv" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
 
 
-def linear_layers(model: nn.Module, last: nn.Module, called: str) -> tuple[Layer, ...]:
+def linear_layers(model: nn.Module, last: nn.Module, called: str) -> tuple[BaseWeight, ...]:
     """Return every linear layer of a model but the last, which gives the logits; DataError where there is none."""
     found = []
     for name, module in model.named_modules():
@@ -43,20 +43,20 @@ def linear_layers(model: nn.Module, last: nn.Module, called: str) -> tuple[Layer
         if kind and module is not last:
             shape: list[int] = list(module.weight.shape)
             inner, out = reversed(shape) if kind == "linear" else shape
-            found.append(Layer(name, kind, (inner, out), ((name, kind),)))
+            found.append(BaseWeight(name, kind, (inner, out), ((name, kind),)))
     if not found:
         raise DataError(f"language.model: {called} has no linear layer that an adapter could be put beside")
     return tuple(found)
 
 
-def all_weights(model: nn.Module, called: str) -> tuple[Layer, ...]:
+def all_weights(model: nn.Module, called: str) -> tuple[BaseWeight, ...]:
     """Return every weight of a model; DataError where a module reads one that no change can be put beside."""
     readers: dict[int, list[tuple[str, str]]] = {}
     for name, module in model.named_modules():
         for part, weight in module.named_parameters(recurse=False):
             readers.setdefault(id(weight), []).append((name, _kind_of(module, f"{name}.{part}", part, called)))
     return tuple(
-        Layer(name, readers[id(weight)][0][1], tuple(weight.shape), tuple(readers[id(weight)]))
+        BaseWeight(name, readers[id(weight)][0][1], tuple(weight.shape), tuple(readers[id(weight)]))
         for name, weight in model.named_parameters()
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from evopipe.schema.language import LanguageConfig
 from evopipe.schema.stored import in_a_sentence
 from evopipe.storage.folders import read_folder
 from evopipe.storage.tensors import dump_tensors, load_tensors
+from evopipe.track.formats import score
 from evopipe.types import Hyper, Words
 
 POLICY, WEIGHTS = "policy.json", "weights.safetensors"
@@ -47,6 +49,17 @@ class GamePolicy:
         """Play games; return what the task's `play` does: returns, tries, which were won, and the games as data."""
         seeds = rng.seeds(np.full(games, rng.run_key(seed)), Purpose.EPISODE, np.arange(games))
         return self.task.play(seeds, self.act(seeds))
+
+    def perform(
+        self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
+    ) -> None:
+        """Play games and `show` each; `tell` what they came to."""
+        played = self.play(games, seed)
+        for row, total in zip(played.rows, played.returns, strict=True):
+            show("\n".join(squares(row)) if "guesses" in row else json.dumps(row))
+            tell(f"return {score(total)}")
+        mean, won = score(played.returns.mean()), played.won.mean()
+        tell(f"{self.about['env']['id']}: mean return {mean} of {games} game{'s' * (games > 1)}, {won:.0%} won")
 
     def generate(
         self, prompts: str | Sequence[str], max_tokens: int | None = None, temperature: float | None = None,

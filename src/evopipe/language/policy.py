@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +64,13 @@ class LanguagePolicy:
             assert hidden is not None
             found += (hidden[0, :, -1].to(weight.dtype) @ weight + bias).tolist()
         return found
+
+    def perform(
+        self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
+    ) -> None:
+        """`show` how each line that `ask` returns goes on, until it returns an empty one."""
+        while line := ask():
+            show(self.generate(line))
 
     def generate(
         self, prompts: str | Sequence[Any], max_tokens: int | None = None, temperature: float = 0.0, top_k: int = 0,

@@ -25,7 +25,7 @@ from evopipe.types import Tensor
 MOST = 2.0  # weight of a token at most
 
 
-class Engine:
+class VLLMEngine:
     """A vLLM engine over a base, for so many members and adapters of at most so high a rank. Raises MissingInputError
     if the extra `vllm` is not installed; ParamsError if there is no CUDA device, or the base was made here and lies in
     no folder."""

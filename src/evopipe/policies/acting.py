@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import io
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +21,19 @@ from evopipe.core.member import Member, names_of, tensor_kinds
 from evopipe.core.normalise import SHOWN, Normaliser
 from evopipe.core.structure import Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.team import TeamEnv
 from evopipe.errors import UsageError
 from evopipe.ops.policy import best_legal
 from evopipe.ops.value import pick
+from evopipe.policies import numpy_policy
 from evopipe.rng import Purpose, Stream
+from evopipe.storage.tensors import dump_arrays
+
+PROGRAM = "policy.pt2"
+Moment: TypeAlias = tuple[float, bool]
+"""After a step: the reward, and whether an end state is reached."""
+Explained: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""What the code of an environment runs in, so that its errors say whose they are."""
 
 
 class Policy:
@@ -39,6 +50,7 @@ class Policy:
         action_space: the environment's, and the way to its own actions.
         observation_space: the environment's, and the way from its own observations.
         memory: how many numbers it keeps from step to step; 0 unless it is recurrent.
+        team: None: it is one agent's.
 
     Examples:
         >>> import evopipe
@@ -47,6 +59,8 @@ class Policy:
         >>> policy.act([[0.0, 0.1, 0.0, -0.1], [0.0, -0.1, 0.0, 0.1]]).shape  # an action for each observation
         (2,)
     """
+
+    team: None = None
 
     def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
         self.about, self._algo = dict(about), algo
@@ -304,6 +318,33 @@ class Policy:
         """
         return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
 
+    def modules(self) -> dict[str, tuple[torch.nn.Module, int]]:
+        """Return what programs are made of, by their files: the module, and the width of its observations."""
+        return {PROGRAM: (self.module(), self.observations)}
+
+    def misfit(self, env: Any) -> str | None:
+        """Say why it cannot act in an environment, behind the environment's name; None where it can."""
+        if isinstance(env, TeamEnv):
+            return "is for a team, the policy is not; play it where it was trained"
+        found, own = ActionSpace.of(env.action_space), self.action_space
+        has = f"{ObservationSpace.of(env.observation_space).size} observations and {found.size} {found.kind} actions"
+        wanted = f"{self.observations} observations and {self.actions} {own.kind} actions"
+        return unlike(has, wanted)
+
+    def episode(self, env: Any, explained: Explained, begun: tuple[Any, Any], limit: int) -> Iterator[Moment]:
+        """Play on in an environment that was reset with `begun`, for at most so many steps, greedily; what it does is
+        `explained`."""
+        (obs, info), memory = begun, None
+        for _ in range(limit):
+            action, memory = self.step(obs, memory, info.get("action_mask"))
+            action = int(action) if self.action_space.kind == "discrete" else action
+            with explained():
+                obs, reward, terminated, truncated, info = env.step(action)
+                moment = float(reward), bool(terminated)
+            yield moment
+            if terminated or truncated:
+                return
+
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the greedy policy as what `policies.numpy_policy` computes with, by name; ValueError says what of it
         that cannot do."""
@@ -333,7 +374,19 @@ class Policy:
         arrays |= {"kind": space.kind, "shape": np.array(space.shape, np.int64), "observations": self.observations}
         arrays["layers"] = [name for name in arch.layers if f"{name}.weight" in tensors]
         arrays |= {"activation": arch.activation, "values": self._algo.values is not None}
-        return {name: np.asarray(value) for name, value in arrays.items()}
+        made = {name: np.asarray(value) for name, value in arrays.items()}
+        rows = np.random.default_rng(0).normal(size=(64, self.observations)).astype(np.float32)
+        other = numpy_policy.Policy(io.BytesIO(dump_arrays(made))).act(rows)
+        if np.isclose(self.on_rows().act(rows), other, rtol=1e-3, atol=1e-3).mean() < 0.9:  # two may be worth the same
+            raise ValueError("its algorithm reads the network's outputs in a way of its own")
+        return made
+
+
+def unlike(has: str, wanted: str) -> str | None:
+    """Say, behind an environment's name, that its spaces are not a policy's; None where they are."""
+    if has == wanted:
+        return None
+    return f"has {has}, the policy {wanted}; play it in the environment that it was trained in"
 
 
 def _tensor(value: Any, name: str) -> torch.Tensor:

@@ -22,8 +22,8 @@ def card(policy: Policy | TeamPolicy, episodes: int) -> str:
         episodes=episodes,
         memory=policy.memory,
         no_numpy=numpy_files(policy)[1],
-        space=None if isinstance(policy, TeamPolicy) else policy.observation_space,
-        team=policy.team if isinstance(policy, TeamPolicy) else None,
+        space=policy.observation_space,
+        team=policy.team,
         values=get(policy.about["algo"]).values is not None,
     )
 

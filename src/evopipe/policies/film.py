@@ -33,7 +33,7 @@ _RATE = 30  # frames a second; viewers slow down what is too fast for them
 
 
 @dataclass
-class Frames:
+class FilmFrames:
     """Frames for an animation, at most `width` pixels wide, at most 30 a second, and evenly at most `most` in all."""
 
     width: int
@@ -85,7 +85,7 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
 @contextlib.contextmanager
 def gif(path: Path, fps: int) -> Iterator[Show]:
     """Write an animated GIF at most 400 pixels wide; `DiskError` if that fails."""
-    frames = Frames(400, colours=128)
+    frames = FilmFrames(400, colours=128)
     with frames.begin(fps) as show:
         yield show
     write_bytes(path, animate(frames.images, "GIF", frames.gap, unit=10, optimize=False))

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from evopipe.algos import Algorithm, get
@@ -21,10 +20,9 @@ from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
-from evopipe.layout import program_files
 from evopipe.own import import_name
 from evopipe.policies import numpy_policy
-from evopipe.policies.acting import Policy, online_networks, other_networks, rows_for_acting
+from evopipe.policies.acting import PROGRAM, Policy, online_networks, other_networks, rows_for_acting
 from evopipe.policies.team import TeamPolicy
 from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_sentence
 from evopipe.storage.files import dump_json, parse_json
@@ -38,7 +36,7 @@ __all__ = [
     "trained",
 ]  # fmt: skip
 
-POLICY, TENSORS, PROGRAM, CARD = "policy.json", "policy.safetensors", "policy.pt2", "README.md"
+POLICY, TENSORS, CARD = "policy.json", "policy.safetensors", "README.md"
 NUMPY, ARRAYS = "numpy_policy.py", "policy.npz"
 FORMAT = 1
 
@@ -104,10 +102,7 @@ def _spaces(about: Mapping[str, Any]) -> Spaces:
 
 def _programs(policy: Policy | TeamPolicy) -> dict[str, bytes]:
     """Return the bytes of `torch.export` programs by file name."""
-    if isinstance(policy, Policy):
-        return {PROGRAM: _export(policy.module(), policy.observations, policy.memory)}
-    named = zip(program_files(policy.team.agents).values(), policy.team.observations, strict=True)
-    return {file: _export(policy.module(place), space.size, policy.memory) for place, (file, space) in enumerate(named)}
+    return {file: _export(module, inputs, policy.memory) for file, (module, inputs) in policy.modules().items()}
 
 
 def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
@@ -126,21 +121,10 @@ def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
     """Return the files by which a policy acts without torch and evopipe, `policy.npz` and `policies.numpy_policy`, by
     name; or none, and why: it is no plain perceptron that gives one number an action."""
     try:
-        if isinstance(policy, TeamPolicy):
-            raise ValueError("it is a team's")
         data = dump_arrays(policy.arrays())
-        _agree(policy, numpy_policy.Policy(io.BytesIO(data)))
     except ValueError as error:
         return {}, str(error)
     return {ARRAYS: data, NUMPY: Path(numpy_policy.__file__).read_bytes()}, ""
-
-
-def _agree(policy: Policy, other: numpy_policy.Policy) -> None:
-    """ValueError where another policy does not act as this one: its algorithm acts in a way of its own."""
-    rows = np.random.default_rng(0).normal(size=(64, policy.observations)).astype(np.float32)
-    close = np.isclose(policy.on_rows().act(rows), other.act(rows), rtol=1e-3, atol=1e-3)
-    if close.mean() < 0.9:  # two actions may be worth the same
-        raise ValueError("its algorithm reads the network's outputs in a way of its own")
 
 
 def load(path: str | Path, member: int | None = None, trust: bool = False) -> Policy | TeamPolicy:

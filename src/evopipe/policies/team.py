@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,9 +14,18 @@ from evopipe.core.cohort import Pace, form
 from evopipe.core.member import Member
 from evopipe.core.net import Net
 from evopipe.core.structure import Widths, acting_networks
-from evopipe.envs.team import TeamSpace
+from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import UsageError
-from evopipe.policies.acting import for_acting, hold_bounds, online_networks, own_actions
+from evopipe.layout import program_files
+from evopipe.policies.acting import (
+    Explained,
+    Moment,
+    for_acting,
+    hold_bounds,
+    online_networks,
+    own_actions,
+    unlike,
+)
 from evopipe.rng import Purpose, Stream
 
 
@@ -24,6 +33,8 @@ class TeamPolicy:
     """One trained member of a population of teams, ready to act; see `acting.Policy`. `team` says what the
     agents see and do, `agents` are their ids, as the environment has them, and `memory` is how many numbers each keeps
     from step to step, 0 unless it is recurrent."""
+
+    observation_space: None = None  # each agent has its own
 
     def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
         self.about, self._algo, self.arch = dict(about), algo, member.arch
@@ -113,6 +124,53 @@ class TeamPolicy:
         own = {key: found[:, (k := self.agents.index(self.team.agent(key))), : sizes[k]] for key in obs}
         return {key: each[0] if single else each for key, each in own.items()}
 
+    def modules(self) -> dict[str, tuple[torch.nn.Module, int]]:
+        """See `acting.Policy.modules`: one an agent."""
+        named = zip(program_files(self.team.agents).values(), self.team.observations, strict=True)
+        return {file: (self.module(place), space.size) for place, (file, space) in enumerate(named)}
+
+    def arrays(self) -> NoReturn:
+        """See `acting.Policy.arrays`."""
+        raise ValueError("it is a team's")
+
+    def on_rows(self) -> NoReturn:
+        """See `acting.Policy.on_rows`."""
+        raise UsageError("is a team, and datasets are of one agent")
+
+    def misfit(self, env: Any) -> str | None:
+        """See `acting.Policy.misfit`."""
+        if not isinstance(env, TeamEnv):
+            return "is for one agent, the policy is not; play it where it was trained"
+        return unlike(f"the agents {_listed(TeamSpace.of(env))}", f"the agents {_listed(self.team)}")
+
+    def episode(self, env: TeamEnv, explained: Explained, begun: tuple[Any, Any], limit: int) -> Iterator[Moment]:
+        """See `acting.Policy.episode`: after each step what its agents' rewards count together, and whether all who
+        took it reached an end."""
+        (obs, info), memory, alive = begun, None, list(env.agents)
+        for _ in range(limit):
+            with explained():
+                present = {agent: obs[agent] for agent in alive}
+                masks, taken = self._limits(env, {agent: info.get(agent) or {} for agent in alive})
+            actions, memory = self.step(present, memory, masks)
+            with explained():
+                obs, rewards, terminated, truncated, info = env.step(actions | taken)
+                moment = self.score([float(rewards[agent]) for agent in alive]), all(terminated[a] for a in alive)
+                alive = [a for a in env.agents if not (terminated.get(a) or truncated.get(a))]
+            yield moment
+            if not alive:
+                return
+
+    def _limits(self, env: TeamEnv, info: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Return masks of the agents that `info` is of, where they have any, and the actions that the environment sets
+        itself. Who waits for its turn has no choice."""
+        masks = {agent: own["action_mask"] for agent, own in info.items() if own.get("action_mask") is not None}
+        taken = {agent: own["env_defined_actions"] for agent, own in info.items()
+                 if own.get("env_defined_actions") is not None}  # fmt: skip
+        if env.turn is not None and not self.team.action.continuous:
+            sizes = {agent: space.size for agent, space in zip(env.ids, self.team.actions, strict=True)}
+            masks |= {agent: self.team.first[: sizes[agent]] for agent in info if agent != env.turn}
+        return masks, taken
+
     def __repr__(self) -> str:
         env = self.about.get("env")
         place = f", {env['id']}" if isinstance(env, dict) and "id" in env else ""
@@ -140,6 +198,11 @@ class TeamPolicy:
         # Constants that are made once are to be made here, of numbers, and not while it is traced.
         made(torch.zeros(1, own), *([torch.zeros(1, self.memory)] if self.memory else []))
         return made
+
+
+def _listed(team: TeamSpace) -> str:
+    agents = zip(team.agents, team.observations, team.actions, strict=True)
+    return ", ".join(f"{name} ({o.size} observations, {a.size} {a.kind} actions)" for name, o, a in agents)
 
 
 class _Agent(torch.nn.Module):

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 def part_of(params: AnyParams, stage: str = "") -> Any:
     """Return the module with one kind's part of a stage, or of what it is about."""
-    return import_module(f"evopipe.problems.{'text' if params.of_text else 'env'}{stage and '_' + stage}")
+    return import_module(f"{__name__}.{params.PROBLEM}{stage and '_' + stage}")
+
+
+def check(params: AnyParams) -> None:
+    """Refuse what a later stage would refuse, before the first one does anything: `ParamsError`, or `EnvironmentFailed`
+    where an environment could not be made or reset."""
+    part_of(params, "check").check(params)
 
 
 def problem_of(params: AnyParams, folder: Path = Path(), alone: bool = False, together: Any = None) -> Problem[Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from evopipe import layout
-from evopipe.algos import on_policy
+from evopipe.algos import get, on_policy
 from evopipe.core.member import Member
 from evopipe.envs.make import source_of
 from evopipe.envs.workers import Workers
@@ -26,7 +26,7 @@ from evopipe.regimes.warm import read_warm, wants_warm
 from evopipe.run import session
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import HeldOut, in_environments
-from evopipe.run.problem import Problem
+from evopipe.run.problem import RANKS, Problem
 from evopipe.run.regime import Regime, Setup
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec
@@ -60,8 +60,33 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
             **params.tracked("seed", "env", "train", "evolution", "search", "runtime"),
             "kernels": fingerprint()["kernels"],  # `auto` takes what this machine has
             "outside": outside,
-        }, inputs,
+        }, inputs, neighbours=neighbours_of(params), undivided=_undivided(params),
     )  # fmt: skip
+
+
+def neighbours_of(params: Params) -> int:
+    """Return how many members share a memory."""
+    if params.train.mode == "offline" or on_policy(get(params.train.algo)):
+        return 1
+    return params.train.replay.members(params.population.size)
+
+
+def _undivided(params: Params) -> str | None:
+    """Say where a member would not be alone with what is its own."""
+    train = params.train
+    if params.runtime.shards.ranks > 1:
+        return RANKS
+    if neighbours_of(params) > 1 and train.replay.sharing == "shared":
+        return (
+            "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own, or to how "
+            "many neighbours share one"
+        )
+    if train.mode == "offline" and train.replay.prioritised:
+        return (
+            "runtime.shards: a child would inherit its parent's priorities, which may lie in another shard; set "
+            "train.replay.prioritised: false"
+        )
+    return None
 
 
 def begin(

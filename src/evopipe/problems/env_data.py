@@ -9,11 +9,11 @@ from typing import Any
 
 from evopipe.data.collect import collect, totals
 from evopipe.data.d4rl import read_d4rl
-from evopipe.data.episodes import Episode, check_fits
+from evopipe.data.episodes import RecordedEpisode, check_fits
 from evopipe.data.minari import read_minari, read_own, write_minari
 from evopipe.data.transitions import pack, statistics, write_transitions
 from evopipe.envs.pool import EnvPool
-from evopipe.errors import ParamsError
+from evopipe.errors import ParamsError, UsageError
 from evopipe.layout import BUFFERED, DATASET, FETCHED, TRANSITIONS, need
 from evopipe.machine import configure
 from evopipe.own import import_network
@@ -68,20 +68,20 @@ def buffer(params: Params, folder: Path) -> list[str]:
     return [f"{TRANSITIONS}: {counts}, {stats['terminations']} terminated, {stats['truncations']} truncated"]
 
 
-def _collect(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
+def _collect(params: Params, pool: EnvPool) -> tuple[list[RecordedEpisode], dict[str, Any]]:
     cfg, exported = params.fetch.collect, None
     if cfg.policies.get("policy") and cfg.policy_path is not None:
-        from evopipe.policies.policy import Policy, load
+        from evopipe.policies.policy import load
 
         configure(params.runtime)  # the number of threads decides a policy's last bits
-        found = load(cfg.policy_path)
-        if not isinstance(found, Policy):
-            raise ParamsError("fetch.collect.policy_path: is a team, and datasets are of one agent")
-        exported = found.on_rows()
+        try:
+            exported = load(cfg.policy_path).on_rows()
+        except UsageError as error:
+            raise ParamsError(f"fetch.collect.policy_path: {error}") from None
     return collect(cfg, pool, params.env.id, params.seed, exported)
 
 
-def _convert(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
+def _convert(params: Params, pool: EnvPool) -> tuple[list[RecordedEpisode], dict[str, Any]]:
     """Read another dataset; one that does not fit the environment is refused here rather than a stage later."""
     if params.fetch.source == "minari":
         dataset = read_minari(params.fetch.minari.dataset, pool.observation_space)

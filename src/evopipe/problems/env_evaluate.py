@@ -20,10 +20,15 @@ from evopipe.schema.params import Params
 _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 
 
-class Evaluation:
+def evaluation(params: Params, problem: Problem[Spec], trained: Sequence[Member], folder: Path) -> EnvEvaluation:
+    """Return what is scored and what is told of it, see the stage `evaluate`."""
+    return EnvEvaluation(params, problem, trained)
+
+
+class EnvEvaluation:
     """The members that are scored, the elite last, and what is told of it."""
 
-    def __init__(self, params: Params, problem: Problem[Spec], trained: Sequence[Member], folder: Path) -> None:
+    def __init__(self, params: Params, problem: Problem[Spec], trained: Sequence[Member]) -> None:
         self.params, self.problem, self.members = params, problem, list(trained)
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:

@@ -9,7 +9,9 @@ from typing import Any
 from evopipe.core import normalise
 from evopipe.core.member import Member
 from evopipe.policies import policy
+from evopipe.policies.acting import Policy
 from evopipe.policies.card import card
+from evopipe.policies.team import TeamPolicy
 from evopipe.problems.specs import describe, make_spec
 from evopipe.run.spec import Spec
 from evopipe.schema.params import Params
@@ -32,3 +34,8 @@ def write(
     }  # fmt: skip
     text = card(policy.kind_of(told)(spec.algo, params.algo_config, elite, told), params.evaluate.episodes)
     policy.save(folder, params.train.algo, elite, told, params.export.program, text, params.export.critic)
+
+
+def trained(folder: Path) -> list[Policy | TeamPolicy]:
+    """Return the members of `models/trained` as policies by slot."""
+    return policy.trained(folder)

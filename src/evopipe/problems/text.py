@@ -31,7 +31,7 @@ from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, HeldOut
 from evopipe.run.language import LESS, LanguageSpec
-from evopipe.run.problem import Problem
+from evopipe.run.problem import RANKS, Problem
 from evopipe.run.regime import Regime
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
@@ -59,8 +59,23 @@ def problem_of(
         spec, live, lambda members, rows: held_out_of(params, spec, folder), partial(describe, params, spec),
         {**params.tracked("seed", "language", "train", "evolution", "search", "runtime"), "outside": outside},
         # That a judge is missing is said where it is read.
-        inputs, LESS,
+        inputs, LESS, undivided=_undivided(params),
     )  # fmt: skip
+
+
+def _undivided(params: LanguageParams) -> str | None:
+    """Say why members cannot be computed apart, or rows of a shard by several processes."""
+    shards = params.runtime.shards
+    if shards.ranks > 1 and shards.engine != "accelerate":
+        return RANKS
+    if params.language.engine != "transformers":
+        return "runtime.shards: needs language.engine: transformers"
+    if shards.ranks > 1 and (params.runtime.rows_at_once is None or params.language.model == "gpt"):
+        return (
+            "runtime.shards.ranks: they divide rows over a base, in parts; set runtime.rows_at_once to the rows of "
+            "a part, or ranks to 1"
+        )
+    return None
 
 
 def describe(params: LanguageParams, spec: LanguageSpec) -> dict[str, Any]:

@@ -27,7 +27,14 @@ from evopipe.track.formats import score
 _SHOWN = 12  # prompts of which the completions are written down, or games
 
 
-class Evaluation:
+def evaluation(
+    params: LanguageParams, problem: Problem[LanguageSpec], trained: Sequence[Member], folder: Path
+) -> TextEvaluation:
+    """Return what is scored and what is told of it, see the stage `evaluate`."""
+    return TextEvaluation(params, problem, trained, folder)
+
+
+class TextEvaluation:
     """The members that are scored, the elite last, and behind it what they began from; and what is told of it."""
 
     def __init__(

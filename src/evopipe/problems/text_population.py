@@ -72,7 +72,7 @@ def _play_on(spec: LanguageSpec, folder: Path, size: int) -> tuple[list[Member],
     `DataError` if it is damaged, or over other tokens, or of another width."""
     about = parse_json(read_folder(folder, only=(player.POLICY,))[player.POLICY], str(folder / player.POLICY))
     wanted = "population.start names a player over the same tokens, as `evopipe export` writes it"
-    if not isinstance(about, dict) or about.get("kind") != "games":
+    if not isinstance(about, dict) or not about.get("tokens"):
         raise DataError(f"{folder}: is no exported player of games; {wanted}")
     if about.get("base") != spec.base.digest:
         had, now = " ".join(map(str, about.get("tokens", ()))), " ".join(spec.base.tokenizer)

@@ -17,7 +17,7 @@ from evopipe.core.net import score
 from evopipe.language import hooks
 from evopipe.language.generate import Sampling, Stops, Written, generate, texts
 from evopipe.language.tokens import Corpus, Rows
-from evopipe.language.vllm import Engine, weights
+from evopipe.language.vllm import VLLMEngine, weights
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.rng import Purpose, Stream
@@ -41,7 +41,7 @@ class Room:
     spec: LanguageSpec
     corpus: Corpus
     judge: Judge
-    engine: Engine | None = None
+    engine: VLLMEngine | None = None
     truth: Judge | None = None  # the task's own score, where a reward model stands in its place: only told
 
     def write(self, cohort: Cohort, index: Rows, group: int, how: Sampling, when: int) -> tuple[Text, Written]:
@@ -250,11 +250,11 @@ def learn(spec: LanguageSpec, clock: Clock, cohort: Cohort, text: Text) -> Tenso
     return torch.zeros_like(cohort.losses) if drift is None else drift.flatten(1).amax(dim=1)
 
 
-def _engine_of(spec: LanguageSpec, members: int) -> Engine | None:
+def _engine_of(spec: LanguageSpec, members: int) -> VLLMEngine | None:
     """Return what writes completions in the place of this program's own loop, where the parameters name it."""
     if spec.language.engine == "transformers":
         return None
-    return Engine(spec.base, members, max(spec.language.rank, spec.mutation.architecture.max_nodes))
+    return VLLMEngine(spec.base, members, max(spec.language.rank, spec.mutation.architecture.max_nodes))
 
 
 def sampling(cohort: Cohort, spec: LanguageSpec) -> Sampling:

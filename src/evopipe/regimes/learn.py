@@ -17,7 +17,7 @@ from evopipe.core.graphs import Body, upload
 from evopipe.core.member import Member
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
-from evopipe.regimes.learners import Learners, Share
+from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.rng import Purpose, Stream
 from evopipe.run.regime import Setup
 from evopipe.run.spec import Spec
@@ -63,7 +63,7 @@ class ReplayLearning:
         trees = Priorities(self._members, capacity, cfg.alpha, spec.device) if cfg.prioritised else None
         each = self._members // memories
         self.replay = Replay(layout, memories, capacity, spec.device, trees, images, each)
-        self.learners = Learners(spec, setup.learners, partial(_of_share, spec, self.replay), spec.compiled)
+        self.learners = LearnerPool(spec, setup.learners, partial(_of_share, spec, self.replay), spec.compiled)
         places = [] if self.replay.frames is None else [self.replay.frames.places]  # the images are shared as they are
         self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
         self._cohorts: Sequence[Cohort] = []

@@ -88,7 +88,7 @@ def _shares(rows: Sequence[tuple[int, int]]) -> list[Share]:
 _Ready: TypeAlias = Callable[[Share, Cohort, int, Sequence[int]], Callable[[], Any]]
 
 
-class Learners:
+class LearnerPool:
     """The processes that learn, this one included; for how many at most see `learner_count`.
 
     `ready` says how a share learns what is due, in place: numbers that only the regime knows the meaning of, always as

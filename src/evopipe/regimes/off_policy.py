@@ -14,7 +14,7 @@ from evopipe.core import pixels
 from evopipe.core.cohort import Cohort
 from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.errors import ParamsError
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import RowLayout
@@ -176,7 +176,7 @@ class OffPolicy:
         self.whole = True
 
     def _store(
-        self, obs: np.ndarray, legal: np.ndarray | None, actions: np.ndarray, step: Step, alive: np.ndarray | None
+        self, obs: np.ndarray, legal: np.ndarray | None, actions: np.ndarray, step: RowStep, alive: np.ndarray | None
     ) -> None:
         layout = self.replay.layout
         taken = obs, actions, step.reward, step.terminated

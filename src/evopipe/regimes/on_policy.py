@@ -16,11 +16,11 @@ from evopipe.core.graphs import upload
 from evopipe.core.member import Member
 from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.errors import ParamsError, UsageError
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.regimes.learn import discount_rate
-from evopipe.regimes.learners import Learners, Share
+from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.regimes.rollouts import ready
 from evopipe.run.act import places_of, step
 from evopipe.run.evaluate import Evaluator
@@ -90,7 +90,7 @@ class OnPolicy:
         shape = (len(self.keys), self._rows)
         self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes
         self._layout = StepLayout(spec.spaces, self.world.masked)
-        self.learners = Learners(spec, setup.learners, self._learning, spec.compiled)
+        self.learners = LearnerPool(spec, setup.learners, self._learning, spec.compiled)
 
     @property
     def _rows(self) -> int:
@@ -231,7 +231,7 @@ class OnPolicy:
         self.world.pending = actions
         return actions
 
-    def record(self, taken: Step) -> None:
+    def record(self, taken: RowStep) -> None:
         """Enter what the chosen actions gave; begin new episodes where some ended.
 
         A row whose reward or observation is not finite counts as broken: nothing is learned from it, and its
@@ -262,7 +262,7 @@ class OnPolicy:
         own = everyone if each.rows is None else [x[each.rows] for x in everyone]
         return [upload(x, self.spec.device) for x in own]
 
-    def _read(self, taken: Step) -> Step:
+    def _read(self, taken: RowStep) -> RowStep:
         kinds: dict[str, type] = dict.fromkeys(_NUMBERS, np.float32) | dict.fromkeys(_FLAGS, np.bool_)
         step = replace(taken, **{name: self._array(name, getattr(taken, name), kinds[name]) for name in kinds})
         finite = np.isfinite(step.obs).all(axis=-1) & np.isfinite(step.reward)

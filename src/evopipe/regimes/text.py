@@ -16,14 +16,14 @@ from evopipe.core.member import Member
 from evopipe.core.net import score
 from evopipe.language.hooks import reference
 from evopipe.language.tokens import Corpus, Rows, with_end
-from evopipe.regimes.learners import Learners, Share
+from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
-from evopipe.types import Scored, Text
+from evopipe.types import Text, TokenScores
 
 AT_ONCE = 64  # rows that are scored at a time
 
@@ -52,7 +52,7 @@ class References:
         return found[None].to(text.mask.device)
 
 
-class Lessons(Protocol):
+class TextLessons(Protocol):
     """Rows of a dataset as members learn from them, and what scores members."""
 
     @property
@@ -94,14 +94,14 @@ class TextRows:
     threshold: float | None = None
     remarks: Sequence[str] = ()
 
-    def __init__(self, spec: LanguageSpec, clock: Clock, lessons: Lessons, processes: int = 1) -> None:
+    def __init__(self, spec: LanguageSpec, clock: Clock, lessons: TextLessons, processes: int = 1) -> None:
         self.spec, self.clock, self.whole = spec, clock, True
         self.train, self.batch, self.evaluate = lessons.splits["train"], lessons.batch, lessons.evaluate
         self.warm = len(self.train)
         self.clock.rewarded = True  # it learns from no reward
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, ("loss",))
-        self.learners = Learners(spec, processes, self._ready)
+        self.learners = LearnerPool(spec, processes, self._ready)
 
     def first(self, member: Member) -> Member:
         return member
@@ -166,7 +166,7 @@ def rows_for(
     return _mapped(text, lambda x: x.expand(members, *x.shape[1:]))
 
 
-def said(spec: LanguageSpec, cohort: Cohort, batch: Text) -> Scored:
+def said(spec: LanguageSpec, cohort: Cohort, batch: Text) -> TokenScores:
     """Return what a cohort's members say of rows, and their heads where the algorithm asks for values."""
     value = cohort.state.value.frozen if "value" in spec.algo.asks(spec.algo_config) else None
     return score(getattr(cohort.state, spec.algo.POLICY).frozen, batch, value)

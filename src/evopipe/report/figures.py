@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from evopipe.report import words
 from evopipe.report.draw import PALETTE, Plot
-from evopipe.report.read import Key, Node, Payoff, Run
+from evopipe.report.read import FinishedRun, Key, Node, Payoff
 
 MARKERS = {"none": "o", "architecture": "s", "parameters": "D", "activation": "^", "rl_hp": "v"}
 _DESK = 600  # what is wider is for a desk, else for a phone
@@ -30,7 +30,7 @@ def _hue(kind: str) -> str:
     return kind if kind in words.KINDS else "none"
 
 
-def _threads(run: Run, at: Callable[[Node], tuple[float, float]]) -> list[tuple[float, float]]:
+def _threads(run: FinishedRun, at: Callable[[Node], tuple[float, float]]) -> list[tuple[float, float]]:
     """Return one broken line that joins every member with its parent."""
     pairs = {(at(run.nodes[node.parent]), at(node)): None for node in run.nodes.values() if node.parent is not None}
     seen = [pair for pair in pairs if all(map(math.isfinite, (*pair[0], *pair[1])))]  # each once, though many share it
@@ -50,7 +50,7 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def fitness(run: Run, width: int, label: Markup) -> Markup:
+def fitness(run: FinishedRun, width: int, label: Markup) -> Markup:
     """Draw every member's fitness by descent, the elite's line, the best score so far and the target."""
     wide, few, steps, target = width > _DESK, run.slots <= 8, run.env_steps, run.summary.target
     margins = (52, 84 if wide else 16, 28, 44)
@@ -86,7 +86,7 @@ def fitness(run: Run, width: int, label: Markup) -> Markup:
     return plot.svg(label)
 
 
-def _members(plot: Plot, run: Run, low: float, titled: bool) -> None:
+def _members(plot: Plot, run: FinishedRun, low: float, titled: bool) -> None:
     """Mark members: a dot each, an arrow for those below the axis, a cross for those that diverged."""
     looks: dict[str, dict[str, Any]] = {
         "dots": {"marker": "o", "size": 6 if run.slots <= 8 else 3.4, "alpha": 0.8},
@@ -118,7 +118,7 @@ def _label_ends(plot: Plot, target: float | None, best: Sequence[tuple[float, fl
         plot.note(text, (1, at), (6, 0), colour, ("axes fraction", "data"), weight=weight)
 
 
-def lineage(run: Run, width: int, label: Markup) -> Markup:
+def lineage(run: FinishedRun, width: int, label: Markup) -> Markup:
     """Draw who descends from whom: a column a generation, a row a slot; wider than asked for where it must be."""
     numbers, path = [row.generation for row in run.generations] or [1], {node.key for node in run.descent}
     left, right, top, bottom = 34, 18, 26, 44
@@ -159,7 +159,7 @@ def _edges(plot: Plot, nodes: Iterable[Node], colour: str, **look: Any) -> None:
         plot.axes.add_patch(PathPatch(path, fill=False, clip_on=False, edgecolor=PALETTE[colour], **look))
 
 
-def _tree_marks(plot: Plot, run: Run, path: set[Key], few: bool) -> None:
+def _tree_marks(plot: Plot, run: FinishedRun, path: set[Key], few: bool) -> None:
     """Mark every member by how it was made: filled where it beat its parent, larger on the elite's line."""
     groups: dict[tuple[str, bool, bool], list[Node]] = {}
     for node in run.nodes.values():
@@ -181,7 +181,7 @@ def _tree_marks(plot: Plot, run: Run, path: set[Key], few: bool) -> None:
         )  # fmt: skip
 
 
-def _tree_words(plot: Plot, run: Run, path: set[Key]) -> None:
+def _tree_words(plot: Plot, run: FinishedRun, path: set[Key]) -> None:
     """Write below each mark what changed and what that gained, where there is room for it."""
     for node in run.nodes.values():
         text = "" if node.survived or node.kind == "none" else node.change or words.KINDS.get(node.kind, node.kind)
@@ -192,7 +192,7 @@ def _tree_words(plot: Plot, run: Run, path: set[Key]) -> None:
         plot.note(gain, node.key, (0, -26 if text else -13), "elite" if node.key in path else "muted", **look)
 
 
-def mutations(run: Run, width: int, label: Markup) -> Markup:
+def mutations(run: FinishedRun, width: int, label: Markup) -> Markup:
     """Draw the gains of each kind: a dot a child, the middle half as a bar, the median as a line."""
     wide, rows = width > _DESK, run.payoffs
     height = (58 if wide else 74) * len(rows) + 52
@@ -246,7 +246,7 @@ def _both_limits(values: Sequence[float]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def trajectory(run: Run, column: Mapping[Key, float | str], number: int, label: Markup) -> Markup:
+def trajectory(run: FinishedRun, column: Mapping[Key, float | str], number: int, label: Markup) -> Markup:
     """Draw one hyper-parameter or trait over generations; a dot's area says how many members have that value."""
     categories = sorted({value for value in column.values() if isinstance(value, str)})
     place: dict[float | str, float] = {category: float(i) for i, category in enumerate(categories)}
@@ -267,7 +267,7 @@ def trajectory(run: Run, column: Mapping[Key, float | str], number: int, label: 
     return plot.svg(label)
 
 
-def _trajectory_axes(plot: Plot, run: Run, categories: Sequence[str], values: Sequence[float]) -> None:
+def _trajectory_axes(plot: Plot, run: FinishedRun, categories: Sequence[str], values: Sequence[float]) -> None:
     numbers = [row.generation for row in run.generations] or [1]
     plot.axes.set(xlim=(numbers[0] - 0.4, numbers[-1] + 0.4), xlabel="generation")
     plot.axes.xaxis.grid(False)
@@ -288,7 +288,7 @@ def _trajectory_axes(plot: Plot, run: Run, categories: Sequence[str], values: Se
     plot.axes.set_position((left := max(48, 8 + 8 * longest) / _SMALL, 0.2, 1 - 12 / _SMALL - left, 0.74))
 
 
-def evaluation(run: Run, width: int, label: Markup) -> Markup:
+def evaluation(run: FinishedRun, width: int, label: Markup) -> Markup:
     """Draw held-out returns: a mark an episode, the mean with its 95 % interval; the elite first, then by mean."""
     wide, target = width > _DESK, run.summary.target
     ranked = [run.elite, *sorted(run.members, key=lambda member: (-member.mean, member.name))]
@@ -318,7 +318,7 @@ def evaluation(run: Run, width: int, label: Markup) -> Markup:
     return plot.svg(label)
 
 
-def throughput(run: Run, width: int, label: Markup) -> Markup:
+def throughput(run: FinishedRun, width: int, label: Markup) -> Markup:
     """Draw steps per second over wall-clock time: a block a generation, training below, evaluation on top."""
     wide = width > _DESK
     plot = Plot(f"throughput.{width}", width, 250 if wide else 220, (52, 16, 28, 44), "steps per second")

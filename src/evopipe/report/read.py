@@ -221,7 +221,7 @@ class _Told:
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """One finished run; `policy` is the elite's `policy.json`, `members` are those of the last population."""
 
     generations: tuple[_Generation, ...]
@@ -279,7 +279,7 @@ class Run:
         return varying, {name: next(iter(columns[name].values())) for name in columns if name not in varying}
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> FinishedRun:
     """Read a finished run from the folder that holds its `reports/` and `models/elite/`; `MissingInputError` if a file
     is not there, `DataError` if one does not hold what its stage writes."""
     for out in (*layout.OUTS["train"][1:], *layout.OUTS["evaluate"], layout.ELITE):  # all but the trained members
@@ -302,7 +302,7 @@ def read(folder: Path) -> Run:
         _Held(n.replace("member_", "slot "), at.mean, at.interval, held[n], {a: at.agents[a] for a in order}, at.groups)
         for n, at in scores.items()
     )
-    return Run(
+    return FinishedRun(
         generations=_rows(folder, layout.FITNESS, _Generation),
         nodes=_nodes(read_lineage(read_bytes(folder / layout.LINEAGE), str(folder / layout.LINEAGE))),
         summary=_json(folder, layout.TRAIN, _Summary),

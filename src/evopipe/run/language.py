@@ -14,7 +14,7 @@ from evopipe.core.structure import Architecture, Widths
 from evopipe.language.adapters import Adapted, Full, LoRA
 from evopipe.language.base import Base
 from evopipe.language.gpt import GPT
-from evopipe.run.spec import Job
+from evopipe.run.spec import RunSpec
 from evopipe.schema.language import LanguageConfig, TextTrain
 
 LESS = "runtime.rows_at_once, population.size or language.max_completion"  # of what memory is taken by
@@ -22,7 +22,7 @@ _WHOLE = ("rows", "group_size", "batch_size", "epochs")  # what members of a coh
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageSpec(Job):
+class LanguageSpec(RunSpec):
     """Base, task, algorithm and evolution of a run: to a `Run` what `run.spec.Spec` is. It takes no fast paths."""
 
     language: LanguageConfig

@@ -13,6 +13,7 @@ from evopipe.run.clock import Clock
 from evopipe.run.regime import Regime, Scoring
 from evopipe.run.spec import JobT
 
+RANKS = "runtime.shards.ranks: several are of language models, with engine: accelerate; set it to 1"
 _MEMORY = "train.replay.capacity, population.size or env.num_envs"
 
 
@@ -34,6 +35,8 @@ class Problem(Generic[JobT]):
         inputs: returns the files and folders that it depends on, beside the code and the members; raises
             MissingInputError if one is not there.
         less: the parameters that take memory, as a sentence names them.
+        neighbours: how many members share a memory, and have to live in one shard.
+        undivided: what to change before members may live in shards, None where they may.
         parts: into how many shards the members are divided, 0 where they are not.
     """
 
@@ -44,4 +47,6 @@ class Problem(Generic[JobT]):
     values: Mapping[str, Any] = field(default_factory=dict)
     inputs: Callable[[], Sequence[Path]] = tuple
     less: str = _MEMORY
+    neighbours: int = 1
+    undivided: str | None = None
     parts: int = 0

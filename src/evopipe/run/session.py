@@ -14,7 +14,6 @@ import numpy as np
 from evopipe import layout
 from evopipe.core.member import Member
 from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted, ResourceError, translate_failures
-from evopipe.keys import CODE, content_key, state_folder
 from evopipe.mutations import Mutation
 from evopipe.run.clock import Clock
 from evopipe.run.drive import Saver, drive, warn
@@ -26,6 +25,7 @@ from evopipe.run.spec import JobT
 from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv
+from evopipe.storage.keys import CODE, content_key, state_folder
 from evopipe.storage.lock import RunLock
 from evopipe.track import tracking
 from evopipe.track.events import End, Message, Start, Tracker

@@ -44,7 +44,7 @@ _SHARED, _LONG = 1e6, 2e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(ABC):
+class RunSpec(ABC):
     """What a run is about, whether its members live in environments or write text: algorithm and evolution."""
 
     seed: int
@@ -98,6 +98,11 @@ class Job(ABC):
     @property
     def racing(self) -> bool:
         """Whether who is scored plays no longer than its rank may decide something, see `race`."""
+        return False
+
+    @property
+    def seeds_apart(self) -> bool:
+        """Whether what a seed of an evaluation stands for does not depend on the other seeds."""
         return False
 
     @property
@@ -179,11 +184,11 @@ class Job(ABC):
         return seeds
 
 
-JobT = TypeVar("JobT", bound=Job)
+JobT = TypeVar("JobT", bound=RunSpec)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec(Job):
+class Spec(RunSpec):
     """Environment, algorithm and evolution of a run."""
 
     env: EnvConfig
@@ -260,6 +265,11 @@ class Spec(Job):
     def racing(self) -> bool:
         """Whether who is scored plays no longer than its rank may decide something, see `race`."""
         return self.train.evaluation == "race"
+
+    @property
+    def seeds_apart(self) -> bool:
+        """Whether what a seed stands for does not depend on the others: it begins an episode."""
+        return True
 
     @property
     def unrewarded(self) -> str:
@@ -350,7 +360,7 @@ class Spec(Job):
 
 
 def fresh(
-    spec: Job, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]]
+    spec: RunSpec, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]]
 ) -> list[Member]:
     """Return new members with first weights by their keys; `values` are the hyper-parameters of each that are not as
     the configuration says."""
@@ -364,7 +374,7 @@ def fresh(
     return create(bare, partial(spec.algo.init, spec.algo_config), rows, spec.widths)
 
 
-def first_members(spec: Job, size: int) -> tuple[list[Member], list[Mutation]]:
+def first_members(spec: RunSpec, size: int) -> tuple[list[Member], list[Mutation]]:
     """Make the initial population; return its mutations too: none unless `evolution.mutation.before_training`. Some
     search strategies draw the members' values from the space of the search."""
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
@@ -381,7 +391,7 @@ def first_members(spec: Job, size: int) -> tuple[list[Member], list[Mutation]]:
     return [member for member, _ in born], [mutation for _, mutation in born]
 
 
-def go_on(spec: Job, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
+def go_on(spec: RunSpec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
     """Let trained members take the places of fresh ones, again from the first on if they are fewer.
 
     Raises:

@@ -15,7 +15,7 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.envs.tensors import TensorStep
 from evopipe.errors import EnvironmentFailed
 from evopipe.memory.replay import RowLayout
@@ -127,11 +127,11 @@ class World:
         assert self.pending is not None
         self.pool.send(self.pending, self.rows)
 
-    def take(self, actions: np.ndarray) -> Step:
+    def take(self, actions: np.ndarray) -> RowStep:
         self._idle = None if self._team is None else self.own(self.pool.idle).copy()
         return self.pool.step(actions, self.rows)
 
-    def gave(self, step: Step) -> list[Tensor]:
+    def gave(self, step: RowStep) -> list[Tensor]:
         """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`, and of a team `next_alive`.
         An agent that was gone, or whose action the environment set, has nothing to learn from: it counts as broken."""
         gave = [step.obs, step.reward, step.terminated, step.truncated]
@@ -141,7 +141,7 @@ class World:
         next_alive = np.where(broken, np.float32(GONE), step.next_alive)
         return [self._by_member(x) for x in (*gave, broken | self._idle, next_alive)]
 
-    def end(self, step: Step) -> None:
+    def end(self, step: RowStep) -> None:
         """Begin new episodes where some ended; count the tick."""
         self.pending = None
         over = np.flatnonzero(step.over)

@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from evopipe.algos import get, on_policy
 from evopipe.errors import ParamsError, need_package
 from evopipe.problems import problem_of
 from evopipe.run.clock import Clock
 from evopipe.run.problem import Problem
 from evopipe.run.regime import Regime
-from evopipe.run.spec import Job, JobT
-from evopipe.scale.shards import Engine, Here, Shards
-from evopipe.schema.params import AnyParams, Params, parse_params
+from evopipe.run.spec import JobT, RunSpec
+from evopipe.scale.shards import Here, ShardEngine, Shards
+from evopipe.schema.params import AnyParams, parse_params
 from evopipe.schema.shards import ShardsConfig
 
 
@@ -39,8 +38,14 @@ def divided(
     if cfg.engine == "none" and cfg.count in ("auto", 1):
         yield problem
         return
-    _refuse(params)
-    engine: Engine
+    if params.runtime.cohorts != "exact":
+        raise ParamsError(
+            "runtime.shards: members of a merged cohort are computed with their neighbours, and results would depend "
+            "on the shards; set runtime.cohorts: exact"
+        )
+    if problem.undivided is not None:
+        raise ParamsError(problem.undivided)
+    engine: ShardEngine
     if cfg.engine == "ray":
         from evopipe.scale.on_ray import OnRay
 
@@ -52,11 +57,11 @@ def divided(
     else:
         engine = Here(make)
     with contextlib.closing(engine):
-        yield apart(problem, params, members, folder, engine, _together(params) if learn else 1)
+        yield apart(problem, params, members, folder, engine, problem.neighbours if learn else 1)
 
 
 def apart(
-    problem: Problem[JobT], params: AnyParams, members: int, folder: Path, engine: Engine, each: int = 1
+    problem: Problem[JobT], params: AnyParams, members: int, folder: Path, engine: ShardEngine, each: int = 1
 ) -> Problem[JobT]:
     """Return a problem whose members are in an engine's shards; `each` so many neighbours share a memory, and so a
     shard. `ParamsError` if there are more shards than such."""
@@ -90,47 +95,7 @@ def served(cfg: ShardsConfig) -> bool:
     return ranks.served(cfg, make)
 
 
-def _refuse(params: AnyParams) -> None:
-    """Raise ParamsError where a member would not be alone with what is its own."""
-    if params.runtime.cohorts != "exact":
-        raise ParamsError(
-            "runtime.shards: members of a merged cohort are computed with their neighbours, and results would depend "
-            "on the shards; set runtime.cohorts: exact"
-        )
-    cfg, of_words = params.runtime.shards, not isinstance(params, Params)
-    if cfg.ranks > 1 and not (of_words and cfg.engine == "accelerate"):
-        raise ParamsError("runtime.shards.ranks: several are of language models, with engine: accelerate; set it to 1")
-    if not isinstance(params, Params):
-        if params.language.engine != "transformers":
-            raise ParamsError("runtime.shards: needs language.engine: transformers")
-        if cfg.ranks > 1 and (params.runtime.rows_at_once is None or params.language.model == "gpt"):
-            raise ParamsError(
-                "runtime.shards.ranks: they divide rows over a base, in parts; set runtime.rows_at_once to the rows of "
-                "a part, or ranks to 1"
-            )
-        return
-    train = params.train
-    offline = train.mode == "offline"
-    if _together(params) > 1 and train.replay.sharing == "shared":
-        raise ParamsError(
-            "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own, or to how "
-            "many neighbours share one"
-        )
-    if offline and train.replay.prioritised:
-        raise ParamsError(
-            "runtime.shards: a child would inherit its parent's priorities, which may lie in another shard; set "
-            "train.replay.prioritised: false"
-        )
-
-
-def _together(params: AnyParams) -> int:
-    """How many neighbours share a memory, and so a shard."""
-    if not isinstance(params, Params) or params.train.mode == "offline" or on_policy(get(params.train.algo)):
-        return 1
-    return params.train.replay.members(params.population.size)
-
-
-def make(about: Mapping[str, Any], together: Any = None) -> tuple[Job, Regime, Clock]:
+def make(about: Mapping[str, Any], together: Any = None) -> tuple[RunSpec, Regime, Clock]:
     """Return what a shard lives on: as `stages.train` makes it, with some of the members, and of them its part where
     it is several processes `together`."""
     params, keys = parse_params(about["params"]), np.array(about["keys"], np.int64)

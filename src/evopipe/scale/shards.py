@@ -25,7 +25,7 @@ from evopipe.errors import ResourceError
 from evopipe.regimes.measures import Measures
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.spec import Job, Spec
+from evopipe.run.spec import RunSpec
 from evopipe.scale.changes import fold
 from evopipe.scale.shard import Make, Shard, halves, pack, state_of, unpack
 from evopipe.storage import members as stored
@@ -43,7 +43,7 @@ class Lost(Exception):
     """A shard's process is gone; the text says how."""
 
 
-class Engine(Protocol):
+class ShardEngine(Protocol):
     """What has a process for each shard, and brings messages there and answers back. See `run.shard.Shard`."""
 
     @property
@@ -101,7 +101,12 @@ class Shards:
     """
 
     def __init__(
-        self, spec: Job, clock: Clock, slots: Sequence[range], begin: Sequence[Mapping[str, Any]], engine: Engine
+        self,
+        spec: RunSpec,
+        clock: Clock,
+        slots: Sequence[range],
+        begin: Sequence[Mapping[str, Any]],
+        engine: ShardEngine,
     ) -> None:
         self.spec, self.clock, self.slots, self.engine, self.whole = spec, clock, list(slots), engine, True
         self.said: list[str] = []  # what happened to shards, to be shown once
@@ -213,7 +218,7 @@ class Shards:
             if self._waiting:
                 self._go_on(self.clock.tick, state=False)
             slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
-            alone = len(slots) == 1 and isinstance(self.spec, Spec)  # else what seeds stand for depends on all of them
+            alone = len(slots) == 1 and self.spec.seeds_apart  # else what seeds stand for depends on all of them
             parts = np.array_split(seeds, len(self.slots)) if alone else [seeds] * len(self.slots)
             one, asked = dissolve(cohorts) if alone else [], {}
             for shard, (own, part) in enumerate(zip(self.slots, parts, strict=True)):

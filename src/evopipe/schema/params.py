@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
 from evopipe import algos as registry
+from evopipe import plugins
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
+    BACKENDS,
     EnvConfig,
     FetchConfig,
     MutationConfig,
@@ -39,6 +41,8 @@ class Params(RunParams):
         >>> isinstance(params, Params), params.train.algo, params.algo_config.gamma
         (True, 'ppo', 0.99)
     """
+
+    PROBLEM: ClassVar[str] = "env"
 
     class Evolution(Schema):
         """Selection and mutation."""
@@ -118,7 +122,17 @@ class Params(RunParams):
             if chosen:
                 yield from _run_problems(name, config, info.data["train"])
 
-        return parse_blocks(blocks, info, False, problems)
+        return parse_blocks(blocks, info, cls.PROBLEM, problems)
+
+    @property
+    def needs_dataset(self) -> bool:
+        """Whether training reads what `fetch` and `buffer` write: an on-policy algorithm never does."""
+        train = self.train
+        return not registry.on_policy(registry.get(train.algo)) and (train.mode == "offline" or train.warm_start > 0)
+
+    def points(self) -> list[plugins.Plugin | None]:
+        """See `RunParams.points`."""
+        return [*super().points(), plugins.find(plugins.BACKENDS, self.env.backend, "env.backend", BACKENDS)]
 
 
 AnyParams: TypeAlias = Params | LanguageParams
@@ -129,9 +143,17 @@ def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) ->
 
     Raises ParamsError or MissingInputError as `load_params` and `parse_params` do.
     """
-    if isinstance(given, (Params, LanguageParams)):
+    if isinstance(given, RunParams):
         return given
     return parse_params(given) if isinstance(given, Mapping) else load_params(given)
+
+
+def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], otherwise: Exception) -> Params:
+    """Return the same where members live in environments; raise `otherwise` where they do not."""
+    found = any_params(given)
+    if not isinstance(found, Params):
+        raise otherwise
+    return found
 
 
 def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
@@ -202,7 +224,7 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         yield ("replay", "updates"), "pooled counts the steps of one memory: set train.replay.sharing to shared"
     if train.algo not in registry.names():
         sentence = f"unknown algorithm {train.algo!r}{suggestion(train.algo, registry.names())}"
-        if train.algo in registry.names(of_text=True):
+        if train.algo in registry.names("text"):
             sentence = f"{train.algo} trains language models: put `language` in the place of `env`, or take "
             sentence += ", ".join(registry.names())
         yield ("algo",), sentence

@@ -12,7 +12,6 @@ from evopipe import algos as registry
 from evopipe import plugins, searchers
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
-    BACKENDS,
     NEUTRAL,
     ArchitectureBounds,
     MutationConfig,
@@ -28,7 +27,7 @@ from evopipe.schema.search import SearchConfig
 class RunParams(Schema):
     """What every `params.yaml` has: members that learn in environments, or language models."""
 
-    of_text: ClassVar[bool] = False  # whether members are language models
+    PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
 
     seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
 
@@ -45,16 +44,22 @@ class RunParams(Schema):
         kept = {name: values[name] for name in blocks or values}
         return {**kept, "algo": self.algo_config.model_dump(mode="json")}
 
-    def outside(self) -> tuple[list[str], list[Path]]:
-        """Return what of other packages a result depends on, for `keys.content_key`: entry points with their packages'
-        versions, then what all source files are called; and these files. Trackers change no result."""
+    @property
+    def needs_dataset(self) -> bool:
+        """Whether training reads what `fetch` and `buffer` write."""
+        return True
+
+    def points(self) -> list[plugins.Plugin | None]:
+        """Return the entry points of what a run is made of; None for what is evopipe's own."""
         own: Any = self
         key, chances = "evolution.mutation.probabilities", own.evolution.mutation.probabilities.model_extra or {}
         kinds = [plugins.find(plugins.MUTATIONS, kind, key) for kind, weight in chances.items() if weight]
-        if not self.of_text:
-            kinds.append(plugins.find(plugins.BACKENDS, own.env.backend, "env.backend", BACKENDS))
-        kinds.append(searchers.plugin(own.search.strategy))
-        points = [point for point in (registry.plugin(own.train.algo), *kinds) if point is not None]
+        return [registry.plugin(own.train.algo), *kinds, searchers.plugin(own.search.strategy)]
+
+    def outside(self) -> tuple[list[str], list[Path]]:
+        """Return what of other packages a result depends on, for `storage.keys.content_key`: entry points with versions
+        of their packages, then what all source files are called; and these files. Trackers change no result."""
+        points = [point for point in self.points() if point is not None]
         network = getattr(getattr(self.algo_config, "network", None), "module", None)
         modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
         named, files = plugins.sources(modules)
@@ -64,7 +69,7 @@ class RunParams(Schema):
 class LanguageParams(RunParams):
     """All of `params.yaml` of a population of language models."""
 
-    of_text: ClassVar[bool] = True
+    PROBLEM: ClassVar[str] = "text"
 
     class Evolution(Schema):
         """Selection and mutation."""
@@ -131,7 +136,7 @@ class LanguageParams(RunParams):
     @field_validator("train")
     @classmethod
     def _train_fits(cls, train: TextTrain, info: ValidationInfo) -> TextTrain:
-        if train.algo not in (known := registry.names(of_text=True)):
+        if train.algo not in (known := registry.names("text")):
             sentence = f"unknown algorithm {train.algo!r}{suggestion(train.algo, known)}"
             if train.algo in registry.names():
                 sentence = f"{train.algo} serves environments: put `env` in the place of `language`, or take "
@@ -162,11 +167,11 @@ class LanguageParams(RunParams):
     @field_validator("algos")
     @classmethod
     def _algos_parsed(cls, blocks: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        return parse_blocks(blocks, info, True, lambda name, config, chosen: _algo_problems(config))
+        return parse_blocks(blocks, info, cls.PROBLEM, lambda name, config, chosen: _algo_problems(config))
 
 
 def parse_blocks(
-    blocks: Mapping[str, Any], info: ValidationInfo, of_text: bool,
+    blocks: Mapping[str, Any], info: ValidationInfo, kind: str,
     problems_of: Callable[[str, Any, bool], Iterable[Problem]],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the blocks of `algos` as their `Config`s, that of the chosen algorithm among them. What is wrong with one
@@ -176,7 +181,7 @@ def parse_blocks(
     parsed: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, block in blocks.items():
-        if name not in (known := registry.names(of_text=of_text)):
+        if name not in (known := registry.names(kind)):
             problems.append(((name,), f"unknown key{suggestion(name, known)}"))
             continue
         if (refused := registry.refused(name)) is not None:

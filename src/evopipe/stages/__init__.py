@@ -6,3 +6,15 @@ parameter names, is not there, is damaged, or belongs to something else; ParamsE
 EnvironmentFailed where an environment breaks its contract; ResourceError where memory runs out; DiskError where a file
 cannot be written; Interrupted where a signal came. Training also raises BusyError and DivergedError.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from evopipe.layout import Stage
+
+
+def module_of(stage: Stage) -> Any:
+    """Return the module of a stage of the table, which is imported now."""
+    return import_module(f"{__name__}.{stage.name}")

@@ -32,7 +32,7 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
     problem, n = problem_of(params, folder), params.evaluate.episodes
     spec = problem.spec
     found, trained = read_members(folder, layout.TRAINED, spec)
-    scoring = part_of(params, "evaluate").Evaluation(params, problem, found, folder)
+    scoring = part_of(params, "evaluate").evaluation(params, problem, found, folder)
     members = [replace(member, slot=i) for i, member in enumerate(scoring.members)]  # the elite had another's slot
     seeds, rows = spec.seeds(Purpose.HELD_OUT, n), min(n, max(1, _ROWS // len(members)))
     with (

@@ -9,7 +9,6 @@ from typing import Any
 import evopipe
 from evopipe import layout
 from evopipe.errors import DataError
-from evopipe.keys import CODE, content_key
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.problems import part_of
 from evopipe.run.population import read_members
@@ -17,6 +16,7 @@ from evopipe.schema.params import AnyParams
 from evopipe.searchers.history import descent, read_lineage
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_bytes, read_json
+from evopipe.storage.keys import CODE, content_key
 from evopipe.track.formats import score
 
 

@@ -20,7 +20,7 @@ from evopipe.layout import TRANSITIONS
 from evopipe.schema.read import parse_yaml
 from evopipe.storage.files import read_bytes, write_bytes
 from evopipe.track.events import Generation
-from evopipe.track.record import FILES, TRAINED, Kept, Run
+from evopipe.track.record import FILES, TRAINED, Kept, TrackedRun
 
 if TYPE_CHECKING:
     from evopipe.mutations import Mutation
@@ -74,7 +74,7 @@ class Locked:
             return None
         return cls(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
 
-    def run(self, folder: Path) -> Run:
+    def run(self, folder: Path) -> TrackedRun:
         """Read the training, with copies of its files in a folder; `MissingInputError` if the cache does not hold its
         lineage, `DataError` if one of its files is damaged."""
         files = {}
@@ -83,7 +83,7 @@ class Locked:
                 files[name] = Kept(self._fetch(out, folder / name), self.outs[out], self.time)
         if "lineage" not in files:
             raise MissingInputError(f"{self.where}: {FILES['lineage']} is not in the cache; `dvc fetch` brings it")
-        run = Run(
+        run = TrackedRun(
             key=f"dvc-{self.result.removesuffix('.dir')}",
             params=self._all_params(),
             started=self.time,
@@ -184,7 +184,7 @@ def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:
 # --- from reports to events -------------------------------------------------------------------------------------------
 
 
-def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
+def _generations(run: TrackedRun) -> Iterator[tuple[float, Generation]]:
     """Make the events of a training, with the times that they ended at, from its lineage, its curve and its times."""
     from evopipe.searchers.history import read_lineage
 
@@ -202,7 +202,7 @@ def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
         yield clock, Generation.of(record, births, evolve, taken, (int(training), int(evaluation)))
 
 
-def _columns(run: Run, name: str, *columns: str) -> dict[int, list[float]]:
+def _columns(run: TrackedRun, name: str, *columns: str) -> dict[int, list[float]]:
     """Return columns of one of a run's tables by generation; nothing if it is not there."""
     if name not in run.files:
         return {}
@@ -210,7 +210,7 @@ def _columns(run: Run, name: str, *columns: str) -> dict[int, list[float]]:
         return {int(row["generation"]): [float(row[column]) for column in columns] for row in csv.DictReader(stream)}
 
 
-def _reason(run: Run) -> str:
+def _reason(run: TrackedRun) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         reason = str(json.loads(run.files["train"].path.read_bytes())["reason"])
         return {"target": "target reached", "max_steps": "all steps taken"}.get(reason, reason)

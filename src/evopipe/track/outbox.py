@@ -26,7 +26,7 @@ from evopipe.errors import EvopipeError, MissingInputError, TrackerError, redact
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track import backends
 from evopipe.track.locks import Locked
-from evopipe.track.record import FILES, New, Run, TrainingRecord, md5_of
+from evopipe.track.record import FILES, New, TrackedRun, TrainingRecord, md5_of
 
 ADVICE = "the run goes on and loses nothing, `evopipe track sync` brings the rest later"
 _POLL_SECONDS, _LONGEST_PAUSE = 2.0, 60.0
@@ -111,16 +111,16 @@ class _Trackers:
 
     def __init__(self, config: TrackingConfig, root: Path) -> None:
         self._config, self._root = config, root
-        self._open: dict[str, backends.Backend] = {}
+        self._open: dict[str, backends.TrackerBackend] = {}
         self._brought: dict[str, object] = {}  # how far the run was that was brought last
         self.problems: dict[str, str] = {}  # a sentence for each tracker that failed when it was last asked
 
-    def deliver(self, run: Run, again: bool = True) -> dict[str, New]:
+    def deliver(self, run: TrackedRun, again: bool = True) -> dict[str, New]:
         """Bring a run to the trackers, to those that failed before only `again`; return how much was new to each."""
         names = [name for name in self._config.backends if again or name not in self.problems]
         return {name: self._bring(name, run) for name in names if self._brought.get(name) != run.stand()}
 
-    def _bring(self, name: str, run: Run) -> New:
+    def _bring(self, name: str, run: TrackedRun) -> New:
         try:
             if name not in self._open:
                 self._open[name] = backends.connect(name, self._config, self._root)
@@ -160,7 +160,7 @@ def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[s
         _keep(locked, home)
     with _Trackers(config, root) as trackers:
 
-        def give(run: Run) -> None:
+        def give(run: TrackedRun) -> None:
             for name, new in trackers.deliver(run, again=False).items():
                 totals[name] += new
                 if new.total():

@@ -47,7 +47,7 @@ class Kept:
 
 
 @dataclass
-class Run:
+class TrackedRun:
     """One training as a tracker is told of it, whether it was read from its record or from DVC's files (`track.locks`).
     A tracker that is given the same run twice must hold it once."""
 
@@ -143,7 +143,7 @@ class TrainingRecord:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._run: Run | None = None
+        self._run: TrackedRun | None = None
         self._offset = 0  # of the first byte of the log that was not read
 
     @classmethod
@@ -185,12 +185,12 @@ class TrainingRecord:
             write_json(self.folder / _ABOUT, new)
         return bool(new != about)
 
-    def run(self, writing: bool = False) -> Run:
+    def run(self, writing: bool = False) -> TrackedRun:
         """Return the run as it stands; a later call reads what was added. One that has not ended, and whose process is
         not `writing` any more, was killed. Its description may be missing or damaged: `MissingInputError`,
         `DataError`."""
         about = self._about()
-        run = self._run = self._run or Run(**{name: about[name] for name in _TOLD})
+        run = self._run = self._run or TrackedRun(**{name: about[name] for name in _TOLD})
         with contextlib.suppress(FileNotFoundError), (self.folder / "events.jsonl").open("rb") as stream:
             stream.seek(self._offset)
             for line in stream:
@@ -219,7 +219,7 @@ class TrainingRecord:
         return self.folder / "kept" / name / Path(FILES[name]).name
 
 
-def _take(run: Run, clock: float, event: Event) -> None:
+def _take(run: TrackedRun, clock: float, event: Event) -> None:
     """Take an event in. A run that was killed repeats what came after its last checkpoint, bit for bit: the first word
     on a generation counts, for that is what a tracker has been told."""
     if isinstance(event, Generation) and not run.after(event.generation - 1):

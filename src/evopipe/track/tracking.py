@@ -11,22 +11,15 @@ from typing import Any, Protocol
 
 from evopipe import __version__
 from evopipe.errors import EvopipeError
-from evopipe.keys import dvc_root
+from evopipe.layout import WRITER
 from evopipe.machine import git_revision
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.signals import StopSignal
+from evopipe.storage.keys import dvc_root
 from evopipe.track.console import console_sink
 from evopipe.track.events import JsonlSink, Tracker
 from evopipe.track.outbox import ADVICE, Outbox
-from evopipe.track.record import TRAINED, TrainingRecord, md5_of
-
-_WRITTEN_BY = {
-    "train": ("lineage", "fitness", "timing", "train"),
-    "evaluate": ("evaluation", "members"),
-    "export": ("elite",),
-    "report": ("report",),
-}
-"""Which of `record.FILES` a stage writes: the others in the folder may still be another training's."""
+from evopipe.track.record import FILES, TRAINED, TrainingRecord, md5_of
 
 LOG = "events.jsonl"
 
@@ -69,12 +62,12 @@ def finish(params: Tracked, state: Path, folder: Path) -> None:
     """Put a finished training's outcome into its record."""
     if _wanted(params):
         with _warning():
-            TrainingRecord(state).keep(folder, _WRITTEN_BY["train"], ended=True)
+            TrainingRecord(state).keep(folder, _written_by("train"), ended=True)
 
 
 def attach(params: Tracked, stages: Iterable[str], folder: Path = Path()) -> None:
     """Put what these stages have just written into the record of their training, and have it delivered."""
-    names = [name for stage in stages if stage != "train" for name in _WRITTEN_BY.get(stage, ())]
+    names = _written_by(*({*stages} - {"train"}))
     if not _wanted(params) or not names or not (folder / TRAINED).exists():
         return
     with _warning():
@@ -82,6 +75,11 @@ def attach(params: Tracked, stages: Iterable[str], folder: Path = Path()) -> Non
         record = TrainingRecord.find(root / ".evopipe" / "train", md5_of(folder / TRAINED))
         if record is not None and record.keep(folder, names):
             Outbox(record.folder, root, params.tracking).deliver()
+
+
+def _written_by(*stages: str) -> list[str]:
+    """Which of `record.FILES` stages write: the others in the folder may still be another training's."""
+    return [name for name, out in FILES.items() if WRITER[Path(out)] in stages]
 
 
 def _wanted(params: Tracked) -> bool:

@@ -26,7 +26,7 @@ from evopipe.schema.read import read_yaml
 from evopipe.signals import StopSignal
 from evopipe.track.formats import columns
 from evopipe.verify.bits import promise
-from evopipe.verify.compare import Row, compare
+from evopipe.verify.compare import ComparedOut, compare
 
 _Tell = Callable[[str], None]
 _STAGE = re.compile(r"(?:Running stage|failed to reproduce) '([^']+)'")
@@ -274,7 +274,7 @@ def _end(running: Mapping[_Clone, subprocess.Popen[bytes]]) -> None:
                 process.wait(_GRACE)
 
 
-def _table(rows: Sequence[Row], names: tuple[str, str]) -> list[str]:
+def _table(rows: Sequence[ComparedOut], names: tuple[str, str]) -> list[str]:
     """Return a line an out, below it its notes, and at the end how many had which verdict."""
     cells = [(row.path, row.stage, row.a[:12] or "-", row.b[:12] or "-", row.verdict) for row in rows]
     head, *lines = columns([("out", "stage", *names, ""), *cells])

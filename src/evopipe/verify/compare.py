@@ -35,7 +35,7 @@ class _Out(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedOut:
     """One out of both runs: its stage and what that depends on, two hashes (empty where it is missing), a verdict."""
 
     path: str
@@ -52,7 +52,7 @@ class Row:
         return self.verdict in ("DIFFERENT", "missing")
 
 
-def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
+def compare(one: Path, two: Path, tolerance: float | None = None) -> list[ComparedOut]:
     """Compare what two folders hold after one pipeline: a row an out, in the order of the stages. With a tolerance
     `one` has the committed outs, as far as they can be had; what was learned may differ then, and the elite's score by
     this share of the committed one. `MissingInputError` if one of the scores is not there, `DataError` if a score or a
@@ -79,7 +79,7 @@ def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
             notes = ["compared without its measured section"] if a == b else [_where(*pages)]
         elif verdict == "DIFFERENT" and there.exists():
             notes = _differences(there, here)
-        rows.append(Row(path, made.stage, made.deps, a, b, verdict, tuple(notes)))
+        rows.append(ComparedOut(path, made.stage, made.deps, a, b, verdict, tuple(notes)))
     if _EVALUATION not in before and any(row.verdict == "learned anew" for row in rows):
         raise MissingInputError(f"verify: {_EVALUATION} is no out of this pipeline; what was learned has no score")
     return rows

@@ -33,8 +33,8 @@ from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.problem import Problem
 from evopipe.run.regime import Regime
 from evopipe.run.spec import first_members
+from evopipe.schema.declare import parsed
 from evopipe.schema.language import LanguageConfig, TextRuntime
-from evopipe.schema.params import parse_params
 from evopipe.schema.text import LanguageParams
 from evopipe.storage import members as stored
 
@@ -78,9 +78,7 @@ class LanguageBreed:
         runtime = {"device": self.device}
         base = {"seed": self.seed, "language": language, "train": {"algo": self.algo}, "runtime": runtime,
                 "tracking": {"backends": []}, "algos": {self.algo: block}}  # fmt: skip
-        found = parse_params({**base, **changes})
-        assert isinstance(found, LanguageParams)
-        return found
+        return parsed(LanguageParams, {**base, **changes})
 
     @cached_property
     def spec(self) -> LanguageSpec:

@@ -28,7 +28,6 @@ from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, need_package, suggestion
-from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
 from evopipe.policies import policy
 from evopipe.problems.env import problem_with
@@ -39,6 +38,7 @@ from evopipe.run.run import Champion, Run
 from evopipe.run.session import Home, Session
 from evopipe.run.spec import JobT
 from evopipe.schema.params import AnyParams, Params
+from evopipe.storage.keys import content_key, state_folder
 from evopipe.track.events import Tracker
 
 Trained = tuple[list[Agent], list[list[float]]]

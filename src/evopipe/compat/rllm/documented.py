@@ -12,18 +12,6 @@ from evopipe.errors import ParamsError, suggestion
 
 Values = dict[str, Any]
 _TRACKERS = ("mlflow", "wandb", "tensorboard")
-BLOCKS = (
-    "language",
-    "population",
-    "train",
-    "evolution",
-    "search",
-    "evaluate",
-    "export",
-    "runtime",
-    "tracking",
-    "algos",
-)
 TRAIN = "algos.*"  # stands for the block of the algorithm in use
 
 

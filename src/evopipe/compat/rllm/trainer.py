@@ -23,7 +23,6 @@ from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnW
 from evopipe.compat.rllm.config import resolve
 from evopipe.core.member import Member
 from evopipe.errors import DataError, UsageError, need_package, suggestion
-from evopipe.keys import CODE, content_key, state_folder
 from evopipe.language.policy import LanguagePolicy
 from evopipe.machine import configure
 from evopipe.mutations import Mutation
@@ -39,6 +38,7 @@ from evopipe.run.problem import Problem
 from evopipe.run.session import Home, Session
 from evopipe.stages import export
 from evopipe.storage.files import write_json
+from evopipe.storage.keys import CODE, content_key, state_folder
 from evopipe.track.events import Message
 
 

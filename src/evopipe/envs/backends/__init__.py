@@ -2,7 +2,7 @@
 
 A backend's file defines one of
 
-- `rows(cfg, rows, spaces, threads)`: an object with the methods of `Home`, which steps `rows` environments in NumPy,
+- `rows(cfg, rows, spaces, threads)`: an object with the methods of `EnvHost`, which steps `rows` environments in NumPy,
   with the spaces that Gymnasium's own has, on so many threads;
 - `tensors(cfg, rows, device)`: an object with what `TensorPool` has, which steps them as tensors on a device.
 
@@ -22,10 +22,10 @@ from evopipe.errors import ParamsError
 from evopipe.schema.blocks import BACKENDS, EnvConfig
 
 if TYPE_CHECKING:
-    from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
+    from evopipe.envs.rows import Actions, Begun, Ints, RowStep, Upcoming
 
 
-class Home(Protocol):
+class EnvHost(Protocol):
     """Where the environments of a pool live: any rows `[n]` of them at a time."""
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
@@ -34,7 +34,7 @@ class Home(Protocol):
     def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step with actions in an algorithm's terms."""
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """End it, and return what it gave; raise `Fault` where one fails."""
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class Home(Protocol):
 class Backend(NamedTuple):
     """What a backend's file defines."""
 
-    rows: Callable[..., Home] | None
+    rows: Callable[..., EnvHost] | None
     tensors: Callable[..., Any] | None
     teams: bool
 

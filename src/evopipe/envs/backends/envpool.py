@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evopipe.envs.make import refuse
-from evopipe.envs.rows import Actions, Begun, Fault, Ints, Step, Upcoming
+from evopipe.envs.rows import Actions, Begun, Fault, Ints, RowStep, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EnvironmentFailed, ParamsError, did_you_mean
 from evopipe.schema.blocks import EnvConfig
@@ -73,7 +73,7 @@ class EnvpoolRows:
         for batch, where in self._sent:
             batch.send(chosen[where], places[where])
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """End it, see `Rows.receive`."""
         places, n = self._place[rows], len(rows)
         obs, reward = np.empty((n, self._observations.size), np.float32), np.empty(n, np.float32)
@@ -84,7 +84,7 @@ class EnvpoolRows:
                 order = _order(info, places[where])
                 obs[where], reward[where] = self._flat(seen)[order], paid[order]
                 terminated[where], truncated[where] = ended[order], cut[order]
-        return Step.of(self._actions, obs, reward, terminated, truncated, None)
+        return RowStep.of(self._actions, obs, reward, terminated, truncated, None)
 
     def close(self) -> None:
         """Let the environments go."""

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from evopipe.errors import ParamsError, said, suggestion
 from evopipe.language.tasks.arithmetic import Arithmetic
-from evopipe.language.tasks.gym import ReasoningGym
+from evopipe.language.tasks.gym import GymTask
 from evopipe.language.tasks.symbols import Symbols
 from evopipe.language.tasks.wordle import Wordle
 from evopipe.own import foreign, import_name
@@ -47,7 +47,7 @@ gives stands in the game."""
 TASKS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "arithmetic": (Arithmetic, {}),
     "copy": (Symbols, {"operations": ["copy"]}),
-    "reasoning-gym": (ReasoningGym, {}),
+    "reasoning-gym": (GymTask, {}),
     "reverse": (Symbols, {"operations": ["reverse"]}),
     "sort": (Symbols, {"operations": ["sort"]}),
     "symbols": (Symbols, {}),

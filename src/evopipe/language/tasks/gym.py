@@ -13,7 +13,7 @@ from evopipe.errors import need_package, suggestion
 from evopipe.schema.declare import Schema
 
 
-class ReasoningGym(Schema):
+class GymTask(Schema):
     """One of the package's generators. A row says how its question is made again: the score needs more than JSON."""
 
     dataset: str = Field(description="the generator's name, for example `chain_sum`")
@@ -24,7 +24,7 @@ class ReasoningGym(Schema):
     _made: dict[tuple[int, int], Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
-    def _can_be(self) -> ReasoningGym:
+    def _can_be(self) -> GymTask:
         need_package("reasoning_gym", "reasoning", "language.task: reasoning-gym")
         from reasoning_gym.factory import DATASETS
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from evopipe import rng as counted
 from evopipe.errors import DataError, suggestion
-from evopipe.language.tasks.words import POLICIES, Games, Vocabulary, read_words
+from evopipe.language.tasks.words import POLICIES, Vocabulary, WordGames, read_words
 from evopipe.rng import Purpose
 from evopipe.schema.declare import Schema, located
 
@@ -36,7 +36,7 @@ class _Encoded:
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedGames:
     """Games that were played to their end."""
 
     returns: np.ndarray  # [R] float64
@@ -104,8 +104,8 @@ class Wordle(Schema):
                 rows[at] = {**row, "policy": name}
         return rows
 
-    def behave(self, policy: str, seeds: np.ndarray) -> Played:
-        games = Games(self.vocabulary, len(seeds))
+    def behave(self, policy: str, seeds: np.ndarray) -> PlayedGames:
+        games = WordGames(self.vocabulary, len(seeds))
         guesses = np.zeros((len(seeds), 0), np.int64)
         codes = np.zeros((len(seeds), 0), np.int64)
         for turn in range(self.tries):
@@ -118,17 +118,17 @@ class Wordle(Schema):
         words = self.vocabulary.words
         return self._played([[words[i] for i in row] for row in guesses.tolist()], codes)
 
-    def behaviours(self, seeds: np.ndarray) -> dict[str, Played]:
+    def behaviours(self, seeds: np.ndarray) -> dict[str, PlayedGames]:
         return {name: self.behave(name, seeds) for name in POLICIES}
 
     # --- games that are played ---
 
-    def play(self, seeds: np.ndarray, act: Act) -> Played:
+    def play(self, seeds: np.ndarray, act: Act) -> PlayedGames:
         """Play a game a seed, all at once; a row's words do not depend on the other rows. `act` is asked for every
         letter of every row; what it says for a row that is over is not used, and such a row's tokens stay what they
         are."""
         vocabulary, n = self.vocabulary, len(seeds)
-        games = Games(vocabulary, n)
+        games = WordGames(vocabulary, n)
         ids = np.zeros((n, self.length + vocabulary.length), np.int64)  # with room for the last colours
         ids[:, 0], used = _START, np.ones(n, np.int64)
         guesses: list[list[str]] = [[] for _ in range(n)]
@@ -160,14 +160,14 @@ class Wordle(Schema):
         letters = self.vocabulary.letters
         return "".join(letters[i - len(TOKENS)] if len(TOKENS) <= i < len(self.tokens) else "?" for i in ids)
 
-    def _played(self, guesses: list[list[str]], codes: np.ndarray) -> Played:
+    def _played(self, guesses: list[list[str]], codes: np.ndarray) -> PlayedGames:
         won = codes == 3**self.vocabulary.length - 1
         tries = np.where(won.any(axis=1), won.argmax(axis=1) + 1, self.tries)
         rows = [
             {"guesses": words[:n], "colours": [self.vocabulary.colours(code) for code in told[:n]]}
             for words, told, n in zip(guesses, codes.tolist(), tries.tolist(), strict=True)
         ]
-        return Played(won.any(axis=1) - tries.astype(np.float64), tries, won.any(axis=1), rows)
+        return PlayedGames(won.any(axis=1) - tries.astype(np.float64), tries, won.any(axis=1), rows)
 
     # --- games as tokens ---
 

@@ -83,7 +83,7 @@ def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
     return found
 
 
-class Games:
+class WordGames:
     """Games under way, one a row, of which each turn may draw another word."""
 
     def __init__(self, vocabulary: Vocabulary, rows: int) -> None:
@@ -113,11 +113,11 @@ def draw(allowed: np.ndarray, chance: np.ndarray) -> np.ndarray:
 
 # --- behaviour --------------------------------------------------------------------------------------------------------
 
-Policy = Callable[[Games, np.ndarray, np.ndarray, float], np.ndarray]
+Policy = Callable[[WordGames, np.ndarray, np.ndarray, float], np.ndarray]
 """(games, guesses before `[R, turns]`, chance `[R, 2]`, share that is smart) → guesses `[R]`."""
 
 
-def _repeating(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
+def _repeating(games: WordGames, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
     if before.shape[1] < 2:
         return draw(games.possible, chance[:, 0])
     return np.where(chance[:, 0] < 0.5, before[:, 0], before[:, 1])

@@ -18,25 +18,25 @@ from evopipe.errors import EvopipeError, TrackerError
 from evopipe.schema.blocks import TRACKERS, TrackingConfig
 from evopipe.storage.files import read_json, write_json
 from evopipe.track.events import Generation
-from evopipe.track.record import New, Run
+from evopipe.track.record import New, TrackedRun
 
 
-class Backend(Protocol):
+class TrackerBackend(Protocol):
     """An open tracker. `deliver` brings what it does not hold yet, and returns how much that was. Both methods may
     raise anything; whoever calls tries again later, with a new one."""
 
-    def deliver(self, run: Run) -> New: ...
+    def deliver(self, run: TrackedRun) -> New: ...
 
     def close(self) -> None: ...
 
 
-def connect(name: str, config: TrackingConfig, root: Path) -> Backend:
+def connect(name: str, config: TrackingConfig, root: Path) -> TrackerBackend:
     """Open a tracker; `TrackerError` if its package is not installed, or the DVC root is gone."""
     if not root.is_dir():  # a temporary copy; do not make a part of it anew
         raise TrackerError(f"{root}: this folder is gone, and with it what was to be delivered")
     if (missing := missing_package(name)) is not None:
         raise TrackerError(missing)
-    return cast(Backend, _tracker(name).connect(config, root))
+    return cast(TrackerBackend, _tracker(name).connect(config, root))
 
 
 def missing_package(name: str) -> str | None:
@@ -67,7 +67,7 @@ class _Writer(Protocol):
 
     def write(self, clock: float, event: Generation) -> None: ...
 
-    def finish(self, run: Run) -> None: ...
+    def finish(self, run: TrackedRun) -> None: ...
 
     def close(self) -> None: ...
 
@@ -78,12 +78,12 @@ class Appending:
     `names` are the files that the tracker takes; `begin` makes the writer of a run, in place of what was written of it
     before."""
 
-    def __init__(self, notes: Path, names: Sequence[str], begin: Callable[[Run], _Writer]) -> None:
+    def __init__(self, notes: Path, names: Sequence[str], begin: Callable[[TrackedRun], _Writer]) -> None:
         self._notes, self._names, self._begin = notes, names, begin
         self._writer: _Writer | None = None
         self._key = ""
 
-    def deliver(self, run: Run) -> New:
+    def deliver(self, run: TrackedRun) -> New:
         noted = self._noted(run)
         brought, held = (noted["generations"], noted["files"]) if noted else (0, {})
         fresh = run.fresh(held, self._names)
@@ -109,7 +109,7 @@ class Appending:
             self._writer.close()
         self._writer = None
 
-    def _noted(self, run: Run) -> dict[str, Any] | None:
+    def _noted(self, run: TrackedRun) -> dict[str, Any] | None:
         for key in (run.key, run.result or run.key):
             try:
                 noted = read_json(self._notes / f"{key}.json")

@@ -30,11 +30,11 @@ from evopipe import layout
 from evopipe.errors import MissingInputError, TrackerError, UsageError, need_package, redacted
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage.files import make_folder
-from evopipe.track.record import Kept, New, Run
+from evopipe.track.record import Kept, New, TrackedRun
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
-    from mlflow.entities import Run as Found
+    from mlflow.entities import TrackedRun as Found
 
 PACKAGE = "evopipe[mlflow]"
 _HOME = Path(".evopipe/mlflow")  # the local database and its artifacts, below the DVC root
@@ -108,7 +108,7 @@ class _Mlflow:
     def __init__(self, config: TrackingConfig, client: Any, database: Path | None) -> None:
         self._config, self._client, self._database = config, client, database
 
-    def deliver(self, run: Run) -> New:
+    def deliver(self, run: TrackedRun) -> New:
         found, new = self._find(run), New()
         if found is None:
             found, new["run"] = self._create(run), 1
@@ -128,7 +128,7 @@ class _Mlflow:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _find(self, run: Run) -> Found | None:
+    def _find(self, run: TrackedRun) -> Found | None:
         from mlflow.entities import ViewType
 
         everywhere, token = list[str](), None
@@ -149,7 +149,7 @@ class _Mlflow:
         found: Sequence[Found] = self._client.search_runs(experiments, text, ViewType.ALL, 5000, oldest_first)
         return found
 
-    def _create(self, run: Run) -> Found:
+    def _create(self, run: TrackedRun) -> Found:
         tags = {
             _KEY: run.key,
             _KIND: "training",
@@ -180,7 +180,7 @@ class _Mlflow:
             )
         return str(found.experiment_id)
 
-    def _send(self, found: Found, slots: dict[int, Found], run: Run) -> int:
+    def _send(self, found: Found, slots: dict[int, Found], run: TrackedRun) -> int:
         """Send the generations that are not there: the members' first, so that the training's count is true."""
         from mlflow.entities import Param, RunTag
 
@@ -207,7 +207,7 @@ class _Mlflow:
         self._client.set_tag(found.info.run_id, _SENT, str(fresh[-1][1].generation))
         return len(fresh)
 
-    def _attach(self, found: Found, held: dict[str, str], run: Run) -> int:
+    def _attach(self, found: Found, held: dict[str, str], run: TrackedRun) -> int:
         """Bring files, and add them to those that are held."""
         fresh = run.fresh(held)
         for name, kept in fresh.items():
@@ -228,7 +228,7 @@ class _Mlflow:
             self._client.set_tag(found.info.run_id, _HELD, json.dumps(held, sort_keys=True))
         return len(fresh)
 
-    def _conclude(self, runs: Sequence[Found], run: Run) -> None:
+    def _conclude(self, runs: Sequence[Found], run: TrackedRun) -> None:
         """Tell of the outcome, of the DVC experiments that have it, and whether the training goes on."""
         found = runs[-1]
         tags = found.data.tags

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from evopipe import layout
 from evopipe.errors import DiskError, MissingInputError, UsageError
 
-CODE = Path(__file__).parent
+CODE = Path(__file__).parents[1]
 """The package: what is computed depends on it."""
 
 
