@@ -13,7 +13,7 @@ from evopipe import layout
 BUILD_A_RUN = 1
 ASK_WHICH_KIND = 5
 LIST_THE_STAGES = 1
-NAMES_WITH_TWO_MEANINGS = 4
+NAMES_WITH_TWO_MEANINGS = 3
 
 RUN = ("evopipe.run.run", "Run")
 KINDS = {
