@@ -250,13 +250,15 @@ def _steps_of_team(
     for t, (_, action, log_prob, reward, _, value) in enumerate(zip(*parts, strict=True)):
         now, after = situations[t], situations[t + 1]
         over = ended[t] | ~after.alive
+        # Who acts next is known but for the last step, after which one that has just ended may still be shown.
+        acts = after.alive if t + 1 < len(parts[0]) else after.alive & ~(ended[t] & now.alive)
         flat = [x.reshape(-1) for x in (*(numbers(x, np.float32) for x in (log_prob, value, reward)), begins, over)]
         own_log_prob, own_value, own_reward, first, last = flat
         obs, next_obs, legal = (x.reshape(-1, x.shape[-1]) for x in (now.obs, after.obs, now.legal))
         found.append(
             Taken(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, nothing,
                   ~now.alive.reshape(-1), legal=legal if team.masked else None,
-                  next_alive=np.where(after.alive, ACTS, GONE).reshape(-1))
+                  next_alive=np.where(acts, ACTS, GONE).reshape(-1))
         )  # fmt: skip
         begins = over | ~now.alive
     return found
