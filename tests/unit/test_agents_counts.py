@@ -36,6 +36,7 @@ from evopipe.agents import (
 from evopipe.agents.engine import Done, EpisodeJob, RolloutEngine, _know_outputs
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
 from evopipe.agents.records import summary
+from evopipe.agents.rounds import MEASURED
 from evopipe.agents.rows import How, RoundTrajectory, advantages, batch_of, rows_of
 from evopipe.agents.settings import Agents
 from evopipe.compat.rllm.config import resolve
@@ -271,6 +272,27 @@ def test_measures_of_training_and_validation_are_each_members_own(tmp_path: Path
     elite = trained.evaluation["elite"]
     assert (elite["slot"], elite["mean"], elite["solver_acc"]) == (1.0, 11.0, 11.0)  # the elite's own alone
     assert trained.score == 11.0
+
+
+def test_the_entropy_of_a_round_is_over_its_tokens() -> None:
+    """Not over its episodes: these are of unlike numbers of tokens."""
+    regime, cohorts = regime_of({"language.stop": ["no such"]})
+
+    class Chatty(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            most = 8 if uid.endswith("0") else 1
+            outs = [await self.rollout_engine.get_model_response(CHAT, max_tokens=most) for _ in range(most)]
+            return Episode(trajectories=[Trajectory(steps=[Step.from_model_output(out) for out in outs], reward=1.0)])
+
+    regime.make = Chatty
+    regime.adopt(cohorts)
+    (cohort,) = cohorts
+    done = regime.play(cohorts, regime._jobs(cohort), Purpose.GENERATE, 0)
+    parts = [[e for part in each.entropies.values() for e in part] for each in done]
+    assert len({len(part) for part in parts}) > 1
+    regime.advance()
+    (found,) = regime.measures.rows()
+    assert found[2 + MEASURED.index("entropy")] == pytest.approx(float(np.mean(np.concatenate(parts))))
 
 
 def test_metrics_and_lengths_of_a_validation_are_the_first_members_own() -> None:

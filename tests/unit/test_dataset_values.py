@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ import gymnasium
 import h5py
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from PIL import Image
 
+import populations
 from evopipe import parse_params
 from evopipe.data.collect import collect, totals
 from evopipe.data.d4rl import read_d4rl
@@ -22,8 +24,10 @@ from evopipe.data.minari import read_minari, read_own, write_minari
 from evopipe.data.transitions import pack, read_transitions, statistics, write_transitions
 from evopipe.envs.pool import EnvPool
 from evopipe.layout import DATASET, TRANSITIONS
+from evopipe.policies import policy
 from evopipe.problems.specs import make_spec
 from evopipe.regimes.warm import read_warm
+from evopipe.run.spec import first_members
 from evopipe.schema.blocks import CollectConfig, EnvConfig
 from evopipe.stages import buffer, fetch
 
@@ -226,6 +230,32 @@ def test_mixes_have_their_shares_and_scores() -> None:
     assert random["episodes"] == 60 - ruled["episodes"]
     assert random["transitions"] == sum(map(len, found)) - 60 * ruled["episodes"]
     assert random["return"]["mean"] == pytest.approx(random["transitions"] / random["episodes"])
+
+
+def test_a_policy_with_a_memory_begins_each_episode_with_none(tmp_path: Path) -> None:
+    """Its actions are those of the policy by itself, which remembers its own episode."""
+    p = populations.problem(algo="ppo", config={"network": {"encoder_kind": "lstm", "latent": 16}, "learn_step": 64})
+    member = first_members(p, 1)[0][0]
+    g = torch.Generator().manual_seed(2)  # as it begins, what it remembers decides nothing
+    tensors = {**member.tensors, "actor": torch.randn(member.tensors["actor"].shape, generator=g)}
+    with closing(EnvPool(p.env, 1)) as pool:
+        about: dict[str, Any] = {"algo": "ppo", "env": {"id": "CartPole-v1", "kwargs": {}}}
+        spaces_of = {**pool.actions.to_json(), **pool.observations.to_json()}
+        about |= {"config": p.algo_config.model_dump(mode="json"), **spaces_of}
+    policy.save(tmp_path / "elite", "ppo", replace(member, tensors=tensors), about, False, "", True)
+    actor = policy.load(tmp_path / "elite").on_rows()
+    cfg = CollectConfig.model_validate({"episodes": 6, "policies": {"policy": 1.0}, "policy_path": "elite"})
+    with closing(EnvPool(EnvConfig(id="CartPole-v1"), 1, what="behaviour")) as pool:
+        found, _ = collect(cfg, pool, "CartPole-v1", 1, actor)
+    without = []
+    for episode in found:
+        memory, actions = None, []
+        for obs in episode.obs[:-1]:
+            without.append(int(actor.step(obs, None)[0]))
+            action, memory = actor.step(obs, memory)
+            actions.append(int(action))
+        assert episode.action.tolist() == actions
+    assert without != [int(a) for episode in found for a in episode.action]
 
 
 def test_medium_is_the_poor_rule_with_three_tenths_of_chance() -> None:

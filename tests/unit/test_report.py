@@ -686,6 +686,40 @@ def test_games_are_shown_as_coloured_squares_and_the_elite_beside_who_made_the_d
     assert "Completions" not in found.text
 
 
+# --- completions ------------------------------------------------------------------------------------------------------
+
+
+def judged_run(folder: Path) -> FinishedRun:
+    """A run of language models that a reward model scored, and the task itself too."""
+    shown = [{"prompt": "1+1=", "elite": {"text": "2", "reward": 0.75}, "base": {"text": "7", "reward": -0.5}}]
+    (folder / "reports/completions.json").write_text(json.dumps(shown))
+    (folder / "reports/language.csv").write_text("generation,slot,kl\n1,0,0.5\n1,1,0.25\n")
+    path = folder / "reports/evaluation.json"
+    scores = json.loads(path.read_text())
+    scores["elite"] |= {"task": 0.875}
+    path.write_text(json.dumps({**scores, "base": {**scores["elite"], "mean": -3.25, "task": 0.125}}))
+    return replace(read.read(folder), told=read._told(folder))
+
+
+def test_the_bases_numbers_are_the_bases_and_the_elites_its_own(copy: Path) -> None:
+    told = judged_run(copy).told
+    assert told is not None
+    assert (told.base, told.task) == (-3.25, (0.125, 0.875))
+    assert [(each.elite.text, each.elite.reward, each.base.text, each.base.reward) for each in told.completions] == [
+        ("2", 0.75, "7", -0.5)
+    ]
+    assert told.measures == {"kl": {(1, 0): 0.5, (1, 1): 0.25}}
+
+
+@pytest.mark.thorough
+def test_completions_are_shown_with_whom_they_are_of(copy: Path) -> None:
+    text = " ".join(Document(compose(judged_run(copy), {}, NO_MOVIE)).text.split())
+    assert "The base's mean score is −3.2, the elite's −295.1." in text
+    assert "the base scores 0.125 and the elite 0.875: what the reward model likes is right, too" in " ".join(
+        text.split()
+    )
+
+
 # --- size and time ----------------------------------------------------------------------------------------------------
 
 

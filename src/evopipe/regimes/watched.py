@@ -31,8 +31,9 @@ class Watched:
             self._nstep.forget(np.arange(self._rows))
 
     def note(
-        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray, step: RowStep
-    ) -> None:
+        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray,
+        step: RowStep,
+    ) -> None:  # fmt: skip
         """Take note of a step of some rows `[n]`, of the members in these slots `[n]`; obs `[n, O]` and legal `[n, A]`
         are what they acted by."""
         layout = self._layout

@@ -114,8 +114,9 @@ class Watch(Protocol):
         """Another evaluation begins."""
 
     def note(
-        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray, step: RowStep
-    ) -> None:
+        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray,
+        step: RowStep,
+    ) -> None:  # fmt: skip
         """See `Note`."""
 
 

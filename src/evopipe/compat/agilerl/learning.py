@@ -37,7 +37,8 @@ class Taken:
     terminated: np.ndarray  # `[E]`
     truncated: np.ndarray
     idle: np.ndarray  # `[E]`, no step: a reset that follows no action
-    memory: torch.Tensor | None = None  # `[E, M]` before the step, where the agent keeps one
+    memory: torch.Tensor | None = None  # `[E, M]` before the step, where the agent keeps one; forgotten at a beginning
+    remembered: torch.Tensor | None = None  # `[E, M]` after it
     legal: np.ndarray | None = None  # `[E, A]`, None where all is
     next_alive: np.ndarray | None = None  # `[E]` of a team, see `evopipe.types`
 
@@ -76,6 +77,12 @@ class RolloutBuffer:
         if len(self.taken) == self.capacity:
             raise UsageError(f"RolloutBuffer: it is full ({self.capacity} steps): call agent.learn() or reset() first")
         self.taken.append(step)
+
+    def cut(self) -> None:
+        """Let episodes that go on be truncated after the last step: what comes next is of others."""
+        if self.taken:
+            last = self.taken[-1]
+            self.taken[-1] = replace(last, truncated=last.truncated | ~(last.terminated | last.idle))
 
     def reset(self) -> None:
         """Remove all steps."""
@@ -243,13 +250,15 @@ def _steps_of_team(
     for t, (_, action, log_prob, reward, _, value) in enumerate(zip(*parts, strict=True)):
         now, after = situations[t], situations[t + 1]
         over = ended[t] | ~after.alive
+        # Who acts next is known but for the last step, after which one that has just ended may still be shown.
+        acts = after.alive if t + 1 < len(parts[0]) else after.alive & ~(ended[t] & now.alive)
         flat = [x.reshape(-1) for x in (*(numbers(x, np.float32) for x in (log_prob, value, reward)), begins, over)]
         own_log_prob, own_value, own_reward, first, last = flat
         obs, next_obs, legal = (x.reshape(-1, x.shape[-1]) for x in (now.obs, after.obs, now.legal))
         found.append(
             Taken(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, nothing,
                   ~now.alive.reshape(-1), legal=legal if team.masked else None,
-                  next_alive=np.where(after.alive, ACTS, GONE).reshape(-1))
+                  next_alive=np.where(acts, ACTS, GONE).reshape(-1))
         )  # fmt: skip
         begins = over | ~now.alive
     return found
@@ -275,8 +284,7 @@ def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
             each.truncated, each.idle, free if each.legal is None else each.legal)]  # fmt: skip
         obs, begins, log_prob, value, after, reward, terminated, truncated, idle, legal = own
         memory = torch.zeros(1, n, cohort.memory) if each.memory is None else each.memory[None]
-        following = taken[t + 1].memory if t + 1 < len(taken) else None
-        kept = memory if following is None else following[None]
+        kept = memory if each.remembered is None else each.remembered[None]
         chosen = Chosen(each.action[None].to(device), log_prob.float(), value.float(), kept.to(device))
         rollout.enter(t, obs, legal, begins, memory.to(device), chosen)
         there = [] if each.next_alive is None else [torch.from_numpy(each.next_alive)[None].float().to(device)]
