@@ -55,6 +55,51 @@ class _Writer:
 '''
 
 
+BACKEND = '''"""Gymnasium's environments, one after the other."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from evopipe.envs.make import close, make_env
+from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
+from evopipe.envs.spaces import ActionSpace
+from evopipe.schema.blocks import EnvConfig
+from evopipe.types import Spaces
+
+
+class Plain:
+    def __init__(self, cfg: EnvConfig, rows: int) -> None:
+        self._envs = [make_env(cfg) for _ in range(rows)]
+        self._actions = ActionSpace.of(self._envs[0].action_space)
+
+    def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
+        each = zip(rows.tolist(), seeds.tolist(), strict=True)
+        return Begun(np.stack([self._envs[row].reset(seed=seed)[0] for row, seed in each]).astype(np.float32), None)
+
+    def send(self, rows: Ints, actions: Actions) -> None:
+        pass
+
+    def receive(self, rows: Ints, actions: Actions) -> Step:
+        own = self._actions.own(actions).tolist()
+        each = [self._envs[row].step(action)[:4] for row, action in zip(rows.tolist(), own, strict=True)]
+        obs, reward, terminated, truncated = map(np.array, zip(*each, strict=True))
+        return Step.of(
+            self._actions, obs.astype(np.float32), reward.astype(np.float32), terminated, truncated, None
+        )
+
+    def close(self) -> None:
+        close(*self._envs)
+        print(f"plain: {len(self._envs)} environments closed", file=sys.stderr)
+
+
+def rows(cfg: EnvConfig, rows: int, spaces: Spaces, threads: int) -> Plain:
+    return Plain(cfg, rows)
+'''
+
+
 @pytest.fixture
 def copy(tmp_path: Path) -> Copy:
     return Copy(tmp_path)
@@ -97,6 +142,22 @@ def test_a_tracker(copy: Copy, tmp_path: Path) -> None:
     (written,) = (folder / ".evopipe/csv").glob("*.csv")
     assert [line.split(",")[0] for line in written.read_text().splitlines()] == ["1", "2"]
     assert copy.files == ["track/backends/csv.py"]
+
+
+def test_an_environment_backend(copy: Copy, tmp_path: Path) -> None:
+    """Its name is one that `env.backend` takes; what it steps as Gymnasium does, members learn from to the same bit."""
+    copy.write("envs/backends/plain.py", BACKEND)
+    found = []
+    for backend in ("plain", "sync"):
+        folder = tmp_path / backend
+        write_params(folder, {"train.max_steps": 400, "train.evo_steps": 200, "env.backend": backend})
+        for stage in ("population", "train"):
+            done = copy.python("-m", "evopipe", stage, cwd=folder)
+            assert done.returncode == 0, done.stderr
+        assert ("plain: 12 environments closed" in done.stderr) == (backend == "plain")
+        found.append([(folder / name).read_bytes() for name in ("reports/lineage.jsonl", "reports/fitness.csv")])
+    assert found[0] == found[1]
+    assert copy.files == ["envs/backends/plain.py"]
 
 
 EVOLVES = """

@@ -47,7 +47,12 @@ def _or_of_a_package(group: str, key: str, own: tuple[str, ...]) -> WrapValidato
     return WrapValidator(check)
 
 
-TRACKERS = tuple(sorted(found.name for found in iter_modules([str(Path(__file__).parents[1] / "track/backends")])))
+def _files_of(folder: str) -> tuple[str, ...]:
+    """Names of the modules in a folder of the package; none is imported."""
+    return tuple(sorted(found.name for found in iter_modules([str(Path(__file__).parents[1] / folder)])))
+
+
+TRACKERS, BACKENDS = _files_of("track/backends"), _files_of("envs/backends")
 """Evopipe's own, one file each."""
 if TYPE_CHECKING:
     Tracker = str
@@ -131,12 +136,10 @@ class WrapperConfig(Schema):
 _Wrapper = Annotated[WrapperConfig, BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)]
 
 
-BACKENDS = ("sync", "envpool", "torch")
-"""Evopipe's own, one file each."""
 if TYPE_CHECKING:
     _Backend = str
 else:
-    _Backend = Annotated[Literal[BACKENDS], _or_of_a_package(plugins.BACKENDS, "env.backend", BACKENDS)]
+    _Backend = Annotated[Literal[*BACKENDS], _or_of_a_package(plugins.BACKENDS, "env.backend", BACKENDS)]
 
 
 class EnvConfig(Schema):
