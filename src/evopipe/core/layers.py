@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import torch
 
+from evopipe.schema.blocks import Activation
 from evopipe.types import Tensor
 
 EPS = 1e-5
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "ReLU": lambda x: torch.relu(x),
-    "ELU": lambda x: torch.nn.functional.elu(x),
-    "GELU": lambda x: torch.nn.functional.gelu(x),
-    "Tanh": lambda x: torch.tanh(x),
-    "LeakyReLU": lambda x: torch.nn.functional.leaky_relu(x),
-    "SiLU": lambda x: torch.nn.functional.silu(x),
-    "Softsign": lambda x: torch.nn.functional.softsign(x),
-    "Sigmoid": lambda x: torch.sigmoid(x),
-    "Softplus": lambda x: torch.nn.functional.softplus(x),
-    "Identity": lambda x: x,
+    name: getattr(torch.nn, name)().forward for name in get_args(Activation)
 }
 # The result may take the place of its argument, less memory to go through, where the gradient is computed from the
 # result either way. (ELU's would be another formula in place: a member's bits would depend on its neighbours' kinds.)

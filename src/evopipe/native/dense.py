@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from evopipe.native import build, header
 from evopipe.native.header import at
 from evopipe.native.networks import Net
+from evopipe.schema.blocks import Activation
 from evopipe.types import Tensor
 
-# As the source has them.
-ACTIVATIONS = (
-    "ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity",
-)  # fmt: skip
+ACTIVATIONS = get_args(Activation)  # `functions.h` counts them in the same order
 _KEEP_INPUT = frozenset({"GELU", "SiLU"})
 MOST = 64  # layers
 PANEL = 32  # columns of a packed panel, at most

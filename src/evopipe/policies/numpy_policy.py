@@ -36,6 +36,12 @@ class Policy:
     def __init__(self, path: Any = "policy.npz") -> None:
         with np.load(path, allow_pickle=False) as held:
             self.held: dict[str, Any] = dict(held)
+        name = str(self.held["activation"])
+        if name not in ACTIVATIONS:
+            raise ValueError(
+                f"this file knows no activation {name!r}: take the numpy_policy.py that came with the arrays"
+            )
+        self.activation = ACTIVATIONS[name]
 
     def act(self, obs: Any, mask: Any = None) -> Any:
         """Return the best actions, in the environment's own terms, for observations `[O]` or `[B, O]`.
@@ -83,7 +89,7 @@ class Policy:
                 centred = y - y.mean(axis=-1, keepdims=True)
                 y = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + 1e-5)
                 y = y * layer["gain"] + layer["shift"]
-            y = ACTIVATIONS[str(held["activation"])](y)
+            y = self.activation(y)
             if "alpha" in layer:  # x + alpha (y - x), the narrower one with zeros behind it
                 wide = max(x.shape[-1], y.shape[-1])
                 x, y = (np.pad(z, [(0, 0)] * (z.ndim - 1) + [(0, wide - z.shape[-1])]) for z in (x, y))

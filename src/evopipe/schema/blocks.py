@@ -29,6 +29,7 @@ from evopipe.schema.declare import Problem, Schema, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
+"""As classes of `torch.nn` are called."""
 EncoderKind = Literal["mlp", "simba", "resnet", "lstm"]
 
 
