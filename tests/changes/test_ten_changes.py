@@ -160,6 +160,26 @@ def test_an_environment_backend(copy: Copy, tmp_path: Path) -> None:
     assert copy.files == ["envs/backends/plain.py"]
 
 
+RELU6 = "case RELU6: return choose(z > all(6.0f), all(6.0f), rectified(z));"
+ITS_SLOPE = "case RELU6: return choose((y > all(0.0f)) & (y < all(6.0f)), all(1.0f), all(0.0f));"
+
+
+def test_a_native_layer(copy: Copy) -> None:
+    """Torch has an activation by its class's name; the kernels compute it and its slope, without a warning."""
+    name, identity = '"Softplus", "Identity"]', "default: DO(IDENTITY);"
+    value, slope = "    default: return z;\n", "    default: return all(1.0f);\n"
+    copy.edit("schema/blocks.py", name=(name, name.replace(" ", ' "ReLU6", ')))
+    copy.edit(
+        "native/functions.h",
+        kind=("SOFTPLUS, IDENTITY }", "SOFTPLUS, RELU6, IDENTITY }"),
+        value=(value, f"    {RELU6}\n{value}"),
+        slope=(slope, f"    {ITS_SLOPE}\n{slope}"),
+        case=(identity, f"case RELU6: DO(RELU6); break; {identity}"),
+    )
+    copy.contract("tests/unit/test_native.py", "-k", "those_of_torch and ReLU6 or every_activation")
+    assert copy.files == ["schema/blocks.py", "native/functions.h"]
+
+
 EVOLVES = """
 import json, numpy as np
 import populations
