@@ -180,6 +180,43 @@ def test_a_native_layer(copy: Copy) -> None:
     assert copy.files == ["schema/blocks.py", "native/functions.h"]
 
 
+FIGURE = """
+
+@section("Spread", "The best and the worst fitness of each generation.")
+def spread(run: Run, width: int, label: Markup) -> Markup:
+    plot = Plot(f"spread.{width}", width, 200, (52, 16, 28, 44), "mean return")
+    for bound in (min, max):
+        ends = [(row.generation, [n.fitness for n in run.nodes.values() if n.key[0] == row.generation])
+                for row in run.generations]
+        plot.line([(x, bound(scores)) for x, scores in ends], "member", 1.4)
+    return plot.svg(label)
+"""
+SHOWN = """
+import sys
+from pathlib import Path
+import reports
+from evopipe.report.page import compose
+from evopipe.report.read import read
+folder = Path(sys.argv[1])
+reports.write_run(folder, members=2, generations=3, diverge=0.0, episodes=4)
+(folder / "page.html").write_text(compose(read(folder), {}, "No film."))
+"""
+
+
+def test_a_figure_of_the_report(copy: Copy, tmp_path: Path) -> None:
+    """A function that says what its section is called: the page shows it twice, and names it among its sections."""
+    was = (PACKAGE / "report/figures.py").read_text(encoding="utf-8")
+    copy.write("report/figures.py", was + FIGURE)
+    done = copy.python("-c", SHOWN, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "page.html").read_text()
+    assert text.count('class="plot spread"') == 2
+    assert '<a href="#spread">Spread</a>' in text
+    assert '<section id="spread" aria-labelledby="spread-title">' in text
+    copy.contract("tests/unit/test_report.py", "-k", "loads_nothing or ids_are_unique or colours")
+    assert copy.files == ["report/figures.py"]
+
+
 EVOLVES = """
 import json, numpy as np
 import populations

@@ -28,6 +28,7 @@ _SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # matplotlib brings it, so that every machine lays out alike; the page sets another
     "font.size": 12,
     "text.color": PALETTE["ink"],
+    "text.parse_math": False,  # names are the run's, and a dollar is a dollar
     "axes.labelcolor": PALETTE["muted"],
     "axes.facecolor": "none",
     "axes.axisbelow": True,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
@@ -22,7 +22,31 @@ _SMALL = 318  # one of three figures in a row
 _SEEN = 1.5  # of the middle nine tenths' spread: what lies farther out would squeeze the rest
 _ROOM = 0.3  # columns left and right of the tree
 _NAN = float("nan")
+_Draw: TypeAlias = Callable[[Run, int, Markup], Markup]
 _TARGET: dict[str, Any] = {"color": PALETTE["ink"], "linewidth": 1, "dashes": (1, 3), "dash_capstyle": "round"}
+
+
+class Section(NamedTuple):
+    """A section of the page that is one figure with its caption."""
+
+    title: str
+    caption: str
+    draw: _Draw
+    shown: Callable[[Run], bool]
+
+
+SECTIONS: dict[str, Section] = {}
+"""Sections behind the held-out evaluation, by the name of their figure; the others have words of their own."""
+
+
+def section(title: str, caption: str, shown: Callable[[Run], bool] = lambda run: True) -> Callable[[_Draw], _Draw]:
+    """Give a figure a section of its own on the pages of those runs of which it can be shown."""
+
+    def add(draw: _Draw) -> _Draw:
+        SECTIONS[draw.__name__] = Section(title, caption, draw, shown)
+        return draw
+
+    return add
 
 
 def _hue(kind: str) -> str:
@@ -315,6 +339,27 @@ def evaluation(run: Run, width: int, label: Markup) -> Markup:
     plot.axes.set(xlim=(low - room, high + room), ylim=(len(ranked) - 0.4, -0.6), yticks=[])
     plot.axes.set_xlabel("return of a held-out episode")
     plot.ticks("x", words.value, 8 if wide else 4)
+    return plot.svg(label)
+
+
+@section("Agents", "Each agent's mean held-out return: a dot a member, the large one the elite.",
+    lambda run: len(run.elite.agents) > 1)  # fmt: skip
+def agents(run: Run, width: int, label: Markup) -> Markup:
+    """Draw the mean held-out return of each agent of a team: a row an agent, a dot a member."""
+    names = list(run.elite.agents)
+    plot = Plot(f"agents.{width}", width, 30 * len(names) + 60, (132 if width > _DESK else 84, 56, 12, 44))
+    low, high = _limits([value for member in (run.elite, *run.members) for value in member.agents.values()])
+    for place, name in enumerate(names):
+        mean = run.elite.agents[name]
+        others = [(max(member.agents[name], low), place) for member in run.members]
+        plot.marks(others, "member", "o", 6, alpha=0.6, clip_on=False)
+        plot.marks([(max(mean, low), place)], "elite", "o", 10, clip_on=False)
+        plot.beside(place, 0, (-12, 0), name if len(name) < 18 else f"{name[:16]}…", "muted", ha="right")
+        plot.beside(place, 1, (12, 0), words.figure(mean), "elite", weight="bold")
+    room = 0.03 * (high - low)
+    plot.axes.set(xlim=(low - room, high + room), ylim=(len(names) - 0.4, -0.6), yticks=[])
+    plot.axes.set_xlabel("mean return of an agent")
+    plot.ticks("x", words.value, 8 if width > _DESK else 4)
     return plot.svg(label)
 
 
