@@ -1,10 +1,10 @@
-"""Behaviour cloning of games: a whole small language model learns to write what the players of a dataset wrote.
+"""Behaviour cloning of games: a small language model learns to write what the players of a dataset wrote.
 
 Snell et al., "Offline RL for natural language generation with implicit language Q-learning", ICLR 2023, § 5, where it
 is the policy that others improve on.
 
-A member's loss is the mean of −log π(token | all before it) over the tokens that players wrote; what the game wrote is
-read and not learned.
+A member's loss is the mean of −log π(token | all tokens before it) over the tokens that players wrote. What the game
+wrote is read, but not learned.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
 
 
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
-    """Return what tokens are drawn by `[P, n, V]`, from the outputs `[P, n, …]` of the networks that write."""
+    """Return the logits `[P, n, V]` from which tokens are drawn, given the outputs `[P, n, …]` of the writing
+    networks."""
     return said["policy"]
 
 

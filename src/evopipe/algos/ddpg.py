@@ -2,9 +2,9 @@
 
 Lillicrap et al., "Continuous control with deep reinforcement learning", ICLR 2016.
 
-The critic regresses on y = r + γ (1 − terminated) Q⁻(s′, μ⁻(s′)); the actor climbs Q(s, μ(s)). Actions are tanh(·) in
-[−1, 1], which the environment stretches to its bounds, in targets as well. As in TD3 the actor and the targets move
-once in `policy_delay` updates; 1 is the paper's.
+The critic regresses on y = r + γ (1 − terminated) Q⁻(s′, μ⁻(s′)); the actor maximises Q(s, μ(s)). Actions are tanh(·)
+in [−1, 1], which the environment stretches to its bounds, in targets as well. As in TD3, the actor and the targets are
+updated once in `policy_delay` updates; the paper has 1.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""Implicit language Q-learning: from games alone a language model learns to play better than those who played them.
+"""Implicit language Q-learning: from games alone, a language model learns to play better than those who played them.
 
 Snell et al., "Offline RL for natural language generation with implicit language Q-learning", ICLR 2023.
 
-A token is an action, all before it the state; the state after the last token of a turn is the one in which the player
-writes again. A transformer of its own, the critic, gives V, Q₁ and Q₂ of every token. With Q⁻ = min(Q₁⁻, Q₂⁻)(s, a) of
-the target network, which follows the critic, a member's loss is the mean over the tokens that players wrote of
+A token is an action, and all tokens before it are the state. The state after the last token of a turn is the one in
+which the player writes again. A separate transformer, the critic, gives V, Q₁ and Q₂ of every token. With Q⁻ = min(Q₁⁻,
+Q₂⁻)(s, a) of the target network, which follows the critic, a member's loss is the mean over the tokens that players
+wrote of
 
     |τ − 1(Q⁻ < V)| (Q⁻ − V)²  +  Σₖ (r + γ (1 − over) V(s′) − Qₖ)²  −  α Σₖ log softmax(Qₖ(s, ·))(a)
 
-with V(s′) a constant: an expectile of Q, so that V stands for the better actions of the games (eq. 5), Q-learning
-without asking for other actions (eq. 6), and conservative Q-learning (Kumar et al., 2020), which keeps down the values
-of tokens that nobody wrote. The policy imitates with weights exp(ω (Q⁻ − V)), at most `weight_limit`; with ω = 0 it is
-behaviour cloning.
+where V(s′) is a constant. The first term is an expectile of Q, by which V follows the better actions in the games (eq.
+5). The second is Q-learning that needs no other actions (eq. 6). The third is conservative Q-learning (Kumar et al.,
+2020), which lowers the values of tokens that nobody wrote. The policy imitates with weights exp(ω (Q⁻ − V)), at most
+`weight_limit`; ω = 0 is behaviour cloning.
 
-Tokens are drawn by log π(a|s) + β min(0, min(Q₁⁻, Q₂⁻)(s, a) − V⁻(s)): below 0 alone an advantage counts, for above it
-values of tokens that nobody wrote would be trusted.
+Tokens are drawn from log π(a|s) + β min(0, min(Q₁⁻, Q₂⁻)(s, a) − V⁻(s)). Only negative advantages count: positive ones
+would trust values of tokens that nobody wrote.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class State:
 
 
 class Values(NamedTuple):
-    """What a critic says of states: Q₁ and Q₂ `[…, V]`, and V `[…]`."""
+    """The critic's values of states: Q₁ and Q₂ `[…, V]`, and V `[…]`."""
 
     first: Tensor
     second: Tensor
@@ -90,7 +91,7 @@ class Values(NamedTuple):
 
 
 class Said(NamedTuple):
-    """Outputs `[P, B, L, …]` of the three networks."""
+    """The outputs `[P, B, L, …]` of the three networks."""
 
     policy: Tensor
     critic: Tensor
@@ -98,7 +99,7 @@ class Said(NamedTuple):
 
 
 def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
-    """Return input and output width of every network: of the critic Q₁ and Q₂ of every token, then V."""
+    """Return input and output width of every network. The critic has Q₁ and Q₂ of every token, then V."""
     v = words.vocabulary
     return {"policy": Widths(v, v), "critic": Widths(v, 2 * v + 1)}
 
@@ -109,14 +110,15 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
-    """Return what tokens are drawn by `[P, n, V]`, from the outputs `[P, n, …]` of the networks that write."""
+    """Return the logits `[P, n, V]` from which tokens are drawn, given the outputs `[P, n, …]` of the writing
+    networks."""
     values = Values.of(said["critic_target"])
     advantage = torch.minimum(values.first, values.second) - values.state[..., None]
     return said["policy"].log_softmax(dim=-1) + hp["beta"][:, None, None] * advantage.clamp(max=0.0)
 
 
 def loss(cfg: Config, hp: Hyper, said: Said, batch: Games) -> tuple[Tensor, Tensor]:
-    """Return each member's losses `[P]`, the policy's and the critic's."""
+    """Return each member's losses `[P]`: the policy's and the critic's."""
     token, weight = batch.ids[..., 1:], ops.token_weights(batch.acts, "token")
     now, target = Values.of(said.critic), Values.of(said.target)
     lowest = torch.minimum(*(pick(q[..., :-1, :], token) for q in target[:2])).detach()

@@ -1,16 +1,16 @@
-"""Independent proximal policy optimisation: PPO for teams, each agent by what it sees itself.
+"""Independent proximal policy optimisation: PPO for teams, in which each agent uses its own observation only.
 
 de Witt et al., "Is independent learning all you need in the StarCraft multi-agent challenge?", 2020; the equations are
 those of Schulman et al., "Proximal policy optimization algorithms", 2017.
 
-Every agent k has a policy π(aₖ|oₖ) and a value V(oₖ) of its own observation; agents of a group share both, and are told
-apart by a one-hot number. With ρ = π / π_old and the generalised advantage estimates Â of each agent's own rewards, a
-member's loss is the sum over groups of the mean over their agents' steps of
+Every agent k has a policy π(aₖ|oₖ) and a value V(oₖ) of its own observation. Agents of a group share both networks,
+which read a one-hot agent index too. With ρ = π / π_old and the generalised advantage estimates Â of each agent's own
+rewards, a member's loss is the sum over groups of the mean over their agents' steps of
 
     −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â)  +  c_v ½ (V(oₖ) − V̂)²  −  c_h H(π(·|oₖ)),   V̂ = Â + V_old(oₖ),
 
-Â normalised over the group's steps in the minibatch. A step of an agent that is gone is none. What was said of PPO's
-rest, `target_kl`, and of LSTM encoders goes for teams too.
+where Â is normalised over the group's steps in the minibatch. Steps of absent agents do not count. `target_kl` and LSTM
+encoders work as in PPO.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
 Lowe et al., "Multi-agent actor-critic for mixed cooperative-competitive environments", NeurIPS 2017.
 
 Every agent k has an actor, which reads the agent's own observation oₖ, and a critic, which reads all observations o and
-all actions a. With μ⁻ the actors that follow, critics regress on
+all actions a. With the target actors μ⁻, critics regress on
 
     yₖ = rₖ + γ (1 − terminatedₖ) Qₖ⁻(o′, μ⁻₁(o′₁), …, μ⁻_K(o′_K)),
 
-and actor k climbs Qₖ(o, a₁, …, μₖ(oₖ), …, a_K), the others' actions as they were taken. Continuous actions are tanh(·)
-in [−1, 1], which the environment stretches to its bounds. Discrete ones are drawn from a softmax, while learning and in
-targets, and get their gradient through a Gumbel-softmax, straight through. An agent that is gone leaves its loss; in
-critics its observation and its action are zeros. So are in Qₖ⁻ those of whoever does not act next, but where k was
-truncated itself: then those stand there that were truncated with it.
+and actor k maximises Qₖ(o, a₁, …, μₖ(oₖ), …, a_K), with the others' actions as they were taken. Continuous actions are
+tanh(·) in [−1, 1], which the environment stretches to its bounds. Discrete ones are drawn from a softmax, while
+learning and in targets, and get a straight-through Gumbel-softmax gradient. An absent agent does not count in its own
+loss; critics read zeros for its observation and action. Qₖ⁻ also reads zeros for agents that do not act next. If agent
+k itself was truncated, Qₖ⁻ instead reads the agents that were truncated with it.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Multi-agent proximal policy optimisation: PPO for teams, with values of what all agents see.
+"""Multi-agent proximal policy optimisation: PPO for teams, with values of what all agents observe.
 
 Yu et al., "The surprising effectiveness of PPO in cooperative multi-agent games", NeurIPS 2022; the equations are those
 of Schulman et al., "Proximal policy optimization algorithms", 2017.
 
-Every agent k has a policy π(aₖ|oₖ) of its own observation, and a value Vₖ(o) of all observations o, which it needs for
-learning alone; agents of a group share both networks, and are told apart by a one-hot number. With ρ = π / π_old and
-the generalised advantage estimates Â of each agent's own rewards, a member's loss is the sum over groups of the mean
-over their agents' steps of
+Every agent k has a policy π(aₖ|oₖ) of its own observation, and a value Vₖ(o) of all observations o, which only learning
+needs. Agents of a group share both networks, which read a one-hot agent index too. With ρ = π / π_old and the
+generalised advantage estimates Â of each agent's own rewards, a member's loss is the sum over groups of the mean over
+their agents' steps of
 
     −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â)  +  c_v ½ (Vₖ(o) − V̂)²  −  c_h H(π(·|oₖ)),   V̂ = Â + V_old,
 
-Â normalised over the group's steps in the minibatch. A step of an agent that is gone is none, and it is seen as zeros;
-so is in V(o′) whoever does not act next, but where k was truncated itself: then those stand there that were with it.
-Where observations have images, an agent's value reads its own images, and of the others all else. What was said of
-PPO's rest, `target_kl`, and of LSTM encoders goes for teams too.
+where Â is normalised over the group's steps in the minibatch. Steps of absent agents do not count, and their
+observations are zeros. So are, in V(o′), those of agents that do not act next. If agent k itself was truncated, V(o′)
+instead reads the agents that were truncated with it. If observations have images, an agent's value reads its own
+images, and everything but the images of the others. `target_kl` and LSTM encoders work as in PPO.
 """
 
 from __future__ import annotations

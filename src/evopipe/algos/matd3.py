@@ -8,12 +8,12 @@ and all actions a. Both regress on
 
     yₖ = rₖ + γ (1 − terminatedₖ) min(Qₖ₁⁻, Qₖ₂⁻)(o′, a′),   a′ⱼ = μ⁻ⱼ(o′ⱼ) + clipped noise;
 
-once in `policy_delay` updates actor k climbs Qₖ₁(o, a₁, …, μₖ(oₖ), …, a_K), the others' actions as they were taken, and
-the targets follow. Continuous actions are tanh(·) in [−1, 1], which the environment stretches to its bounds. Discrete
-ones are drawn from a softmax, while learning and, in the place of noise, in targets, and get their gradient through a
-Gumbel-softmax, straight through. An agent that is gone leaves its loss; in critics its observation and its action are
-zeros. So are in Qₖ⁻ those of whoever does not act next, but where k was truncated itself: then those stand there that
-were truncated with it.
+once in `policy_delay` updates, actor k maximises Qₖ₁(o, a₁, …, μₖ(oₖ), …, a_K), with the others' actions as they were
+taken, and the targets are updated. Continuous actions are tanh(·) in [−1, 1], which the environment stretches to its
+bounds. Discrete ones are drawn from a softmax, while learning and, in place of noise, in targets, and get a
+straight-through Gumbel-softmax gradient. An absent agent does not count in its own loss; critics read zeros for its
+observation and action. Qₖ⁻ also reads zeros for agents that do not act next. If agent k itself was truncated, Qₖ⁻
+instead reads the agents that were truncated with it.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 Schulman et al., "Proximal policy optimization algorithms", 2017, with the generalised advantage estimates Â of Schulman
 et al., "High-dimensional continuous control using generalized advantage estimation", 2016.
 
-With ρ = π(a|s) / π_old(a|s), a member's loss over a minibatch of what it has just done is the mean of
+With ρ = π(a|s) / π_old(a|s), a member's loss over a minibatch of its rollout is the mean of
 
     −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â)  +  c_v ½ (V(s) − V̂)²  −  c_h H(π(·|s)),   V̂ = Â + V_old(s),
 
-Â normalised over the minibatch. A member whose policy has gone too far from the old one, mean(ρ − 1 − log ρ) above
-`target_kl`, rests until its next rollout. With an LSTM encoder a minibatch is made of sequences, each begun with the
-memory that was there when it was played.
+where Â is normalised over the minibatch. If a member's policy has moved too far from the old one, with mean(ρ − 1 − log
+ρ) above `target_kl`, it makes no more updates until its next rollout. With an LSTM encoder, a minibatch consists of
+sequences, each of which starts with the memory that it had when it was played.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def _memories(state: State, memory: Tensor) -> tuple[Tensor, ...]:
 
 
 def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None) -> Chosen:
-    """Draw actions, or take the likeliest where `draw` is None: obs `[P, E, O]`, memory `[P, E, M]` before it."""
+    """Draw actions, or take the most likely ones if `draw` is None: obs `[P, E, O]`; `memory` `[P, E, M]` is that
+    before it."""
     if (chosen := policy.act(cfg, state, obs, legal, memory, draw)) is not None:
         return chosen
     with torch.no_grad():
@@ -125,7 +126,7 @@ def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: T
 
 
 def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
-    """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it."""
+    """Return V(s) `[P, B]`: obs `[P, B, O]`; `memory` `[P, B, M]` is that before it."""
     if (found := policy.value(cfg, state, obs, memory)) is not None:
         return found
     with torch.no_grad():
@@ -147,7 +148,7 @@ def answers(cfg: Config) -> Answers:
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`."""
+    """Return the most likely legal actions for obs `[P, E, O]`, with an empty memory."""
     if (best := policy.greedy(cfg, state, obs, legal)) is not None:
         return best
     with torch.no_grad():
@@ -166,7 +167,8 @@ def _evaluate(cfg: Config, state: State, batch: Sequences, log_std: Tensor) -> t
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each member's loss, and how far its policy has gone from the old one, both `[P]`; hp values are `[P]`."""
+    """Return each member's loss, and how far its policy has moved from the old one, both `[P]`; values of `hp` are
+    `[P]`."""
     flat = (x.flatten(1, 2) for x in (batch.weight, batch.advantage, batch.value, batch.target, batch.log_prob))
     weight, advantage, old_value, target, log_prob = flat  # [P, B·L]
     if cfg.normalise_advantage:

@@ -3,10 +3,10 @@
 Haarnoja et al., "Soft actor-critic algorithms and applications", 2018 (continuous); Christodoulou, "Soft actor-critic
 for discrete action settings", 2019.
 
-Two critics regress on y = r + γ (1 − terminated) V⁻(s′), V⁻(s′) = E[min(Q₁⁻, Q₂⁻)(s′, a′) − α log π(a′|s′)]; the actor
-climbs E[min(Q₁, Q₂)(s, a) − α log π(a|s)]; log α follows the entropy's distance from its target. The expectations are
-one draw of a tanh-squashed Gaussian where actions are continuous, exact sums over the legal ones where they are
-discrete.
+Two critics regress on y = r + γ (1 − terminated) V⁻(s′), V⁻(s′) = E[min(Q₁⁻, Q₂⁻)(s′, a′) − α log π(a′|s′)]. The actor
+maximises E[min(Q₁, Q₂)(s, a) − α log π(a|s)]. log α moves by the distance of the entropy from its target. For
+continuous actions the expectations are estimated by one draw of a tanh-squashed Gaussian; for discrete actions they are
+exact sums over the legal ones.
 """
 
 from __future__ import annotations
@@ -104,14 +104,15 @@ def _drawn(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor]:
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or `[P, E]` int64, the likeliest legal action."""
+    """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or the most likely legal action, `[P, E]` int64."""
     with torch.no_grad():
         out = forward(state.actor, forward(state.encoder, obs))
     return likeliest(out[..., : cfg.spaces.actions], legal, cfg.spaces.continuous)
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Draw from the policy, with chance epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]` int64."""
+    """Draw from the policy, with probability epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]`
+    int64."""
     with torch.no_grad():
         x = forward(state.encoder, obs)
         if cfg.spaces.continuous:

@@ -2,9 +2,9 @@
 
 Fujimoto, van Hoof & Meger, "Addressing function approximation error in actor-critic methods", ICML 2018.
 
-Two critics regress on y = r + γ (1 − terminated) min(Q₁⁻, Q₂⁻)(s′, a′), a′ = μ⁻(s′) + clipped noise; the actor climbs
-Q₁(s, μ(s)) once in `policy_delay` updates, and the targets follow then. Actions are tanh(·) in [−1, 1], which the
-environment stretches to its bounds, in targets as well.
+Two critics regress on y = r + γ (1 − terminated) min(Q₁⁻, Q₂⁻)(s′, a′), a′ = μ⁻(s′) + clipped noise. Once in
+`policy_delay` updates, the actor maximises Q₁(s, μ(s)), and the targets are updated. Actions are tanh(·) in [−1, 1],
+which the environment stretches to its bounds, in targets as well.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Fujimoto & Gu, "A minimalist approach to offline reinforcement learning", NeurIPS 2021.
 
 Two critics regress on y = r + γ (1 − terminated) min(Q₁⁻, Q₂⁻)(s′, a′), a′ = μ⁻(s′) + clipped noise. Once in
-`policy_delay` updates the actor climbs λ Q₁(s, μ(s)) − |μ(s) − a|² / A, λ = α / mean |Q₁(s, μ(s))| over the member's
-own batch, and the targets follow. α = 0 is behaviour cloning. Actions are tanh(·) in [−1, 1], which the environment
-stretches to its bounds. (The paper normalises observations by the dataset's mean and deviation: here
-`train.normalise.observations: true` does, and is off by default.)
+`policy_delay` updates, the actor maximises λ Q₁(s, μ(s)) − |μ(s) − a|² / A with λ = α / mean |Q₁(s, μ(s))| over the
+member's own batch, and the targets are updated. α = 0 is behaviour cloning. Actions are tanh(·) in [−1, 1], which the
+environment stretches to its bounds. The paper normalises observations by the dataset's mean and deviation:
+`train.normalise.observations: true` does that, and is off by default.
 """
 
 from __future__ import annotations

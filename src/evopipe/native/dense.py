@@ -1,6 +1,6 @@
-"""Dense layers of several members by the CPU's own kernels; `core.padded` has the same in torch's operators.
+"""Dense layers of several members by the native kernels; `core.padded` has the same in torch.
 
-What is computed is the same function: products, normalisation, activation and blending of each member's own units.
+Both compute the same function: products, normalisation, activation and blending of each member's own units.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_WAY_BACK = (0,) * 6
 
 @dataclass(frozen=True)
 class Plan:
-    """What the kernels must know of a structure's dense layers."""
+    """The layout of a structure's dense layers, as the kernels read it."""
 
     fields: Tensor  # [P, layers, 10] int32
     members: int
@@ -39,7 +39,7 @@ class Plan:
 
     @classmethod
     def of(cls, structure: Any, first: int, inputs: int) -> Plan:
-        """Describe the layers from the first-th hidden one on; `inputs` is the width of what they read."""
+        """Describe the layers from hidden layer `first` on; `inputs` is the width of their input."""
         hidden = list(enumerate(structure.layout.hidden))[first:]
         rows, room, widest = [], 0, inputs
         for arch in structure.archs:
@@ -69,8 +69,10 @@ class Plan:
 
 
 def plan_of(net: Net, inputs: int, lstm: bool = False) -> Plan | None:
-    """Return the plan of a network that reads so many numbers, from behind its LSTM layers on where it may have any;
-    None where the kernels cannot compute it."""
+    """Return the plan of a network with this many inputs; None if the kernels cannot compute it.
+
+    With `lstm` the network may have LSTM layers, and the plan begins behind them.
+    """
     structure: Any = getattr(net.structure, "inner", net.structure)
     if not build.serve(net.values) or net.values.dtype != torch.float32 or net.values.stride(1) != 1:
         return None
@@ -83,7 +85,7 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> Plan | None:
 
 
 def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor | None:
-    """Run a structure's dense layers on x `[P, B, inputs]`; None where torch must."""
+    """Run a structure's dense layers on x `[P, B, inputs]`; return None if torch must do it."""
     if not layers or not build.serve(x):
         return None
     if not x.dtype == layers[0].weight.dtype == torch.float32:

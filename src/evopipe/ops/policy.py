@@ -1,5 +1,7 @@
-"""Choosing actions from values, and exploration noise for continuous ones: a function of the draws alone, so that no
-state of it could be missing in a checkpoint."""
+"""Choice of actions from values, and exploration noise for continuous actions.
+
+Noise is a function of the random draws alone: it has no state that a checkpoint would need.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +16,42 @@ from evopipe.types import Tensor
 
 
 def random_legal(u: Tensor, legal: Tensor) -> Tensor:
-    """Choose uniformly among legal actions: u in [0, 1) `[…]`, legal bool `[…, A]` → int64 `[…]`."""
+    """Choose uniformly among legal actions: `u` in [0, 1) `[…]`, `legal` bool `[…, A]` → int64 `[…]`."""
     rank = legal.cumsum(dim=-1)  # the k-th legal action has rank k + 1
     chosen = (u * rank[..., -1]).floor().long().unsqueeze(-1)
     return (rank > chosen).int().argmax(dim=-1)
 
 
 def best_legal(q: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the best legal action `[…]`, also where values `[…, A]` are not finite."""
+    """Return the legal action with the highest value, `[…]`. Values `[…, A]` need not be finite."""
     return masked_argmax(torch.nan_to_num(q), legal)
 
 
 def likeliest(out: Tensor, legal: Tensor | None, continuous: bool) -> Tensor:
-    """Return what a policy with outputs `[…, A]` does at best: tanh of them, or the legal action with the largest."""
+    """Return the most likely action of a policy with outputs `[…, A]`: their tanh, or the legal action with the
+    largest."""
     return torch.tanh(out) if continuous else best_legal(out, legal)
 
 
 def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Act greedily, with probability ε `[P]` uniformly among legal actions: q, legal `[P, E, A]` → `[P, E]` int64
-    (Sutton & Barto, 2018, § 2.2)."""
+    """Choose greedily, but with probability ε `[P]` uniformly among legal actions (Sutton & Barto, 2018, § 2.2).
+
+    `q` and `legal` are `[P, E, A]`; the result is `[P, E]` int64.
+    """
     return or_random_legal(best_legal(q, legal), legal, epsilon, draw)
 
 
 def or_random_legal(action: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """With chance epsilon `[P]` choose uniformly among legal actions `[P, E, A]` instead of `[P, E]` int64."""
+    """Replace actions `[P, E]` int64, with probability ε `[P]`, by a uniform choice among legal ones `[P, E, A]`."""
     u_explore, u_action = draw.uniform(2 * action.shape[1]).view(-1, 2, action.shape[1]).unbind(dim=1)
     return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), action)
 
 
 def or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Clip actions `[P, E, A]` to [−1, 1]; with chance epsilon `[P]` draw one uniformly there instead. Where actions
-    are not finite they become 0s."""
+    """Clip actions `[P, E, A]` to [−1, 1], and with probability ε `[P]` replace them by uniform draws from there.
+
+    Actions that are not finite become 0.
+    """
     members, envs, size = action.shape
     u = draw.uniform(envs * (size + 1)).float().view(members, envs, size + 1)
     known = torch.nan_to_num(action).clamp(-1.0, 1.0)
@@ -56,16 +63,17 @@ Noise = Literal["gaussian", "ou"]
 
 
 def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> Tensor:
-    """Independent normal noise `[P, E, A]` of standard deviation `sd`; shape is (E, A)."""
+    """Draw independent normal noise `[P, E, A]` with standard deviation `sd`; `shape` is (E, A)."""
     return sd * draw.normal(shape[0] * shape[1]).view(-1, *shape)
 
 
 def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> Tensor:
-    """Correlated noise `[P, E, A]` (Uhlenbeck & Ornstein, 1930; Lillicrap et al., 2016): x ← (1 − θ) x + sd · N(0, 1).
+    """Draw correlated noise `[P, E, A]`: x ← (1 − θ) x + sd · N(0, 1) (Uhlenbeck & Ornstein, 1930; Lillicrap et al.,
+    2016).
 
-    The process is the sum of its past shocks, Σ (1 − θ)ᵏ sd · N_{t−k}, and those can be drawn again: nothing has to be
-    kept from step to step. Shocks of which less than `REMEMBERED` is left are left out. The process of an environment
-    goes on into its next episode. Theta is in (0, 1].
+    The process is the sum of its past shocks, Σ (1 − θ)ᵏ sd · N_{t−k}. Shocks can be drawn again, so nothing is kept
+    from step to step. Shocks whose factor is below `REMEMBERED` are left out. The process of an environment continues
+    into its next episode. θ is in (0, 1].
     """
     steps = 1 if theta == 1.0 else math.ceil(math.log(REMEMBERED) / math.log1p(-theta))
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]

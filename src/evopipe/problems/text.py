@@ -1,4 +1,4 @@
-"""Members that are language models: they write, and learn from rows of text, rewards or games."""
+"""The problem of language models, which learn from rows of text, from rewards or from games."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from evopipe.schema.text import LanguageParams
 def problem_of(
     params: LanguageParams, folder: Path = Path(), alone: bool = False, together: Any = None
 ) -> Problem[LanguageSpec]:
-    """Return what a run of language models works on; see `problems.problem_of`."""
+    """Return the problem of a run of language models; see `problems.problem_of`."""
     runtime, judge = params.runtime, params.language.reward_model
     outside, sources = params.outside()
     spec = make_spec(params, configure(runtime))
@@ -64,7 +64,8 @@ def problem_of(
 
 
 def describe(params: LanguageParams, spec: LanguageSpec) -> dict[str, Any]:
-    """Return as JSON data the algorithm, its configuration, and the base, see `language.policy`."""
+    """Return the algorithm, its configuration and the base as JSON data, as `policy.json` has them (see
+    `language.policy`)."""
     return {
         "kind": "games" if spec.base.length else "language",
         "algo": params.train.algo,
@@ -78,7 +79,7 @@ def describe(params: LanguageParams, spec: LanguageSpec) -> dict[str, Any]:
 
 
 def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
-    """Return what members live on; at most so many processes divide what GPTs learn."""
+    """Return the regime that the configuration asks for. At most `learners` processes share the work for small GPTs."""
     if corpus.form == "reasoning":
         return Dialogue(spec, clock, corpus, _judge_of(spec.language, spec.device), _truth_of(spec.language))
     if corpus.form == "games":
@@ -87,7 +88,7 @@ def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 
 
 
 def room_of(params: LanguageParams, spec: LanguageSpec, folder: Path) -> tuple[Room, np.ndarray]:
-    """Return what dialogues share, and the rows `[n]` that score members at the end; for errors see `corpus_of`."""
+    """Return what dialogues share, and the rows `[n]` of the final evaluation. It raises what `corpus_of` raises."""
     corpus = corpus_of(folder, spec, form_of(params))
     rows = corpus.splits["test"]
     index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
@@ -97,8 +98,11 @@ def room_of(params: LanguageParams, spec: LanguageSpec, folder: Path) -> tuple[R
 def held_out_of(
     params: LanguageParams, spec: LanguageSpec, folder: Path, of: tuple[Room, np.ndarray] | None = None
 ) -> HeldOut:
-    """Return what scores members on games, or on rows that no training saw, which `room_of` gives; beside their scores
-    it tells which games were `won`, what a reward model replaces (`task`), or the algorithm's figures."""
+    """Return what scores members at the end: on games, or on rows that no training saw, as `room_of` returns them.
+
+    Beside scores it reports which games were `won`, the task's own score if a reward model replaces it (`task`), or the
+    algorithm's statistics.
+    """
     if form_of(params) == "games":
 
         def games(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
@@ -125,7 +129,7 @@ def held_out_of(
 
 
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
-    """Bundle what a run is about; for errors see `load_base`."""
+    """Build the configuration of a run. It raises what `load_base` raises."""
     device, cfg = device or torch.device("cpu"), settled(params)
     base = replace(base_of(cfg, params.seed, device), rows_at_once=params.runtime.rows_at_once)
     return spec_of(params, base, device, cfg)
@@ -134,7 +138,7 @@ def make_spec(params: LanguageParams, device: torch.device | None = None) -> Lan
 def spec_of(
     params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None
 ) -> LanguageSpec:
-    """Bundle what a run over this base is about; with another block `language` than the parameters have."""
+    """Build the configuration of a run over this base; `cfg` replaces the block `language` of the parameters."""
     return LanguageSpec(
         seed=params.seed,
         language=cfg or params.language,
@@ -188,7 +192,12 @@ def _modelled(model: LanguagePolicy) -> Judge:
 
 
 def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
-    """Read the rows; DataError where they are another base's, or of another form; for others see `need_places`."""
+    """Read the tokenised rows.
+
+    Raises:
+        DataError: they are damaged, of another base or of another form.
+        ParamsError: see `need_places`.
+    """
     corpus = read_corpus(layout.need(folder, layout.TOKENS))
     if corpus.digest != spec.base.digest or corpus.form != form:
         wrong = "another base" if corpus.digest != spec.base.digest else f"{corpus.form} rows"

@@ -1,4 +1,4 @@
-"""What is told of language models that were scored on rows, or games, that no training saw."""
+"""The stage `evaluate` for language models: what is reported of members that were scored on held-out rows or games."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _SHOWN = 12  # prompts of which the completions are written down, or games
 
 
 class Evaluation:
-    """The members that are scored, the elite last, and behind it what they began from; and what is told of it."""
+    """The members to be scored, then the model that they started from, and the report on their scores. The elite is the
+    last member."""
 
     def __init__(
         self, params: LanguageParams, problem: Problem[LanguageSpec], trained: Sequence[Member], folder: Path
@@ -45,7 +46,11 @@ class Evaluation:
             self.members.append(replace(trained[-1], tensors=plain))
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
-        """Return what to write; raise Stopped if `stopped` says so."""
+        """Return the report on these episodes.
+
+        Raises:
+            Stopped: `stopped` returned True.
+        """
         return self._games(played, seeds) if self.plays else self._rows(played, stopped)
 
     def _rows(self, played: Episodes, stopped: Callable[[], bool]) -> Told:

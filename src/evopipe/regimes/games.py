@@ -1,4 +1,4 @@
-"""Games: members learn from those of a dataset, and are scored by those that they play themselves."""
+"""Learning from a dataset of games. Members are scored by games that they play themselves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_ONCE = 128  # games that each member plays at a time
 
 
 class Scores(NamedTuple):
-    """What members reached in games."""
+    """The results of members' games."""
 
     episodes: Episodes  # lengths are tries
     won: np.ndarray  # [P, n] bool
@@ -32,7 +32,11 @@ class Scores(NamedTuple):
 def play(
     spec: LanguageSpec, task: Any, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]
 ) -> Scores:
-    """Let every member play a game a seed `[n]`, all members at once; Stopped if `stopped` says so."""
+    """Let every member play one game for each seed `[n]`, all members at once.
+
+    Raises:
+        Stopped: `stopped` returned True.
+    """
     slots, algo, cfg = sorted(slot for cohort in cohorts for slot in cohort.slots), spec.algo, spec.algo_config
     parts: list[list[np.ndarray]] = []
     rows: list[list[dict[str, Any]]] = [[] for _ in slots]
@@ -55,7 +59,8 @@ def play(
 
 
 class GameLessons:
-    """Lessons (see `regimes.text.Lessons`) of games: seeds of an evaluation are those of games that members play."""
+    """Lessons (see `regimes.text.Lessons`) from games. A seed of an evaluation is the seed of a game that members
+    play."""
 
     def __init__(self, spec: LanguageSpec, corpus: Corpus, task: Any) -> None:
         told = task.encode(corpus.rows)

@@ -1,4 +1,4 @@
-"""Off-policy: members act, what they did goes into a replay memory, and they learn from that."""
+"""The off-policy regime: members act, store transitions in a replay buffer, and learn from it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class OffPolicy:
     """The regime (see `Regime`) of off-policy algorithms.
 
     Raises:
-        ParamsError: there are transitions to learn from first, and the environment has a team, or masks actions, of
-            which they know nothing.
+        ParamsError: the run starts with transitions of a dataset, but the environment is a team's or masks actions,
+            which such transitions do not record.
     """
 
     remarks: Sequence[str] = ()
@@ -76,10 +76,10 @@ class OffPolicy:
         self.learning.adopt(cohorts)
 
     def advance(self) -> None:
-        """Take one step in every environment, store the transitions, learn what is due.
+        """Take one step in every environment, store the transitions, and make the updates that are due.
 
-        The members learn while the environments step, from the memory as it was before this tick. Where an environment
-        fails (EnvironmentFailed) the state is whole: its actions are chosen and stay pending.
+        Members learn while the environments step, from the replay buffer as it was before this tick. If an environment
+        fails (EnvironmentFailed), the state is whole: the actions are chosen and stay pending.
         """
         world, clock = self.world, self.clock
         chosen = world.pending is None
@@ -163,9 +163,9 @@ class OffPolicy:
 
 
 def byte_images(pool: Any, data: Transitions | None = None) -> list[Image]:
-    """Return the images that are whole 255ths in an observation: those of bytes from 0 to 255, and of bools.
+    """Return the images in an observation whose pixels are whole 255ths: images of bytes from 0 to 255, or of bools.
 
-    The environment's are, if it keeps to its space; transitions that come from elsewhere are looked at.
+    An environment that keeps to its space need not be checked; transitions from elsewhere are.
     """
     found, start = [], 0
     if pool.spaces.team is not None:  # their images are kept as numbers

@@ -1,4 +1,4 @@
-"""Offline: members learn from a dataset, and play only to be evaluated."""
+"""The offline regime: members learn from a dataset, and act only to be evaluated."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PART = 1 << 24  # bytes of rows that are packed at once
 
 
 class Offline:
-    """The regime (see `Regime`) of learning from a dataset, one for all members.
+    """The regime (see `Regime`) of learning from one dataset that all members share.
 
-    A step of a member, wherever steps are counted, is a chance to learn where online it is a step in the environment.
+    A step of a member, wherever steps are counted, is one chance to learn; online it would be an environment step.
 
     Raises:
         DataError: the dataset is empty.
-        ParamsError: the environment masks actions, which a dataset knows nothing of.
+        ParamsError: the environment masks actions, which a dataset does not record.
     """
 
     remarks: Sequence[str] = ()
@@ -58,7 +58,7 @@ class Offline:
         self.learning.adopt(cohorts)
 
     def advance(self) -> None:
-        """Learn what is due."""
+        """Make the updates that are due."""
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, self.learning.due()):
             learn()
@@ -66,12 +66,12 @@ class Offline:
         self.whole = True
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the memory holds beside the dataset, which does not change."""
+        """Return the replay buffer's state without the dataset, which does not change."""
         trees = self.replay.priorities
         return {} if trees is None else {f"replay.{k}": v for k, v in trees.state(self.warm).items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
-        """See `Regime.restore`; 0, for no environment was under way."""
+        """See `Regime.restore`. It returns 0, because no environment was running."""
         if self.replay.priorities is not None:
             state = {k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")}
             self.replay.priorities.restore(state)

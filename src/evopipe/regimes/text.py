@@ -1,4 +1,5 @@
-"""Text: members learn from rows of a dataset, supervised or by preferences, and are scored by rows held out."""
+"""The regime of text: members learn from rows of a dataset, supervised or by preferences, and are scored on held-out
+rows."""
 
 from __future__ import annotations
 
@@ -29,8 +30,10 @@ AT_ONCE = 64  # rows that are scored at a time
 
 
 class References:
-    """What the base says of the rows of a dataset: found out once, in the order of the rows, so that a run that goes on
-    after a stop reads the same bits."""
+    """The base model's log-probabilities of a dataset's rows.
+
+    They are computed once, in the order of the rows, so that a resumed run reads the same bits.
+    """
 
     def __init__(self, spec: LanguageSpec, corpus: Corpus, rows: np.ndarray) -> None:
         self._held: dict[int, list[Tensor]] = {}
@@ -42,7 +45,7 @@ class References:
                 self._held[row] = list(told[:, i].cpu())
 
     def of(self, index: Rows, text: Text) -> Tensor:
-        """Return the base's log-probabilities of these rows' text, `[1, n, T]`."""
+        """Return the base's log-probabilities of the text of these rows, `[1, n, T]`."""
         width = text.mask.shape[-1]
         found = torch.zeros(text.mask.shape[1:])
         for i, row in enumerate(index):
@@ -53,21 +56,21 @@ class References:
 
 
 class Lessons(Protocol):
-    """Rows of a dataset as members learn from them, and what scores members."""
+    """The protocol of a dataset that members learn from, and of what scores them."""
 
     @property
     def splits(self) -> Mapping[str, np.ndarray]:
-        """Which rows train, score members while they train, and are held out."""
+        """The rows of the splits by name: for training, for scores while training, and for the final evaluation."""
 
     def batch(self, index: np.ndarray, members: int) -> Any:
-        """Return rows as the algorithm's `update` reads them, for so many members."""
+        """Return rows as the algorithm's `update` reads them, for `members` members."""
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """See `run.regime.Regime.evaluate`."""
 
 
 class Texts:
-    """Lessons of text: what seeds of an evaluation stand for are rows of the validation split."""
+    """Lessons from text. A seed of an evaluation selects a row of the validation split."""
 
     def __init__(self, spec: LanguageSpec, corpus: Corpus) -> None:
         self.spec, self.corpus, self.splits = spec, corpus, corpus.splits
@@ -86,9 +89,9 @@ class Texts:
 
 
 class TextRows:
-    """The regime (see `run.regime.Regime`) of learning from rows: a tick is one batch, the same for all.
+    """The regime (see `run.regime.Regime`) of learning from rows. A tick is one minibatch, the same for all members.
 
-    At most so many processes divide the members' learning: nothing depends on how many.
+    At most `processes` learners share the work; no result depends on how many.
     """
 
     threshold: float | None = None
@@ -107,14 +110,14 @@ class TextRows:
         return member
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Nothing is kept beside the members."""
+        """Do nothing: this regime keeps nothing for each member."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
         self.learners.adopt(cohorts, [1.0] * len(cohorts))
 
     def advance(self) -> None:
-        """Learn from one batch."""
+        """Learn from one minibatch."""
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, [[1]] * len(self.cohorts)):
             learn()
@@ -150,7 +153,7 @@ class TextRows:
 def rows_for(
     spec: LanguageSpec, corpus: Corpus, index: np.ndarray, members: int, references: References | None
 ) -> Text:
-    """Return rows as the text of so many members, `[P, n, …]`."""
+    """Return the text of rows for `members` members, `[P, n, …]`."""
     text = on_device(corpus.batch(index, spec.base.pad), spec.device)
     if references is not None:
         text = replace(text, reference=references.of(index, text))
@@ -160,7 +163,7 @@ def rows_for(
 
 
 def said(spec: LanguageSpec, cohort: Cohort, batch: Text) -> Scored:
-    """Return what a cohort's members say of rows, and their heads where the algorithm asks for values."""
+    """Return the log-probabilities of rows under a cohort's members, and values if the algorithm asks for them."""
     value = cohort.state.value.frozen if "value" in spec.algo.asks(spec.algo_config) else None
     return score(getattr(cohort.state, spec.algo.POLICY).frozen, batch, value)
 
@@ -174,7 +177,11 @@ def evaluate_rows(
     references: References | None,
     stopped: Callable[[], bool],
 ) -> Episodes:
-    """Score members by the algorithm's `fitness` of these rows; Stopped if `stopped` says so."""
+    """Score members by the algorithm's `fitness` on these rows.
+
+    Raises:
+        Stopped: `stopped` returned True.
+    """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     returns = np.full((len(slots), len(index)), np.nan)
     lengths = np.zeros(returns.shape, np.int64)
@@ -197,7 +204,7 @@ def evaluate_rows(
 def figures(
     spec: LanguageSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
 ) -> dict[str, np.ndarray]:
-    """Return what the algorithm tells of members' held-out rows, besides their score: means `[P]` by name."""
+    """Return the algorithm's other statistics of members on held-out rows, beside the score: means `[P]` by name."""
     told: dict[str, np.ndarray] = {}
     if spec.algo.figures is None:
         return told

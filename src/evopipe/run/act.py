@@ -1,4 +1,4 @@
-"""Actions of members, by their algorithm's own `act`, `step` or `greedy`: while training, and greedily."""
+"""Choosing the actions of members by their algorithm's own `act`, `step` or `greedy`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,18 @@ from evopipe.types import Chosen
 def act(
     spec: Spec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int
 ) -> np.ndarray:
-    """Choose every member's actions: `[P · E]` int64, or `[P · E, A]` float32 where actions are continuous.
+    """Choose every member's exploring actions: `[P · E]` int64, or `[P · E, A]` float32 if actions are continuous.
 
-    Rows are by slot: obs `[P · E, O]` float32, legal `[P · E, A]` bool. The tick, with the members' keys, fixes the
-    draws. A frozen member's values mean nothing: its environments go on with random legal actions. Of teams all, given
-    and returned, have an axis `K` behind the first.
+    Args:
+        spec: configuration.
+        cohorts: the members.
+        obs: `[P · E, O]` float32, rows by slot.
+        legal: `[P · E, A]` bool.
+        epsilon: exploration rate.
+        tick: together with the members' keys it fixes the random draws.
+
+    A frozen member's values mean nothing, so its environments continue with random legal actions. For a team, every
+    array has an axis `K` behind the first.
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     chosen = [choose(spec, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts]
@@ -32,15 +39,18 @@ def act(
 
 
 def by_row(spec: Spec, actions: np.ndarray) -> np.ndarray:
-    """Return members' actions `[P, E, …]` as a pool takes them, `[P · E, …]`; of teams `[P, E · K, …]` as
+    """Reshape members' actions `[P, E, …]` to what a pool reads, `[P · E, …]`; a team's `[P, E · K, …]` to
     `[P · E, K, …]`."""
     team = (spec.spaces.agents,) if spec.spaces.team else ()
     return actions.reshape(-1, *team, *actions.shape[2:])
 
 
 def take_note(cohorts: Sequence[Cohort], obs: np.ndarray, alive: np.ndarray | None = None) -> None:
-    """Let every member take note of what it is about to act on, `[P · E, O]`, rows by slot: once a tick, before they
-    act; never where they are evaluated. Teams' are `[P · E, K, O]`; alive `[P · E, K]` says which agents are there."""
+    """Update every member's normaliser with the observations that it is about to act on, `[P · E, O]`, rows by slot.
+
+    It is called once a tick before members act, and never in an evaluation. A team's observations are `[P · E, K, O]`,
+    and `alive` `[P · E, K]` says which agents are there.
+    """
     for cohort in cohorts:
         if cohort.normaliser is not None:
             parts = (obs, np.ones(obs.shape[:-1], np.bool_) if alive is None else alive)
@@ -57,10 +67,14 @@ def choose(
     spec: Spec, cohort: Cohort, obs: np.ndarray | Tensor, legal: np.ndarray | Tensor,
     explore: tuple[float, int] | None,
 ) -> Tensor:  # fmt: skip
-    """Choose the actions of one cohort's members, as `act`, on its device; nothing waits for it.
+    """Choose the actions of one cohort's members on its device, as `act` does. The host does not wait for the device.
 
-    Obs `[P, E, O]` float32 and legal `[P, E, A]` bool are in the order of the cohort's members. `explore` is the
-    exploration rate and the tick; None for greedy actions.
+    Args:
+        spec: configuration.
+        cohort: the members.
+        obs: `[P, E, O]` float32, in the order of the cohort's members.
+        legal: `[P, E, A]` bool.
+        explore: the exploration rate and the tick; None for greedy actions.
     """
     algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.bare, explore is not None
     epsilon, tick = explore or (0.0, 0)
@@ -83,11 +97,16 @@ def choose(
 def step(
     spec: Spec, cohort: Cohort, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: int | None
 ) -> Chosen:
-    """Let the members of a cohort that learns on-policy choose; nothing waits for the device.
+    """Choose the actions of one cohort of an on-policy algorithm. The host does not wait for the device.
 
-    Obs `[P, E, O]` float32 are as their networks read them (`cohort.shown`), legal is `[P, E, A]` bool. Where an
-    episode begins, `[P, E]` bool, what was remembered, memory `[P, E, M]`, is forgotten. The tick, with the members'
-    keys, fixes the draws; None for greedy actions.
+    Args:
+        spec: configuration.
+        cohort: the members.
+        obs: `[P, E, O]` float32, normalised (`cohort.shown`).
+        legal: `[P, E, A]` bool.
+        begins: `[P, E]` bool, where an episode begins: the memory is cleared there.
+        memory: `[P, E, M]`, the recurrent memory.
+        tick: together with the members' keys it fixes the draws; None for greedy actions.
     """
     algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.bare, tick is not None
 
@@ -105,7 +124,8 @@ def step(
 
 
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
-    """Put cohorts' actions `[P, E, …]` in their members' places. All are under way before the first is waited for."""
+    """Put cohorts' actions `[P, E, …]` in the order of slots, as one array. All copies to the host start before the
+    first ends."""
     order, found = [*chain(*places)], np.asarray(torch.cat([each.cpu() for each in chosen]))
     if order == [*range(len(order))]:
         return found

@@ -1,4 +1,4 @@
-"""Where a run is: ticks, generations, steps."""
+"""How far a run is: its ticks, generations and steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evopipe.run.spec import Job
 
 @dataclass
 class Clock:
-    """Counts what has happened. A tick is one step in every environment, offline one chance to learn."""
+    """Counts a run's ticks. A tick is one step in every environment; offline it is one chance to learn."""
 
     members: int  # P
     envs: int  # E
@@ -31,12 +31,12 @@ class Clock:
 
     @property
     def step(self) -> int:
-        """Environment steps of each member so far."""
+        """Environment steps that each member has taken so far."""
         return self.tick * self.envs
 
     @property
     def generation_ticks(self) -> int:
-        """Ticks of the generation that is running, or about to begin."""
+        """The number of ticks in the current generation, or in the one that is about to begin."""
         return min(self.each, max(1, self.total - (self.tick - self.here)))
 
     @property
@@ -44,7 +44,12 @@ class Clock:
         return self.here >= self.each or self.tick >= self.total
 
     def count(self, broken: int = 0, rewarded: bool = True) -> None:
-        """Count a tick, how many of its transitions were broken, and whether another may have given a reward."""
+        """Count one tick.
+
+        Args:
+            broken: how many of its transitions were broken.
+            rewarded: whether one of its rewards may be other than 0.
+        """
         self.tick += 1
         self.here += 1
         self.env_steps += self.members * self.envs

@@ -1,4 +1,4 @@
-"""Evaluation: members play whole episodes, deterministically, on given seeds."""
+"""Evaluation: members play whole episodes greedily, on given seeds."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def evaluate(
     cap: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Episodes:
-    """Play one greedy episode a seed with every member.
+    """Play one greedy episode for each seed with every member.
 
     Args:
         spec: configuration.
         cohorts: the members, `P` in all.
         pool: environments, at least `P`; each member uses `rows // P` of them at a time.
         seeds: `[n]`, the same for all members.
-        cap: most steps of an episode, None for no cap.
-        stopped: asked at every step.
+        cap: the most steps of an episode; None for no cap.
+        stopped: is asked at every step whether to stop.
 
     Raises:
-        Stopped: `stopped` said so.
+        Stopped: `stopped` returned True.
         EnvironmentFailed: an environment raised or broke its contract.
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
@@ -96,7 +96,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What scores members at the end, see `Regime.evaluate`; the regime of shards that only do this."""
+    """Scores members at the end of a run (see `Regime.evaluate`). Shards that only evaluate use it as their regime."""
 
     evaluate: Callable[[Sequence[Cohort], np.ndarray, Callable[[], bool]], Episodes]
     close: Callable[[], None] = lambda: None
@@ -106,13 +106,13 @@ class HeldOut:
     remarks: Sequence[str] = ()
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Members come with each evaluation."""
+        """Do nothing: members are passed to each evaluation."""
 
 
 def in_environments(
     spec: Spec, env: EnvConfig, members: int, rows: int, cap: int | None, workers: Workers | None = None
 ) -> HeldOut:
-    """Return environments in which `P` members are scored, so many rows each; for cap see `evaluate`."""
+    """Open environments that score `members` members, with `rows` environments for each. For `cap` see `evaluate`."""
     pool, play = _opened(spec, env, members * rows, workers)
     return HeldOut(lambda cohorts, seeds, stopped: play(spec, cohorts, pool, seeds, cap, stopped), pool.close)
 
@@ -126,7 +126,7 @@ def _opened(spec: Spec, env: EnvConfig, rows: int, workers: Workers | None) -> t
 
 
 class Evaluator:
-    """Environments of a run's own in which its `P` members are scored."""
+    """The environments that score the `P` members of a run while it goes on."""
 
     def __init__(self, spec: Spec, members: int, workers: Workers | None = None) -> None:
         self._spec = spec

@@ -1,5 +1,4 @@
-"""Evaluation where environments are tensors: what `evaluate` does, on the device; no number leaves it before the last
-episode is over."""
+"""Evaluation in environments that are tensors. No number leaves the device before the last episode has ended."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _LOOK = 16  # ticks on a device after which the host asks whether anybody still 
 def evaluate_tensors(
     spec: Spec, cohorts: Sequence[Cohort], pool: Any, seeds: np.ndarray, cap: int | None, stopped: Callable[[], bool]
 ) -> Episodes:
-    """See `evaluate`; the pool is a `TensorPool`. On the CPU the numbers are those of `evaluate`, to the bit."""
+    """Do what `evaluate` does, with a `TensorPool`. On the CPU the results equal those of `evaluate` to the bit."""
     device, agents, n = pool.device, spec.spaces.agents, len(seeds)
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     place = {slot: p for p, slot in enumerate(slots)}

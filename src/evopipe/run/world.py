@@ -1,4 +1,4 @@
-"""Environments that members play in, each episode from a seed of its own: on the host, or as tensors on a device."""
+"""The environments that members act in, on the host or as tensors on a device. Every episode has its own seed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may
 
 
 class World:
-    """Environments on the host: a pool of `P · E` rows, for members with these keys `[P]`. Members see a team's agents
-    as rows next to each other, `[P, E · K]` in place of `[P, E]`.
+    """The environments on the host: a pool of `P · E` rows, for members with these keys `[P]`.
+
+    Members see the agents of a team as adjacent rows, `[P, E · K]` in place of `[P, E]`.
 
     Attributes:
-        begun: `[R]`, episodes that each row began.
-        pending: actions that were chosen, but not yet taken, None where none were.
+        begun: `[R]`, how many episodes each row has begun.
+        pending: actions that were chosen and not yet taken; None if there are none.
     """
 
     def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock, pool: EnvPool) -> None:
@@ -55,27 +56,31 @@ class World:
         self.pool.reset(rows, seeds)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """Use these cohorts from now on."""
         self._slots = [cohort.slots for cohort in cohorts]
 
     def seen(self) -> list[Tensor]:
-        """Return what members act by: observation `[P, E, O]`, legal actions `[P, E, A]`, whether an episode begins,
-        and of a team who is there `[P, E]`."""
+        """Return what members act on: observations `[P, E, O]`, legal actions `[P, E, A]` and where episodes begin
+        `[P, E]`.
+
+        For a team, `[P, E]` bool follows: which agents are there.
+        """
         there = [] if self._team is None else [self.pool.alive]
         return [self._by_member(x) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
-        """Return the cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
+        """Reshape the cohorts' chosen actions `[P, E, …]` to what the pool reads, `[P · E, …]`."""
         actions = by_row(self._spec, gather(chosen, self._slots))
         return actions if self._team is None else self.pool.taken(actions)
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
-        """Let members that learn off-policy choose what is then `pending`, and take note of what they choose by."""
+        """Let off-policy members choose their actions, which are then `pending`, and update their normalisers."""
         take_note(cohorts, self.pool.obs, self.pool.alive)
         chosen = act(self._spec, cohorts, self.pool.obs, self.pool.mask, epsilon, self._clock.tick)
         self.pending = self.pool.taken(chosen) if self._team is not None else chosen
 
     def send(self) -> None:
-        """Begin the step that is pending; `pool.receive` ends it."""
+        """Start the pending step in all environments; `pool.receive` finishes it."""
         assert self.pending is not None
         self.pool.send(self.pending)
 
@@ -84,8 +89,10 @@ class World:
         return self.pool.step(actions)
 
     def gave(self, step: Step) -> list[Tensor]:
-        """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`, and of a team `next_alive`.
-        An agent that was gone, or whose action the environment set, has nothing to learn from: it counts as broken."""
+        """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`, and for a team `next_alive`.
+
+        An agent that had left, or whose action the environment set, counts as broken: it has nothing to learn from.
+        """
         gave = [step.obs, step.reward, step.terminated, step.truncated]
         if self._idle is None:
             return [self._by_member(x) for x in (*gave, step.broken)]
@@ -94,7 +101,7 @@ class World:
         return [self._by_member(x) for x in (*gave, broken | self._idle, next_alive)]
 
     def end(self, step: Step) -> None:
-        """Begin new episodes where some ended; count the tick."""
+        """Count the tick, and begin new episodes where some ended."""
         self.pending = None
         over = np.flatnonzero(step.over)
         if len(over):
@@ -115,7 +122,7 @@ class World:
         return {**kept, **chosen, "episodes": torch.from_numpy(self.begun.copy())}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
-        """Take over what `state` returned; return the rows whose episodes were lost, which begin new ones."""
+        """Restore what `state` returned; return the rows whose episodes were lost, which begin new ones."""
         self.begun[:] = tensors["episodes"].numpy()
         self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
         lost = np.flatnonzero(self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()}))
@@ -142,7 +149,7 @@ def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) ->
 
 
 def legal_actions(spec: Spec, pool: Any, members: int, envs: int) -> Tensor:
-    """Return the actions that are legal where environments are tensors, `[P, E · K, A]`: always the same."""
+    """Return the legal actions of environments that are tensors, `[P, E · K, A]`. They never change."""
     legal = torch.ones(members, envs * spec.spaces.agents, spec.actions, dtype=torch.bool, device=pool.device)
     if spec.spaces.team is not None:
         legal &= torch.from_numpy(pool.team.free).to(pool.device).repeat(envs, 1)
@@ -150,7 +157,7 @@ def legal_actions(spec: Spec, pool: Any, members: int, envs: int) -> Tensor:
 
 
 def in_slots(spec: Spec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Put cohorts' actions `[P, E, …]` in their members' places; return them as a `TensorPool` takes them."""
+    """Put cohorts' actions `[P, E, …]` in the order of slots, as a `TensorPool` reads them."""
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
     actions = actions[order].flatten(0, 1)
@@ -158,8 +165,11 @@ def in_slots(spec: Spec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> 
 
 
 class TensorWorld:
-    """`World` of environments as tensors (`env.backend: torch`): a tick never leaves the device. Evopipe's own never
-    break; of a user's own what is not finite is found, for which the host waits."""
+    """The counterpart of `World` for environments as tensors (`env.backend: torch`): a tick never leaves the device.
+
+    evopipe's own tensor environments never break. Those of users are checked for numbers that are not finite, for which
+    the host waits.
+    """
 
     def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock) -> None:
         envs, device = spec.env.num_envs, spec.device
@@ -224,10 +234,10 @@ class TensorWorld:
         self.pending = self.actions(chosen)
 
     def send(self) -> None:
-        """Nothing is under way before `take`."""
+        """Do nothing: `take` computes the step."""
 
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
-        """Return the transitions of a step as rows `[R, size]`; obs `[P, E · K, O]` is what members chose by."""
+        """Return the transitions of a step as rows `[R, size]`; `obs` `[P, E · K, O]` is what members acted on."""
         rows, legal = self.pool.rows, self._legal.view(self.pool.rows, -1, self._legal.shape[-1])
         next_legal = None
         if layout.masked:  # an agent that is gone has its first action alone
@@ -246,7 +256,7 @@ class TensorWorld:
         return found
 
     def broken(self, step: TensorStep) -> Tensor | None:
-        """Return which rows `[R]` gave what is not finite; None where that cannot be."""
+        """Return which rows `[R]` have numbers that are not finite; None if that cannot happen."""
         if self.pool.sound:
             return None
         parts = (x.reshape(self.pool.rows, -1).isfinite().all(dim=1) for x in (step.obs, step.reward))

@@ -1,6 +1,6 @@
-"""A shard: some slots of a population in a process of their own, and the messages that tell it what to do.
+"""A shard: some slots of a population in their own process, and the messages that control it.
 
-A message is bytes: JSON data and tensors in the safetensors format. Nothing in it is ever executed.
+A message is bytes: JSON data, and tensors in the safetensors format. Nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def pack(
     tensors: Mapping[str, Tensor] | None = None,
     state: Mapping[str, Tensor] | None = None,
 ) -> bytes:
-    """Return a message: its first part holds `about` and the tensors, a second one a state that few need to read."""
+    """Build a message. Its first part holds `about` and `tensors`; its second part holds a `state` that few readers
+    need."""
     text = torch.frombuffer(bytearray(dump_json(about, "message")), dtype=torch.uint8)
     first = tensor_pieces({**(tensors or {}), _ABOUT: text})
     size = sum(memoryview(piece).nbytes for piece in first)
@@ -43,13 +44,17 @@ def pack(
 
 
 def halves(message: bytes) -> tuple[bytes, bytes]:
-    """Return a message without the state, and the state."""
+    """Split a message into the part without the state, and the state."""
     end = 8 + int.from_bytes(message[:8], "little")
     return message[:end], message[end:]
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what `pack` was given but the state; DataError if it is no message."""
+    """Return what was packed in a message, except the state.
+
+    Raises:
+        DataError: the bytes are no message.
+    """
     tensors = load_tensors(halves(message)[0][8:], "message")
     if _ABOUT not in tensors:
         raise DataError("message: does not say what it is about; let all processes run the same version of evopipe")
@@ -57,12 +62,12 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def state_of(message: bytes) -> dict[str, Tensor]:
-    """Return the state that `pack` was given."""
+    """Return the state that was packed in a message."""
     return load_tensors(halves(message)[1], "message")
 
 
 class Shard:
-    """A regime and its members, whose slots count from 0. It does what a message says, and answers with another."""
+    """A regime and its members, whose slots count from 0. It executes messages, and answers each with another."""
 
     spec: Job
     regime: Regime
@@ -75,7 +80,7 @@ class Shard:
         self._worked = 0.0  # seconds of this message that the members lived: the others are what being apart costs
 
     def answer(self, message: bytes, stopped: Callable[[], bool] = lambda: False) -> bytes:
-        """Do what a message says. What goes wrong is an answer too; Stopped alone is raised."""
+        """Execute a message, and return the answer. Errors are answers too; only Stopped is raised."""
         about, tensors = unpack(message)
         self._worked = 0.0
         try:
@@ -104,7 +109,7 @@ class Shard:
         return pack({**told[0], **where, "number": self._told[0], "seconds": self._worked}, told[1], state)
 
     def close(self) -> None:
-        """Let processes and environments go."""
+        """Release processes and environments."""
         if hasattr(self, "regime"):
             self.regime.close()
 

@@ -1,8 +1,8 @@
-"""A population in shards: each is a run's regime with some of the slots, in a process of its own, maybe elsewhere.
+"""The regime of a population in shards. Each shard runs the regime for some slots, in its own process, maybe elsewhere.
 
-A generation is: members go out, every shard plays and learns, fitness and members come back, and the run evolves them.
-Nothing else crosses. A member's draws depend on its own key alone, so no bit depends on how many shards there are. See
-`docs/decisions/0030-shards.md`.
+In a generation, members are sent out, every shard acts and learns, fitness and members return, and the run evolves
+them. Nothing else is exchanged. A member's random draws depend on its own key alone, so no bit depends on the number of
+shards. See `docs/decisions/0030-shards.md`.
 """
 
 from __future__ import annotations
@@ -40,31 +40,39 @@ _FOLDS = 16  # states of a shard that the driver holds as what changed from one 
 
 
 class Lost(Exception):
-    """A shard's process is gone; the text says how."""
+    """A shard's process has ended; the text says how."""
 
 
 class Engine(Protocol):
-    """What has a process for each shard, and brings messages there and answers back. See `run.shard.Shard`."""
+    """The protocol of what runs a process for each shard, and carries messages and answers. See `scale.shard.Shard`."""
 
     @property
     def room(self) -> int:
-        """How many shards there is room for."""
+        """The number of shards that fit."""
 
     def start(self, shard: int) -> None:
-        """Begin a shard's process, or another in the place of one that is gone; Lost where there can be none."""
+        """Start a shard's process, or replace one that has ended.
+
+        Raises:
+            Lost: it cannot be started.
+        """
 
     def tell(self, shard: int, message: bytes) -> None:
-        """Send a message, whose answer is the next one to be heard."""
+        """Send a message. Its answer is the next that `heard` returns."""
 
     def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
-        """Return the answer, None if there is none after so many seconds; Lost if none will come."""
+        """Return the answer; None if there is none after `seconds`.
+
+        Raises:
+            Lost: there will be none.
+        """
 
     def close(self) -> None:
         """End all processes."""
 
 
 class Here:
-    """The engine of shards in this process, one after the other: to see that nothing depends on their number."""
+    """The engine of shards in this process, one after the other. It shows that no result depends on their number."""
 
     room = 1
 
@@ -88,16 +96,17 @@ class Here:
 
 
 class Shards:
-    """The regime (see `Regime`) of a run whose members are elsewhere: a tick of it is some of theirs.
+    """The regime (see `Regime`) of a run whose members are in shards. One tick of it is several of theirs.
 
     Args:
-        spec: the run's configuration; its cohorts are what evolution works on.
-        clock: the run's.
-        slots: each shard's, in order.
-        begin: each shard's first message.
-        engine: where they live.
+        spec: the run's configuration; evolution works on its cohorts.
+        clock: the run's clock.
+        slots: the slots of each shard, in order.
+        begin: the first message to each shard.
+        engine: what runs the shards.
 
-    Raises what making a regime raises, and ResourceError where a shard dies again and again.
+    Raises:
+        ResourceError: a shard died several times. What building a regime raises is raised too.
     """
 
     def __init__(
@@ -129,7 +138,7 @@ class Shards:
 
     @property
     def measures(self) -> Measures | None:
-        """What members did in each generation, of regimes that take note of it."""
+        """The statistics of members in each generation, if the regime has any."""
         if self._measured is None:
             return None
         found = Measures(self.clock.members, self._measured)
@@ -151,7 +160,7 @@ class Shards:
         self.cohorts, self._waiting = cohorts, True
 
     def advance(self) -> None:
-        """Let every shard take some ticks, at most up to the generation's end, about a second's; see `Regime`."""
+        """Let every shard take some ticks, about one second's, at most to the end of the generation; see `Regime`."""
         clock, began = self.clock, time.perf_counter()
         left = clock.generation_ticks - clock.here
         ticks = min(left, self._ticks)
@@ -208,7 +217,8 @@ class Shards:
             held.losses.copy_(losses[held.slots])
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`: members play where they are; one that is alone plays its episodes everywhere."""
+        """See `Regime.evaluate`. Members play in their shard; the episodes of a single member are divided among all
+        shards."""
         with self._counted():
             if self._waiting:
                 self._go_on(self.clock.tick, state=False)
@@ -243,10 +253,11 @@ class Shards:
 
     @property
     def account(self) -> str | None:
-        """What being apart has cost so far, in a sentence; None where shards are not.
+        """Return the overhead of the shards so far as a sentence; None if they are in this process.
 
-        Exchange is all that one process would not do: to pack, bring, unpack and form members and states, on either
-        side. Evolution, its records and checkpoints, with the states for them, are what a run in one process does too.
+        The overhead is what one process would not do: packing, sending, unpacking and forming members and states, on
+        either side. Evolution, its records and checkpoints with the states for them are not counted; a run in one
+        process needs them too.
         """
         if isinstance(self.engine, Here):
             return None
@@ -379,7 +390,8 @@ class Shards:
 
 
 def late(seconds: Sequence[float]) -> dict[int, str]:
-    """Say which shards took much longer for a generation than others, by the seconds of each."""
+    """Return which shards took much longer for a generation than others, as a sentence for each, from the seconds of
+    each."""
     usual = float(np.median(seconds))
     return {
         shard: f"shard {shard} took {took:.0f} s for a generation, half of them at most {usual:.0f} s, and all "
