@@ -16,8 +16,9 @@ from evopipe.core.net import Net
 from evopipe.core.structure import Widths
 from evopipe.native import actor_critic as native
 from evopipe.native import build
+from evopipe.native.update import Learners
 from evopipe.ops.distributions import Distribution, distribution, relaxed
-from evopipe.ops.policy import likeliest, or_random_legal
+from evopipe.ops.policy import likeliest, noisy, or_random_legal, smoothed
 from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -69,7 +70,7 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
     by itself, a uniform action."""
     of = crew(cfg)
     if cfg.spaces.continuous:
-        found = _actor_critic.noisy(cfg, greedy(cfg, state, obs, legal), epsilon, draw)
+        found = noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd, cfg.noise, cfg.ou_theta)
         return of.side_by_side(of.own(of.apart(found)))
     drawn = _chances(cfg, _finite_output(cfg, state, obs), of.apart(legal)).sample(draw.part(1))
     return or_random_legal(of.side_by_side(drawn), legal, epsilon, draw)
@@ -167,7 +168,7 @@ def _whole_update(
         noise, limit = native.gumbels(draw, n), 0.0
         own = native.gumbels(draw.part(1), n) if climbs else None
     return native.ddpg_update(
-        _actor_critic.learners(state, critic), hp, of.places, batch, healthy, climbs,
+        Learners.of(state, critic), hp, of.places, batch, healthy, climbs,
         discrete=not cfg.spaces.continuous, noise=noise, own_noise=own, noise_clip=limit, temperature=cfg.temperature,
         penalty=cfg.output_penalty,
     )  # fmt: skip
@@ -182,8 +183,7 @@ def _loss(critic: str, cfg: Any, state: Any, hp: Hyper, steps: _Steps, draw: Str
     with torch.no_grad():
         action_t = _next_actions(cfg, state.actor_target, steps, draw)
         if critic == "critics" and cfg.spaces.continuous:
-            noise = draw.normal(action_t[0].numel()).view(action_t.shape)
-            action_t = (action_t + _actor_critic.clipped_noise(hp, noise)).clamp(-1.0, 1.0)
+            action_t = smoothed(action_t, draw, hp["target_noise"], hp["target_clip"])
     return _critics_loss(cfg, getattr(state, critic), getattr(state, f"{critic}_target"), steps, action_t)
 
 

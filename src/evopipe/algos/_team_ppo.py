@@ -18,10 +18,11 @@ from evopipe.algos import Answers, _hyper, _ppo, _team
 from evopipe.algos._team import Crew, crew
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets, remember, unroll
+from evopipe.core.net import Net, Nets, memories, remember, unroll
 from evopipe.core.structure import Widths
 from evopipe.native import policy
 from evopipe.ops.distributions import Distribution, distribution
+from evopipe.ops.policy import proximal
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces, Tensor
@@ -120,7 +121,7 @@ def step(
     if (found := policy.act(cfg, state, obs, legal, memory, draw, of.places)) is not None:
         return found
     with torch.no_grad():
-        of_actor, of_critic = _ppo.memories(memory, state.actor, state.critic)
+        of_actor, of_critic = memories(memory, state.actor, state.critic)
         x = of.apart(obs)
         outputs, of_actor = _remembered(of, state.actor, of.named(x), of_actor)
         values, of_critic = _remembered(of, state.critic, seen(of, x), of_critic)
@@ -139,7 +140,7 @@ def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_
     if (found := policy.value(cfg, state, obs, memory, of.places, next_alive)) is not None:
         return found
     with torch.no_grad():
-        _, of_critic = _ppo.memories(memory, state.actor, state.critic)
+        _, of_critic = memories(memory, state.actor, state.critic)
         x = seen(of, of.apart(obs), None if next_alive is None else of.apart(next_alive))
         return of.side_by_side(_remembered(of, state.critic, x, of_critic)[0][..., 0])
 
@@ -148,7 +149,7 @@ def _chances(cfg: Any, state: State, obs: Tensor, legal: Tensor | None, memory: 
     """Return the distribution of actions `[P, B, …]`: obs `[P, B, O]`, memory `[P, B, M]` before it."""
     of = crew(cfg)
     with torch.no_grad():
-        of_actor, _ = _ppo.memories(memory, state.actor, state.critic)
+        of_actor, _ = memories(memory, state.actor, state.critic)
         outputs, _ = _remembered(of, state.actor, of.named(of.apart(obs)), of_actor)
         may = None if legal is None else of.apart(legal)
         own, *rest = _parts(cfg, torch.nan_to_num(outputs), state.log_std, may)
@@ -177,7 +178,7 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
 def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
     """Return the policy and the values in the states of a minibatch, both over `[P, K, B · L]`."""
     of = crew(cfg)
-    of_actor, of_critic = _ppo.memories(batch.memory, state.actor, state.critic)
+    of_actor, of_critic = memories(batch.memory, state.actor, state.critic)
     obs, begins = of.apart(batch.obs), of.seated(of.apart(batch.begins))
 
     def unrolled(net: Net, x: Tensor, memory: Tensor) -> Tensor:
@@ -205,7 +206,7 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
         advantage = (advantage - mean) / (deviation + 1e-8)
     chances, value = evaluate(seen, cfg, state, batch, log_std)
     done, then = (steps(batch.action), steps(batch.log_prob)), (steps(batch.value), steps(batch.target))
-    each, distance = _ppo.objective(cfg, hp, chances, *done, advantage, value, *then)
+    each, distance = proximal(chances, *done, advantage, value, *then, hp, cfg.clip_value)
     return (weight * each).sum(dim=(1, 2)), (all_weight * distance).sum(dim=(1, 2)).detach()
 
 
@@ -218,7 +219,7 @@ def update(
     seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int
 ) -> Learned:
     """Learn from one minibatch, the rollout's first where `turn` is 0, see `_ppo.descend`."""
-    log_std = _ppo.deviations(state)
+    log_std = optim.leaf(state.log_std)
     pairs = (state.actor, state.actor_adam), (state.critic, state.critic_adam)
     found = loss(seen, cfg, state, hp, batch, log_std)
     return _ppo.descend(found, log_std, pairs, cfg, state, hp, batch, healthy, turn)

@@ -19,7 +19,7 @@ from evopipe.algos._actor_critic import action_value
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
-from evopipe.core.structure import Widths
+from evopipe.core.structure import Widths, share_encoder
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -67,14 +67,12 @@ class State:
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     o, a = spaces.observations, spaces.actions
-    return _actor_critic.share_encoder({"actor": Widths(o, a), "critic": Widths(o + a, 1)}, o, cfg.share_encoder)
+    return share_encoder({"actor": Widths(o, a), "critic": Widths(o + a, 1)}, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
     actor, critic = nets["actor"], nets["critic"]
-    return State(
-        *_actor_critic.start_encoder(nets), actor, actor.copy(), critic, critic.copy(), *optim.start(actor, critic)
-    )
+    return State(*optim.start_encoder(nets), actor, actor.copy(), critic, critic.copy(), *optim.start(actor, critic))
 
 
 explore, greedy, act = _actor_critic.explore, _actor_critic.greedy, _actor_critic.act

@@ -26,7 +26,7 @@ from typing import Annotated, NamedTuple
 
 import torch
 
-from evopipe.algos import _hyper, _language
+from evopipe.algos import _games, _hyper
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
@@ -48,7 +48,7 @@ class Config(AlgoConfig):
 
     lr_policy: Annotated[float, _hyper.rate("the policy's Adam")] = 1e-3
     lr_critic: Annotated[float, _hyper.rate("the critic's Adam")] = 1e-3
-    batch_size: _language.GamesAnUpdate = 64
+    batch_size: _games.GamesAnUpdate = 64
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 0.05
     grad_clip: _hyper.GradientClip = 1.0
@@ -61,9 +61,9 @@ class Config(AlgoConfig):
     weight_limit: float = hyper(20.0, doc="largest imitation weight", raising="few actions may count more", gt=0)
     beta: float = hyper(8.0, doc="β, how much advantage counts where tokens are drawn", unit="1 / return",
         raising="from imitation to the values' own opinion", evolvable=True, ge=0, le=1000)  # fmt: skip
-    decode: _language.Decoding = "greedy"
-    temperature: _language.WritesAt = 1.0
-    beams: _language.Beams = 4
+    decode: _games.Decoding = "greedy"
+    temperature: _games.WritesAt = 1.0
+    beams: _games.Beams = 4
     evolve: _hyper.Evolving = _hyper.ranges(lr_policy=(1e-5, 1e-2), lr_critic=(1e-5, 1e-2), beta=(1.0, 64.0))
 
 

@@ -24,7 +24,7 @@ from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import masked_log_softmax
-from evopipe.ops.policy import epsilon_greedy
+from evopipe.ops.policy import epsilon_greedy, noisy
 from evopipe.ops.value import expectile_loss, pick
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
@@ -94,7 +94,7 @@ greedy = _actor_critic.best
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Choose greedily, with noise if actions are continuous, and with probability epsilon `[P]` at random."""
     if cfg.spaces.continuous:
-        return _actor_critic.noisy(cfg, greedy(cfg, state, obs, legal), epsilon, draw)
+        return noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd)
     return epsilon_greedy(_actor_critic.output(cfg, state, obs), legal, epsilon, draw)
 
 

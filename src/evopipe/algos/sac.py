@@ -22,9 +22,10 @@ from evopipe.algos._actor_critic import action_value, of_taken
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
-from evopipe.core.structure import Widths
+from evopipe.core.structure import Widths, share_encoder
 from evopipe.native import actor_critic as native
 from evopipe.native import build
+from evopipe.native.update import Learners
 from evopipe.ops import distributions as ops
 from evopipe.ops.policy import likeliest, or_random, random_legal
 from evopipe.ops.value import masked_argmax, twin_loss
@@ -82,7 +83,7 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     o, a = spaces.observations, spaces.actions
     critic = Widths(o + a, 1) if spaces.continuous else Widths(o, a)
     found = {"actor": Widths(o, 2 * a if spaces.continuous else a), "critic_1": critic, "critic_2": critic}
-    return _actor_critic.share_encoder(found, o, cfg.share_encoder)
+    return share_encoder(found, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
@@ -90,7 +91,7 @@ def init(cfg: Config, nets: Nets) -> State:
     *adams, updates = optim.start(actor, critics)
     log_alpha = updates + math.log(cfg.alpha)
     rows: tuple[Tensor, ...] = log_alpha, optim.ScalarAdam.start(log_alpha), updates
-    return State(*_actor_critic.start_encoder(nets), actor, critics, critics.copy(), *adams, *rows)
+    return State(*optim.start_encoder(nets), actor, critics, critics.copy(), *adams, *rows)
 
 
 explore = _actor_critic.explore
@@ -199,7 +200,7 @@ def _whole_update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: T
     noise, own_noise = (native.normals(each, n) if continuous else None for each in draws)
     aim = 0.6 if by_legal else float(_aim(cfg))
     return native.sac_update(
-        _actor_critic.learners(state, "critics"), state.log_alpha, state.log_alpha_adam, hp, batch, healthy,
+        Learners.of(state, "critics"), state.log_alpha, state.log_alpha_adam, hp, batch, healthy,
         discrete=not continuous, learns_alpha=cfg.learn_alpha, target_entropy=aim, by_legal=by_legal, noise=noise,
         own_noise=own_noise,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
-from evopipe.core.structure import Widths
+from evopipe.core.structure import Widths, share_encoder
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -69,14 +69,12 @@ class State:
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     o, a = spaces.observations, spaces.actions
     found = {"actor": Widths(o, a), "critic_1": Widths(o + a, 1), "critic_2": Widths(o + a, 1)}
-    return _actor_critic.share_encoder(found, o, cfg.share_encoder)
+    return share_encoder(found, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
     actor, critics = nets["actor"], Net.interleave(nets["critic_1"], nets["critic_2"])
-    return State(
-        *_actor_critic.start_encoder(nets), actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics)
-    )
+    return State(*optim.start_encoder(nets), actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics))
 
 
 explore, greedy, act = _actor_critic.explore, _actor_critic.greedy, _actor_critic.act

@@ -22,6 +22,7 @@ from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
+from evopipe.ops.policy import noisy
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -84,7 +85,7 @@ greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    return _actor_critic.noisy(cfg, greedy(cfg, state, obs, legal), epsilon, draw)
+    return noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd)
 
 
 answers = _actor_critic.of_own_action(greedy)

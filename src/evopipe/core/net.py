@@ -128,6 +128,11 @@ def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor
     return net.structure.remember(net.views, x, memory)
 
 
+def memories(memory: Tensor, *nets: Net | None) -> tuple[Tensor, ...]:
+    """Divide a memory `[…, M]` into the networks' own; those without have width 0."""
+    return tuple(memory.split([0 if net is None else net.structure.memory for net in nets], dim=-1))
+
+
 def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
     """Take `L` steps of a recurrent network: x `[P, B, L, inputs]` → `[P, B, L, outputs]`. If `net` is None, x is
     returned.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from evopipe.core.net import Net
+from evopipe.core.net import Net, Nets
 from evopipe.core.structure import Structure
 from evopipe.native import optimiser as native
 from evopipe.native.networks import BETA1, BETA2, EPS
@@ -41,6 +41,19 @@ def start(*nets: Net) -> tuple[Any, ...]:
     """Return zero moments for each network, then the number of updates that each member took: 0, `[P]`."""
     values = nets[0].values
     return *map(Adam.start, nets), torch.zeros(len(values), device=values.device)
+
+
+def start_encoder(nets: Nets) -> tuple[Net | None, Net | None, Adam | None]:
+    """Return the encoder that networks share, its target, a copy, and its moments; None each where there is none."""
+    encoder = nets.get("encoder")
+    return (None, None, None) if encoder is None else (encoder, encoder.copy(), Adam.start(encoder))
+
+
+def leaf(value: Tensor) -> Tensor:
+    """Return numbers of a state as a leaf of torch's graph, with zeros as its gradient, on the same memory."""
+    found: Tensor = value.detach().requires_grad_(True)
+    found.grad = torch.zeros_like(found)
+    return found
 
 
 def backward(losses: Tensor, *nets: Net) -> None:
@@ -75,6 +88,16 @@ def clip_gradients(net: Net, limit: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(net.grad, dim=1)
     net.grad.mul_((_by_row(limit, net) / (norms + 1e-6)).clamp(max=1.0)[:, None])
     return norms if len(norms) == len(limit) else norms.view(len(limit), -1).sum(dim=1)
+
+
+def clip_together(grads: list[Tensor], limit: Tensor) -> Tensor:
+    """Scale gradients `[P, n]`, as if they were one, to at most `limit` `[P]`; return their norm `[P]` before."""
+    each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
+    scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
+    for grad in grads:
+        grad.mul_(scale)
+    return norms
 
 
 def _by_row(values: Tensor, net: Net) -> Tensor:

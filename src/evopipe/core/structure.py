@@ -51,6 +51,15 @@ def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
     return [*encoders, policy] if networks[policy].role == "head" else [policy]
 
 
+def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
+    """Return the heads of networks that read observations first, behind one `encoder` of the observations; where they
+    do not share, the networks as they are."""
+    if not share:
+        return dict(networks)
+    heads = {name: each._replace(inputs=each.inputs - observations, role="head") for name, each in networks.items()}
+    return {"encoder": Widths(observations, 0, "encoder"), **heads}
+
+
 Option: TypeAlias = tuple[str, str, Any, Any, Any]
 """(method, what changes, its value before, its value after, the architecture after) of a possible mutation."""
 ViewOf: TypeAlias = "Callable[[int, int, int], Tensor]"

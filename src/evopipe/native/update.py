@@ -33,6 +33,12 @@ class Learners(NamedTuple):
     noise_target: Net | None = None
     noise_adam: Adam | None = None
 
+    @classmethod
+    def of(cls, state: Any, critic: str) -> Learners:
+        """Return those of an algorithm's state with an actor and with critics of this name."""
+        critics = getattr(state, critic), getattr(state, f"{critic}_target"), getattr(state, f"{critic}_adam")
+        return cls(*critics, state.updates, state.actor, getattr(state, "actor_target", None), state.actor_adam)
+
 
 class Job(NamedTuple):
     """A packed struct for an update of some learners, the arguments that it was made from, and the tensors that it

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from evopipe.ops.policy import clipped_surrogate
 from evopipe.types import Games, Tensor
 
 Level = Literal["token", "turn", "sequence"]
@@ -142,7 +143,7 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> 
     `[P, B, 1]` for whole sequences.
     """
     ratio = log_ratio.exp()
-    return -torch.minimum(ratio * advantage, _clip(ratio, low, high) * advantage)
+    return -clipped_surrogate(ratio, advantage, low[:, None, None], high[:, None, None])
 
 
 def cispo(log_prob: Tensor, log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -150,11 +151,8 @@ def cispo(log_prob: Tensor, log_ratio: Tensor, advantage: Tensor, low: Tensor, h
 
     The ratio is a constant, so every token keeps its gradient. Shapes are those of `clipped`.
     """
-    return -_clip(log_ratio.detach().exp(), low, high) * advantage * log_prob
-
-
-def _clip(ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    return torch.clamp(ratio, 1.0 - low[:, None, None], 1.0 + high[:, None, None])
+    ratio = log_ratio.detach().exp()
+    return -torch.clamp(ratio, 1.0 - low[:, None, None], 1.0 + high[:, None, None]) * advantage * log_prob
 
 
 def outside(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:

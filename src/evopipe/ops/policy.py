@@ -10,9 +10,10 @@ from typing import Literal
 
 import torch
 
-from evopipe.ops.value import masked_argmax
+from evopipe.ops.distributions import Distribution
+from evopipe.ops.value import clipped_value_error, masked_argmax
 from evopipe.rng import Stream
-from evopipe.types import Tensor
+from evopipe.types import Hyper, Tensor
 
 
 def random_legal(u: Tensor, legal: Tensor) -> Tensor:
@@ -79,3 +80,50 @@ def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: f
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]
     weights = sd * (1.0 - theta) ** torch.arange(steps, dtype=torch.float32, device=shocks.device)
     return (weights[:, None] * shocks).sum(dim=1).view(-1, *shape)
+
+
+def noisy(
+    action: Tensor, epsilon: Tensor, draw: Stream, sd: float, kind: Noise = "gaussian", theta: float = 1.0
+) -> Tensor:
+    """Add exploration noise to actions `[P, E, A]` and clip them; with probability ε `[P]` draw a uniform one instead.
+
+    `theta` is that of `ornstein_uhlenbeck`.
+    """
+    shape = tuple(action.shape[1:])
+    noise = gaussian(draw, shape, sd) if kind == "gaussian" else ornstein_uhlenbeck(draw, shape, sd, theta)
+    return or_random(action + noise, epsilon, draw.part(1))
+
+
+def smoothed(action: Tensor, draw: Stream, deviation: Tensor, limit: Tensor) -> Tensor:
+    """Add normal noise of a standard deviation `[P]`, clipped at a limit `[P]`, to target actions `[P, …]` in [−1, 1]
+    (target policy smoothing; Fujimoto, van Hoof & Meger, 2018, eq. 14)."""
+    noise = draw.normal(action[0].numel()).view(action.shape)
+    deviation, limit = (x.view(-1, *(1,) * (action.ndim - 1)) for x in (deviation, limit))
+    return (action + torch.minimum(torch.maximum(deviation * noise, -limit), limit)).clamp(-1.0, 1.0)
+
+
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return min(ρ A, clip(ρ, 1 − low, 1 + high) A), which a policy is to raise (Schulman et al., 2017, eq. 7).
+
+    Ratios, advantages and both ends are tensors that broadcast.
+    """
+    return torch.minimum(ratio * advantage, torch.clamp(ratio, 1.0 - low, 1.0 + high) * advantage)
+
+
+def proximal(
+    chances: Distribution, action: Tensor, log_prob: Tensor, advantage: Tensor, value: Tensor, old_value: Tensor,
+    target: Tensor, hp: Hyper, clip_value: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return what every step adds to PPO's loss, and its distance ρ − 1 − log ρ from the old policy, both `[P, …]`.
+
+    The loss is −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) + c_v ½ (V − V̂)² − c_h H (Schulman et al., 2017, eq. 9), with `clip`,
+    `vf_coef` and `ent_coef` `[P]` of `hp`. The policy and the values `[P, …]` are those of now; the actions, which may
+    have one dimension more, their log-probabilities and the old values are those of the rollout.
+    """
+    clip, vf_coef, ent_coef = (hp[name].view(-1, *[1] * (value.ndim - 1)) for name in ("clip", "vf_coef", "ent_coef"))
+    log_ratio = chances.log_prob(action) - log_prob
+    ratio = log_ratio.exp()
+    gain = clipped_surrogate(ratio, advantage, clip, clip)
+    error = clipped_value_error(value, old_value, target, clip) if clip_value else (value - target).square()
+    each = -gain + 0.5 * vf_coef * error - ent_coef * chances.entropy()
+    return each, ratio - 1.0 - log_ratio

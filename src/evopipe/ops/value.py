@@ -52,6 +52,12 @@ def twin_loss(errors: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight[:, None] * errors.square()).sum(dim=(1, 2)), errors.detach().abs().mean(dim=1)
 
 
+def clipped_value_error(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tensor:
+    """Return the larger one of (V − V̂)² and (V′ − V̂)², where V′ is V kept within `clip` of the old value (Engstrom et
+    al., "Implementation matters in deep policy gradients", 2020, § 3). All tensors broadcast."""
+    return torch.maximum((value - target).square(), (old + torch.clamp(value - old, -clip, clip) - target).square())
+
+
 def project(z: Tensor, r_t: Tensor, discount_t: Tensor, probabilities_t: Tensor) -> Tensor:
     """Project the distribution of r + γ z, `[…, K]`, back onto the evenly spaced z `[K]`, keeping the sum of
     probabilities.
