@@ -7,21 +7,43 @@ networks read: features `[P, B, latent]` of the encoder that they share, or, wit
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from evopipe.algos import Answers
+from evopipe.algos import Answers, _hyper
 from evopipe.core import optim
 from evopipe.core.net import Net, forward
 from evopipe.native import actor_critic as native
 from evopipe.native import build
 from evopipe.native.update import Learners
 from evopipe.ops.distributions import Distribution, distribution
+from evopipe.ops.policy import Noise as NoiseKind
 from evopipe.ops.policy import likeliest, noisy, smoothed
 from evopipe.ops.value import pick, twin_loss
 from evopipe.rng import Stream
+from evopipe.schema.declare import hyper
 from evopipe.types import Batch, Hyper, Learned, Tensor
+
+ActorRate = Annotated[float, _hyper.rate("the actor's Adam")]
+CriticRate = Annotated[float, _hyper.rate("the critics' Adam")]
+PolicyDelay = Annotated[int, hyper(doc="critic updates for one of the actor and the targets",
+    raising="slower, steadier actor", ge=1, le=1000)]  # fmt: skip
+TargetNoise = Annotated[float, hyper(doc="standard deviation of the noise on target actions",
+    raising="smoother targets", evolvable=True, ge=0, le=10)]  # fmt: skip
+TargetNoiseLimit = Annotated[float, hyper(doc="largest such noise", raising="smoother targets", evolvable=True, ge=0,
+    le=2)]  # fmt: skip
+RandomSteps = Annotated[int, hyper(doc="first steps of the member, with uniform actions", unit="environment steps",
+    raising="explores longer at first", ge=0, le=10**12)]  # fmt: skip
+Noise = Annotated[NoiseKind, hyper(doc="exploration noise: `gaussian`, or `ou` (Ornstein-Uhlenbeck)")]
+NoiseDeviation = Annotated[float, hyper(
+    doc="standard deviation of the noise on continuous actions while it learns online", raising="explores more", ge=0,
+    le=10)]  # fmt: skip
+NoiseReturn = Annotated[float, hyper(doc="how fast Ornstein-Uhlenbeck noise returns to 0", raising="less correlated",
+    ge=0.05, le=1)]  # fmt: skip
+SharedEncoder = Annotated[bool, hyper(
+    doc="one encoder, trained by the critics' loss alone, under heads of one hidden layer at least")]  # fmt: skip
+RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), learn_step=(1, 8))
 
 
 def explore(cfg: Any, step: int) -> float:

@@ -38,7 +38,7 @@ class Config(AlgoConfig):
     alpha: float = hyper(1.0, doc="weight of the conservative term; 0: plain deep Q-learning",
         raising="closer to the dataset's actions", evolvable=True, ge=0, le=1000)  # fmt: skip
     double: _hyper.DoubleQ = True
-    loss: _hyper.RegressionLoss = "huber"
+    loss: _q_network.RegressionLoss = "huber"
     epsilon: _hyper.Epsilon = 0.05
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(lr=(6.25e-5, 1e-2), batch_size=(32, 512), alpha=(0.05, 5.0))

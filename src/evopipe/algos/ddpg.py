@@ -34,21 +34,21 @@ COMPILED = True
 class Config(AlgoConfig):
     """Hyper-parameters of DDPG."""
 
-    lr_actor: _hyper.ActorRate = 1e-3
-    lr_critic: _hyper.CriticRate = 1e-3
+    lr_actor: _actor_critic.ActorRate = 1e-3
+    lr_critic: _actor_critic.CriticRate = 1e-3
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
-    policy_delay: _hyper.PolicyDelay = 1
-    noise: _hyper.Noise = "gaussian"
-    noise_sd: _hyper.NoiseDeviation = 0.1
-    ou_theta: _hyper.NoiseReturn = 0.15
-    random_steps: _hyper.RandomSteps = 1_000
-    share_encoder: _hyper.SharedEncoder = False
+    policy_delay: _actor_critic.PolicyDelay = 1
+    noise: _actor_critic.Noise = "gaussian"
+    noise_sd: _actor_critic.NoiseDeviation = 0.1
+    ou_theta: _actor_critic.NoiseReturn = 0.15
+    random_steps: _actor_critic.RandomSteps = 1_000
+    share_encoder: _actor_critic.SharedEncoder = False
     network: _hyper.Network = _hyper.NETWORK
-    evolve: _hyper.Evolving = _hyper.ACTOR_CRITIC_RANGES
+    evolve: _hyper.Evolving = _actor_critic.RANGES
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Config(AlgoConfig):
     tau: _hyper.TargetShare = 1e-2
     grad_clip: _hyper.GradientClip = 10.0
     double: _hyper.DoubleQ = True
-    loss: _hyper.RegressionLoss = "huber"
+    loss: _q_network.RegressionLoss = "huber"
     target: Literal["soft", "hard"] = hyper("soft",
         doc="soft: mix by `tau`; hard: copy every `target_interval` updates")  # fmt: skip
     target_interval: int = hyper(250, doc="updates between two hard copies", unit="updates",

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from evopipe.algos import Answers, _ppo, _team, _team_ppo
-from evopipe.algos._team import Crew
+from evopipe.algos import Answers, _ppo, _team_ppo
+from evopipe.core.groups import AgentGroups, agent_groups
 from evopipe.core.structure import Widths
 from evopipe.types import Spaces, Tensor
 
@@ -41,10 +41,10 @@ init, schedule, greedy, learn = _team_ppo.init, _ppo.schedule, _team_ppo.greedy,
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    return _team_ppo.networks(cfg, spaces, _team.crew(cfg, spaces).observed)
+    return _team_ppo.networks(cfg, spaces, agent_groups(cfg, spaces).observed)
 
 
-def _seen(of: Crew, obs: Tensor, next_alive: Tensor | None = None) -> Tensor:
+def _seen(of: AgentGroups, obs: Tensor, next_alive: Tensor | None = None) -> Tensor:
     """Return what critics read, an agent's own observation: `[P, K, B, O]` → `[P, K, B, inputs]`."""
     return of.named(obs)
 

@@ -40,7 +40,7 @@ MASKED_LOSS = True
 class Config(AlgoConfig):
     """Hyper-parameters of implicit Q-learning."""
 
-    lr_actor: _hyper.ActorRate = 3e-4
+    lr_actor: _actor_critic.ActorRate = 3e-4
     lr_critic: Annotated[float, _hyper.rate("Adam for Q and V")] = 3e-4
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
@@ -53,7 +53,7 @@ class Config(AlgoConfig):
         unit="1 / return", raising="imitates the best actions only", evolvable=True, ge=0, le=1000)  # fmt: skip
     weight_limit: float = hyper(100.0, doc="largest imitation weight", raising="few actions may count more", gt=0)
     epsilon: _hyper.Epsilon = 0.05
-    noise_sd: _hyper.NoiseDeviation = 0.1
+    noise_sd: _actor_critic.NoiseDeviation = 0.1
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(
         lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), beta=(0.01, 20.0)

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from evopipe.algos import Answers, _ppo, _team, _team_ppo
-from evopipe.algos._team import Crew
+from evopipe.algos import Answers, _ppo, _team_ppo
+from evopipe.core.groups import AgentGroups, agent_groups
 from evopipe.core.structure import Widths
 from evopipe.types import Spaces, Tensor
 
@@ -44,12 +44,12 @@ init, schedule, greedy, learn = _team_ppo.init, _ppo.schedule, _team_ppo.greedy,
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    return _team_ppo.networks(cfg, spaces, _team.crew(cfg, spaces).joint(actions=False))
+    return _team_ppo.networks(cfg, spaces, agent_groups(cfg, spaces).joint(actions=False))
 
 
-def _seen(of: Crew, obs: Tensor, next_alive: Tensor | None = None) -> Tensor:
+def _seen(of: AgentGroups, obs: Tensor, next_alive: Tensor | None = None) -> Tensor:
     """Return what critics read, everyone's observations: `[P, K, B, O]` → `[P, K, B, inputs]`; in a target those alone
-    who are there, see `Crew.there`: next_alive `[P, K, B]`."""
+    who are there, see `AgentGroups.there`: next_alive `[P, K, B]`."""
     every = obs.transpose(1, 2)
     if next_alive is not None:
         every = every[:, None].masked_fill(~of.there(next_alive.transpose(1, 2))[..., None], 0.0)

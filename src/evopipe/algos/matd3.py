@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from evopipe.algos import _actor_critic, _central, _hyper, _team
+from evopipe.algos import _actor_critic, _central, _hyper
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
@@ -40,25 +40,25 @@ TEAM = True
 class Config(AlgoConfig):
     """Hyper-parameters of MATD3."""
 
-    lr_actor: _hyper.ActorRate = 1e-3
-    lr_critic: _hyper.CriticRate = 3e-3
+    lr_actor: _actor_critic.ActorRate = 1e-3
+    lr_critic: _actor_critic.CriticRate = 3e-3
     batch_size: _hyper.BatchSize = 256
     learn_step: _hyper.LearnStep = 16
     gamma: _hyper.Discount = 0.95
     tau: _hyper.TargetShare = 1e-2
     grad_clip: _hyper.GradientClip = 0.5
-    policy_delay: _hyper.PolicyDelay = 2
-    target_noise: _hyper.TargetNoise = 0.2
-    target_clip: _hyper.TargetNoiseLimit = 0.5
+    policy_delay: _actor_critic.PolicyDelay = 2
+    target_noise: _actor_critic.TargetNoise = 0.2
+    target_clip: _actor_critic.TargetNoiseLimit = 0.5
     temperature: _central.Temperature = 1.0
     output_penalty: _central.OutputPenalty = 1e-3
-    noise: _hyper.Noise = "gaussian"
-    noise_sd: _hyper.NoiseDeviation = 0.1
-    ou_theta: _hyper.NoiseReturn = 0.15
-    random_steps: _hyper.RandomSteps = 1_000
-    share: _team.Share = "none"
-    groups: _team.Groups = _team.BY_NAME
-    score: _team.Score = "sum"
+    noise: _actor_critic.Noise = "gaussian"
+    noise_sd: _actor_critic.NoiseDeviation = 0.1
+    ou_theta: _actor_critic.NoiseReturn = 0.15
+    random_steps: _actor_critic.RandomSteps = 1_000
+    share: _hyper.Share = "none"
+    groups: _hyper.Groups = _hyper.BY_NAME
+    score: _hyper.Score = "sum"
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _central.RANGES
 

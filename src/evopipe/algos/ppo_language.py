@@ -34,7 +34,7 @@ POLICY = "policy"
 class Config(AlgoConfig):
     """Hyper-parameters of PPO for language models."""
 
-    lr: _hyper.ActorRate = 1e-3
+    lr: Annotated[float, _hyper.rate("the actor's Adam")] = 1e-3
     lr_value: Annotated[float, _hyper.rate("the value head's Adam")] = 1e-3
     rows: _language.Rows = 64
     group_size: _language.GroupSize = 1

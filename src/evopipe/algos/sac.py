@@ -27,8 +27,8 @@ from evopipe.native import actor_critic as native
 from evopipe.native import build
 from evopipe.native.update import Learners
 from evopipe.ops import distributions as ops
-from evopipe.ops.policy import likeliest, or_random, random_legal
-from evopipe.ops.value import masked_argmax, twin_loss
+from evopipe.ops.policy import likeliest, or_random, sampled_or_random
+from evopipe.ops.value import twin_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -44,8 +44,8 @@ MASKED_LOSS = True
 class Config(AlgoConfig):
     """Hyper-parameters of SAC."""
 
-    lr_actor: _hyper.ActorRate = 3e-4
-    lr_critic: _hyper.CriticRate = 1e-3
+    lr_actor: _actor_critic.ActorRate = 3e-4
+    lr_critic: _actor_critic.CriticRate = 1e-3
     lr_alpha: Annotated[float, _hyper.rate("the temperature's Adam", "entropy reaches its target sooner")] = 1e-3
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
@@ -57,10 +57,10 @@ class Config(AlgoConfig):
     target_entropy: float | Literal["auto"] = hyper("auto",
         doc="entropy that the temperature aims at; `auto`: −A, or 0.6 log of how many discrete actions are legal",
         unit="nats", raising="explores more")  # fmt: skip
-    random_steps: _hyper.RandomSteps = 1_000
-    share_encoder: _hyper.SharedEncoder = False
+    random_steps: _actor_critic.RandomSteps = 1_000
+    share_encoder: _actor_critic.SharedEncoder = False
     network: _hyper.Network = _hyper.NETWORK
-    evolve: _hyper.Evolving = _hyper.ACTOR_CRITIC_RANGES
+    evolve: _hyper.Evolving = _actor_critic.RANGES
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,7 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
         if cfg.spaces.continuous:
             return or_random(_drawn(state, x, draw)[0], epsilon, draw.part(1))
         log_pi = ops.masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
-        u = draw.uniform(log_pi[0].numel() + 2 * obs.shape[1]).float()
-        pick_u, choose_u, gumbel_u = u.split([obs.shape[1], obs.shape[1], log_pi[0].numel()], dim=1)
-        gumbel = -torch.log(-torch.log(gumbel_u.view(log_pi.shape).clamp(1e-20, 1 - 1e-7)))
-        chosen = masked_argmax(log_pi + gumbel, legal)
-        return torch.where(pick_u < epsilon[:, None], random_legal(choose_u, legal), chosen)
+        return sampled_or_random(log_pi, legal, epsilon, draw)
 
 
 def _chances(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> ops.Distribution:
@@ -156,13 +152,7 @@ def _soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor
         return action_value(state.critics_target, x_t, action).amin(dim=1) - alpha * log_pi
     log_pi = ops.masked_log_softmax(forward(state.actor, x), batch.next_legal)
     least = forward(state.critics_target, x_t).amin(dim=1)
-    return _expected(log_pi, least - alpha[..., None] * log_pi)
-
-
-def _expected(log_pi: Tensor, values: Tensor) -> Tensor:
-    """Return Σ π(a) values(a), `[…, A]` → `[…]`; an action of probability 0 counts nothing whatever its value."""
-    pi = log_pi.exp()
-    return (pi * torch.where(pi > 0, values, 0.0)).sum(dim=-1)  # so: the gradient of 0 · ∞ is no number
+    return ops.expected(log_pi, least - alpha[..., None] * log_pi)
 
 
 def _actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
@@ -177,8 +167,8 @@ def _actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[
     log_pi = ops.masked_log_softmax(forward(state.actor, x), batch.legal)
     with torch.no_grad():
         least = forward(state.critics, x).amin(dim=1)
-    losses = (batch.weight * _expected(log_pi, alpha[..., None] * log_pi - least)).sum(dim=1)
-    return losses, -_expected(log_pi, log_pi).detach()
+    losses = (batch.weight * ops.expected(log_pi, alpha[..., None] * log_pi - least)).sum(dim=1)
+    return losses, -ops.expected(log_pi, log_pi).detach()
 
 
 def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:

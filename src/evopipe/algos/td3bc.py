@@ -37,8 +37,8 @@ COMPILED = True
 class Config(AlgoConfig):
     """Hyper-parameters of TD3+BC."""
 
-    lr_actor: _hyper.ActorRate = 3e-4
-    lr_critic: _hyper.CriticRate = 3e-4
+    lr_actor: _actor_critic.ActorRate = 3e-4
+    lr_critic: _actor_critic.CriticRate = 3e-4
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
     gamma: _hyper.Discount = 0.99
@@ -46,10 +46,10 @@ class Config(AlgoConfig):
     grad_clip: _hyper.GradientClip = 10.0
     alpha: float = hyper(2.5, doc="weight of the critic against the dataset's actions; 0: behaviour cloning",
         raising="further from the dataset's actions", evolvable=True, ge=0, le=1000)  # fmt: skip
-    policy_delay: _hyper.PolicyDelay = 2
-    target_noise: _hyper.TargetNoise = 0.2
-    target_clip: _hyper.TargetNoiseLimit = 0.5
-    noise_sd: _hyper.NoiseDeviation = 0.1
+    policy_delay: _actor_critic.PolicyDelay = 2
+    target_noise: _actor_critic.TargetNoise = 0.2
+    target_clip: _actor_critic.TargetNoiseLimit = 0.5
+    noise_sd: _actor_critic.NoiseDeviation = 0.1
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(
         lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), alpha=(0.1, 20.0)

@@ -239,6 +239,12 @@ def relaxed(logits: Tensor, legal: Tensor | None, temperature: float, draw: Stre
     return hard + (soft - soft.detach())
 
 
+def expected(log_pi: Tensor, values: Tensor) -> Tensor:
+    """Return Σ π(a) values(a), `[…, A]` → `[…]`; an action of probability 0 counts nothing, whatever its value."""
+    pi = log_pi.exp()
+    return (pi * torch.where(pi > 0, values, 0.0)).sum(dim=-1)  # otherwise the gradient of 0 · ∞ would be NaN
+
+
 def masked_log_softmax(logits: Tensor, legal: Tensor | None) -> Tensor:
     """Return log-probabilities `[…, A]`: the lowest float where `legal` is False. `legal` is None if all actions are
     legal."""

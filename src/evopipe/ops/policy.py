@@ -48,6 +48,19 @@ def or_random_legal(action: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream
     return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), action)
 
 
+def sampled_or_random(log_pi: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
+    """Draw actions from their log-probabilities, with probability ε `[P]` uniformly among legal ones.
+
+    `log_pi` and `legal` are `[P, E, A]`; the result is `[P, E]` int64.
+    """
+    envs = log_pi.shape[1]
+    u = draw.uniform(log_pi[0].numel() + 2 * envs).float()
+    pick_u, choose_u, gumbel_u = u.split([envs, envs, log_pi[0].numel()], dim=1)
+    gumbel = -torch.log(-torch.log(gumbel_u.view(log_pi.shape).clamp(1e-20, 1 - 1e-7)))
+    chosen = masked_argmax(log_pi + gumbel, legal)
+    return torch.where(pick_u < epsilon[:, None], random_legal(choose_u, legal), chosen)
+
+
 def or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Clip actions `[P, E, A]` to [−1, 1], and with probability ε `[P]` replace them by uniform draws from there.
 
