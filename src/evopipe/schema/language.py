@@ -102,7 +102,7 @@ class LanguageConfig(Schema):
 
     @property
     def reward_model(self) -> Path | None:
-        """The folder of the reward model that scores completions, if one does."""
+        """The folder of the reward model that scores completions; None if there is none."""
         return Path(self.reward) if self.reward is not None and not NAME.fullmatch(self.reward) else None
 
 
