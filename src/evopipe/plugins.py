@@ -107,7 +107,8 @@ def _named_by() -> Iterator[Path]:
 
 
 def forget() -> None:
-    """Search entry points again at the next question, because one was installed."""
+    """Discard the list of installed entry points, so that the next question finds a package that was installed
+    since."""
     _all.cache_clear()
 
 

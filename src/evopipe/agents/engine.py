@@ -142,9 +142,11 @@ class Engine:
     """Runs episodes, as the settings `agents` say: how many at once, and how long things may take.
 
     Args:
-        agents: the settings.
         make: makes the workflow of an episode from its model and runner.
+        tokens: converts chats to tokens.
+        limits: of tokens, for every completion.
         decode: answers requests, in order.
+        agents: the settings.
         processes: for blocking code; None for one for each CPU. Whoever made them closes them.
         grace: seconds that abandoned code has to end by itself.
     """

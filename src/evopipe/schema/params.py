@@ -53,7 +53,7 @@ class Params(RunParams):
         bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
 
     class Export(Schema):
-        """The exported elite."""
+        """What the stage `export` writes."""
 
         program: bool = Field(True, description="also write a `torch.export` program that runs with torch alone")
         critic: bool = Field(

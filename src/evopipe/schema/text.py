@@ -82,7 +82,7 @@ class LanguageParams(RunParams):
         bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
 
     class Export(Schema):
-        """The exported elite."""
+        """What the stage `export` writes."""
 
         merged: bool = Field(
             True, description="also write the base with the elite's adapter merged into it, a folder that can be a base"

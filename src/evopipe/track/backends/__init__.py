@@ -86,7 +86,6 @@ class Appending:
     was interrupted is written anew by the next one.
 
     Args:
-        root: the DVC root.
         notes: the folder for the notes.
         names: the files that the tracker takes.
         begin: returns the writer of a run, and discards what was written of that run before.
