@@ -36,7 +36,8 @@ class Scoring(Protocol):
     """The protocol of what scores members."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use these cohorts from now on. Their tensors change in place."""
+        """Work with these cohorts from now on. Their tensors change in place. Slots that are in none of them wait: they
+        cost no step, and go on as they were when they are adopted again."""
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score the members, all on the same seeds `[n]`.
@@ -64,10 +65,11 @@ class Regime(Scoring, Protocol):
         """Return a member of the first generation, prepared for this regime."""
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Pass on what the regime keeps for each member, such as priorities, to the new members.
+        """Let new members have what is kept beside the members themselves: `parents` `[P]` says in which slot the
+        parent of each was, −1 of a new trial; None if all were replaced."""
 
-        `parents` `[P]` holds the slot of each new member's parent; it is None if all members were replaced.
-        """
+    def renew(self, slots: Sequence[int]) -> None:
+        """Let new trials begin in these slots: episodes begin anew, and what is a slot's own is emptied."""
 
     def advance(self) -> None:
         """Take one tick, and make the updates that are due.

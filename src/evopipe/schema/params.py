@@ -22,6 +22,7 @@ from evopipe.schema.blocks import (
 )
 from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, line_of, located, parsed, refusal
 from evopipe.schema.read import read_yaml
+from evopipe.schema.search import SearchConfig
 from evopipe.schema.text import LanguageParams, RunParams, evolve_problems, parse_blocks
 from evopipe.types import Spaces
 
@@ -67,6 +68,7 @@ class Params(RunParams):
     population: PopulationConfig = Field(default_factory=PopulationConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     evolution: Evolution = Field(default_factory=Evolution)
+    search: SearchConfig = Field(default_factory=SearchConfig)
     evaluate: Evaluate = Field(default_factory=Evaluate)
     export: Export = Field(default_factory=Export)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
