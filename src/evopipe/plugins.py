@@ -1,4 +1,4 @@
-"""What other installed packages add by entry points: algorithms, mutations, search strategies, trackers, backends.
+"""Entry points of other installed packages: algorithms, mutations, search strategies, trackers, environment backends.
 
 A package names them in its metadata, for example `[project.entry-points."evopipe.algos"]` with `mine = "mypkg.mine"`.
 They are searched once in a process, when a name is asked for that could be one; none is imported before it is used. A

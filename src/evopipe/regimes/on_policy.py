@@ -114,8 +114,10 @@ class OnPolicy:
         self.returns[list(slots)] = 0.0
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `Regime.adopt`. Episodes go on, so whoever goes on with a slot's networks goes on with its memory, and
-        what a member remembers that waits is put by."""
+        """See `Regime.adopt`. Episodes continue, and a slot's new networks take over its recurrent memory.
+
+        The recurrent memory of members that wait is kept.
+        """
         before = {
             member.slot: (member, each.cohort, own)
             for each in self.playing

@@ -21,12 +21,19 @@ def act(
     spec: Spec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int,
     places: Sequence[Sequence[int]] | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Choose every member's actions: `[P · E]` int64, or `[P · E, A]` float32 where actions are continuous.
+    """Choose every member's exploring actions: `[P · E]` int64, or `[P · E, A]` float32 if actions are continuous.
 
-    Rows are by slot: obs `[P · E, O]` float32, legal `[P · E, A]` bool; `places` says which members of these rows each
-    cohort's are, if not those of its slots. The tick, with the members' keys, fixes the draws. A frozen member's values
-    mean nothing: its environments go on with random legal actions. Of teams all, given and returned, have an axis `K`
-    behind the first.
+    Args:
+        spec: configuration.
+        cohorts: the members.
+        obs: `[P · E, O]` float32, rows by slot.
+        legal: `[P · E, A]` bool.
+        epsilon: exploration rate.
+        tick: together with the members' keys it fixes the random draws.
+        places: which members of these rows each cohort has; None if they are those of its slots.
+
+    A frozen member's values mean nothing, so its environments continue with random legal actions. For a team, every
+    array has an axis `K` behind the first.
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     places = [cohort.slots for cohort in cohorts] if places is None else places
@@ -52,9 +59,11 @@ def take_note(
     cohorts: Sequence[Cohort], obs: np.ndarray, alive: np.ndarray | None = None,
     places: Sequence[Sequence[int]] | None = None,
 ) -> None:  # fmt: skip
-    """Let every member take note of what it is about to act on, `[P · E, O]`, rows by slot: once a tick, before they
-    act; never where they are evaluated. Teams' are `[P · E, K, O]`; alive `[P · E, K]` says which agents are there.
-    Places are as for `act`."""
+    """Update every member's normaliser with the observations that it is about to act on, `[P · E, O]`, rows by slot.
+
+    It is called once a tick before members act, and never in an evaluation. A team's observations are `[P · E, K, O]`,
+    and `alive` `[P · E, K]` says which agents are there. `places` is as for `act`.
+    """
     for i, cohort in enumerate(cohorts):
         if cohort.normaliser is not None:
             mine = cohort.slots if places is None else places[i]

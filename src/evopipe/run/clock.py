@@ -9,9 +9,11 @@ from evopipe.run.spec import Job
 
 @dataclass
 class Clock:
-    """Counts what has happened. A tick is one step in every environment of those who live, offline one chance to learn.
+    """Counts a run's ticks. A tick is one step in every environment of the living members; offline it is one chance to
+    learn.
 
-    Members that live together have lived equally long: `tick` is theirs, and goes back where others' turn begins.
+    Members that live at the same time have lived equally long: `tick` is theirs, and jumps back when other members take
+    turns.
     """
 
     members: int  # P
@@ -37,7 +39,7 @@ class Clock:
 
     @property
     def step(self) -> int:
-        """Environment steps of each member that lives now, so far."""
+        """Environment steps that each living member has taken so far."""
         return self.tick * self.envs
 
     @property

@@ -36,8 +36,10 @@ class Scoring(Protocol):
     """The protocol of what scores members."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Work with these cohorts from now on. Their tensors change in place. Slots that are in none of them wait: they
-        cost no step, and go on as they were when they are adopted again."""
+        """Use these cohorts from now on. Their tensors change in place.
+
+        Slots that are in none of them wait: they take no steps, and continue unchanged when they are adopted again.
+        """
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score the members, all on the same seeds `[n]`.
@@ -65,11 +67,14 @@ class Regime(Scoring, Protocol):
         """Return a member of the first generation, prepared for this regime."""
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Let new members have what is kept beside the members themselves: `parents` `[P]` says in which slot the
-        parent of each was, −1 of a new trial; None if all were replaced."""
+        """Pass on what the regime keeps for each member, such as priorities, to the new members.
+
+        `parents` `[P]` holds the slot of each new member's parent, −1 for a new trial; it is None if all members were
+        replaced.
+        """
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Let new trials begin in these slots: episodes begin anew, and what is a slot's own is emptied."""
+        """Prepare these slots for new trials: begin new episodes, and empty what belongs to the slot."""
 
     def advance(self) -> None:
         """Take one tick, and make the updates that are due.

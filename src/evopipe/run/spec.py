@@ -381,8 +381,11 @@ def fresh(
 
 
 def first_members(spec: Job, size: int) -> tuple[list[Member], list[Mutation]]:
-    """Make the initial population; return its mutations too: none unless `evolution.mutation.before_training`. Some
-    search strategies draw the members' values from the space of the search."""
+    """Make the initial population, and the mutations that made it: none unless `evolution.mutation.before_training` is
+    True.
+
+    Some search strategies draw the members' hyper-parameters from the search space.
+    """
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     values: list[dict[str, float]] = [{} for _ in keys]
     if spec.strategy.DRAWS:

@@ -30,14 +30,15 @@ _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may
 
 
 class World:
-    """Environments on the host: a pool of `P · E` rows, for members with these keys `[P]`. Members see a team's agents
-    as rows next to each other, `[P, E · K]` in place of `[P, E]`. Only those members step who live, `P` of them in
-    what follows: the rows of others stay as they are.
+    """The environments on the host: a pool of `P · E` rows, for members with these keys `[P]`.
+
+    Members see the agents of a team as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members step; `P`
+    in the methods' shapes counts only these. The rows of the others stay as they are.
 
     Attributes:
-        rows: the rows of those who live, None if all do.
-        begun: `[R]`, episodes that each row began.
-        pending: actions that were chosen, but not yet taken, None where none were.
+        rows: the rows of living members; None if all live.
+        begun: `[R]`, how many episodes each row has begun.
+        pending: actions that were chosen and not yet taken; None if there are none.
     """
 
     def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock, pool: EnvPool) -> None:
@@ -59,6 +60,7 @@ class World:
         self.pool.reset(rows, seeds)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """Use these cohorts from now on."""
         self._places = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
 
@@ -82,12 +84,12 @@ class World:
         return [self._by_member(self.own(x)) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
-        """Return the cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
+        """Reshape the cohorts' chosen actions `[P, E, …]` to what the pool reads, `[P · E, …]`."""
         actions = by_row(self._spec, gather(chosen, self._places))
         return actions if self._team is None else self.pool.taken(actions, self.rows)
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
-        """Let members that learn off-policy choose what is then `pending`, and take note of what they choose by."""
+        """Let off-policy members choose their actions, which are then `pending`, and update their normalisers."""
         obs, legal, places = self.own(self.pool.obs), self.own(self.pool.mask), self._places
         take_note(cohorts, obs, self.own(self.pool.alive), places)
         chosen = act(self._spec, cohorts, obs, legal, epsilon, self._clock.tick, places)
@@ -288,7 +290,7 @@ class TensorWorld:
         """Do nothing: `take` computes the step."""
 
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
-        """Return the transitions of a step as rows `[R, size]`; obs `[P, E · K, O]` is what members chose by."""
+        """Return the transitions of a step as rows `[R, size]`; `obs` `[P, E · K, O]` is what members acted on."""
         rows = len(actions)
         legal = self._legal.view(rows, -1, self._legal.shape[-1])
         next_legal = None
