@@ -16,8 +16,8 @@ from evopipe import algos, rng
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
-from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
 from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.mutations import NONE, Mutation, Traits, mutate
 from evopipe.problems.env import begin
 from evopipe.problems.specs import spaces_of
 from evopipe.regimes.learn import discount_rate

@@ -2,10 +2,10 @@
 
 The library's own names, which `dir(evopipe)` lists:
 
-- `train(params)` runs everything, `load(folder)` brings a trained policy back, `evaluate(policy)` scores it;
+- `train(params)` runs everything, `load(folder)` loads a trained policy, `evaluate(policy)` scores it;
 - `Population(params)` trains generation by generation in this process, `Policy` is one trained member;
-- `Params`, `load_params`, `parse_params` are what a run is described by; `evopipe.errors` is what can go wrong;
-- `evopipe.parts` is what the library's loops are made of, `evopipe.agents` what language agents are made of.
+- `Params`, `load_params`, `parse_params` describe a run; `evopipe.errors` has the errors;
+- `evopipe.parts` has the parts of the library's loops, `evopipe.agents` the parts of language agents.
 
 The other names of `__all__` are spellings of AgileRL's and rLLM's documents, for scripts that keep to those:
 `evopipe.compat.agilerl` and `evopipe.compat.rllm`. All are imported when first used, so that `import evopipe` costs

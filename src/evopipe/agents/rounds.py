@@ -1,4 +1,4 @@
-"""Rounds of episodes: the data regime of agents. A tick is one round of every member, and what is learned from it."""
+"""The regime of agents. In each tick every member plays a round of episodes and learns from them."""
 
 from __future__ import annotations
 
@@ -93,8 +93,11 @@ def _decode_part(
 
 
 class Rounds:
-    """The regime (see `run.regime.Regime`) of agents, which learn from `tasks` and are validated on those `held` back;
-    episodes are written to a folder, where one is given."""
+    """The regime (see `run.regime.Regime`) of agents, which learn from `tasks` and are validated on the tasks `held`
+    back.
+
+    Episodes are written to a folder, if one is given.
+    """
 
     warm = 0
     threshold: float | None = None
@@ -129,7 +132,10 @@ class Rounds:
         return member
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Nothing is kept beside the members."""
+        """Do nothing: this regime keeps nothing for each member."""
+
+    def renew(self, slots: Sequence[int]) -> None:
+        """Nothing is a slot's own."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -140,7 +146,11 @@ class Rounds:
         self, cohorts: Sequence[Cohort], jobs: Sequence[Job], purpose: Purpose, when: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[Done]:  # fmt: skip
-        """Run episodes; return them in order, failed ones too. Stopped if `stopped` said so."""
+        """Run episodes; return them in order, failed ones too.
+
+        Raises:
+            Stopped: `stopped` returned True.
+        """
         language = self.spec.language
         places = self.spec.base.places
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
@@ -153,7 +163,11 @@ class Rounds:
             raise Stopped from None
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
-        """Return episodes; EnvironmentFailed if more of them failed than `agents.max_error_fraction`."""
+        """Return these episodes, if not too many failed.
+
+        Raises:
+            EnvironmentFailed: a larger share of them failed than `agents.max_error_fraction`.
+        """
         wrong = [each.episode for each in done if each.episode.termination_reason in FAILED]
         if len(wrong) > self.agents.max_error_fraction * len(done):
             told = wrong[0].info.get("error", {})
@@ -294,7 +308,7 @@ class Rounds:
     # --- validation ---------------------------------------------------------------------------------------------------
 
     def validation(self, tasks: Sequence[Mapping[str, Any]], slots: Sequence[int], names: Sequence[Any]) -> list[Job]:
-        """Return the jobs of tasks as validations play them, of members in these slots."""
+        """Return the jobs that play tasks for validation, by the members in these slots."""
         k, how = self.agents.samples, Sampled(self.agents.temperature)
         return [
             Job(slot, n * k + s, f"{name}:{s}", own(task), how)
@@ -302,8 +316,8 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`; seeds stand for validation tasks. A failed episode counts as the lowest return of all
-        that were played: a member gains nothing by it."""
+        """See `Regime.evaluate`. Each seed selects a validation task. A failed episode counts as the lowest return that
+        was reached, so that no member gains by failing."""
         note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))
         slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples
@@ -369,7 +383,7 @@ def _length(one: Done) -> int:
 
 
 def own(value: Any) -> Any:
-    """Return a task that an episode may change: its mappings and lists are copies."""
+    """Return a copy of a task that an episode may change; its mappings and lists are copied too."""
     if isinstance(value, Mapping):
         return {key: own(each) for key, each in value.items()}
     return [own(each) for each in value] if isinstance(value, list) else value

@@ -9,9 +9,11 @@ all actions a. With the target actors μ⁻, critics regress on
 
 and actor k maximises Qₖ(o, a₁, …, μₖ(oₖ), …, a_K), with the others' actions as they were taken. Continuous actions are
 tanh(·) in [−1, 1], which the environment stretches to its bounds. Discrete ones are drawn from a softmax, while
-learning and in targets, and get a straight-through Gumbel-softmax gradient. An absent agent does not count in its own
-loss; critics read zeros for its observation and action. Qₖ⁻ also reads zeros for agents that do not act next. If agent
-k itself was truncated, Qₖ⁻ instead reads the agents that were truncated with it.
+learning and in targets, and get a straight-through Gumbel-softmax gradient.
+
+An absent agent does not count in its own loss; critics read zeros for its observation and action. Qₖ⁻(o′, …) reads the
+agents that act next, and zeros for the others. Only if agent k was truncated at this step does Qₖ⁻ read other agents:
+those that were truncated together with it.
 """
 
 from __future__ import annotations

@@ -10,10 +10,12 @@ their agents' steps of
 
     −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â)  +  c_v ½ (Vₖ(o) − V̂)²  −  c_h H(π(·|oₖ)),   V̂ = Â + V_old,
 
-where Â is normalised over the group's steps in the minibatch. Steps of absent agents do not count, and their
-observations are zeros. So are, in V(o′), those of agents that do not act next. If agent k itself was truncated, V(o′)
-instead reads the agents that were truncated with it. If observations have images, an agent's value reads its own
-images, and everything but the images of the others. `target_kl` and LSTM encoders work as in PPO.
+where Â is normalised over the group's steps in the minibatch. `target_kl` and LSTM encoders work as in PPO.
+
+Steps of absent agents do not count, and their observations are zeros. V(o′) reads the agents that act next, and zeros
+for the others. Only if agent k was truncated at this step does it read other agents: those that were truncated together
+with it. If observations have images, an agent's value reads its own images, and everything but the images of the
+others.
 """
 
 from __future__ import annotations

@@ -11,9 +11,11 @@ and all actions a. Both regress on
 once in `policy_delay` updates, actor k maximises Qₖ₁(o, a₁, …, μₖ(oₖ), …, a_K), with the others' actions as they were
 taken, and the targets are updated. Continuous actions are tanh(·) in [−1, 1], which the environment stretches to its
 bounds. Discrete ones are drawn from a softmax, while learning and, in place of noise, in targets, and get a
-straight-through Gumbel-softmax gradient. An absent agent does not count in its own loss; critics read zeros for its
-observation and action. Qₖ⁻ also reads zeros for agents that do not act next. If agent k itself was truncated, Qₖ⁻
-instead reads the agents that were truncated with it.
+straight-through Gumbel-softmax gradient.
+
+An absent agent does not count in its own loss; critics read zeros for its observation and action. Qₖ⁻(o′, …) reads the
+agents that act next, and zeros for the others. Only if agent k was truncated at this step does Qₖ⁻ read other agents:
+those that were truncated together with it.
 """
 
 from __future__ import annotations

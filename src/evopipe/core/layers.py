@@ -44,6 +44,7 @@ def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, mask: Tensor | None) -> Te
     Pads become zero. A row whose variance is not finite becomes NaN.
 
     Args:
+        x: `[P, B, H]`.
         gain, bias: `[P, 1, H]`, zero on pads.
         mask: `[P, 1, H]`, 1 on a member's own units and all 0 if the member lacks the layer; None if no member has
             pads.

@@ -90,6 +90,7 @@ class Stem(NamedTuple):
         """Turn inputs `[P, B, inputs]` into what the encoder reads, `[P, B, reads]`.
 
         Args:
+            x: the inputs.
             layers: weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each
                 convolution, in the order of `parts`.
             runs: see `activate`.

@@ -1,4 +1,4 @@
-"""Members as players of games: what writes their tokens, for the games of all members of a cohort at once."""
+"""Members as players: the writers of tokens for the games of all members of a cohort at once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ Logits = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class Writer:
-    """Writes the next token of every game, `n` games of each of `P` members one behind the other. Tokens that were read
-    are not read again: keys and values of all before are kept. A game's draws depend on its own seed and the place of a
-    token, so that members are compared on the same ones, and neighbours change nothing."""
+    """Writes the next token of every game, `n` games of each of `P` members, one after the other.
+
+    Keys and values of earlier tokens are cached, so that no token is read twice. A game's draws depend on its own seed
+    and the position of a token. Members are therefore compared on the same draws, and neighbours change nothing.
+    """
 
     def __init__(self, nets: Mapping[str, Net], logits: Logits, cfg: Any, hyper: Hyper, seeds: np.ndarray) -> None:
         """Begin games, one of a member for each seed `[n]`: `nets` write, `cfg` has `decode` and `beams`, `hyper` the
@@ -98,7 +100,8 @@ def _at(x: Tensor, column: Tensor) -> Tensor:
 
 
 def crowd(writers: Sequence[tuple[Writer, np.ndarray]], turn: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return what writes for the games of several writers, each of which plays the rows that stand beside it."""
+    """Return one function that writes for the games of several writers, each of which plays the rows listed beside
+    it."""
 
     def act(ids: np.ndarray, used: np.ndarray) -> np.ndarray:
         found = np.zeros(len(ids), np.int64)

@@ -283,6 +283,10 @@ class Replay:
         self.position = (self.position + n) % self.capacity
         self.size = np.minimum(self.size + n, self.capacity)
 
+    def clear(self, memories: Sequence[int]) -> None:
+        """Empty these memories."""
+        self.position[list(memories)] = self.size[list(memories)] = 0
+
     @property
     def alike(self) -> bool:
         """Whether all buffers hold equally many rows at equal positions: no row was ever left out of one alone."""

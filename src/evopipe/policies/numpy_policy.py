@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Any] = {
 
 
 class Policy:
-    """A perceptron that acts; `path` is `policy.npz`, or that file opened."""
+    """A perceptron that acts, with NumPy alone. `path` is `policy.npz`, or that file opened."""
 
     def __init__(self, path: Any = "policy.npz") -> None:
         with np.load(path, allow_pickle=False) as held:
@@ -44,10 +44,12 @@ class Policy:
         self.activation = ACTIVATIONS[name]
 
     def act(self, obs: Any, mask: Any = None) -> Any:
-        """Return the best actions, in the environment's own terms, for observations `[O]` or `[B, O]`.
+        """Return the greedy actions, as the environment takes them, for observations `[O]` or `[B, O]`.
 
-        They are int64, of a Box float32. Mask, `[A]` or `[B, A]`, says which actions are legal. ValueError where a
-        shape does not fit, or no action is legal.
+        They are int64, for a Box float32. `mask`, `[A]` or `[B, A]`, says which actions are legal.
+
+        Raises:
+            ValueError: a shape does not fit, or no action is legal.
         """
         held, out = self.held, np.nan_to_num(self.outputs(obs))
         flat = out.reshape(-1, out.shape[-1])
@@ -67,13 +69,17 @@ class Policy:
         return actions.reshape((*out.shape[:-1], *held["shape"]))[()]
 
     def q_values(self, obs: Any) -> Any:
-        """Return the values of all actions, `[A]` or `[B, A]`; ValueError where its network does not know them."""
+        """Return the values of all actions, `[A]` or `[B, A]`.
+
+        Raises:
+            ValueError: the network does not compute them.
+        """
         if not self.held["values"]:
             raise ValueError("this policy's network gives no action values: it has act(obs)")
         return self.outputs(obs)
 
     def outputs(self, obs: Any) -> Any:
-        """Return what the network says, one number an action: values, logits, or the means of a Box's numbers."""
+        """Return the outputs of the network, one for each action: values, logits, or the means of a Box's numbers."""
         held, x = self.held, np.array(obs, np.float32)
         if x.ndim not in (1, 2) or x.shape[-1] != held["observations"]:
             raise ValueError(

@@ -149,6 +149,9 @@ class Dialogue:
     def hand_down(self, parents: Sequence[int] | None) -> None:
         """Do nothing: this regime keeps nothing for each member."""
 
+    def renew(self, slots: Sequence[int]) -> None:
+        """Nothing is a slot's own."""
+
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
 

@@ -80,7 +80,9 @@ class ReplayLearning:
         return replace(member, tensors=normalise.after(equipped, torch.from_numpy(self._seen)))
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        self._cohorts, self._seen = cohorts, None
+        self._cohorts = cohorts
+        if not self._spec.strategy.RENEWS:
+            self._seen = None  # no member is born any more that has seen nothing
         self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
 
     def hand_down(self, parents: Sequence[int] | None) -> None:

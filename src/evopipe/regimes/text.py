@@ -112,6 +112,9 @@ class TextRows:
     def hand_down(self, parents: Sequence[int] | None) -> None:
         """Do nothing: this regime keeps nothing for each member."""
 
+    def renew(self, slots: Sequence[int]) -> None:
+        """Nothing is a slot's own."""
+
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
         self.learners.adopt(cohorts, [1.0] * len(cohorts))

@@ -1,5 +1,4 @@
-"""The report's figures: a run in, SVG text out. Each takes the width to draw for, in pixels, and a label that says what
-it shows to those who do not see it."""
+"""The report's figures: from a run to SVG text. Each takes a width in pixels, and a label for screen readers."""
 
 from __future__ import annotations
 
@@ -143,7 +142,7 @@ def _label_ends(plot: Plot, target: float | None, best: Sequence[tuple[float, fl
 
 
 def lineage(run: Run, width: int, label: Markup) -> Markup:
-    """Draw who descends from whom: a column a generation, a row a slot; wider than asked for where it must be."""
+    """Draw the lineage: a column for each generation, a row for each slot. It is wider than `width` if it must be."""
     numbers, path = [row.generation for row in run.generations] or [1], {node.key for node in run.descent}
     left, right, top, bottom = 34, 18, 26, 44
     spread = max(1.0, len(run.generations) - 1 + 2 * _ROOM)
@@ -217,7 +216,8 @@ def _tree_words(plot: Plot, run: Run, path: set[Key]) -> None:
 
 
 def mutations(run: Run, width: int, label: Markup) -> Markup:
-    """Draw the gains of each kind: a dot a child, the middle half as a bar, the median as a line."""
+    """Draw the gains in fitness of each kind of mutation: a dot for each child, the middle half as a bar, the median as
+    a line."""
     wide, rows = width > _DESK, run.payoffs
     height = (58 if wide else 74) * len(rows) + 52
     plot = Plot(f"mutations.{width}", width, height, (132 if wide else 10, 150 if wide else 10, 8, 44))
@@ -313,7 +313,8 @@ def _trajectory_axes(plot: Plot, run: Run, categories: Sequence[str], values: Se
 
 
 def evaluation(run: Run, width: int, label: Markup) -> Markup:
-    """Draw held-out returns: a mark an episode, the mean with its 95 % interval; the elite first, then by mean."""
+    """Draw held-out returns: a mark for each episode, the mean with its 95 % interval; the elite first, then by
+    mean."""
     wide, target = width > _DESK, run.summary.target
     ranked = [run.elite, *sorted(run.members, key=lambda member: (-member.mean, member.name))]
     row = 30 if len(ranked) <= 12 else 22
@@ -364,7 +365,7 @@ def agents(run: Run, width: int, label: Markup) -> Markup:
 
 
 def throughput(run: Run, width: int, label: Markup) -> Markup:
-    """Draw steps per second over wall-clock time: a block a generation, training below, evaluation on top."""
+    """Draw steps per second over wall-clock time: a block for each generation, training below, evaluation on top."""
     wide = width > _DESK
     plot = Plot(f"throughput.{width}", width, 250 if wide else 220, (52, 16, 28, 44), "steps per second")
     rows = [row for row in run.timing if row.seconds > 0]

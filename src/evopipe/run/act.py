@@ -18,8 +18,9 @@ from evopipe.types import Chosen
 
 
 def act(
-    spec: Spec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int
-) -> np.ndarray:
+    spec: Spec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int,
+    places: Sequence[Sequence[int]] | None = None,
+) -> np.ndarray:  # fmt: skip
     """Choose every member's exploring actions: `[P · E]` int64, or `[P · E, A]` float32 if actions are continuous.
 
     Args:
@@ -29,13 +30,22 @@ def act(
         legal: `[P · E, A]` bool.
         epsilon: exploration rate.
         tick: together with the members' keys it fixes the random draws.
+        places: which members of these rows each cohort has; None if they are those of its slots.
 
     A frozen member's values mean nothing, so its environments continue with random legal actions. For a team, every
     array has an axis `K` behind the first.
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
-    chosen = [choose(spec, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts]
-    return by_row(spec, gather(chosen, [cohort.slots for cohort in cohorts]))
+    places = [cohort.slots for cohort in cohorts] if places is None else places
+    given = zip(cohorts, places, strict=True)
+    chosen = [choose(spec, cohort, obs[own], legal[own], (epsilon, tick)) for cohort, own in given]
+    return by_row(spec, gather(chosen, places))
+
+
+def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
+    """Return the place of each cohort's members among all of them, in slot order."""
+    at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
+    return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
 
 
 def by_row(spec: Spec, actions: np.ndarray) -> np.ndarray:
@@ -45,16 +55,20 @@ def by_row(spec: Spec, actions: np.ndarray) -> np.ndarray:
     return actions.reshape(-1, *team, *actions.shape[2:])
 
 
-def take_note(cohorts: Sequence[Cohort], obs: np.ndarray, alive: np.ndarray | None = None) -> None:
+def take_note(
+    cohorts: Sequence[Cohort], obs: np.ndarray, alive: np.ndarray | None = None,
+    places: Sequence[Sequence[int]] | None = None,
+) -> None:  # fmt: skip
     """Update every member's normaliser with the observations that it is about to act on, `[P · E, O]`, rows by slot.
 
     It is called once a tick before members act, and never in an evaluation. A team's observations are `[P · E, K, O]`,
-    and `alive` `[P · E, K]` says which agents are there.
+    and `alive` `[P · E, K]` says which agents are there. `places` is as for `act`.
     """
-    for cohort in cohorts:
+    for i, cohort in enumerate(cohorts):
         if cohort.normaliser is not None:
+            mine = cohort.slots if places is None else places[i]
             parts = (obs, np.ones(obs.shape[:-1], np.bool_) if alive is None else alive)
-            own = [torch.from_numpy(_by_member(cohorts, x)[cohort.slots]) for x in (parts[0], parts[1][..., None])]
+            own = [torch.from_numpy(_by_member(cohorts, x)[mine]) for x in (parts[0], parts[1][..., None])]
             seen, there = (upload(x, cohort.keys.device) for x in own)
             cohort.normaliser.see(seen, cohort.healthy, there[..., 0])
 

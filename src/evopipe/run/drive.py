@@ -33,7 +33,9 @@ def drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Calla
     state."""
     watch, clock, told = _Stopwatch(run), run.clock, False
     while not run.reason and not stop():
-        if clock.generation_over:
+        if clock.generation_over and run.waiting:
+            run.turn()
+        elif clock.generation_over:
             tracker.emit(watch.progress("evaluating"))
             births, broken = run.births, clock.broken_here
             try:
@@ -110,6 +112,6 @@ class Saver:
         """Save the run's state now."""
         began = time.perf_counter()
         tensors, meta = self.run.state()
-        self.store.save(self.run.clock.tick + self.run.clock.generation, tensors, meta)
+        self.store.save(self.run.clock.ticks + self.run.clock.generation, tensors, meta)
         self.last = time.perf_counter()
         self.cost = self.last - began

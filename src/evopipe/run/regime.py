@@ -36,7 +36,10 @@ class Scoring(Protocol):
     """The protocol of what scores members."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use these cohorts from now on. Their tensors change in place."""
+        """Use these cohorts from now on. Their tensors change in place.
+
+        Slots that are in none of them wait: they take no steps, and continue unchanged when they are adopted again.
+        """
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score the members, all on the same seeds `[n]`.
@@ -66,8 +69,12 @@ class Regime(Scoring, Protocol):
     def hand_down(self, parents: Sequence[int] | None) -> None:
         """Pass on what the regime keeps for each member, such as priorities, to the new members.
 
-        `parents` `[P]` holds the slot of each new member's parent; it is None if all members were replaced.
+        `parents` `[P]` holds the slot of each new member's parent, −1 for a new trial; it is None if all members were
+        replaced.
         """
+
+    def renew(self, slots: Sequence[int]) -> None:
+        """Prepare these slots for new trials: begin new episodes, and empty what belongs to the slot."""
 
     def advance(self) -> None:
         """Take one tick, and make the updates that are due.

@@ -21,7 +21,7 @@ from evopipe.errors import EnvironmentFailed
 from evopipe.memory.replay import RowLayout
 from evopipe.native import policy
 from evopipe.rng import Purpose
-from evopipe.run.act import act, by_row, choose, gather, take_note
+from evopipe.run.act import act, by_row, choose, gather, places_of, take_note
 from evopipe.run.clock import Clock
 from evopipe.run.spec import Spec
 from evopipe.types import ACTS, CUT, GONE
@@ -32,9 +32,11 @@ _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may
 class World:
     """The environments on the host: a pool of `P · E` rows, for members with these keys `[P]`.
 
-    Members see the agents of a team as adjacent rows, `[P, E · K]` in place of `[P, E]`.
+    Members see the agents of a team as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members step; `P`
+    in the methods' shapes counts only these. The rows of the others stay as they are.
 
     Attributes:
+        rows: the rows of living members; None if all live.
         begun: `[R]`, how many episodes each row has begun.
         pending: actions that were chosen and not yet taken; None if there are none.
     """
@@ -43,7 +45,9 @@ class World:
         self._spec, self._clock, self.pool = spec, clock, pool
         self._team = spec.spaces.team
         self._idle: np.ndarray | None = None  # who of a team has nothing to learn from the step under way
-        self._slots: list[list[int]] = []
+        self._places: list[list[int]] = []  # of each cohort's members among those who live
+        self.rows: np.ndarray | None = None
+        self._living = len(keys)
         self.begun = np.zeros(pool.rows, np.int64)
         self.pending: np.ndarray | None = None
         pool.upcoming = self._seeds = partial(_seeds, keys, self.begun)
@@ -57,7 +61,18 @@ class World:
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Use these cohorts from now on."""
-        self._slots = [cohort.slots for cohort in cohorts]
+        self._places = places_of(cohorts)
+        self.rows, self._living = rows_of(cohorts, self._clock)
+
+    def renew(self, slots: Sequence[int]) -> np.ndarray:
+        """Begin new episodes in all environments of these slots; return their rows."""
+        rows = rows_in(slots, self._clock.envs)
+        self._begin(rows)
+        return rows
+
+    def own(self, x: np.ndarray) -> np.ndarray:
+        """Return the rows of those who live, of all `[P · E, …]`."""
+        return x if self.rows is None else x[self.rows]
 
     def seen(self) -> list[Tensor]:
         """Return what members act on: observations `[P, E, O]`, legal actions `[P, E, A]` and where episodes begin
@@ -66,27 +81,28 @@ class World:
         For a team, `[P, E]` bool follows: which agents are there.
         """
         there = [] if self._team is None else [self.pool.alive]
-        return [self._by_member(x) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
+        return [self._by_member(self.own(x)) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
         """Reshape the cohorts' chosen actions `[P, E, …]` to what the pool reads, `[P · E, …]`."""
-        actions = by_row(self._spec, gather(chosen, self._slots))
-        return actions if self._team is None else self.pool.taken(actions)
+        actions = by_row(self._spec, gather(chosen, self._places))
+        return actions if self._team is None else self.pool.taken(actions, self.rows)
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
         """Let off-policy members choose their actions, which are then `pending`, and update their normalisers."""
-        take_note(cohorts, self.pool.obs, self.pool.alive)
-        chosen = act(self._spec, cohorts, self.pool.obs, self.pool.mask, epsilon, self._clock.tick)
-        self.pending = self.pool.taken(chosen) if self._team is not None else chosen
+        obs, legal, places = self.own(self.pool.obs), self.own(self.pool.mask), self._places
+        take_note(cohorts, obs, self.own(self.pool.alive), places)
+        chosen = act(self._spec, cohorts, obs, legal, epsilon, self._clock.tick, places)
+        self.pending = self.pool.taken(chosen, self.rows) if self._team is not None else chosen
 
     def send(self) -> None:
         """Start the pending step in all environments; `pool.receive` finishes it."""
         assert self.pending is not None
-        self.pool.send(self.pending)
+        self.pool.send(self.pending, self.rows)
 
     def take(self, actions: np.ndarray) -> Step:
-        self._idle = None if self._team is None else self.pool.idle.copy()
-        return self.pool.step(actions)
+        self._idle = None if self._team is None else self.own(self.pool.idle).copy()
+        return self.pool.step(actions, self.rows)
 
     def gave(self, step: Step) -> list[Tensor]:
         """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`, and for a team `next_alive`.
@@ -105,16 +121,16 @@ class World:
         self.pending = None
         over = np.flatnonzero(step.over)
         if len(over):
-            self._begin(over)
+            self._begin(over if self.rows is None else self.rows[over])
         self._clock.count(int(step.broken.sum()), self._clock.rewarded or bool(step.reward[~step.broken].any()))
 
     def refuse_broken(self) -> None:
         """Raise EnvironmentFailed if too many of this generation's transitions were broken."""
-        _refuse_broken(self._spec, self._clock, self.pool.rows)
+        _refuse_broken(self._spec, self._clock)
 
     def _by_member(self, x: np.ndarray) -> Tensor:
         shape = x.shape[1:] if self._team is None else x.shape[2:]
-        return torch.from_numpy(x.reshape(self._clock.members, -1, *shape))
+        return torch.from_numpy(x.reshape(self._living, -1, *shape))
 
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
@@ -131,7 +147,20 @@ class World:
         return lost
 
 
-def _refuse_broken(spec: Spec, clock: Clock, rows: int) -> None:
+def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
+    """Return the rows of these slots' environments, so many of each."""
+    rows: np.ndarray = (np.asarray(slots, np.int64)[:, None] * envs + np.arange(envs)).reshape(-1)
+    return rows
+
+
+def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
+    """Return the rows of the cohorts' members, None if they are all of the population, and how many they are."""
+    slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
+    return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
+
+
+def _refuse_broken(spec: Spec, clock: Clock) -> None:
+    rows = clock.living * clock.envs
     steps, broken = clock.here * rows, clock.broken_here
     if broken > max(_BROKEN_SHARE * steps, _BROKEN_TICKS * rows):
         raise EnvironmentFailed(
@@ -181,7 +210,10 @@ class TensorWorld:
         self._keys = torch.from_numpy(np.repeat(keys, envs)).to(device)
         self._envs = torch.arange(self.pool.rows, device=device) % envs
         self._begun = torch.zeros(self.pool.rows, dtype=torch.int64, device=device)
-        self._legal, self.masked = legal_actions(spec, self.pool, len(keys), envs), self.pool.masked
+        self._every_legal, self.masked = legal_actions(spec, self.pool, len(keys), envs), self.pool.masked
+        self._legal, self._living = self._every_legal, len(keys)  # of those who live
+        self.rows: np.ndarray | None = None  # of those who live, None if all do
+        self._at: Tensor | None = None  # the same on the device
         if self._team is not None:
             self._first_legal = torch.from_numpy(self.pool.team.first).to(device)
         self._broken = torch.zeros(len(keys), envs * agents, dtype=torch.bool, device=device)
@@ -191,7 +223,11 @@ class TensorWorld:
 
     def _begin(self, over: Tensor) -> None:
         """Begin new episodes in the rows `over` `[R]`: on a device in all at once, which waits for nothing; on the CPU
-        in those few alone, which costs less."""
+        in those few alone, which costs less. Without `rows` of their own who live are all."""
+        if self._at is not None:
+            every = torch.zeros(self.pool.rows, dtype=torch.bool, device=over.device)
+            every[self._at] = over
+            over = every
         if over.device.type != "cpu":
             self.pool.reset_where(over, rng.seeds(self._keys, Purpose.EPISODE, self._envs, self._begun))
         elif (found := policy.next_episodes(over, self._keys, self._envs, self._begun)) is not None:
@@ -208,12 +244,29 @@ class TensorWorld:
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         slots = [slot for cohort in cohorts for slot in cohort.slots]
         self._order = None if slots == sorted(slots) else upload(torch.tensor(slots).argsort(), self.pool.device)
+        before, (self.rows, self._living) = self.rows, rows_of(cohorts, self._clock)
+        if before is not None or self.rows is not None:
+            self._seen = None
+        self._at = None if self.rows is None else upload(torch.from_numpy(self.rows), self.pool.device)
+        self._legal = self._every_legal if self.rows is None else self._every_legal[sorted(slots)]
+        self._places = [upload(torch.tensor(own), self.pool.device) for own in places_of(cohorts)]
+
+    def renew(self, slots: Sequence[int]) -> np.ndarray:
+        """See `World.renew`."""
+        rows, at, self._at = rows_in(slots, self._clock.envs), self._at, None
+        over = torch.zeros(self.pool.rows, dtype=torch.bool)
+        over[rows] = True
+        self._begin(upload(over, self.pool.device))
+        self._at, self._seen = at, None
+        return rows
 
     def seen(self) -> list[Tensor]:
-        begins = self.pool.begins
+        begins = self.pool.begins if self._at is None else self.pool.begins[self._at]
         if self._team is not None:
             begins = begins[:, None].expand(-1, len(self._team.agents)).contiguous()
-        obs = self.pool.obs if self._seen is None else self._seen
+        obs = self._seen
+        if obs is None:
+            obs = self.pool.obs if self._at is None else self.pool.obs[self._at]
         return [self._by_member(obs), self._legal, self._by_member(begins)]
 
     def actions(self, chosen: Sequence[Tensor]) -> Tensor:
@@ -226,8 +279,8 @@ class TensorWorld:
         """See `World.decide`."""
         obs, legal, _ = self.seen()
         here, chosen = torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device), []
-        for cohort in cohorts:
-            own = slice(None) if cohort.slots == list(range(len(obs))) else cohort.slots
+        for cohort, place in zip(cohorts, self._places, strict=True):
+            own = slice(None) if len(cohorts) == 1 and self._order is None else place
             if cohort.normaliser is not None:
                 cohort.normaliser.see(obs[own], cohort.healthy, here[own])
             chosen.append(choose(self._spec, cohort, obs[own], legal[own], (epsilon, self._clock.tick)))
@@ -238,7 +291,8 @@ class TensorWorld:
 
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
         """Return the transitions of a step as rows `[R, size]`; `obs` `[P, E · K, O]` is what members acted on."""
-        rows, legal = self.pool.rows, self._legal.view(self.pool.rows, -1, self._legal.shape[-1])
+        rows = len(actions)
+        legal = self._legal.view(rows, -1, self._legal.shape[-1])
         next_legal = None
         if layout.masked:  # an agent that is gone has its first action alone
             next_legal = torch.where(step.terminated.view(rows, -1, 1), self._first_legal, legal)
@@ -252,20 +306,21 @@ class TensorWorld:
         return found
 
     def take(self, actions: Tensor) -> TensorStep:
-        found: TensorStep = self.pool.step(actions)
+        found: TensorStep = self.pool.step(actions) if self._at is None else self.pool.step(actions, self._at)
         return found
 
     def broken(self, step: TensorStep) -> Tensor | None:
         """Return which rows `[R]` have numbers that are not finite; None if that cannot happen."""
         if self.pool.sound:
             return None
-        parts = (x.reshape(self.pool.rows, -1).isfinite().all(dim=1) for x in (step.obs, step.reward))
+        parts = (x.reshape(len(step.obs), -1).isfinite().all(dim=1) for x in (step.obs, step.reward))
         finite = torch.stack(list(parts)).all(dim=0)
         return ~finite
 
     def gave(self, step: TensorStep) -> list[Tensor]:
         bad = self.broken(step)
-        gave = [*(self._by_member(x) for x in step), self._broken if bad is None else bad.view_as(self._broken)]
+        none = self._broken[: self._living]
+        gave = [*(self._by_member(x) for x in step), none if bad is None else bad.view_as(none)]
         if self._team is not None:
             gave.append(torch.where(gave[2], GONE, torch.where(gave[3], CUT, ACTS)).float())
         return gave
@@ -281,10 +336,10 @@ class TensorWorld:
 
     def refuse_broken(self) -> None:
         if not self.pool.sound:
-            _refuse_broken(self._spec, self._clock, self.pool.rows)
+            _refuse_broken(self._spec, self._clock)
 
     def _by_member(self, x: Tensor) -> Tensor:
-        return x.view(self._clock.members, -1, *(x.shape[1:] if self._team is None else x.shape[2:]))
+        return x.reshape(self._living, -1, *(x.shape[1:] if self._team is None else x.shape[2:]))
 
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}

@@ -1,4 +1,4 @@
-"""The blocks of `params.yaml`: all but the algorithms' own, which stand in their files. Nothing here needs torch."""
+"""The blocks of `params.yaml`, except those of algorithms, which are in their files. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -181,8 +181,7 @@ class EnvConfig(Schema):
 
     @property
     def on_gymnasium(self) -> EnvConfig:
-        """The same environment as Gymnasium builds it, whatever training steps. One that a module of the user's own
-        has as tensors alone is what it is."""
+        """Return the same environment with Gymnasium's backend. A user's tensor environment stays as it is."""
         if self.backend == "torch" and self.id.partition(":")[2].isidentifier():
             return self
         return self.model_copy(update={"backend": "sync"})
@@ -359,7 +358,7 @@ class ReplayConfig(Schema):
     )
 
     def members(self, population: int) -> int:
-        """Return how many members, of so many, share a memory."""
+        """Return how many of `population` members share a replay buffer."""
         return population if self.sharing == "shared" else 1 if self.sharing == "own" else self.sharing
 
 
@@ -451,7 +450,7 @@ class MutationConfig(Schema):
 
         @classmethod
         def strangers(cls, names: list[str]) -> list[Problem]:
-            """Refuse kinds that no package offers, or two."""
+            """Return what is wrong with kinds of mutation that no package offers, or more than one."""
             own = cls.model_fields
             problems: list[Problem] = []
             for name in names:

@@ -102,7 +102,7 @@ class LanguageConfig(Schema):
 
     @property
     def reward_model(self) -> Path | None:
-        """The folder of the reward model that scores completions, if one does."""
+        """The folder of the reward model that scores completions; None if there is none."""
         return Path(self.reward) if self.reward is not None and not NAME.fullmatch(self.reward) else None
 
 
@@ -148,7 +148,8 @@ class TextFetch(Schema):
 
 
 class TextTrain(Schema):
-    """The training run. A step is a batch of prompts and what members learn from their completions; offline a batch."""
+    """The training run. A step is one batch of prompts and the updates from their completions; offline it is one batch
+    of rows."""
 
     algo: str = Field("grpo", description="which algorithm: a block of `algos`")
     max_steps: int = Field(100, ge=1, le=10**9, description="steps of each member")

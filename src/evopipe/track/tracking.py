@@ -1,4 +1,4 @@
-"""Between a run and its trackers: where its record lies, and who starts its outbox. Never fails a stage."""
+"""Connects a run to its trackers: the place of its record, and the start of its outbox. It never fails a stage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOG = "events.jsonl"
 
 
 class Tracked(Protocol):
-    """The parameters of a run, as far as trackers ask."""
+    """The parameters of a run that trackers need."""
 
     @property
     def tracking(self) -> TrackingConfig: ...
@@ -43,8 +43,10 @@ class Tracked(Protocol):
 def watched(
     params: Tracked, state: Path, folder: Path, quiet: bool, name: str | None = None
 ) -> Iterator[tuple[StopSignal, Tracker, Outbox]]:
-    """Watch a training, for the arguments see `_outbox`: give what notes signals, what tells of it on the console and
-    in the log of its state, and the outbox that follows this log."""
+    """Track a training inside a `with` block; for the arguments see `_outbox`.
+
+    It yields the signal flag, the tracker that writes to the console and the log, and the outbox that follows this log.
+    """
     with (
         StopSignal() as stop,
         Tracker([console_sink(quiet), JsonlSink(state / LOG)]) as tracker,
@@ -66,14 +68,14 @@ def _outbox(params: Tracked, state: Path, folder: Path, name: str | None) -> Out
 
 
 def finish(params: Tracked, state: Path, folder: Path) -> None:
-    """Put a finished training's outcome into its record."""
+    """Add the result of a finished training to its record."""
     if _wanted(params):
         with _warning():
             TrainingRecord(state).keep(folder, _WRITTEN_BY["train"], ended=True)
 
 
 def attach(params: Tracked, stages: Iterable[str], folder: Path = Path()) -> None:
-    """Put what these stages have just written into the record of their training, and have it delivered."""
+    """Add what these stages have just written to the record of their training, and have it delivered."""
     names = [name for stage in stages if stage != "train" for name in _WRITTEN_BY.get(stage, ())]
     if not _wanted(params) or not names or not (folder / TRAINED).exists():
         return

@@ -13,13 +13,13 @@ from evopipe.compat.agilerl.agent import Agent
 from evopipe.compat.agilerl.population import one_process
 from evopipe.compat.agilerl.settings import RLParameter, evolve_of, own_names
 from evopipe.errors import ParamsError, UsageError, suggestion
-from evopipe.evolve.mutate import mutate
-from evopipe.evolve.select import windowed
-from evopipe.evolve.step import evolve
+from evopipe.mutations import mutate
 from evopipe.rng import Purpose
 from evopipe.schema.blocks import MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve
 from evopipe.schema.params import parse_params
+from evopipe.searchers.apply import evolve
+from evopipe.searchers.tournament import windowed
 
 
 class TournamentSelection:
@@ -91,12 +91,12 @@ class Mutations:
     """Mutations of agents, each with a relative weight.
 
     Args:
-        no_mutation: weight of none.
-        architecture: of another architecture: a layer or units more or less.
-        new_layer_prob: share of layers in those, 0 to 1.
+        no_mutation: weight of no mutation.
+        architecture: weight of a change of architecture: a layer or units more or fewer.
+        new_layer_prob: share of layers among those, 0 to 1.
         parameters: weight of noise on weights of the policy.
-        activation: of another activation function.
-        rl_hp: of another learning hyper-parameter.
+        activation: weight of another activation function.
+        rl_hp: weight of a change of a hyper-parameter.
         mutation_sd: standard deviation of the noise, relative to each weight.
         activation_selection: activations to choose from; None for ReLU, ELU and GELU.
         mutate_elite: whether the fittest agent, at index 0, mutates too.

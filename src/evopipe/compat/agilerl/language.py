@@ -18,10 +18,10 @@ from evopipe.compat.agilerl.population import one_process
 from evopipe.compat.agilerl.settings import HyperparameterConfig, LanguageSettings, RLParameter, language_block
 from evopipe.compat.agilerl.view import View
 from evopipe.errors import DataError, UsageError
-from evopipe.evolve.mutate import NONE
 from evopipe.language.base import Base, base_of, digest_of, load_base
 from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
+from evopipe.mutations import NONE
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.problems.text import describe, spec_of
 from evopipe.problems.text_data import form_of
@@ -84,12 +84,15 @@ class LanguageBreed:
 
     @cached_property
     def spec(self) -> LanguageSpec:
-        """What its members are of, where no text is read or written yet."""
+        """The configuration of its members, as long as no text is read or written."""
         return self.spec_at(self.params({}), None)
 
     def spec_at(self, params: LanguageParams, env: Gym | None) -> LanguageSpec:
-        """Return what a run with these parameters is about. Raises DataError if model and tokenizer do not belong
-        together."""
+        """Return the configuration of a run with these parameters.
+
+        Raises:
+            DataError: model and tokenizer do not belong together.
+        """
         self._configured()
         tokenizer = self.tokenizer if env is None else env.tokenizer
         base = self.base if tokenizer is None else self.base.told(tokenizer)
@@ -146,8 +149,12 @@ class LanguageAgent(View):
         stored.write(Path(path), [replace(self.member, slot=0)], {**wanted, **more})
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Become what `save_checkpoint` wrote of an agent over the same model. Raises MissingInputError or DataError if
-        it is not there, is damaged, or is of another algorithm or model."""
+        """Replace this agent's state by what `save_checkpoint` wrote for the same model.
+
+        Raises:
+            MissingInputError: there is no such folder.
+            DataError: it is damaged, or of another algorithm or model.
+        """
         wanted = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         (member, *_), about = stored.read(Path(path), wanted, _REMEDY, self.breed.spec.check)
         try:
@@ -161,8 +168,12 @@ class LanguageAgent(View):
 def problem_of(
     breed: LanguageBreed, params: LanguageParams, env: Gym, most: float | None = None
 ) -> Problem[LanguageSpec]:
-    """Return what agents live on in an environment; `most` is the reward of what is all right. Raises UsageError if the
-    environment is for other algorithms; DataError if nothing of a dataset is short enough."""
+    """Return the problem of agents in an environment; `most` is the reward of a completely right completion.
+
+    Raises:
+        UsageError: the environment is for other algorithms.
+        DataError: no row of a dataset is short enough.
+    """
     if (wanted := form_of(params)) != env.form:
         gym = "ReasoningGym" if wanted == "reasoning" else "PreferenceGym"
         raise UsageError(f"env: {breed.algo} learns in a {gym}, got a {type(env).__name__}")

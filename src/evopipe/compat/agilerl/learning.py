@@ -1,4 +1,4 @@
-"""Batches and rollouts that scripts hand over, as algorithms learn from them in a cohort of one."""
+"""Converts batches and rollouts of scripts to the form that algorithms learn from, for one agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts of one agent, for loops of one's own."""
+"""Collection of rollouts by one agent, for users' own loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`AgentTrainer`: train language models in agents, environments and workflows of one's own."""
+"""`AgentTrainer`: trains language models in users' own agents, environments and workflows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnW
 from evopipe.compat.rllm.config import resolve
 from evopipe.core.member import Member
 from evopipe.errors import DataError, UsageError, need_package, suggestion
-from evopipe.evolve.mutate import Mutation
 from evopipe.keys import CODE, content_key, state_folder
 from evopipe.language.policy import LanguagePolicy
 from evopipe.machine import configure
+from evopipe.mutations import Mutation
 from evopipe.ops.statistics import summary
 from evopipe.policies.loading import load
 from evopipe.problems.text import describe, make_spec
@@ -44,7 +44,7 @@ from evopipe.track.events import Message
 
 @dataclass(frozen=True)
 class Trained:
-    """What `AgentTrainer.train` gave."""
+    """The result of `AgentTrainer.train`."""
 
     policy: LanguagePolicy | None  # the elite, to generate with; None where nothing was trained
     score: float  # its mean return over all validation tasks
