@@ -217,6 +217,56 @@ def test_a_figure_of_the_report(copy: Copy, tmp_path: Path) -> None:
     assert copy.files == ["report/figures.py"]
 
 
+SEARCHER = '''"""Truncation selection: the better half goes on, and the others become mutated children of it."""
+
+from __future__ import annotations
+
+from evopipe.schema.declare import Schema
+from evopipe.searchers.contract import About, Child, Draw, Fate, History, Keep, Plan, Stateless
+
+RENEWS = PAUSES = DRAWS = False
+
+
+class Config(Schema):
+    """It has no settings."""
+
+
+class Search(Stateless):
+    def __init__(self, config: Config, about: About) -> None:
+        self.about = about
+
+    def plan(self, history: History, draw: Draw) -> Plan:
+        return Plan(tuple(range(self.about.size)), self.about.generation)
+
+    def step(self, history: History, draw: Draw) -> list[Fate] | None:
+        ranked = sorted(history.members, key=lambda member: -member.score)
+        kept = [member.slot for member in ranked[: (self.about.size + 1) // 2] if member.healthy]
+        if not kept:
+            return None
+        return [
+            Keep("among the better half") if slot in kept else Child(kept[slot % len(kept)], why="the worse half")
+            for slot in range(self.about.size)
+        ]
+'''
+
+
+def test_a_search_strategy(copy: Copy, tmp_path: Path) -> None:
+    """Its name is one that `search.strategy` takes; of three members two go on, one is their child."""
+    copy.write("searchers/truncation.py", SEARCHER)
+    folder = tmp_path / "run"
+    write_params(folder, {"train.max_steps": 400, "train.evo_steps": 200, "search.strategy": "truncation"})
+    for stage in ("population", "train"):
+        done = copy.python("-m", "evopipe", stage, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    record = json.loads((folder / "reports/lineage.jsonl").read_text().splitlines()[1])
+    score = {member["id"]: member["fitness"] for member in record["members"]}
+    stayed = [child["id"] for child in record["children"] if child["why"] == "among the better half"]
+    (born,) = (child for child in record["children"] if child["why"] == "the worse half")
+    assert sorted(map(score.__getitem__, stayed)) == sorted(score.values())[1:]
+    assert born["parent"] in stayed
+    assert copy.files == ["searchers/truncation.py"]
+
+
 EVOLVES = """
 import json, numpy as np
 import populations
