@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from evopipe.population import Population
     from evopipe.schema.params import Params, load_params, parse_params
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [  # noqa: RUF022 (in the order in which one meets them)
     # the library's own
     "train", "load", "evaluate", "Population", "Policy", "Result", "Params", "load_params", "parse_params",
