@@ -202,7 +202,7 @@ def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> 
     seen: list[Tensor] = []
     hook = base.model.get_output_embeddings().register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     try:
-        seeing = sight(real) if padded(real) else {}
+        seeing = attention_inputs(real) if padded(real) else {}
         logits = base.model(input_ids=ids, use_cache=False, logits_to_keep=width + 1, **seeing).logits
     finally:
         hook.remove()
@@ -228,7 +228,7 @@ def padded(real: Tensor) -> bool:
     return not bool(real[..., 0].all())
 
 
-def sight(real: Tensor) -> dict[str, Tensor]:
+def attention_inputs(real: Tensor) -> dict[str, Tensor]:
     """Return the attention mask and positions that a model needs for rows `[n, L]` with pads before their tokens."""
     return {"attention_mask": real.long(), "position_ids": positions(real)}
 

@@ -99,7 +99,9 @@ def _at(x: Tensor, column: Tensor) -> Tensor:
     return x.gather(2, column[..., None, None].expand(*column.shape, 1, x.shape[-1]))[:, :, 0]
 
 
-def crowd(writers: Sequence[tuple[Writer, np.ndarray]], turn: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def joint_writer(
+    writers: Sequence[tuple[Writer, np.ndarray]], turn: int
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Return one function that writes for the games of several writers, each of which plays the rows listed beside
     it."""
 

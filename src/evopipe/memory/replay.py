@@ -249,7 +249,7 @@ class Replay:
         if self.frames is not None:
             each = self.layout.steps if each is None else each
             self.frames.add(place, chosen, np.flatnonzero(kept) // each, -(-kept.size // each))
-            chosen = self.frames.bare(chosen)
+            chosen = self.frames.without_images(chosen)
         at = upload(torch.from_numpy(place), self.device)
         self._flat[at] = upload(torch.from_numpy(chosen), self.device)
         if self.priorities is not None:
@@ -288,7 +288,7 @@ class Replay:
         self.position[list(memories)] = self.size[list(memories)] = 0
 
     @property
-    def alike(self) -> bool:
+    def evenly_filled(self) -> bool:
         """Whether all buffers hold equally many rows at equal positions: no row was ever left out of one alone."""
         return bool((self.position == self.position[0]).all())
 

@@ -237,7 +237,7 @@ class Policy:
         before = torch.zeros(count, self.memory) if memory is None else _tensor(memory, "memory").float()
         if before.shape != (count, self.memory):
             raise UsageError(f"memory has shape {tuple(before.shape)}; expected [{count}, {self.memory}]")
-        return self._cohort.shown(batch), single, self._legal(mask, count), before[None]
+        return self._cohort.normalised(batch), single, self._legal(mask, count), before[None]
 
     def _taken(self, action: Any, batch: int) -> torch.Tensor:
         """Return the environment's own actions, one or a batch, in the algorithm's terms, see `Batch.action`."""
@@ -354,7 +354,7 @@ class _Greedy(torch.nn.Module):
     def __init__(self, algo: Algorithm, cfg: Any, cohort: Cohort, space: ActionSpace) -> None:
         super().__init__()
         self._algo, self._cfg, self._state, self._space = algo, cfg, cohort.state, space
-        self._normalised = cohort.shown
+        self._normalised = cohort.normalised
         self.register_buffer("weights", getattr(cohort.state, algo.POLICY).values)
         hold_bounds(self, space)
 

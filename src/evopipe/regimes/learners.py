@@ -139,7 +139,7 @@ class Learners:
             if min(train.evo_steps, train.max_steps) * each >= LEAST_WORK:
                 plan = _divide(cohorts, self._processes, rates)
         if len(plan) > 1:
-            rows = [(*c.tensors(), c.healthy, c.losses, *c.seen()) for c in cohorts]
+            rows = [(*c.tensors(), c.healthy, c.losses, *c.normaliser_tensors()) for c in cohorts]
             self.share([*itertools.chain(*rows), *read])
             self._parts = [[(s, cohorts[s.cohort].part(s.first, s.end)) for s in shares] for shares in plan]
         else:

@@ -62,7 +62,7 @@ class OffPolicy:
         layout = RowLayout.of(spec.spaces, self.world.masked, cfg.n_step, spec.algo.MASKED_LOSS)
         self.learning = ReplayLearning(setup, layout, memories, cfg.capacity, byte_images(pool, warm))
         self.replay, self.learners = self.learning.replay, self.learning.learners
-        self.first, self.hand_down = self.learning.first, self.learning.hand_down
+        self.first, self.inherit = self.learning.first, self.learning.inherit
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
         self._windows = self.nstep  # of the environments that step
         self.warm, self._begins_with = min(len(warm or ()), cfg.capacity), warm
@@ -144,14 +144,14 @@ class OffPolicy:
 
     def _step_tensors(self, world: TensorWorld) -> None:
         """Take a step whose transitions never leave the device, unless something of them is not finite."""
-        obs, *_ = world.seen()
+        obs, *_ = world.observed()
         assert world.pending is not None
         self.whole = False
         step = world.take(world.pending)
         layout, memories = self.replay.layout, self.replay.memories
         rows, bad = world.packed(layout, obs, world.pending, step), world.broken(step)
         together = world.rows is None
-        if together and (bad is None or (self.replay.alike and bool(rows.isfinite().all()))):
+        if together and (bad is None or (self.replay.evenly_filled and bool(rows.isfinite().all()))):
             self.replay.add_all(rows.view(memories, -1, layout.size))
         else:
             keep = np.ones((len(rows), 1), bool) if bad is None else ~bad.cpu().numpy()[:, None]

@@ -68,7 +68,7 @@ def evaluate(
         for i, (cohort, own) in enumerate(zip(cohorts, rows, strict=True)):
             if on_policy(spec.algo):
                 seen, may, fresh = (upload(torch.from_numpy(x[own]), spec.device) for x in (obs, legal, begins))
-                took = step(spec, cohort, cohort.shown(seen), may, fresh, memories[i], None)
+                took = step(spec, cohort, cohort.normalised(seen), may, fresh, memories[i], None)
                 memories[i] = took.memory
                 chosen.append(took.action)
             else:

@@ -37,13 +37,13 @@ def evaluate_tensors(
         tick += 1
         if stopped():
             raise Stopped
-        obs, begins = play.seen()
+        obs, begins = play.observed()
         chosen = []
         for i, (cohort, mine) in enumerate(zip(cohorts, own, strict=True)):
             whole = len(mine) == members and len(cohorts) == 1 and slots == cohort.slots
             seen, may, fresh = (x if whole else x[mine] for x in (obs, legal, begins))
             if on_policy(spec.algo):
-                took = step(spec, cohort, cohort.shown(seen), may, fresh, memories[i], None)
+                took = step(spec, cohort, cohort.normalised(seen), may, fresh, memories[i], None)
                 memories[i] = took.memory
                 chosen.append(took.action)
             else:
@@ -79,7 +79,7 @@ class _Episodes:
         self._rows = members * width
         pool.reset(torch.arange(self._rows, device=device), seeds[self._episode.flatten()])
 
-    def seen(self) -> tuple[Tensor, Tensor]:
+    def observed(self) -> tuple[Tensor, Tensor]:
         """Return observations `[P, W · K, O]`, and whether an episode begins, `[P, W · K]`."""
         members, width = self._shape
         obs = self._pool.obs[: self._rows].reshape(members, width * self._agents, -1)

@@ -66,7 +66,7 @@ class Regime(Scoring, Protocol):
     def first(self, member: Member) -> Member:
         """Return a member of the first generation, prepared for this regime."""
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
+    def inherit(self, parents: Sequence[int] | None) -> None:
         """Pass on what the regime keeps for each member, such as priorities, to the new members.
 
         `parents` `[P]` holds the slot of each new member's parent, −1 for a new trial; it is None if all members were

@@ -74,7 +74,7 @@ class World:
         """Return the rows of those who live, of all `[P · E, …]`."""
         return x if self.rows is None else x[self.rows]
 
-    def seen(self) -> list[Tensor]:
+    def observed(self) -> list[Tensor]:
         """Return what members act on: observations `[P, E, O]`, legal actions `[P, E, A]` and where episodes begin
         `[P, E]`.
 
@@ -260,7 +260,7 @@ class TensorWorld:
         self._at, self._seen = at, None
         return rows
 
-    def seen(self) -> list[Tensor]:
+    def observed(self) -> list[Tensor]:
         begins = self.pool.begins if self._at is None else self.pool.begins[self._at]
         if self._team is not None:
             begins = begins[:, None].expand(-1, len(self._team.agents)).contiguous()
@@ -277,12 +277,12 @@ class TensorWorld:
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
         """See `World.decide`."""
-        obs, legal, _ = self.seen()
+        obs, legal, _ = self.observed()
         here, chosen = torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device), []
         for cohort, place in zip(cohorts, self._places, strict=True):
             own = slice(None) if len(cohorts) == 1 and self._order is None else place
             if cohort.normaliser is not None:
-                cohort.normaliser.see(obs[own], cohort.healthy, here[own])
+                cohort.normaliser.update(obs[own], cohort.healthy, here[own])
             chosen.append(choose(self._spec, cohort, obs[own], legal[own], (epsilon, self._clock.tick)))
         self.pending = self.actions(chosen)
 

@@ -445,7 +445,7 @@ class MutationConfig(Schema):
         rl_hp: _Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
 
         @classmethod
-        def strangers(cls, names: list[str]) -> list[Problem]:
+        def unknown_keys(cls, names: list[str]) -> list[Problem]:
             """Return what is wrong with kinds of mutation that no package offers, or more than one."""
             own = cls.model_fields
             problems: list[Problem] = []

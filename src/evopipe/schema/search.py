@@ -43,7 +43,7 @@ class SearchConfig(Schema):
     )
 
     @classmethod
-    def strangers(cls, names: list[str]) -> list[Problem]:
+    def unknown_keys(cls, names: list[str]) -> list[Problem]:
         """Refuse blocks of strategies that do not exist."""
         known = [name for name in searchers.names() if name != _ELSEWHERE]
         found: list[Problem] = []

@@ -125,7 +125,7 @@ class _Trackers:
     def deliver(self, run: Run, again: bool = True) -> dict[str, New]:
         """Bring a run to the trackers, to those that failed before only `again`; return how much was new to each."""
         names = [name for name in self._config.backends if again or name not in self.problems]
-        return {name: self._bring(name, run) for name in names if self._brought.get(name) != run.stand()}
+        return {name: self._bring(name, run) for name in names if self._brought.get(name) != run.snapshot_key()}
 
     def _bring(self, name: str, run: Run) -> New:
         try:
@@ -139,7 +139,7 @@ class _Trackers:
             self._close(name)
             return New()
         self.problems.pop(name, None)
-        self._brought[name] = run.stand()
+        self._brought[name] = run.snapshot_key()
         return new
 
     def _close(self, name: str) -> None:

@@ -99,7 +99,7 @@ class Appending:
     def deliver(self, run: Run) -> New:
         noted = self._noted(run)
         brought, held = (noted["generations"], noted["files"]) if noted else (0, {})
-        fresh = run.fresh(held, self._names)
+        fresh = run.missing_files(held, self._names)
         new = New(run=int(noted is None), generation=max(0, len(run.generations) - brought), file=len(fresh))
         if not new.total():
             return new

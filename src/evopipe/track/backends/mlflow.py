@@ -209,7 +209,7 @@ class _Mlflow:
 
     def _attach(self, found: Found, held: dict[str, str], run: Run) -> int:
         """Bring files, and add them to those that are held."""
-        fresh = run.fresh(held)
+        fresh = run.missing_files(held)
         for name, kept in fresh.items():
             if kept.path.is_dir():
                 self._client.log_artifacts(found.info.run_id, str(kept.path), name)
