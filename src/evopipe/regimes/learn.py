@@ -106,9 +106,9 @@ class ReplayLearning:
         return upload(torch.tensor(slots, dtype=torch.int64), self.replay.device)
 
     def due(self) -> list[list[int]]:
-        """Return what each cohort has to do at this tick: the number of updates, the first one's turn, the rows filled
-        `[P]`."""
-        tick, envs, each = self._clock.here, self._clock.envs, self._spec.train.replay.updates
+        """Return what each cohort owes at this tick: how many updates, the first one's turn, rows filled `[P]`."""
+        tick, envs = self._clock.here, self._clock.envs
+        each = self._spec.train.replay.at_once(self._clock.living)
         turns = [tick * envs // _learn_step(cohort) * each % self._spec.period for cohort in self._cohorts]
         return [
             [updates_due(cohort, tick, envs) * each, turn, *self.replay.filled(cohort.slots).tolist()]

@@ -112,6 +112,10 @@ class TextRows:
     def inherit(self, parents: Sequence[int] | None) -> None:
         """Do nothing: this regime keeps nothing for each member."""
 
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`: no episode ends here."""
+        return np.full(self.clock.members, np.nan)
+
     def renew(self, slots: Sequence[int]) -> None:
         """Nothing is a slot's own."""
 
