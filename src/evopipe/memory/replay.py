@@ -360,12 +360,12 @@ class Replay:
         return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
-        """Return on the host how many rows the memory of each of these members holds, `[P]` int64."""
+        """Return how many rows the buffer of each member holds, `[P]` int64 on the host."""
         filled: np.ndarray = self.size[self.memory_of(slots)]
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
-        """Return where the memory of each of these members begins, `[P]` int64, on the device."""
+        """Return where the buffer of each member begins, `[P]` int64 on the device."""
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:

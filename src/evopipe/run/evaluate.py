@@ -41,9 +41,9 @@ def evaluate(
         cohorts: the members, `P` in all.
         pool: environments, at least `P`; each member uses `rows // P` of them at a time.
         seeds: `[n]`, the same for all members.
-        cap: most steps of an episode, None for no cap.
-        stopped: asked at every step.
-        note: told of every step, see `Note`.
+        cap: the most steps of an episode; None for no cap.
+        stopped: is asked at every step whether to stop.
+        note: receives every step, see `Note`.
 
     Raises:
         Stopped: `stopped` returned True.
@@ -151,8 +151,10 @@ def _opened(spec: Spec, env: EnvConfig, rows: int, workers: Workers | None) -> t
 
 
 class Evaluator:
-    """Environments of a run's own in which its `P` members are scored; `watch` may be set to see what they do, if they
-    are `on_host`."""
+    """The environments that score the `P` members of a run while it goes on.
+
+    If they are `on_host`, `watch` may be set to a function that receives every step.
+    """
 
     def __init__(self, spec: Spec, members: int, workers: Workers | None = None, on_host: bool = False) -> None:
         self._spec = spec
