@@ -284,7 +284,7 @@ class Replay:
         self.size = np.minimum(self.size + n, self.capacity)
 
     def clear(self, memories: Sequence[int]) -> None:
-        """Empty these memories."""
+        """Empty these buffers."""
         self.position[list(memories)] = self.size[list(memories)] = 0
 
     @property
@@ -379,7 +379,7 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the number of the memory of each of these members, `[P]` int64."""
+        """Return the index of each member's buffer, `[P]` int64."""
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:

@@ -26,19 +26,19 @@ from evopipe.rng import Purpose, Stream
 
 
 class Policy:
-    """One trained member that acts and values.
+    """One trained member that chooses actions and computes values.
 
     Args:
         algo: its algorithm.
         cfg: the algorithm's configuration.
-        member: its architecture and tensors: those of the acting network, what acting reads beside it, and the other
-            networks that it learned with, where they are there.
-        about: what `policy.json` says: spaces, scores, provenance.
+        member: its architecture and tensors: those of the acting network and what acting needs beside it, and those of
+            the other networks, if they are there.
+        about: the content of `policy.json`: spaces, scores, provenance.
 
     Attributes:
-        action_space: the environment's, and the way to its own actions.
-        observation_space: the environment's, and the way from its own observations.
-        memory: how many numbers it keeps from step to step; 0 unless it is recurrent.
+        action_space: the environment's action space, which converts actions.
+        observation_space: the environment's observation space, which converts observations.
+        memory: how many numbers it carries from step to step; 0 unless it is recurrent.
 
     Examples:
         >>> import evopipe

@@ -89,7 +89,7 @@ class OffPolicy:
             self._begins_with = None  # no member begins any more
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `Regime.adopt`. What was seen in the evaluation of those before is theirs to learn from now."""
+        """See `Regime.adopt`. Transitions seen in the previous evaluation are added to the replay buffers first."""
         self._gather_windows()
         if self._watched is not None:
             self._watched.into(self.replay)
@@ -106,7 +106,7 @@ class OffPolicy:
             self.nstep.put(self.world.rows, self._windows)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """See `Regime.renew`; a memory of one's own is emptied."""
+        """See `Regime.renew`. A slot's own replay buffer is emptied."""
         rows = self.world.renew(slots)
         if self.nstep is not None:
             self._gather_windows()

@@ -55,11 +55,11 @@ class Offline:
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`: no episode ends here."""
+        """See `Regime.ended`. It has no values: no episode ends here."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """The dataset is everybody's."""
+        """Do nothing: all members share the dataset."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.learning.adopt(cohorts)

@@ -113,11 +113,11 @@ class TextRows:
         """Do nothing: this regime keeps nothing for each member."""
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`: no episode ends here."""
+        """See `Regime.ended`. It has no values: no episode ends here."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Nothing is a slot's own."""
+        """Do nothing: this regime keeps nothing for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts

@@ -43,7 +43,7 @@ def act(
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return the place of each cohort's members among all of them, in slot order."""
+    """Return, for each cohort, the places of its members among all living ones in slot order."""
     at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
     return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
 

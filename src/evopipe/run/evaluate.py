@@ -108,15 +108,15 @@ actions, and what the step gave, truncated where an episode was cut."""
 
 
 class Watch(Protocol):
-    """What sees every step of evaluations."""
+    """The protocol of what receives every step of evaluations."""
 
     def begin(self) -> None:
-        """Another evaluation begins."""
+        """Begin another evaluation."""
 
     def note(
         self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray, step: Step
     ) -> None:
-        """See `Note`."""
+        """Receive a step, see `Note`."""
 
 
 @dataclass(frozen=True)

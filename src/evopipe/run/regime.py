@@ -77,8 +77,11 @@ class Regime(Scoring, Protocol):
         """Prepare these slots for new trials: begin new episodes, and empty what belongs to the slot."""
 
     def ended(self) -> np.ndarray:
-        """Return the mean return of each slot's episodes that ended in the generation, `[P]`, NaN of one without any;
-        asked only if `search.fitness` is `training`."""
+        """Return the mean return of each slot's episodes that ended in this generation, `[P]`, NaN for a slot without
+        any.
+
+        It is asked only if `search.fitness` is `training`.
+        """
 
     def advance(self) -> None:
         """Take one tick, and make the updates that are due.

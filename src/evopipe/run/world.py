@@ -30,23 +30,24 @@ _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may
 
 
 class Ended:
-    """Returns of the episodes that ended in a generation: sums and counts of `P` members, on the host or a device."""
+    """The returns of the episodes that ended in a generation: sums and counts for `P` members, on the host or a
+    device."""
 
     def __init__(self, members: int, device: torch.device | None = None) -> None:
         self.sums = torch.zeros(members, dtype=torch.float64, device=device)
         self.counts = torch.zeros(members, dtype=torch.float64, device=device)
 
     def add(self, members: Tensor, returns: Tensor) -> None:
-        """Add episodes: whose they were `[n]` int64, and their returns `[n]`."""
+        """Add episodes: their members `[n]` int64, and their returns `[n]`."""
         self.sums.index_add_(0, members, returns.double())
         self.counts.index_add_(0, members, torch.ones_like(returns, dtype=torch.float64))
 
     def forget(self, members: Sequence[int]) -> None:
-        """Begin anew for these members."""
+        """Reset the sums and counts of these members."""
         self.sums[list(members)] = self.counts[list(members)] = 0.0
 
     def means(self) -> np.ndarray:
-        """Return each member's mean return `[P]`, NaN of one without an episode."""
+        """Return each member's mean return `[P]`, NaN for a member without an episode."""
         found: np.ndarray = (self.sums / self.counts).cpu().numpy()
         return found
 
@@ -103,7 +104,7 @@ class World:
         return rows
 
     def own(self, x: np.ndarray) -> np.ndarray:
-        """Return the rows of those who live, of all `[P · E, …]`."""
+        """Return the rows of living members, out of all `[P · E, …]`."""
         return x if self.rows is None else x[self.rows]
 
     def observed(self) -> list[Tensor]:
@@ -189,13 +190,13 @@ class World:
 
 
 def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
-    """Return the rows of these slots' environments, so many of each."""
+    """Return the rows of these slots, `envs` of each."""
     rows: np.ndarray = (np.asarray(slots, np.int64)[:, None] * envs + np.arange(envs)).reshape(-1)
     return rows
 
 
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
-    """Return the rows of the cohorts' members, None if they are all of the population, and how many they are."""
+    """Return the rows of the cohorts' members (None if they are the whole population), and how many rows there are."""
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
 

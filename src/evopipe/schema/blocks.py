@@ -191,7 +191,7 @@ class EnvConfig(Schema):
 
 
 class CollectConfig(Schema):
-    """`fetch.source: collect`: roll behaviour policies in the environment."""
+    """`fetch.source: collect`: behaviour policies play in the environment."""
 
     episodes: int = Field(60, ge=1, le=10**6, description="episodes to roll")
     policies: dict[str, _Weight] = Field(
@@ -238,8 +238,8 @@ class FetchConfig(Schema):
 
 
 class InitialisationConfig(Schema):
-    """What a network's weights and biases begin with. Weights are orthogonal (Saxe et al., 2014), of hidden layers with
-    a gain of √2."""
+    """How a network's weights and biases are initialised. Weights are orthogonal (Saxe et al., 2014), those of hidden
+    layers with a gain of √2."""
 
     biases: Literal["uniform", "zeros", "auto"] = Field(
         "uniform",
@@ -317,7 +317,7 @@ class NetworkConfig(Schema):
 
 
 class NormaliseConfig(Schema):
-    """Running normalisation, each member by what it has seen itself."""
+    """Running normalisation by the statistics of what each member has seen itself."""
 
     observations: bool = Field(
         False,
@@ -361,7 +361,7 @@ class ReplayConfig(Schema):
     )
 
     def at_once(self, living: int) -> int:
-        """Return how many updates a member takes at once where so many live."""
+        """Return how many updates a member makes at once if `living` members live."""
         return living if self.updates == "pooled" else self.updates
 
     def members(self, population: int) -> int:
@@ -418,7 +418,7 @@ class TournamentConfig(Schema):
 
 
 class ArchitectureBounds(Schema):
-    """How far, and in which steps, architectures may wander."""
+    """The bounds of architectures, and the steps in which they mutate."""
 
     min_layers: int = Field(1, ge=0, le=8, description="fewest hidden layers of the encoder; the head may have none")
     max_layers: int = Field(3, ge=1, le=8, description="most hidden layers of encoder and of head")
