@@ -111,7 +111,7 @@ def _complete(
     base: Base, ids: Tensor, real: Tensor, group: int, first: int, sampling: Sampling, draws: Tensor, told: Written,
     leave: bool, stop: Stops,
 ) -> None:  # fmt: skip
-    """Write the completions of these prompts, of which the first is number `first`, into `told`."""
+    """Write the completions of these prompts into `told`; the first prompt has the number `first`."""
     members, prompts, width = ids.shape
     rows, limit, device, model = prompts * group, told.ids.shape[-1], ids.device, base.model
     seen = torch.cat((real, torch.ones(members, prompts, limit, dtype=torch.bool, device=device)), dim=-1)

@@ -156,8 +156,10 @@ def spec_of(
 
 
 def _judge_of(cfg: LanguageConfig, device: torch.device | None = None) -> Judge:
-    """Return what rewards completions; whatever a score does, a run goes on. For errors see `language.tasks.score_of`
-    and `language.policy.load_reward`."""
+    """Return the function that rewards completions. If it fails, the run continues.
+
+    For errors see `language.tasks.score_of` and `language.policy.load_reward`.
+    """
     if cfg.reward_model is not None:
         return _modelled(load_reward(cfg.reward_model, device))
     return _guarded(cfg, cfg.reward)

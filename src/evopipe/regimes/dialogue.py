@@ -136,8 +136,8 @@ class Dialogue:
         truth: Judge | None = None,
         most: float | None = None,
     ) -> None:
-        """`truth` is told of beside the judge; `most` is the reward of a completion that is all right: how many earned
-        it is measured, as `accuracy`."""
+        """`truth` is a second score that is only reported. `most` is the reward of a completely right completion; the
+        share of these is reported as `accuracy`."""
         self.spec, self.clock, self.whole, self.most = spec, clock, True, most
         self.completer = Completer(spec, corpus, judge, _engine_of(spec, clock.members), truth)
         self.cohorts: Sequence[Cohort] = []

@@ -57,10 +57,10 @@ class Share(NamedTuple):
 
 
 def _divide(cohorts: Sequence[Cohort], processes: int, rates: Sequence[float]) -> list[list[Share]]:
-    """Divide all rows among at most so many processes, so that the slowest has as little to do as possible.
+    """Divide all rows among at most this many processes, so that the slowest has as little to do as possible.
 
-    Rows stay in order and together: a process's time is its cohorts' dispatch and its rows' arithmetic. There are fewer
-    processes if more would not be faster. `rates` are each cohort's updates for an environment step of a member.
+    Rows stay in order. A process's time is the dispatch of its cohorts and the arithmetic of its rows. Fewer processes
+    are used if more would not be faster. `rates` are each cohort's updates for an environment step of a member.
     """
     rows = [(c, r) for c, cohort in enumerate(cohorts) for r in range(len(cohort.members))]
     n = len(rows)

@@ -113,7 +113,7 @@ def _pack(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
 
 
 def _steps_taken(data: Transitions, most: int) -> np.ndarray:
-    """How many steps a transition from each one on spans, `[N]`: at most so many, and none beyond its episode."""
+    """Return how many steps a transition from each step on spans, `[N]`: limited, and never beyond its episode."""
     ends = data.terminated | data.truncated
     ends[:-1] |= data.episode[1:] != data.episode[:-1]
     ends[-1] = True

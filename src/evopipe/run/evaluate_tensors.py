@@ -58,12 +58,12 @@ def evaluate_tensors(
 
 
 class _Episodes:
-    """`n` episodes of each of `P` members, of which `W` at a time run in the pool's first `P · W` rows.
+    """`n` episodes for each of `P` members. `W` of each member run at a time, in the pool's first `P · W` rows.
 
     Attributes:
-        returns, lengths: `[P, n + 1, K]` float64 and `[P, n + 1]` int64; behind the last stands what nobody reads.
+        returns, lengths: `[P, n + 1, K]` float64 and `[P, n + 1]` int64; the last entry is a dummy that is never read.
         active: `[P, W]` bool, which rows have an episode to play.
-        steps: `[]`, taken in all.
+        steps: `[]`, steps taken in all.
     """
 
     def __init__(self, members: int, width: int, seeds: Tensor, agents: int, pool: Any) -> None:

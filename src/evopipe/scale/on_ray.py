@@ -245,7 +245,11 @@ def code_path() -> str:
 
 
 def _knock(address: str | None) -> None:
-    """Raise OSError where nobody listens at an address: Ray would knock for minutes."""
+    """Check that a server listens at an address; Ray itself would try for minutes.
+
+    Raises:
+        OSError: none does.
+    """
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()

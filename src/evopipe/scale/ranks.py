@@ -104,7 +104,7 @@ class _Own:
 
 
 def _by_command() -> bool:
-    """Whether this process is the command line's: another program's is nobody's to become a rank, or a launcher."""
+    """Return whether this process is evopipe's command line. Another program must not become a rank, or a launcher."""
     program = Path(sys.argv[0])
     return program.is_file() and "evopipe" in (program.stem, program.parent.name)
 

@@ -151,7 +151,7 @@ class Shard:
         return {"do": "restore", "after": after, **told}, {**members, "losses": losses}
 
     def _changed(self, after: int) -> dict[str, Tensor]:
-        """Return what of the regime's state is new since it was last told, all of it after 0 tellings."""
+        """Return the part of the regime's state that changed since the last message; all of it in the first."""
         number, before = self._told
         self._told = number + 1, self.regime.state()
         return changes(before if after else {}, self._told[1])

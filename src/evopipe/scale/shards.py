@@ -313,7 +313,7 @@ class Shards:
             self._asking += time.perf_counter() - began
 
     def _restoring(self, shard: int) -> bytes:
-        """Return the message that makes a shard what it was when it last told, nothing where it never did."""
+        """Return the message that restores a shard to its last reported state; nothing if it never reported."""
         states = self._states[shard]
         if len(states) > 1:
             states[:] = [dump_tensors(fold(load_tensors(each, "message") for each in states))]
@@ -326,10 +326,10 @@ class Shards:
         refuse: bool = True,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[int, tuple[dict[str, Any], dict[str, Tensor]]]:
-        """Send shards a message each; return their answers. A shard whose process dies is made anew, and told again.
+        """Send a message to each of several shards; return their answers.
 
-        `record`: what it does changes a shard, and is done again where one is made anew. `refuse`: raise what an answer
-        says went wrong.
+        A shard whose process dies is restarted, and gets its message again. `record`: the message changes the shard,
+        and is repeated if the shard is restarted. `refuse`: raise the errors that answers report.
         """
         for shard, message in messages.items():
             self.engine.send(shard, message)

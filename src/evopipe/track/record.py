@@ -234,8 +234,10 @@ class TrainingRecord:
 
 
 def _take(run: Run, clock: float, event: Event) -> None:
-    """Take an event in. A run that was killed repeats what came after its last checkpoint, bit for bit: the first word
-    on a generation counts, for that is what a tracker has been told."""
+    """Add an event to a run. A run that was killed repeats what came after its last checkpoint, bit for bit.
+
+    Trackers may have received the first event of a generation already, so the first one counts.
+    """
     if isinstance(event, Generation) and not run.after(event.generation - 1):
         run.generations.append((clock, event))
     elif isinstance(event, Start) and run.result is None:

@@ -2,8 +2,8 @@
 
 A backend's file defines one of
 
-- `rows(cfg, rows, spaces, threads)`: returns an object with the methods of `RowStepper` that steps `rows` environments
-  in NumPy, with Gymnasium's spaces, on up to `threads` threads;
+- `rows(cfg, rows, spaces, threads)`: returns an object with the methods of `RowStepper`, which steps `rows`
+  environments in NumPy, with Gymnasium's spaces, on up to `threads` threads;
 - `tensors(cfg, rows, device)`: returns an object with the methods of `TensorPool` that steps them as tensors on a
   device.
 

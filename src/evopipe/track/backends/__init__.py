@@ -67,8 +67,11 @@ def _tracker(name: str) -> Any:
 
 
 class _Writer(Protocol):
-    """One run that is being written: `write` appends a generation and when it ended, in seconds since 1970, `finish`
-    what there is to say of the whole, and closes; `close` lets go of a run that is not complete."""
+    """The writer of one run.
+
+    `write` appends a generation and when it ended, in seconds since 1970. `finish` appends what concerns the whole run,
+    and closes; `close` releases a run that is not complete.
+    """
 
     sent: int  # the last generation that is there
 

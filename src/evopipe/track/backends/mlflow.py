@@ -229,7 +229,7 @@ class _Mlflow:
         return len(fresh)
 
     def _conclude(self, runs: Sequence[Found], run: Run) -> None:
-        """Tell of the outcome, of the DVC experiments that have it, and whether the training goes on."""
+        """Write the result, the DVC experiments that have it, and whether the training goes on."""
         found = runs[-1]
         tags = found.data.tags
         names = {*tags.get(_EXPERIMENT, "").split(", "), run.experiment or ""} - {""}
