@@ -50,7 +50,8 @@ JOBS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """Of a job in an environment: its algorithm, that block of `algos`, and what else is not as in `tiny.TINY`."""
 TEXT: dict[str, dict[str, Any]] = {"grpo": words.small_params(), "ilql": players.small_params("ilql")}
 STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export")
-UNLIKE = frozenset({"provenance", "fingerprint", "seconds", "timing", "version", "why"})  # keys whose values are not results
+UNLIKE = frozenset({"provenance", "fingerprint", "seconds", "timing", "version", "why"})
+"""Keys whose values are not results."""
 
 
 def pipeline(name: str, folder: Path) -> None:

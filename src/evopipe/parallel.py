@@ -214,8 +214,8 @@ class _WakeUp:
         os.eventfd_write(self._fd, 1)
 
     def wait(self, life: int | None = None, seconds: float | None = None) -> bool | None:
-        """Wait for a ring, or until the other end of the pipe `life` is gone; return whether it rang, None where
-        neither was within so many seconds."""
+        """Wait for a wake-up, or for the other end of the pipe `life` to close; return which (True for a wake-up), None
+        after a timeout."""
         end = time.perf_counter_ns() + _AWAKE
         while True:
             try:
@@ -229,8 +229,8 @@ class _WakeUp:
 
 
 def _poll(fd: int, life: int | None, milliseconds: int | None = None) -> bool | None:
-    """Sleep until there is something to read in `fd`, or the other end of `life` is gone; return whether `fd` has, None
-    where neither was in time."""
+    """Sleep until `fd` can be read, or the other end of `life` closes; return whether `fd` can be read, None after a
+    timeout."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     if life is not None:

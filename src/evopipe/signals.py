@@ -118,7 +118,7 @@ def _is_command_shell(argv: Sequence[str]) -> bool:
 
 
 def _stop_after(process: psutil.Process) -> None:
-    """Wait until a process is gone, then stop this one: ask first, and insist after a minute."""
+    """Wait until a process has ended, then stop this one: by a signal first, by force after a minute."""
     while _lives(process):
         time.sleep(_POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

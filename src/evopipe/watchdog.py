@@ -148,8 +148,11 @@ def hurry(hurried: bool = True) -> None:
 
 
 class _Timer:
-    """A timer that foreign code knows nothing of: POSIX's, by a real-time signal. It goes on between two contexts, so
-    that these cost nothing, until it finds none. Elsewhere than on Linux there is none."""
+    """A timer that foreign code does not know: POSIX's, by a real-time signal. On systems other than Linux there is
+    none.
+
+    It runs on between two contexts, so that contexts cost nothing, and stops when it finds none.
+    """
 
     signum = getattr(signal, "SIGRTMAX", 0) - 5
 
@@ -158,7 +161,7 @@ class _Timer:
         self._period, self._pid = 0.0, 0
 
     def begin(self, period: float) -> None:
-        """Look every so many seconds from now on, 0: no more; in the main thread."""
+        """Check every `seconds` from now on, in the main thread; 0 stops."""
         if os.getpid() != self._pid:  # a fork has none of its parent's timers
             self._set, self._period, self._pid = self._make(), 0.0, os.getpid()
         if period != self._period and self._set is not None:
@@ -205,7 +208,7 @@ _timer = _Timer()
 
 
 def _install() -> None:
-    """Have SIGALRM look, in the main thread; leave it to whom it belonged to where nothing is watched."""
+    """Use SIGALRM for the checks, in the main thread, or restore its owner's handler if nothing is watched."""
     global _former
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
         former = signal.getsignal(signal.SIGALRM)

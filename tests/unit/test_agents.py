@@ -41,7 +41,7 @@ from evopipe.agents import (
 from evopipe.agents.engine import Engine, Job
 from evopipe.agents.games import Calculator, FrozenLake, WordGame, _calculate
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
-from evopipe.agents.rows import How, Played, advantages, batch_of, returns, rows_of
+from evopipe.agents.rows import AdvantageSettings, Played, advantages, batch_of, returns, rows_of
 from evopipe.agents.settings import Agents
 from evopipe.cli import app
 from evopipe.compat.rllm.config import read, resolve
@@ -179,7 +179,7 @@ def estimated(trajectories: list[Played], tasks: int, level: Any, gamma: float =
         return done
 
     batch = batch_of([trajectories], 0, words.CPU)
-    text, _ = advantages(batch, tasks, How(level, gamma, {"": estimate}))
+    text, _ = advantages(batch, tasks, AdvantageSettings(level, gamma, {"": estimate}))
     assert text.advantage is not None
     assert text.keep is not None
     return text.advantage[0, :, 0].tolist(), text.keep[0].tolist()

@@ -162,7 +162,7 @@ def here(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class _Worker:
-    """A thread that takes one call at a time, and ends when it is told None."""
+    """A thread that takes one call at a time. It ends when it receives None."""
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()

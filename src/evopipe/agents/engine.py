@@ -327,7 +327,7 @@ class Engine:
 
 
 def _late(raised: Exception | Hung) -> Exception:
-    """Return what a coroutine that blocked is told by; any other exception as it is."""
+    """Return the exception with which to answer a coroutine that blocked too long; any other exception unchanged."""
     if isinstance(raised, Hung):
         return TimeoutError(f"it {raised}, and held all episodes up: await what takes time, or use run_in_executor")
     return raised

@@ -18,7 +18,7 @@ from evopipe.agents import records
 from evopipe.agents.blocking import Processes
 from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
-from evopipe.agents.rows import Batch, How, Played, advantages, batch_of
+from evopipe.agents.rows import AdvantageSettings, Batch, Played, advantages, batch_of
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import Workflow
 from evopipe.core.cohort import Cohort
@@ -131,11 +131,15 @@ class Rounds:
     def first(self, member: Member) -> Member:
         return member
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
+    def inherit(self, parents: Sequence[int] | None) -> None:
         """Do nothing: this regime keeps nothing for each member."""
 
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`. It has no values: no episode of an environment ends here."""
+        return np.full(self.clock.members, np.nan)
+
     def renew(self, slots: Sequence[int]) -> None:
-        """Nothing is a slot's own."""
+        """Do nothing: this regime keeps nothing for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -214,8 +218,8 @@ class Rounds:
     def _shape(self, cohort: Cohort) -> tuple[int, int]:
         """Tasks of a round, and rollouts of each."""
         one = cohort.members[0]
-        group = self.spec.whole(one, "group_size")
-        return self.spec.whole(one, "rows") // group, group
+        group = self.spec.integer(one, "group_size")
+        return self.spec.integer(one, "rows") // group, group
 
     def _jobs(self, cohort: Cohort) -> list[Job]:
         tasks, group = self._shape(cohort)
@@ -253,7 +257,7 @@ class Rounds:
         self._measure(cohort, text, done, batch.owner, drift, silent)
         return any(each.episode.reward for member in done for each in member)
 
-    def _how(self, cohort: Cohort) -> How:
+    def _how(self, cohort: Cohort) -> AdvantageSettings:
         cfg = self.spec.algo_config
 
         def of(algo: Any, config: Any) -> Callable[[Text, int], Text]:
@@ -262,7 +266,7 @@ class Rounds:
         estimate = {"": of(self.spec.algo, cfg)}
         for role, algo in self._estimators.items():
             estimate[role] = of(algo, algo.Config())
-        return How(self.agents.advantage, self.agents.gamma, estimate)
+        return AdvantageSettings(self.agents.advantage, self.agents.gamma, estimate)
 
     def _measure(
         self, cohort: Cohort, text: Text, done: Sequence[Sequence[Done]], owner: Sequence[Sequence[int]],

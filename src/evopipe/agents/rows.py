@@ -113,7 +113,7 @@ def batch_of(played: Sequence[Sequence[Played]], pad: int, device: torch.device)
 
 
 @dataclass(frozen=True)
-class How:
+class AdvantageSettings:
     """How advantages are computed from trajectories."""
 
     # what is compared: whole trajectories, the same for each of their steps (`step`: shared out among them), or each
@@ -148,7 +148,7 @@ def _places(played: Sequence[Sequence[Played]], role: str, tasks: int) -> _Place
     return _Places(group, of, tasks * group)
 
 
-def advantages(batch: Batch, tasks: int, how: How) -> tuple[Text, int]:
+def advantages(batch: Batch, tasks: int, how: AdvantageSettings) -> tuple[Text, int]:
     """Return the text with an advantage at every token, with the rows that have one marked; and the number of
     uninformative groups.
 

@@ -48,7 +48,7 @@ asks = _language.always("value", "end")
 def margins(now: Scored, batch: Text) -> Tensor:
     """Return r(chosen) − r(rejected) of each pair, `[P, n]`; the n chosen completions stand before the n rejected
     ones."""
-    chosen, rejected = ops.behind_last(given(now.value), batch.mask).chunk(2, dim=1)
+    chosen, rejected = ops.after_last(given(now.value), batch.mask).chunk(2, dim=1)
     return chosen - rejected
 
 

@@ -68,7 +68,7 @@ class Cohort:
         return [member.slot for member in self.members]
 
     @cached_property
-    def bare(self) -> Cohort:
+    def without_runner(self) -> Cohort:
         """The same cohort with a new runner. A runner must not hold a cohort that holds the runner."""
         return replace(self, runner=Runner())
 
@@ -94,14 +94,14 @@ class Cohort:
         }
         return dict(zip(widths, memory.split([*widths.values()], dim=-1), strict=True)) if widths else {}
 
-    def shown(self, obs: Tensor, there: Tensor | None = None) -> Tensor:
+    def normalised(self, obs: Tensor, there: Tensor | None = None) -> Tensor:
         """Return observations `[P, …, O]` as the members' networks read them: normalised, if the run normalises.
 
         Where `there` `[P, …]` is False, an agent of a team is absent, and its observation is zeros.
         """
         if self.normaliser is None:
             return obs
-        found = self.normaliser.shown(obs.flatten(1, -2)).view_as(obs)
+        found = self.normaliser.normalised(obs.flatten(1, -2)).view_as(obs)
         return found if there is None else found.masked_fill(~there[..., None], 0.0)
 
     def part(self, first: int, end: int) -> Cohort:
@@ -132,7 +132,7 @@ class Cohort:
         """Return every tensor of the algorithm's state, in a fixed order."""
         return [tensor for _, _, tensor, _ in _tensors(self.state)]
 
-    def seen(self) -> list[Tensor]:
+    def normaliser_tensors(self) -> list[Tensor]:
         """Return the tensors of the observation normaliser, in a fixed order."""
         return [] if self.normaliser is None else list(self.normaliser.held.values())
 

@@ -117,8 +117,10 @@ class Change:
         return target
 
     def _carry_stem(self, source: Tensor, target: Tensor) -> Tensor:
-        """`_carry` where channels or kernels changed: nobody reads new channels; a kernel is centred in the larger one,
-        or its border cut off."""
+        """Carry over the convolutions if channels or kernels changed.
+
+        New channels have no readers. A kernel is centred in the larger one, or its border is cut off.
+        """
         stems = self.old.stem, self.new.stem
         for i, (old, new) in enumerate(zip(self._before.stem, self._after.stem, strict=True)):
             a, b = (stem.convs[i % len(stem.convs)] for stem in stems)

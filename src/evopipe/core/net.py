@@ -65,7 +65,7 @@ class Net:
         rows = self.values.view(len(self.values) * shape.copies, -1)
         return Net(shape.inner.part(0, None, 2), rows[::2])
 
-    def apart(self) -> Net:
+    def separated(self) -> Net:
         """Return a constant copy whose views are separate tensors, as `torch.export` needs them."""
         apart = replace(self, trainable=False)
         views = apart.structure.views(lambda *at: apart._view(*at).clone(memory_format=torch.contiguous_format))

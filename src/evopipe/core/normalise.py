@@ -39,7 +39,7 @@ class Statistics:
     mean: Tensor  # [P, N]
     square: Tensor  # [P, N], sum of the squared distances from the mean
 
-    def enter(self, values: Tensor, given: Tensor) -> None:
+    def merge(self, values: Tensor, given: Tensor) -> None:
         """Merge n values of each column into the statistics, in place.
 
         Args:
@@ -114,7 +114,7 @@ class Normaliser:
         """Return the normaliser of the rows from `first` to `end`, sharing memory with this one."""
         return Normaliser({name: x if name == COLUMNS else x[first:end] for name, x in self.held.items()})
 
-    def see(self, obs: Tensor, healthy: Tensor, there: Tensor | None = None) -> None:
+    def update(self, obs: Tensor, healthy: Tensor, there: Tensor | None = None) -> None:
         """Update the statistics with observations `[P, E, O]`, in place.
 
         Observations that are not finite do not count, nor do those of members that are not `healthy` `[P]`. Where
@@ -123,9 +123,9 @@ class Normaliser:
         if self.observations is not None:
             values = self._chosen(obs)
             given = values.isfinite().all(dim=-1) & healthy[:, None]
-            self.observations.enter(values, given if there is None else given & there)
+            self.observations.merge(values, given if there is None else given & there)
 
-    def shown(self, obs: Tensor) -> Tensor:
+    def normalised(self, obs: Tensor) -> Tensor:
         """Return normalised observations `[P, B, O]`, as networks read them."""
         if self.observations is None or self.columns is None:
             return obs
@@ -138,7 +138,7 @@ class Normaliser:
         assert self.columns is not None
         return obs if len(self.columns) == obs.shape[-1] else obs.index_select(-1, self.columns)
 
-    def earn(self, returns: Tensor, reward: Tensor, gamma: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    def normalise_rewards(self, returns: Tensor, reward: Tensor, gamma: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Update the statistics with a step's rewards, in place; return the normalised rewards and the new discounted
         returns.
 
@@ -151,7 +151,7 @@ class Normaliser:
         if self.returns is None:
             return reward, returns
         returns = torch.where(given, returns * gamma[:, None] + reward, returns)
-        self.returns.enter(returns[..., None], given)
+        self.returns.merge(returns[..., None], given)
         limit = self.clip[:, None]
         return (reward * self.returns.scale()).clamp(-limit, limit), returns
 
@@ -186,7 +186,7 @@ def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
     if normaliser is None:
         return dict(tensors)
     for rows in obs.split(_CHUNK):
-        normaliser.see(rows[None], torch.ones(1, dtype=torch.bool))
+        normaliser.update(rows[None], torch.ones(1, dtype=torch.bool))
     return {**tensors, **{name: rows[0].clone() for name, rows in normaliser.rows()}}
 
 

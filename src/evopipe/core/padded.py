@@ -123,10 +123,10 @@ class Padded:
         return tuple(torch.tensor(x, device=self.device)[:, None, None] for x in (fixed, learned))  # type: ignore[return-value]
 
     def _mask_after(self, residual: int) -> list[Tensor | None]:
-        """Return the masks of the layers, `residual` of them of a residual encoder, whose outputs need one.
+        """Return the masks of the layers whose outputs need one; `residual` of the layers belong to a residual encoder.
 
-        Pads are 0 by themselves, and nobody reads them; but where a layer is blended, or the next one is, its pads
-        share places with units that are read, and a gradient would come back.
+        Pads are 0 and have no readers. Only if a layer or the next one is blended do its pads share places with units
+        that are read, so that a gradient would flow back.
         """
         zero_stays = not any(arch.activation in NOT_ZERO_AT_ZERO for arch in self.archs)
         read_next = [*self.blends[1:], None]

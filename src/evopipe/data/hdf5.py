@@ -126,8 +126,10 @@ def read_foreign(path: Path, read: Callable[[h5py.File], _T]) -> _T:
 
 
 def _limit(more: int) -> None:
-    """Let this process have so many bytes of addresses more than now, and leave no core file where it crashes. Where
-    the machine has less than that, the kernel is to end this process, not one that did nothing."""
+    """Limit this process to a number of bytes of address space more than now, without a core file if it crashes.
+
+    If the machine has less memory than that, the kernel should end this process, and no other.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = psutil.Process().memory_info().vms + more
     resource.setrlimit(resource.RLIMIT_AS, (wanted if soft == resource.RLIM_INFINITY else min(soft, wanted), hard))

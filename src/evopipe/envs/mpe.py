@@ -49,7 +49,7 @@ class _Arguments(Schema):
     benchmark_data: bool = False
 
     def _space(self, names: list[str], observations: list[int], actions: list[int] | None = None) -> TeamSpace:
-        """Return the space of agents that see and do so many numbers, or choose among so many actions."""
+        """Return the space of agents with these numbers of observed values and of action values or choices."""
         sizes = actions or [_PUSHES] * len(names)
         each = [
             ActionSpace("continuous", (n,), bounds=(np.zeros(n), np.ones(n)))
@@ -68,7 +68,7 @@ class _Partial(_Arguments):
     num_landmark_neighbors: int | None = Field(None, ge=1)
 
     def _slots(self, others: int, landmarks: int) -> tuple[int, int]:
-        """How many other agents and landmarks an observation holds, where there are so many."""
+        """Return how many other agents and landmarks an observation holds, out of those that exist."""
         return self.num_agent_neighbors or others, self.num_landmark_neighbors or landmarks
 
 

@@ -120,7 +120,7 @@ class EnvPool:
         self._sent: tuple[Ints, Actions] | None = None  # rows and actions of the step that was begun
         self._longest = 0  # an upper bound of episode_length, cheaper to keep than its maximum
         self._example = first
-        self._home: backends.Home | None = None
+        self._home: backends.RowStepper | None = None
         self._rows = Rows if self.team is None else TeamRows
         self._forked = workers.fork(cfg, rows, self.spaces, overlapped) if workers else None
         if self._backend.tensors is not None:
@@ -163,7 +163,7 @@ class EnvPool:
         """The number of worker processes that hold the environments, once it is chosen."""
         return len(self._forked.helpers) if self._forked else 0
 
-    def _settled(self) -> backends.Home:
+    def _settled(self) -> backends.RowStepper:
         """Where the environments live: chosen at the first reset, when it may be known how dear a step is."""
         if self._home is None:
             if self._forked is not None and self._forked.open(self._example):

@@ -240,8 +240,10 @@ class TeamRows:
         seen.obs[i, place, : space.size] = obs
 
     def _hint(self, row: int, i: int, place: int, obs: Any, info: Any, seen: _Seen, what: str) -> None:
-        """Read an agent's mask and the action that the environment sets itself, where there are any. At the `end` of a
-        truncated one none is asked for, and none is set: nobody takes another action."""
+        """Read an agent's mask and the action that the environment sets itself, if there are any.
+
+        For an agent that was truncated (`end`), neither is needed: it takes no other action.
+        """
         if info is None:
             info = {}
         elif not isinstance(info, Mapping):
@@ -290,7 +292,7 @@ def _count(result: Any) -> str:
 
 
 class _Seen:
-    """What a step or reset of `n` rows showed so far; of those who are gone nothing."""
+    """What a step or reset of `n` rows has shown so far; nothing for absent agents."""
 
     def __init__(self, space: TeamSpace, n: int, forces: bool) -> None:
         self._agents = agents = len(space.ids)

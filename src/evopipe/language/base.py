@@ -80,7 +80,7 @@ class Base:
         """The most tokens of a row, as the model's configuration says; None if it has no limit."""
         return None if self.model is None else getattr(self.model.config, "max_position_embeddings", None)
 
-    def told(self, tokenizer: Any) -> Base:
+    def with_tokenizer(self, tokenizer: Any) -> Base:
         """Return the base with a tokenizer. Both run the same model, and share what members add to it.
 
         Raises:
@@ -155,7 +155,7 @@ class Base:
         end = chats.turn_end(self.tokenizer) if chatting else ""
         found = []
         for completion in completions:
-            whole = text.then(self.data(plain(completion))).then(Marked(end))
+            whole = text.joined(self.data(plain(completion))).joined(Marked(end))
             if chatting:
                 messages, own = self._messages(prompt, system)
                 if go_on:
@@ -167,7 +167,7 @@ class Base:
                 if stop >= len(text) and shown.text.text.startswith(text.text):  # else it opens answers in another way
                     stop += len(end) if shown.text.text.startswith(end, stop) else 0
                     whole = shown.text.part(0, stop)
-            ids = self.encoder.behind(whole, len(text))
+            ids = self.encoder.tokens_from(whole, len(text))
             found.append([*ids, *(() if end and ids[-1:] and ids[-1] in self.ends else self.ends[:1])])
         return self.prompt(prompt, chat, system, go_on), found
 
@@ -185,7 +185,7 @@ class Base:
         spans = chats.answers(self.tokenizer, self.name, told, shown)
         cuts = [place for span in spans for place in span]
         pieces = [
-            (self.encoder.behind(shown.text.part(0, end), start), i % 2 == 0)
+            (self.encoder.tokens_from(shown.text.part(0, end), start), i % 2 == 0)
             for i, (start, end) in enumerate(itertools.pairwise(cuts))
         ]
         if not chats.turn_end(self.tokenizer):  # the last answer is to end, too
@@ -208,7 +208,7 @@ class Base:
         if text.count(PLACE) != len(replies):
             return None
         at = text.rindex(PLACE) + 1
-        ids, ended = self.encoder.going_on(shown.text.part(at)), self.encoder.going_on(Marked(end))
+        ids, ended = self.encoder.continuation(shown.text.part(at)), self.encoder.continuation(Marked(end))
         return ids[len(ended) :] if ended and last == ended[-1] and text.startswith(end, at) else ids
 
     def _messages(
@@ -228,7 +228,7 @@ class Base:
     ) -> tuple[Marked, tuple[int, ...]]:
         """Return a prompt as text, and the tokens before it."""
         if isinstance(prompt, str) and not chat:
-            return Marked(system or "").then(self.data(plain(prompt))), self.encoder.begin
+            return Marked(system or "").joined(self.data(plain(prompt))), self.encoder.begin
         ending = "continue_final_message" if go_on else "add_generation_prompt"
         messages, own = self._messages(prompt, system)
         return self._shown(messages, own, ending=ending).text, ()
@@ -257,7 +257,7 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
 def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.device) -> Base:
     """Return a base from a model and a tokenizer of `transformers`. From then on no weight of the model is trained.
 
-    Without a tokenizer it reads no text until `told` one.
+    Without a tokenizer it reads no text until `with_tokenizer` adds one.
 
     Raises:
         DataError: model and tokenizer do not belong together, or no token ends a text.
@@ -266,7 +266,7 @@ def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.de
     vocabulary = int(model.get_output_embeddings().weight.shape[0])
     words = Words(vocabulary, int(model.get_output_embeddings().weight.shape[1]))
     bare = Base(name, model, None, digest, words, (), 0, device)
-    return bare if tokenizer is None else bare.told(tokenizer)
+    return bare if tokenizer is None else bare.with_tokenizer(tokenizer)
 
 
 def tokens_alone(tokens: Sequence[str], length: int, hidden: int, device: torch.device | None = None) -> Base:

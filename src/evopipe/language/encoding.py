@@ -34,7 +34,7 @@ class Marked:
     def __len__(self) -> int:
         return len(self.text)
 
-    def then(self, other: Marked) -> Marked:
+    def joined(self, other: Marked) -> Marked:
         """Return this text followed by the other."""
         n = len(self.text)
         return Marked(self.text + other.text, (*self.data, *((start + n, end + n) for start, end in other.data)))
@@ -117,7 +117,7 @@ class Encoder:
         """Return the tokens of a text, without those that begin one."""
         return self._tokens(text).ids
 
-    def behind(self, text: Marked, at: int) -> list[int]:
+    def tokens_from(self, text: Marked, at: int) -> list[int]:
         """Return the tokens from a character on, of a text that is tokenised as one.
 
         If a token would lie on both sides, the rest is tokenised separately, as the continuation of a text.
@@ -125,10 +125,10 @@ class Encoder:
         ids, offsets, place = self._tokens(text)
         cut = place[at]
         if at and any(start < cut < end for start, end in offsets):
-            return self.going_on(text.part(at))
+            return self.continuation(text.part(at))
         return [token for token, (start, _) in zip(ids, offsets, strict=True) if start >= cut]
 
-    def going_on(self, text: Marked) -> list[int]:
+    def continuation(self, text: Marked) -> list[int]:
         """Return the tokens of a text that continues an unknown one."""
         if not self._renamed[0].encode(PLACE, add_special_tokens=False).ids:  # it leaves out what it does not know
             return self.encode(text)

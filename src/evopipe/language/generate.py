@@ -15,7 +15,7 @@ import torch
 
 from evopipe import rng
 from evopipe.language.base import Base
-from evopipe.language.hooks import padded, positions, sight
+from evopipe.language.hooks import attention_inputs, padded, positions
 from evopipe.rng import Purpose
 from evopipe.types import Tensor
 
@@ -111,7 +111,7 @@ def _complete(
     base: Base, ids: Tensor, real: Tensor, group: int, first: int, sampling: Sampling, draws: Tensor, told: Written,
     leave: bool, stop: Stops,
 ) -> None:  # fmt: skip
-    """Write the completions of these prompts, of which the first is number `first`, into `told`."""
+    """Write the completions of these prompts into `told`; the first prompt has the number `first`."""
     members, prompts, width = ids.shape
     rows, limit, device, model = prompts * group, told.ids.shape[-1], ids.device, base.model
     seen = torch.cat((real, torch.ones(members, prompts, limit, dtype=torch.bool, device=device)), dim=-1)
@@ -122,7 +122,7 @@ def _complete(
     ends, how = torch.tensor(base.ends, device=device), Sampling(*(x[:, first : first + rows] for x in sampling))
     alive = torch.ones(members, rows, dtype=torch.bool, device=device)
     pads = padded(real)
-    seeing = sight(real.flatten(0, 1)) if pads else {}
+    seeing = attention_inputs(real.flatten(0, 1)) if pads else {}
     out = model(input_ids=ids.flatten(0, 1), use_cache=True, logits_to_keep=1, **seeing)
     cache, logits = out.past_key_values, out.logits[:, -1].float()
     if group > 1:

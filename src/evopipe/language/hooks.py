@@ -129,9 +129,12 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def _parts(base: Base, text: Text, each: int, whole: bool) -> tuple[list[slice], list[int], Tensor | None]:
-    """Divide rows into parts of at most so many that pass one after the other. Returns the parts, how many of the last
-    `T` columns a row has for any member, and the order `[P, B]` in which the rows stand for that, each member's
-    shortest first; None: as they are, and whole."""
+    """Divide rows into parts of a limited number of rows, which run one after the other.
+
+    Returns:
+        The parts, how many of the last `T` columns any member needs, and the order `[P, B]` of the rows, each member's
+        shortest first; None if rows stay as they are.
+    """
     (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
     if whole or base.exact:
         return [slice(i, min(i + each, rows)) for i in range(0, rows, each)], [width] * rows, None
@@ -202,7 +205,7 @@ def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> 
     seen: list[Tensor] = []
     hook = base.model.get_output_embeddings().register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     try:
-        seeing = sight(real) if padded(real) else {}
+        seeing = attention_inputs(real) if padded(real) else {}
         logits = base.model(input_ids=ids, use_cache=False, logits_to_keep=width + 1, **seeing).logits
     finally:
         hook.remove()
@@ -228,7 +231,7 @@ def padded(real: Tensor) -> bool:
     return not bool(real[..., 0].all())
 
 
-def sight(real: Tensor) -> dict[str, Tensor]:
+def attention_inputs(real: Tensor) -> dict[str, Tensor]:
     """Return the attention mask and positions that a model needs for rows `[n, L]` with pads before their tokens."""
     return {"attention_mask": real.long(), "position_ids": positions(real)}
 

@@ -19,7 +19,7 @@ from evopipe.errors import DataError, UsageError
 from evopipe.language import tasks
 from evopipe.language.base import tokens_alone
 from evopipe.language.gpt import GPT
-from evopipe.language.writing import Writer, crowd
+from evopipe.language.writing import Writer, joint_writer
 from evopipe.rng import Purpose
 from evopipe.schema.language import LanguageConfig
 from evopipe.schema.stored import in_a_sentence
@@ -42,7 +42,7 @@ class GamePolicy:
 
     def act(self, seeds: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """Return the function that writes the tokens of one game for each seed `[n]`, for the task's `play`."""
-        return crowd([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
+        return joint_writer([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
 
     def play(self, games: int = 1, seed: int = 0) -> Any:
         """Play games; return what the task's `play` returns: returns, tries, which were won, and the games as data."""

@@ -64,7 +64,7 @@ class Frames:
         ends, starts = [0, *(image.stop for image in images)], [*(image.start for image in images), size]
         return [slice(a, b) for a, b in zip(ends, starts, strict=True)]
 
-    def bare(self, rows: np.ndarray) -> np.ndarray:
+    def without_images(self, rows: np.ndarray) -> np.ndarray:
         """Remove the images from packed rows: `[n, size]` → `[n, size - 2 S]`."""
         return np.concatenate([rows[:, columns] for columns in self._between(rows.shape[1])], axis=1)
 

@@ -140,14 +140,14 @@ class NStep:
         self._first[rows] = self._next[rows] = 0
 
     def part(self, rows: np.ndarray) -> NStep:
-        """Return the windows of these rows, by themselves."""
+        """Return a copy of the windows of these rows."""
         found = NStep(self._layout, len(rows))
         arrays = self._arrays()
         found.restore({name: array[_at(array, rows)] for name, array in arrays.items()})
         return found
 
     def put(self, rows: np.ndarray, part: NStep) -> None:
-        """Take back the windows of these rows."""
+        """Write back the windows of these rows, as `part` returned them."""
         for name, array in part._arrays().items():
             own = self._arrays()[name]
             own[_at(own, rows)] = array

@@ -249,7 +249,7 @@ class Replay:
         if self.frames is not None:
             each = self.layout.steps if each is None else each
             self.frames.add(place, chosen, np.flatnonzero(kept) // each, -(-kept.size // each))
-            chosen = self.frames.bare(chosen)
+            chosen = self.frames.without_images(chosen)
         at = upload(torch.from_numpy(place), self.device)
         self._flat[at] = upload(torch.from_numpy(chosen), self.device)
         if self.priorities is not None:
@@ -284,11 +284,11 @@ class Replay:
         self.size = np.minimum(self.size + n, self.capacity)
 
     def clear(self, memories: Sequence[int]) -> None:
-        """Empty these memories."""
+        """Empty these buffers."""
         self.position[list(memories)] = self.size[list(memories)] = 0
 
     @property
-    def alike(self) -> bool:
+    def evenly_filled(self) -> bool:
         """Whether all buffers hold equally many rows at equal positions: no row was ever left out of one alone."""
         return bool((self.position == self.position[0]).all())
 
@@ -361,12 +361,12 @@ class Replay:
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
         """Return how many rows the buffer of each member holds, `[P]` int64 on the host."""
-        filled: np.ndarray = self.size[self._memory(slots)]
+        filled: np.ndarray = self.size[self.memory_of(slots)]
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
         """Return where the buffer of each member begins, `[P]` int64 on the device."""
-        return upload(torch.from_numpy(self._memory(slots) * self.capacity), self.device)
+        return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Return these slots and where the buffer of each begins, `[P]` int64 on the device each. The tensors are
@@ -378,7 +378,8 @@ class Replay:
             self._placed[slots] = found = upload(torch.tensor(slots), self.device), self.first(slots)
         return found
 
-    def _memory(self, slots: Sequence[int]) -> np.ndarray:
+    def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return the index of each member's buffer, `[P]` int64."""
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:

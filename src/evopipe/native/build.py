@@ -223,7 +223,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library lies there as it was made, and nobody but the user can have written it."""
+    """Return whether a library is there as it was made, and only the user can have written it."""
     content, digest = _own_bytes(library), _own_bytes(library.with_suffix(".sha256"))
     return content is not None and hashlib.sha256(content).hexdigest().encode() == digest
 

@@ -110,7 +110,8 @@ def _describe(
 def _network(
     net: Net, adam: Adam, inputs: int, members: int, groups: int, memory: int, held: list[Any]
 ) -> bytes | None:
-    """A network that reads so many numbers; its memory stands behind that of those before it."""
+    """Return the fields of a network with this many inputs; its recurrent memory comes after that of the networks
+    before it."""
     structure: Any = getattr(net.structure, "inner", net.structure)
     plan = plan_of(net, inputs, lstm=True)
     if plan is None or structure.recurrent > MOST or len(structure.archs) != members * groups:

@@ -216,7 +216,7 @@ def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tens
     return 0.5 * torch.maximum((value - target).square(), (near - target).square())
 
 
-def behind_last(value: Tensor, mask: Tensor) -> Tensor:
+def after_last(value: Tensor, mask: Tensor) -> Tensor:
     """Return the entry one place after the last token that counts, `[P, B, T]` → `[P, B]`. That place must exist."""
     places = torch.arange(1, mask.shape[-1] + 1, device=mask.device) * mask
     return value.gather(-1, places.amax(dim=-1, keepdim=True)).squeeze(-1)

@@ -26,19 +26,19 @@ from evopipe.rng import Purpose, Stream
 
 
 class Policy:
-    """One trained member that acts and values.
+    """One trained member that chooses actions and computes values.
 
     Args:
         algo: its algorithm.
         cfg: the algorithm's configuration.
-        member: its architecture and tensors: those of the acting network, what acting reads beside it, and the other
-            networks that it learned with, where they are there.
-        about: what `policy.json` says: spaces, scores, provenance.
+        member: its architecture and tensors: those of the acting network and what acting needs beside it, and those of
+            the other networks, if they are there.
+        about: the content of `policy.json`: spaces, scores, provenance.
 
     Attributes:
-        action_space: the environment's, and the way to its own actions.
-        observation_space: the environment's, and the way from its own observations.
-        memory: how many numbers it keeps from step to step; 0 unless it is recurrent.
+        action_space: the environment's action space, which converts actions.
+        observation_space: the environment's observation space, which converts observations.
+        memory: how many numbers it carries from step to step; 0 unless it is recurrent.
 
     Examples:
         >>> import evopipe
@@ -237,7 +237,7 @@ class Policy:
         before = torch.zeros(count, self.memory) if memory is None else _tensor(memory, "memory").float()
         if before.shape != (count, self.memory):
             raise UsageError(f"memory has shape {tuple(before.shape)}; expected [{count}, {self.memory}]")
-        return self._cohort.shown(batch), single, self._legal(mask, count), before[None]
+        return self._cohort.normalised(batch), single, self._legal(mask, count), before[None]
 
     def _taken(self, action: Any, batch: int) -> torch.Tensor:
         """Return the environment's own actions, one or a batch, in the algorithm's terms, see `Batch.action`."""
@@ -354,7 +354,7 @@ class _Greedy(torch.nn.Module):
     def __init__(self, algo: Algorithm, cfg: Any, cohort: Cohort, space: ActionSpace) -> None:
         super().__init__()
         self._algo, self._cfg, self._state, self._space = algo, cfg, cohort.state, space
-        self._normalised = cohort.shown
+        self._normalised = cohort.normalised
         self.register_buffer("weights", getattr(cohort.state, algo.POLICY).values)
         hold_bounds(self, space)
 

@@ -150,7 +150,7 @@ class TeamPolicy:
         if before.shape != (count, k, self.memory):
             raise UsageError(f"memory has shape {tuple(before.shape)}; expected [{count}, {k}, {self.memory}]")
         there = torch.from_numpy(found.alive).flatten()[None]
-        return self._cohort.shown(rows, there), found.single, legal, before.flatten(0, 1)[None]
+        return self._cohort.normalised(rows, there), found.single, legal, before.flatten(0, 1)[None]
 
     def module(self, place: int) -> torch.nn.Module:
         """Return one agent's greedy policy as a plain module: its obs `[B, O]` → its own actions.
@@ -171,11 +171,11 @@ class _Agent(torch.nn.Module):
 
     def __init__(self, policy: TeamPolicy, place: int) -> None:
         super().__init__()
-        self._algo, self._cfg, self._shown = policy._algo, policy._cfg, policy._cohort.shown
+        self._algo, self._cfg, self._shown = policy._algo, policy._cfg, policy._cohort.normalised
         state = policy._cohort.state
         nets = {each.name: net for each in fields(state) if isinstance(net := getattr(state, each.name), Net)}
         self._state = replace(
-            state, **{name: net.apart() for name, net in nets.items()}
+            state, **{name: net.separated() for name, net in nets.items()}
         )  # a memory is the critic's too
         self._place, self._agents = place, len(policy.agents)
         self._pad = policy.spaces.observations - policy.team.observations[place].size

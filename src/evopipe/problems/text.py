@@ -22,11 +22,11 @@ from evopipe.language.tasks import rewards
 from evopipe.language.tokens import Corpus, read_corpus
 from evopipe.machine import configure
 from evopipe.problems.text_data import base_of, form_of, need_places, settled, task_of
-from evopipe.regimes.dialogue import Dialogue, Judge, Room
-from evopipe.regimes.games import GameLessons, play
+from evopipe.regimes.dialogue import Completer, Dialogue, Judge
+from evopipe.regimes.games import GameSource, play
 from evopipe.regimes.learners import learner_count
 from evopipe.regimes.order import held_out
-from evopipe.regimes.text import References, TextRows, Texts, evaluate_rows, figures
+from evopipe.regimes.text import References, TextRows, TextSource, evaluate_rows, figures
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, HeldOut
@@ -83,22 +83,23 @@ def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 
     if corpus.form == "reasoning":
         return Dialogue(spec, clock, corpus, _judge_of(spec.language, spec.device), _truth_of(spec.language))
     if corpus.form == "games":
-        return TextRows(spec, clock, GameLessons(spec, corpus, task_of(spec.language)), learners)
-    return TextRows(spec, clock, Texts(spec, corpus))
+        return TextRows(spec, clock, GameSource(spec, corpus, task_of(spec.language)), learners)
+    return TextRows(spec, clock, TextSource(spec, corpus))
 
 
-def room_of(params: LanguageParams, spec: LanguageSpec, folder: Path) -> tuple[Room, np.ndarray]:
-    """Return what dialogues share, and the rows `[n]` of the final evaluation. It raises what `corpus_of` raises."""
+def completer_of(params: LanguageParams, spec: LanguageSpec, folder: Path) -> tuple[Completer, np.ndarray]:
+    """Return what completes and rewards prompts, and the rows `[n]` of the final evaluation. It raises what `corpus_of`
+    raises."""
     corpus = corpus_of(folder, spec, form_of(params))
     rows = corpus.splits["test"]
     index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
-    return Room(spec, corpus, _judge_of(spec.language, spec.device), truth=_truth_of(spec.language)), index
+    return Completer(spec, corpus, _judge_of(spec.language, spec.device), truth=_truth_of(spec.language)), index
 
 
 def held_out_of(
-    params: LanguageParams, spec: LanguageSpec, folder: Path, of: tuple[Room, np.ndarray] | None = None
+    params: LanguageParams, spec: LanguageSpec, folder: Path, of: tuple[Completer, np.ndarray] | None = None
 ) -> HeldOut:
-    """Return what scores members at the end: on games, or on rows that no training saw, as `room_of` returns them.
+    """Return what scores members at the end: on games, or on rows that no training saw, as `completer_of` returns them.
 
     Beside scores it reports which games were `won`, the task's own score if a reward model replaces it (`task`), or the
     algorithm's statistics.
@@ -110,22 +111,22 @@ def held_out_of(
             return replace(told.episodes, more={"won": told.won})
 
         return HeldOut(games)
-    room, index = of or room_of(params, spec, folder)
+    completer, index = of or completer_of(params, spec, folder)
 
     def dialogues(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
-        played = room.evaluate(cohorts, index, stopped)
-        if room.truth is None:
+        played = completer.evaluate(cohorts, index, stopped)
+        if completer.truth is None:
             return played
-        means = replace(room, judge=room.truth).evaluate(cohorts, index, stopped).returns.mean(axis=1)
+        means = replace(completer, judge=completer.truth).evaluate(cohorts, index, stopped).returns.mean(axis=1)
         return replace(played, more={"task": means})
 
     def rows(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
         asks = "reference" in spec.algo.asks(spec.algo_config)
-        references = References(spec, room.corpus, index) if asks else None
-        played = evaluate_rows(spec, room.corpus, cohorts, index, references, stopped)
-        return replace(played, more=figures(spec, room.corpus, cohorts, index, references))
+        references = References(spec, completer.corpus, index) if asks else None
+        played = evaluate_rows(spec, completer.corpus, cohorts, index, references, stopped)
+        return replace(played, more=figures(spec, completer.corpus, cohorts, index, references))
 
-    return HeldOut(dialogues if room.corpus.form == "reasoning" else rows)
+    return HeldOut(dialogues if completer.corpus.form == "reasoning" else rows)
 
 
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
@@ -155,8 +156,10 @@ def spec_of(
 
 
 def _judge_of(cfg: LanguageConfig, device: torch.device | None = None) -> Judge:
-    """Return what rewards completions; whatever a score does, a run goes on. For errors see `language.tasks.score_of`
-    and `language.policy.load_reward`."""
+    """Return the function that rewards completions. If it fails, the run continues.
+
+    For errors see `language.tasks.score_of` and `language.policy.load_reward`.
+    """
     if cfg.reward_model is not None:
         return _modelled(load_reward(cfg.reward_model, device))
     return _guarded(cfg, cfg.reward)

@@ -50,7 +50,7 @@ def members_of(params: LanguageParams, spec: LanguageSpec) -> tuple[list[Member]
 
 
 def _read_start(folder: Path, spec: LanguageSpec, fresh: Member) -> list[Member]:
-    """Read trained members to go on from, the elite first, or one adapter."""
+    """Read trained members to continue from, the elite first, or one adapter."""
     remedy = (
         "population.start names a copy of models/trained with the same algorithm and base, an elite, or an adapter of "
         "PEFT's"

@@ -35,8 +35,8 @@ Judge = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], tuple[np.ndarray,
 
 
 @dataclass(frozen=True)
-class Room:
-    """What all dialogues of a run share: configuration, prompts, and what computes rewards and completions."""
+class Completer:
+    """Lets members complete prompts, and rewards what they write: what all dialogues of a run share."""
 
     spec: LanguageSpec
     corpus: Corpus
@@ -136,21 +136,25 @@ class Dialogue:
         truth: Judge | None = None,
         most: float | None = None,
     ) -> None:
-        """`truth` is told of beside the judge; `most` is the reward of a completion that is all right: how many earned
-        it is measured, as `accuracy`."""
+        """`truth` is a second score that is only reported. `most` is the reward of a completely right completion; the
+        share of these is reported as `accuracy`."""
         self.spec, self.clock, self.whole, self.most = spec, clock, True, most
-        self.room = Room(spec, corpus, judge, _engine_of(spec, clock.members), truth)
+        self.completer = Completer(spec, corpus, judge, _engine_of(spec, clock.members), truth)
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, MEASURED if most is None else (*MEASURED, "accuracy"))
 
     def first(self, member: Member) -> Member:
         return member
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
+    def inherit(self, parents: Sequence[int] | None) -> None:
         """Do nothing: this regime keeps nothing for each member."""
 
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`. It has no values: no episode of an environment ends here."""
+        return np.full(self.clock.members, np.nan)
+
     def renew(self, slots: Sequence[int]) -> None:
-        """Nothing is a slot's own."""
+        """Do nothing: this regime keeps nothing for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -164,14 +168,14 @@ class Dialogue:
 
     def _round(self, cohort: Cohort) -> bool:
         spec, tick, one = self.spec, self.clock.tick, cohort.members[0]
-        group = spec.whole(one, "group_size")
-        prompts, train = spec.whole(one, "rows") // group, self.room.corpus.splits["train"]
+        group = spec.integer(one, "group_size")
+        prompts, train = spec.integer(one, "rows") // group, self.completer.corpus.splits["train"]
         index = train[rows_at(spec.seed, len(train), tick * prompts, prompts)]
-        text, written = self.room.write(cohort, index, group, sampling(cohort, spec), tick)
-        reward, failed = self.room.reward(written, index, group)
+        text, written = self.completer.write(cohort, index, group, sampling(cohort, spec), tick)
+        reward, failed = self.completer.reward(written, index, group)
         text = replace(text, reward=reward)
         drawn = text.log_prob
-        if self.room.engine is not None:  # another program's numbers are not those that learning begins from
+        if self.completer.engine is not None:  # another program's numbers are not those that learning begins from
             text = self._scored_anew(cohort, text)
         asks = spec.algo.asks(spec.algo_config)
         if "reference" in asks:
@@ -181,13 +185,13 @@ class Dialogue:
                 now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text, cohort.state.value.frozen)
             text = replace(text, value=now.value)
         text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
-        if self.room.engine is not None and text.advantage is not None and drawn is not None:
+        if self.completer.engine is not None and text.advantage is not None and drawn is not None:
             assert text.log_prob is not None
             text = replace(text, advantage=text.advantage * weights(text.log_prob, drawn, text.mask))
         drift = learn(spec, self.clock, cohort, text)
         told = torch.full_like(reward, torch.nan)
-        if self.room.truth is not None:
-            told, _ = self.room.reward(written, index, group, self.room.truth)
+        if self.completer.truth is not None:
+            told, _ = self.completer.reward(written, index, group, self.completer.truth)
         self._measure(cohort, text, written, drift, failed, told)
         return bool((reward != 0).any())
 
@@ -221,8 +225,8 @@ class Dialogue:
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """See `Regime.evaluate`. Each seed selects a row of the validation split."""
-        rows = self.room.corpus.splits["validation"]
-        return self.room.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
+        rows = self.completer.corpus.splits["validation"]
+        return self.completer.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
 
     def state(self) -> dict[str, Tensor]:
         return self.measures.state()
@@ -238,9 +242,9 @@ class Dialogue:
 def learn(spec: LanguageSpec, clock: Clock, cohort: Cohort, text: Text) -> Tensor:
     """Make the updates of one round, `epochs` times over; return the drift at the first update, `[P]`."""
     one, rows = cohort.members[0], text.ids.shape[1]
-    parts = -(-rows // spec.whole(one, "batch_size"))
+    parts = -(-rows // spec.integer(one, "batch_size"))
     healthy, drift, taken = cohort.healthy, None, 0
-    for _ in range(spec.whole(one, "epochs")):
+    for _ in range(spec.integer(one, "epochs")):
         now = torch.tensor([clock.tick * _UPDATES + taken], device=spec.device)
         order = rng.uniform(cohort.keys, Purpose.REPLAY, now, rows)[:, 0].argsort(dim=1)
         for part in order.tensor_split(parts, dim=1):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evopipe.core.cohort import Cohort
 from evopipe.language.tokens import Corpus
-from evopipe.language.writing import Writer, crowd
+from evopipe.language.writing import Writer, joint_writer
 from evopipe.ops import language as ops
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
@@ -50,7 +50,7 @@ def play(
             nets = {name: getattr(cohort.state, name).frozen for name in (algo.POLICY, *algo.ACTS_WITH)}
             writer = Writer(nets, partial(algo.logits, cfg, cohort.hyper), cfg, cohort.hyper, part)
             writers.append((writer, place[[slots.index(slot) for slot in cohort.slots]].ravel()))
-        played = task.play(np.tile(part, len(slots)), crowd(writers, task.guess))
+        played = task.play(np.tile(part, len(slots)), joint_writer(writers, task.guess))
         parts.append([x.reshape(place.shape) for x in (played.returns, played.tries, played.won)])
         for mine, at in zip(rows, place, strict=True):
             mine += [played.rows[i] for i in at]
@@ -58,9 +58,9 @@ def play(
     return Scores(Episodes(returns, tries, int(tries.sum())), won, rows)
 
 
-class GameLessons:
-    """Lessons (see `regimes.text.Lessons`) from games. A seed of an evaluation is the seed of a game that members
-    play."""
+class GameSource:
+    """A data source (see `regimes.text.DataSource`) of games. Each seed of an evaluation is the seed of a game that
+    members play."""
 
     def __init__(self, spec: LanguageSpec, corpus: Corpus, task: Any) -> None:
         told = task.encode(corpus.rows)

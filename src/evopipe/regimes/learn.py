@@ -85,7 +85,7 @@ class ReplayLearning:
             self._seen = None  # no member is born any more that has seen nothing
         self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
+    def inherit(self, parents: Sequence[int] | None) -> None:
         """Pass on priorities to new members.
 
         A child inherits its parent's priorities if both share a replay buffer. Otherwise, or if all members diverged,
@@ -108,7 +108,8 @@ class ReplayLearning:
     def due(self) -> list[list[int]]:
         """Return what each cohort has to do at this tick: the number of updates, the first one's turn, the rows filled
         `[P]`."""
-        tick, envs, each = self._clock.here, self._clock.envs, self._spec.train.replay.updates
+        tick, envs = self._clock.here, self._clock.envs
+        each = self._spec.train.replay.at_once(self._clock.living)
         turns = [tick * envs // _learn_step(cohort) * each % self._spec.period for cohort in self._cohorts]
         return [
             [updates_due(cohort, tick, envs) * each, turn, *self.replay.filled(cohort.slots).tolist()]
@@ -132,10 +133,10 @@ def _ready(
 
     def make(compiled: Callable[[Any], Any]) -> Body:
         memory = replay, *replay.places(tuple(cohort.slots))
-        return partial(_updates, spec, compiled(spec.algo.update), cohort.bare, memory, updates, turn)
+        return partial(_updates, spec, compiled(spec.algo.update), cohort.without_runner, memory, updates, turn)
 
     def bound() -> list[Tensor]:
-        return [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *cohort.seen()]
+        return [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *cohort.normaliser_tensors()]
 
     def written() -> list[Tensor]:
         trees = [] if replay.priorities is None else replay.priorities.tensors()
@@ -173,7 +174,7 @@ def _updates(
         draw = Stream(cohort.keys, Purpose.REPLAY, when[i : i + 1])
         batch, index = replay.batch(draw, slots, first, now[1:], cohort.weight, beta, gamma)
         if cohort.normaliser is not None:  # the memory holds what the environments gave
-            batch = replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))
+            batch = replace(batch, obs=cohort.normalised(batch.obs), next_obs=cohort.normalised(batch.next_obs))
         draw = Stream(cohort.keys, Purpose.UPDATE, draw.step)
         losses, healthy, errors = update(
             spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, (turn + i) % spec.period

@@ -57,10 +57,10 @@ class Share(NamedTuple):
 
 
 def _divide(cohorts: Sequence[Cohort], processes: int, rates: Sequence[float]) -> list[list[Share]]:
-    """Divide all rows among at most so many processes, so that the slowest has as little to do as possible.
+    """Divide all rows among at most this many processes, so that the slowest has as little to do as possible.
 
-    Rows stay in order and together: a process's time is its cohorts' dispatch and its rows' arithmetic. There are fewer
-    processes if more would not be faster. `rates` are each cohort's updates for an environment step of a member.
+    Rows stay in order. A process's time is the dispatch of its cohorts and the arithmetic of its rows. Fewer processes
+    are used if more would not be faster. `rates` are each cohort's updates for an environment step of a member.
     """
     rows = [(c, r) for c, cohort in enumerate(cohorts) for r in range(len(cohort.members))]
     n = len(rows)
@@ -139,7 +139,7 @@ class Learners:
             if min(train.evo_steps, train.max_steps) * each >= LEAST_WORK:
                 plan = _divide(cohorts, self._processes, rates)
         if len(plan) > 1:
-            rows = [(*c.tensors(), c.healthy, c.losses, *c.seen()) for c in cohorts]
+            rows = [(*c.tensors(), c.healthy, c.losses, *c.normaliser_tensors()) for c in cohorts]
             self.share([*itertools.chain(*rows), *read])
             self._parts = [[(s, cohorts[s.cohort].part(s.first, s.end)) for s in shares] for shares in plan]
         else:

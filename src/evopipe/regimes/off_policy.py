@@ -19,6 +19,7 @@ from evopipe.errors import ParamsError
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import RowLayout
 from evopipe.regimes.learn import ReplayLearning
+from evopipe.regimes.watched import Watched
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.regime import Setup
 from evopipe.run.world import TensorWorld, World
@@ -50,7 +51,7 @@ class OffPolicy:
             envs = len(self.keys) * self.clock.envs
             pool = EnvPool(spec.env, envs, workers=setup.workers, overlapped=spec.overlapped)
             self.world = World(spec, self.keys, self.clock, pool)
-        self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
+        self.evaluate = Evaluator(spec, len(self.keys), setup.workers, on_host=spec.train.replay.evaluation)
         pool = self.world.pool
         self.threshold = pool.reward_threshold
         if spec.spaces.team and warm:
@@ -62,9 +63,16 @@ class OffPolicy:
         layout = RowLayout.of(spec.spaces, self.world.masked, cfg.n_step, spec.algo.MASKED_LOSS)
         self.learning = ReplayLearning(setup, layout, memories, cfg.capacity, byte_images(pool, warm))
         self.replay, self.learners = self.learning.replay, self.learning.learners
-        self.first, self.hand_down = self.learning.first, self.learning.hand_down
+        self.first, self.inherit = self.learning.first, self.learning.inherit
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
         self._windows = self.nstep  # of the environments that step
+        self._watched: Watched | None = None
+        if cfg.evaluation:
+            if spec.spaces.team or self.replay.frames is not None:
+                what = "a team" if spec.spaces.team else "images"
+                raise ParamsError(f"train.replay.evaluation: not served where there are {what}: set it to false")
+            self._watched = Watched(layout, self.evaluate.pool.rows)
+            self.evaluate.watch = self._watched
         self.warm, self._begins_with = min(len(warm or ()), cfg.capacity), warm
         self._fill(range(memories))
 
@@ -81,7 +89,10 @@ class OffPolicy:
             self._begins_with = None  # no member begins any more
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """See `Regime.adopt`. Transitions seen in the previous evaluation are added to the replay buffers first."""
         self._gather_windows()
+        if self._watched is not None:
+            self._watched.into(self.replay)
         self.cohorts = cohorts
         self.world.adopt(cohorts)
         self.learning.adopt(cohorts)
@@ -95,7 +106,7 @@ class OffPolicy:
             self.nstep.put(self.world.rows, self._windows)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """See `Regime.renew`; a memory of one's own is emptied."""
+        """See `Regime.renew`. A slot's own replay buffer is emptied."""
         rows = self.world.renew(slots)
         if self.nstep is not None:
             self._gather_windows()
@@ -104,6 +115,11 @@ class OffPolicy:
         if self.spec.train.replay.sharing == "own":
             self.replay.clear(slots)
             self._fill(slots)
+
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`."""
+        assert self.world.ended is not None
+        return self.world.ended.means()
 
     def advance(self) -> None:
         """Take one step in every environment, store the transitions, and make the updates that are due.
@@ -144,14 +160,14 @@ class OffPolicy:
 
     def _step_tensors(self, world: TensorWorld) -> None:
         """Take a step whose transitions never leave the device, unless something of them is not finite."""
-        obs, *_ = world.seen()
+        obs, *_ = world.observed()
         assert world.pending is not None
         self.whole = False
         step = world.take(world.pending)
         layout, memories = self.replay.layout, self.replay.memories
         rows, bad = world.packed(layout, obs, world.pending, step), world.broken(step)
         together = world.rows is None
-        if together and (bad is None or (self.replay.alike and bool(rows.isfinite().all()))):
+        if together and (bad is None or (self.replay.evenly_filled and bool(rows.isfinite().all()))):
             self.replay.add_all(rows.view(memories, -1, layout.size))
         else:
             keep = np.ones((len(rows), 1), bool) if bad is None else ~bad.cpu().numpy()[:, None]

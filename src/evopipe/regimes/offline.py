@@ -50,12 +50,16 @@ class Offline:
         layout = RowLayout.of(spec.spaces, False, spec.train.replay.n_step)
         self.learning = ReplayLearning(setup, layout, 1, len(data), byte_images(pool, data))
         self.replay, self.learners = self.learning.replay, self.learning.learners
-        self.first, self.hand_down = self.learning.first, self.learning.hand_down
+        self.first, self.inherit = self.learning.first, self.learning.inherit
         for rows in _pack(layout, data):
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
 
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`. It has no values: no episode ends here."""
+        return np.full(self.clock.members, np.nan)
+
     def renew(self, slots: Sequence[int]) -> None:
-        """The dataset is everybody's."""
+        """Do nothing: all members share the dataset."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.learning.adopt(cohorts)
@@ -109,7 +113,7 @@ def _pack(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
 
 
 def _steps_taken(data: Transitions, most: int) -> np.ndarray:
-    """How many steps a transition from each one on spans, `[N]`: at most so many, and none beyond its episode."""
+    """Return how many steps a transition from each step on spans, `[N]`: limited, and never beyond its episode."""
     ends = data.terminated | data.truncated
     ends[:-1] |= data.episode[1:] != data.episode[:-1]
     ends[-1] = True

@@ -105,7 +105,7 @@ class OnPolicy:
     def first(self, member: Member) -> Member:
         return member
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
+    def inherit(self, parents: Sequence[int] | None) -> None:
         """Do nothing: this regime keeps nothing for each member."""
 
     def renew(self, slots: Sequence[int]) -> None:
@@ -182,6 +182,11 @@ class OnPolicy:
             found.append(f"{' and '.join(unused)}: not used, {p.train.algo} learns from its own last steps alone")
         return found
 
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`."""
+        assert self.world.ended is not None
+        return self.world.ended.means()
+
     def advance(self) -> None:
         """Take one step in every environment, or a rollout by `collect_rollouts`; learn from the rollouts that are
         complete.
@@ -216,13 +221,13 @@ class OnPolicy:
         stays the same."""
         if self.world.pending is not None:
             return self.world.pending
-        everyone, chosen = self.world.seen(), []
+        everyone, chosen = self.world.observed(), []
         for each in self.playing:
             cohort, before = each.cohort, each.memory
             obs, legal, begins, *there = self._of(each, everyone)
             if cohort.normaliser is not None:
-                cohort.normaliser.see(obs, cohort.healthy, *there)
-            obs = cohort.shown(obs, *there)
+                cohort.normaliser.update(obs, cohort.healthy, *there)
+            obs = cohort.normalised(obs, *there)
             took = step(self.spec, cohort, obs, legal, begins, before, self.clock.tick)
             each.rollout.enter(each.place(self.clock.here), obs, legal, begins, before, took)
             each.memory = took.memory
@@ -254,10 +259,12 @@ class OnPolicy:
             next_obs, reward, terminated, truncated, bad, *next_alive = self._of(each, gave)
             if cohort.normaliser is not None and cohort.normaliser.returns is not None:
                 rows, given = upload(torch.tensor(cohort.slots), self.spec.device), ~bad & cohort.healthy[:, None]
-                reward, returns = cohort.normaliser.earn(self.returns[rows], reward, discount_rate(cohort), given)
+                reward, returns = cohort.normaliser.normalise_rewards(
+                    self.returns[rows], reward, discount_rate(cohort), given
+                )
                 self.returns[rows] = returns.masked_fill(terminated | truncated | bad, 0.0)
             place = each.place(self.clock.here)
-            each.rollout.finish(place, cohort.shown(next_obs), reward, terminated, truncated, bad, *next_alive)
+            each.rollout.finish(place, cohort.normalised(next_obs), reward, terminated, truncated, bad, *next_alive)
         self.world.end(taken)
         self.whole = True
 

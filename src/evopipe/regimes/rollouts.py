@@ -105,7 +105,7 @@ def ready(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -
 
     def make(compiled: Callable[[Any], Any]) -> Body:
         plan = _Plan.of(spec, cohort, rollout, ticks)
-        return partial(_epochs, spec, compiled(spec.algo.update), cohort.bare, rollout, plan, list(factors))
+        return partial(_epochs, spec, compiled(spec.algo.update), cohort.without_runner, rollout, plan, list(factors))
 
     def bound() -> list[Tensor]:
         return [*rollout.tensors(), cohort.keys, *cohort.hyper.values()]

@@ -55,7 +55,7 @@ class References:
         return found[None].to(text.mask.device)
 
 
-class Lessons(Protocol):
+class DataSource(Protocol):
     """The protocol of a dataset that members learn from, and of what scores them."""
 
     @property
@@ -69,8 +69,8 @@ class Lessons(Protocol):
         """See `run.regime.Regime.evaluate`."""
 
 
-class Texts:
-    """Lessons from text. A seed of an evaluation selects a row of the validation split."""
+class TextSource:
+    """A data source of text rows. Each seed of an evaluation selects a row of the validation split."""
 
     def __init__(self, spec: LanguageSpec, corpus: Corpus) -> None:
         self.spec, self.corpus, self.splits = spec, corpus, corpus.splits
@@ -97,9 +97,9 @@ class TextRows:
     threshold: float | None = None
     remarks: Sequence[str] = ()
 
-    def __init__(self, spec: LanguageSpec, clock: Clock, lessons: Lessons, processes: int = 1) -> None:
+    def __init__(self, spec: LanguageSpec, clock: Clock, source: DataSource, processes: int = 1) -> None:
         self.spec, self.clock, self.whole = spec, clock, True
-        self.train, self.batch, self.evaluate = lessons.splits["train"], lessons.batch, lessons.evaluate
+        self.train, self.batch, self.evaluate = source.splits["train"], source.batch, source.evaluate
         self.warm = len(self.train)
         self.clock.rewarded = True  # it learns from no reward
         self.cohorts: Sequence[Cohort] = []
@@ -109,11 +109,15 @@ class TextRows:
     def first(self, member: Member) -> Member:
         return member
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
+    def inherit(self, parents: Sequence[int] | None) -> None:
         """Do nothing: this regime keeps nothing for each member."""
 
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`. It has no values: no episode ends here."""
+        return np.full(self.clock.members, np.nan)
+
     def renew(self, slots: Sequence[int]) -> None:
-        """Nothing is a slot's own."""
+        """Do nothing: this regime keeps nothing for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -134,7 +138,7 @@ class TextRows:
 
     def _learn(self, cohort: Cohort, tick: int) -> None:
         spec, train = self.spec, self.train
-        size = spec.whole(cohort.members[0], "batch_size")
+        size = spec.integer(cohort.members[0], "batch_size")
         index = train[rows_at(spec.seed, len(train), tick * size, size)]
         batch = self.batch(index, len(cohort.members))
         draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([tick], device=spec.device))
@@ -165,7 +169,7 @@ def rows_for(
     return _mapped(text, lambda x: x.expand(members, *x.shape[1:]))
 
 
-def said(spec: LanguageSpec, cohort: Cohort, batch: Text) -> Scored:
+def scored(spec: LanguageSpec, cohort: Cohort, batch: Text) -> Scored:
     """Return the log-probabilities of rows under a cohort's members, and values if the algorithm asks for them."""
     value = cohort.state.value.frozen if "value" in spec.algo.asks(spec.algo_config) else None
     return score(getattr(cohort.state, spec.algo.POLICY).frozen, batch, value)
@@ -195,7 +199,7 @@ def evaluate_rows(
                 raise Stopped
             part = index[start : start + AT_ONCE]
             batch = rows_for(spec, corpus, part, len(places), references)
-            now = said(spec, cohort, batch)
+            now = scored(spec, cohort, batch)
             found = spec.algo.fitness(spec.algo_config, cohort.hyper, now, batch)
             columns = np.arange(start, start + len(part))
             returns[np.ix_(np.array(places), columns)] = found.cpu().numpy()
@@ -216,7 +220,7 @@ def figures(
         found: dict[str, list[Tensor]] = {}
         for start in range(0, len(index), AT_ONCE):
             batch = rows_for(spec, corpus, index[start : start + AT_ONCE], len(cohort.members), references)
-            now = said(spec, cohort, batch)
+            now = scored(spec, cohort, batch)
             for name, each in spec.algo.figures(spec.algo_config, cohort.hyper, now, batch).items():
                 found.setdefault(name, []).append(each)
         for name, parts in found.items():

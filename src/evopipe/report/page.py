@@ -111,8 +111,10 @@ class _Movie:
 
     @classmethod
     def filmed(cls, elite: Path, run: Run, max_steps: int | None) -> _Movie | str:
-        """Film the policy in the folder `elite` in that of its held-out episodes whose return is nearest the mean, for
-        at most so many steps; return a sentence that says why where there can be no film."""
+        """Film the policy in the folder `elite`, in the held-out episode whose return is nearest the mean.
+
+        At most this many steps are filmed. Return a sentence that says why if it cannot be filmed.
+        """
         typical = min(run.elite.episodes, key=lambda episode: abs(episode.total - run.elite.mean))
         actor, frames = policy.load(elite), Frames(WIDTH, FRAMES)
         limit = min(max_steps or _LONGEST, _LONGEST)

@@ -43,7 +43,7 @@ def act(
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return the place of each cohort's members among all of them, in slot order."""
+    """Return, for each cohort, the places of its members among all living ones in slot order."""
     at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
     return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
 
@@ -70,7 +70,7 @@ def take_note(
             parts = (obs, np.ones(obs.shape[:-1], np.bool_) if alive is None else alive)
             own = [torch.from_numpy(_by_member(cohorts, x)[mine]) for x in (parts[0], parts[1][..., None])]
             seen, there = (upload(x, cohort.keys.device) for x in own)
-            cohort.normaliser.see(seen, cohort.healthy, there[..., 0])
+            cohort.normaliser.update(seen, cohort.healthy, there[..., 0])
 
 
 def _by_member(cohorts: Sequence[Cohort], x: np.ndarray) -> np.ndarray:
@@ -90,18 +90,18 @@ def choose(
         legal: `[P, E, A]` bool.
         explore: the exploration rate and the tick; None for greedy actions.
     """
-    algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.bare, explore is not None
+    algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.without_runner, explore is not None
     epsilon, tick = explore or (0.0, 0)
 
     def work(obs: Tensor, legal: Tensor, epsilon: Tensor, tick: Tensor) -> tuple[Tensor]:
-        obs = own.shown(obs)
+        obs = own.normalised(obs)
         if not explores:
             return (algo.greedy(cfg, own.state, obs, legal),)
         each = torch.where(own.healthy, epsilon, 1.0)
         return (algo.act(cfg, own.state, obs, legal, each, Stream(own.keys, Purpose.ACT, tick)),)
 
     def bound() -> list[Tensor]:
-        return [own.keys, *([own.healthy] if explores else []), *own.tensors(), *own.seen()]
+        return [own.keys, *([own.healthy] if explores else []), *own.tensors(), *own.normaliser_tensors()]
 
     name = ("choose", explores, obs.shape, legal.shape)
     inputs = (torch.as_tensor(obs), torch.as_tensor(legal), torch.tensor(epsilon), torch.tensor([tick]))
@@ -116,13 +116,13 @@ def step(
     Args:
         spec: configuration.
         cohort: the members.
-        obs: `[P, E, O]` float32, normalised (`cohort.shown`).
+        obs: `[P, E, O]` float32, normalised (`cohort.normalised`).
         legal: `[P, E, A]` bool.
         begins: `[P, E]` bool, where an episode begins: the memory is cleared there.
         memory: `[P, E, M]`, the recurrent memory.
         tick: together with the members' keys it fixes the draws; None for greedy actions.
     """
-    algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.bare, tick is not None
+    algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.without_runner, tick is not None
 
     def work(obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: Tensor) -> Chosen:
         draw = Stream(own.keys, Purpose.ACT, tick) if draws else None

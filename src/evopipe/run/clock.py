@@ -53,7 +53,7 @@ class Clock:
 
     @property
     def spent(self) -> int:
-        """Environment steps of the population so far, of every kind."""
+        """All environment steps of the population so far, of training and of evaluation."""
         return self.env_steps + self.eval_steps
 
     def count(self, broken: int = 0, rewarded: bool = True) -> None:
@@ -76,5 +76,5 @@ class Clock:
         self.here = self.broken_here = 0
 
     def turn(self, tick: int, living: int, steps: int) -> None:
-        """Let so many members live, who have lived so many ticks, for so many environment steps of each."""
+        """Switch to a group of `living` members that have lived `tick` ticks, for `steps` environment steps of each."""
         self.tick, self.here, self.living, self.each = tick, 0, living, -(-steps // self.envs)

@@ -68,13 +68,13 @@ class LanguageSpec(Job):
             return self.begun or GPT.start(self.language.gpt, self.base.length)
         return Full() if self.language.full else LoRA(self.language.rank, self.language.scale)
 
-    def whole(self, member: Member, name: str) -> int:
+    def integer(self, member: Member, name: str) -> int:
         """Return an integer hyper-parameter that all members of a cohort share, such as `group_size`."""
         return int(member.hyper.get(name, getattr(self.algo_config, name, 1)))
 
     def pace(self, member: Member) -> Pace:
-        games = self.whole(member, "batch_size") if self.base.length else 1
-        return Pace(games, tuple(self.whole(member, name) for name in _WHOLE))
+        games = self.integer(member, "batch_size") if self.base.length else 1
+        return Pace(games, tuple(self.integer(member, name) for name in _WHOLE))
 
     def misfit(self, member: Member, first: Member) -> str | None:
         widths, kinds, wanted = self.widths, self.kinds, self.architecture()

@@ -66,7 +66,7 @@ class Regime(Scoring, Protocol):
     def first(self, member: Member) -> Member:
         """Return a member of the first generation, prepared for this regime."""
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
+    def inherit(self, parents: Sequence[int] | None) -> None:
         """Pass on what the regime keeps for each member, such as priorities, to the new members.
 
         `parents` `[P]` holds the slot of each new member's parent, −1 for a new trial; it is None if all members were
@@ -75,6 +75,13 @@ class Regime(Scoring, Protocol):
 
     def renew(self, slots: Sequence[int]) -> None:
         """Prepare these slots for new trials: begin new episodes, and empty what belongs to the slot."""
+
+    def ended(self) -> np.ndarray:
+        """Return the mean return of each slot's episodes that ended in this generation, `[P]`, NaN for a slot without
+        any.
+
+        It is asked only if `search.fitness` is `training`.
+        """
 
     def advance(self) -> None:
         """Take one tick, and make the updates that are due.

@@ -137,7 +137,7 @@ class Job(ABC):
 
     @property
     def space(self) -> dict[str, Bound]:
-        """What may be searched: the hyper-parameters that may evolve, in their ranges."""
+        """The search space: the hyper-parameters that may evolve, with their ranges."""
         whole, ranges = self.traits.whole, self.algo_config.evolve
         return {name: propose.bound(each.min, each.max, name in whole) for name, each in sorted(ranges.items())}
 
@@ -147,7 +147,7 @@ class Job(ABC):
         return searchers.get(self.search.strategy)
 
     def searcher(self, size: int, target: float | None) -> Searcher:
-        """Return the search over so many slots; `target` is the score that ends the run."""
+        """Return the searcher for `size` slots; `target` is the score that ends the run."""
         about = About(
             size, self.train.max_steps, self.train.evo_steps, self.space, self.seed, self.search.budget, target,
             self.search.proposer, self.mutation.mutate_elite,
@@ -209,7 +209,7 @@ class Spec(Job):
         # The pattern of unlike updates begins anew with every generation.
         evolving = self.algo_config.evolve.get("learn_step")
         every = max(getattr(self.algo_config, "learn_step", 1), evolving.max if evolving else 1)
-        updates = int(self.train.evo_steps // every) * self.train.replay.updates
+        updates = int(self.train.evo_steps // every) * self.train.replay.at_once(1)
         if 1 <= updates < self.period:
             raise ParamsError(
                 f"algos.{self.train.algo}.policy_delay: {self.period} is more than the {updates} updates that a "
@@ -368,8 +368,8 @@ class Spec(Job):
 def fresh(
     spec: Job, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]]
 ) -> list[Member]:
-    """Return new members with first weights by their keys; `values` are the hyper-parameters of each that are not as
-    the configuration says."""
+    """Return new members with initial weights drawn by their keys; `values` are hyper-parameters that differ from the
+    configuration's, for each member."""
     arch = spec.architecture()
     hyper = {name: getattr(spec.algo_config, name) for name in evolvable(spec.algo.Config)}
     given = zip(slots, ids, keys, values, strict=True)

@@ -29,6 +29,36 @@ from evopipe.types import ACTS, CUT, GONE
 _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
 
 
+class Ended:
+    """The returns of the episodes that ended in a generation: sums and counts for `P` members, on the host or a
+    device."""
+
+    def __init__(self, members: int, device: torch.device | None = None) -> None:
+        self.sums = torch.zeros(members, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(members, dtype=torch.float64, device=device)
+
+    def add(self, members: Tensor, returns: Tensor) -> None:
+        """Add episodes: their members `[n]` int64, and their returns `[n]`."""
+        self.sums.index_add_(0, members, returns.double())
+        self.counts.index_add_(0, members, torch.ones_like(returns, dtype=torch.float64))
+
+    def forget(self, members: Sequence[int]) -> None:
+        """Reset the sums and counts of these members."""
+        self.sums[list(members)] = self.counts[list(members)] = 0.0
+
+    def means(self) -> np.ndarray:
+        """Return each member's mean return `[P]`, NaN for a member without an episode."""
+        found: np.ndarray = (self.sums / self.counts).cpu().numpy()
+        return found
+
+    def state(self) -> dict[str, Tensor]:
+        return {"ended.sums": self.sums.to("cpu", copy=True), "ended.counts": self.counts.to("cpu", copy=True)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.sums.copy_(tensors["ended.sums"])
+        self.counts.copy_(tensors["ended.counts"])
+
+
 class World:
     """The environments on the host: a pool of `P · E` rows, for members with these keys `[P]`.
 
@@ -48,6 +78,7 @@ class World:
         self._places: list[list[int]] = []  # of each cohort's members among those who live
         self.rows: np.ndarray | None = None
         self._living = len(keys)
+        self.ended = Ended(len(keys)) if spec.search.fitness == "training" else None
         self.begun = np.zeros(pool.rows, np.int64)
         self.pending: np.ndarray | None = None
         pool.upcoming = self._seeds = partial(_seeds, keys, self.begun)
@@ -63,6 +94,8 @@ class World:
         """Use these cohorts from now on."""
         self._places = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
+        if self.ended is not None:
+            self.ended.forget([slot for cohort in cohorts for slot in cohort.slots])
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
         """Begin new episodes in all environments of these slots; return their rows."""
@@ -71,10 +104,10 @@ class World:
         return rows
 
     def own(self, x: np.ndarray) -> np.ndarray:
-        """Return the rows of those who live, of all `[P · E, …]`."""
+        """Return the rows of living members, out of all `[P · E, …]`."""
         return x if self.rows is None else x[self.rows]
 
-    def seen(self) -> list[Tensor]:
+    def observed(self) -> list[Tensor]:
         """Return what members act on: observations `[P, E, O]`, legal actions `[P, E, A]` and where episodes begin
         `[P, E]`.
 
@@ -121,7 +154,13 @@ class World:
         self.pending = None
         over = np.flatnonzero(step.over)
         if len(over):
-            self._begin(over if self.rows is None else self.rows[over])
+            rows = over if self.rows is None else self.rows[over]
+            if self.ended is not None:
+                good = rows[~step.broken[over]]
+                returns = self.pool.episode_return[good]
+                returns = returns if self._team is None else self._spec.score(returns)
+                self.ended.add(torch.from_numpy(good // self._clock.envs), torch.from_numpy(returns))
+            self._begin(rows)
         self._clock.count(int(step.broken.sum()), self._clock.rewarded or bool(step.reward[~step.broken].any()))
 
     def refuse_broken(self) -> None:
@@ -135,11 +174,14 @@ class World:
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": torch.from_numpy(self.pending.copy())}
-        return {**kept, **chosen, "episodes": torch.from_numpy(self.begun.copy())}
+        means = {} if self.ended is None else self.ended.state()
+        return {**kept, **chosen, **means, "episodes": torch.from_numpy(self.begun.copy())}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         """Restore what `state` returned; return the rows whose episodes were lost, which begin new ones."""
         self.begun[:] = tensors["episodes"].numpy()
+        if self.ended is not None:
+            self.ended.restore(tensors)
         self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
         lost = np.flatnonzero(self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()}))
         if len(lost):
@@ -148,13 +190,13 @@ class World:
 
 
 def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
-    """Return the rows of these slots' environments, so many of each."""
+    """Return the rows of these slots, `envs` of each."""
     rows: np.ndarray = (np.asarray(slots, np.int64)[:, None] * envs + np.arange(envs)).reshape(-1)
     return rows
 
 
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
-    """Return the rows of the cohorts' members, None if they are all of the population, and how many they are."""
+    """Return the rows of the cohorts' members (None if they are the whole population), and how many rows there are."""
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
 
@@ -214,6 +256,11 @@ class TensorWorld:
         self._legal, self._living = self._every_legal, len(keys)  # of those who live
         self.rows: np.ndarray | None = None  # of those who live, None if all do
         self._at: Tensor | None = None  # the same on the device
+        self.ended: Ended | None = None
+        if spec.search.fitness == "training":
+            self.ended = Ended(len(keys), device)
+            self._running = torch.zeros(self.pool.rows, dtype=torch.float64, device=device)  # returns of episodes
+            self._whose = torch.arange(self.pool.rows, device=device) // envs
         if self._team is not None:
             self._first_legal = torch.from_numpy(self.pool.team.first).to(device)
         self._broken = torch.zeros(len(keys), envs * agents, dtype=torch.bool, device=device)
@@ -250,6 +297,8 @@ class TensorWorld:
         self._at = None if self.rows is None else upload(torch.from_numpy(self.rows), self.pool.device)
         self._legal = self._every_legal if self.rows is None else self._every_legal[sorted(slots)]
         self._places = [upload(torch.tensor(own), self.pool.device) for own in places_of(cohorts)]
+        if self.ended is not None:
+            self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
         """See `World.renew`."""
@@ -257,10 +306,12 @@ class TensorWorld:
         over = torch.zeros(self.pool.rows, dtype=torch.bool)
         over[rows] = True
         self._begin(upload(over, self.pool.device))
+        if self.ended is not None:
+            self._running[upload(over, self.pool.device)] = 0.0
         self._at, self._seen = at, None
         return rows
 
-    def seen(self) -> list[Tensor]:
+    def observed(self) -> list[Tensor]:
         begins = self.pool.begins if self._at is None else self.pool.begins[self._at]
         if self._team is not None:
             begins = begins[:, None].expand(-1, len(self._team.agents)).contiguous()
@@ -277,12 +328,12 @@ class TensorWorld:
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
         """See `World.decide`."""
-        obs, legal, _ = self.seen()
+        obs, legal, _ = self.observed()
         here, chosen = torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device), []
         for cohort, place in zip(cohorts, self._places, strict=True):
             own = slice(None) if len(cohorts) == 1 and self._order is None else place
             if cohort.normaliser is not None:
-                cohort.normaliser.see(obs[own], cohort.healthy, here[own])
+                cohort.normaliser.update(obs[own], cohort.healthy, here[own])
             chosen.append(choose(self._spec, cohort, obs[own], legal[own], (epsilon, self._clock.tick)))
         self.pending = self.actions(chosen)
 
@@ -331,8 +382,25 @@ class TensorWorld:
             self._seen = step.obs
         over, bad = step.terminated | step.truncated, self.broken(step)
         over = over if self._team is None else over.all(dim=1)  # their agents end together
+        if self.ended is not None:
+            self._sum_up(step.reward, over, bad)
         self._begin(over if bad is None else over | bad)
         self._clock.count(0 if bad is None else int(bad.sum()))
+
+    def _sum_up(self, reward: Tensor, over: Tensor, bad: Tensor | None) -> None:
+        """Add a step's rewards `[R]` to the running episodes, and count those that are over, but no broken ones."""
+        rows = slice(None) if self._at is None else self._at
+        each = reward.double()
+        if self._team is not None:
+            each = each.sum(dim=1) if self._spec.algo_config.score == "sum" else each.mean(dim=1)
+        total = self._running[rows] + each
+        good = over if bad is None else over & ~bad
+        assert self.ended is not None
+        whose = self._whose[rows]
+        self.ended.sums.index_add_(0, whose, torch.where(good, total, 0.0))
+        self.ended.counts.index_add_(0, whose, good.double())
+        ends = over if bad is None else over | bad
+        self._running[rows] = total.masked_fill(ends, 0.0)
 
     def refuse_broken(self) -> None:
         if not self.pool.sound:
@@ -344,11 +412,15 @@ class TensorWorld:
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": self.pending.to("cpu", copy=True)}
-        return {**kept, **chosen, "episodes": self._begun.to("cpu", copy=True)}
+        means = {} if self.ended is None else {**self.ended.state(), "running": self._running.to("cpu", copy=True)}
+        return {**kept, **chosen, **means, "episodes": self._begun.to("cpu", copy=True)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         self._begun = tensors["episodes"].to(self.pool.device, copy=True)
         self.pending = tensors["pending"].to(self.pool.device) if "pending" in tensors else None
+        if self.ended is not None:
+            self.ended.restore(tensors)
+            self._running.copy_(tensors["running"])
         self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
         self._seen = None
         return np.empty(0, np.int64)

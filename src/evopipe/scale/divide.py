@@ -18,7 +18,7 @@ from evopipe.run.clock import Clock
 from evopipe.run.problem import Problem
 from evopipe.run.regime import Regime
 from evopipe.run.spec import Job, JobT
-from evopipe.scale.shards import Engine, Here, Shards
+from evopipe.scale.shards import Engine, InProcess, Shards
 from evopipe.schema.params import AnyParams, Params, parse_params
 from evopipe.schema.shards import ShardsConfig
 
@@ -52,12 +52,12 @@ def divided(
 
         engine = Ranks(cfg, make)
     else:
-        engine = Here(make)
+        engine = InProcess(make)
     with contextlib.closing(engine):
-        yield apart(problem, params, members, folder, engine, _together(params) if learn else 1)
+        yield in_shards(problem, params, members, folder, engine, _together(params) if learn else 1)
 
 
-def apart(
+def in_shards(
     problem: Problem[JobT], params: AnyParams, members: int, folder: Path, engine: Engine, each: int = 1
 ) -> Problem[JobT]:
     """Return a problem whose members are in an engine's shards. Every `each` adjacent members share a buffer, and so a

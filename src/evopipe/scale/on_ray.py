@@ -187,13 +187,13 @@ class OnRay:
         self._actors[shard] = actor.remote(self._folder, self._make)
         self._begun[shard] = self._actors[shard].ready.remote(), time.monotonic()
 
-    def tell(self, shard: int, message: bytes) -> None:
+    def send(self, shard: int, message: bytes) -> None:
         try:
             self._asked[shard] = self._actors[shard].answer.remote(message)
         except self._ray.exceptions.RayError as error:
             raise _no_room(error) from None
 
-    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+    def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         try:
             if shard in self._begun and not self._found_room(shard, seconds):
                 return None
@@ -245,7 +245,11 @@ def code_path() -> str:
 
 
 def _knock(address: str | None) -> None:
-    """Raise OSError where nobody listens at an address: Ray would knock for minutes."""
+    """Check that a server listens at an address; Ray itself would try for minutes.
+
+    Raises:
+        OSError: none does.
+    """
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()

@@ -104,7 +104,7 @@ class _Own:
 
 
 def _by_command() -> bool:
-    """Whether this process is the command line's: another program's is nobody's to become a rank, or a launcher."""
+    """Return whether this process is evopipe's command line. Another program must not become a rank, or a launcher."""
     program = Path(sys.argv[0])
     return program.is_file() and "evopipe" in (program.stem, program.parent.name)
 
@@ -176,7 +176,7 @@ class Ranks:
     def start(self, shard: int) -> None:
         """Do nothing: every rank runs from the beginning."""
 
-    def tell(self, shard: int, message: bytes) -> None:
+    def send(self, shard: int, message: bytes) -> None:
         if shard:
             self._hear(shard)  # an answer to what was given up, as by a signal: while it is sent, nothing is received
             self._unheard[shard] += 1
@@ -189,7 +189,7 @@ class Ranks:
             except RuntimeError as error:
                 raise _gone(rank, error) from None
 
-    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+    def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         if not shard:
             return self._own.answer(self._told, stopped)
         return self._hear(shard)

@@ -43,7 +43,7 @@ def pack(
     return b"".join([size.to_bytes(8, "little"), *first, *tensor_pieces(state or {})])
 
 
-def halves(message: bytes) -> tuple[bytes, bytes]:
+def split_message(message: bytes) -> tuple[bytes, bytes]:
     """Split a message into the part without the state, and the state."""
     end = 8 + int.from_bytes(message[:8], "little")
     return message[:end], message[end:]
@@ -55,7 +55,7 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Raises:
         DataError: the bytes are no message.
     """
-    tensors = load_tensors(halves(message)[0][8:], "message")
+    tensors = load_tensors(split_message(message)[0][8:], "message")
     if _ABOUT not in tensors:
         raise DataError("message: does not say what it is about; let all processes run the same version of evopipe")
     return parse_json(tensors.pop(_ABOUT).numpy().tobytes(), "message"), tensors
@@ -63,7 +63,7 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def state_of(message: bytes) -> dict[str, Tensor]:
     """Return the state that was packed in a message."""
-    return load_tensors(halves(message)[1], "message")
+    return load_tensors(split_message(message)[1], "message")
 
 
 class Shard:
@@ -134,7 +134,7 @@ class Shard:
         if "members" in about:
             vars(self.clock).update(generation=about["generation"], here=0, broken_here=0)
             if about["parents"] is not None:
-                self.regime.hand_down(about["parents"] or None)
+                self.regime.inherit(about["parents"] or None)
             self._form(about, tensors)
         if about["whole"]:
             self.clock.broken_here = 0
@@ -151,7 +151,7 @@ class Shard:
         return {"do": "restore", "after": after, **told}, {**members, "losses": losses}
 
     def _changed(self, after: int) -> dict[str, Tensor]:
-        """Return what of the regime's state is new since it was last told, all of it after 0 tellings."""
+        """Return the part of the regime's state that changed since the last message; all of it in the first."""
         number, before = self._told
         self._told = number + 1, self.regime.state()
         return changes(before if after else {}, self._told[1])

@@ -27,7 +27,7 @@ from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.spec import Job, Spec
 from evopipe.scale.changes import fold
-from evopipe.scale.shard import Make, Shard, halves, pack, state_of, unpack
+from evopipe.scale.shard import Make, Shard, pack, split_message, state_of, unpack
 from evopipe.storage import members as stored
 from evopipe.storage.tensors import dump_tensors, load_tensors
 
@@ -57,10 +57,10 @@ class Engine(Protocol):
             Lost: it cannot be started.
         """
 
-    def tell(self, shard: int, message: bytes) -> None:
-        """Send a message. Its answer is the next that `heard` returns."""
+    def send(self, shard: int, message: bytes) -> None:
+        """Send a message. Its answer is the next that `receive` returns."""
 
-    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+    def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         """Return the answer; None if there is none after `seconds`.
 
         Raises:
@@ -71,7 +71,7 @@ class Engine(Protocol):
         """End all processes."""
 
 
-class Here:
+class InProcess:
     """The engine of shards in this process, one after the other. It shows that no result depends on their number."""
 
     room = 1
@@ -84,10 +84,10 @@ class Here:
     def start(self, shard: int) -> None:
         self._shards[shard] = Shard(self._make)
 
-    def tell(self, shard: int, message: bytes) -> None:
+    def send(self, shard: int, message: bytes) -> None:
         self._told[shard] = message
 
-    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+    def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         return self._shards[shard].answer(self._told.pop(shard), stopped)
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Shards:
         about, tensors = self._ask({shard: self._message(shard, {"do": "first"}, [member])})[shard]
         return self._back(shard, about, tensors)[0]
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
+    def inherit(self, parents: Sequence[int] | None) -> None:
         self._parents = [] if parents is None else list(parents)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
@@ -197,7 +197,7 @@ class Shards:
             self._take(told)
         self._took = [took + told[shard][0]["seconds"] for shard, took in enumerate(self._took)]
         if clock.generation_over:
-            for shard, sentence in late(self._took).items():
+            for shard, sentence in slow_shards(self._took).items():
                 if shard not in self._told_late:
                     self._told_late.add(shard)
                     self.said.append(sentence)
@@ -209,7 +209,8 @@ class Shards:
         losses = torch.cat([tensors["losses"] for _, (_, tensors) in sorted(told.items())])
         for held, found in zip(self.cohorts, self.spec.form(members), strict=True):
             pairs = zip(
-                [*held.tensors(), *held.seen(), held.healthy], [*found.tensors(), *found.seen(), found.healthy],
+                [*held.tensors(), *held.normaliser_tensors(), held.healthy],
+                [*found.tensors(), *found.normaliser_tensors(), found.healthy],
                 strict=True,
             )  # fmt: skip
             for place, tensor in pairs:
@@ -247,7 +248,7 @@ class Shards:
         self._waiting, self._parents = False, None
         messages = {shard: tensors[f"shard.{shard}"].numpy().tobytes() for shard in range(len(self.slots))}
         for shard, message in messages.items():
-            self._kept[shard], state = halves(message)
+            self._kept[shard], state = split_message(message)
             self._states[shard], self._since[shard], self._told[shard] = [state], [], 0
         return sum(about["lost"] for about, _ in self._ask(messages).values())
 
@@ -259,7 +260,7 @@ class Shards:
         either side. Evolution, its records and checkpoints with the states for them are not counted; a run in one
         process needs them too.
         """
-        if isinstance(self.engine, Here):
+        if isinstance(self.engine, InProcess):
             return None
         seconds = max(time.perf_counter() - self._began, 1e-9)
         generations = max(1, self.clock.generation - self._generation)
@@ -312,7 +313,7 @@ class Shards:
             self._asking += time.perf_counter() - began
 
     def _restoring(self, shard: int) -> bytes:
-        """Return the message that makes a shard what it was when it last told, nothing where it never did."""
+        """Return the message that restores a shard to its last reported state; nothing if it never reported."""
         states = self._states[shard]
         if len(states) > 1:
             states[:] = [dump_tensors(fold(load_tensors(each, "message") for each in states))]
@@ -325,21 +326,21 @@ class Shards:
         refuse: bool = True,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[int, tuple[dict[str, Any], dict[str, Tensor]]]:
-        """Send shards a message each; return their answers. A shard whose process dies is made anew, and told again.
+        """Send a message to each of several shards; return their answers.
 
-        `record`: what it does changes a shard, and is done again where one is made anew. `refuse`: raise what an answer
-        says went wrong.
+        A shard whose process dies is restarted, and gets its message again. `record`: the message changes the shard,
+        and is repeated if the shard is restarted. `refuse`: raise the errors that answers report.
         """
         for shard, message in messages.items():
-            self.engine.tell(shard, message)
+            self.engine.send(shard, message)
         told: dict[int, tuple[dict[str, Any], dict[str, Tensor]]] = {}
         while len(told) < len(messages):
             for shard in sorted(messages.keys() - told.keys()):
                 try:
-                    answer = self.engine.heard(shard, _LOOK, stopped)
+                    answer = self.engine.receive(shard, _LOOK, stopped)
                 except Lost as lost:
                     self._make_anew(shard, lost)
-                    self.engine.tell(shard, messages[shard])
+                    self.engine.send(shard, messages[shard])
                     continue
                 if answer is not None:
                     told[shard] = unpack(answer)
@@ -357,7 +358,7 @@ class Shards:
     def _note(self, shard: int, message: bytes, answer: bytes, about: Mapping[str, Any], record: bool) -> None:
         self._bytes += len(message) + len(answer)
         if about.get("do") == "restore":
-            self._kept[shard], state = halves(answer)
+            self._kept[shard], state = split_message(answer)
             self._told[shard], self._since[shard], self._deaths[shard] = about["number"], [], 0
             if not about["after"]:  # it is no change of what was told before, but all
                 self._states[shard].clear()
@@ -381,15 +382,15 @@ class Shards:
                 self.engine.start(shard)
                 for message in (self._begin[shard], self._restoring(shard), *self._since[shard]):
                     if message:
-                        self.engine.tell(shard, message)
-                        while self.engine.heard(shard, _LOOK, lambda: False) is None:
+                        self.engine.send(shard, message)
+                        while self.engine.receive(shard, _LOOK, lambda: False) is None:
                             pass
                 return
             except Lost as again:
                 lost = again
 
 
-def late(seconds: Sequence[float]) -> dict[int, str]:
+def slow_shards(seconds: Sequence[float]) -> dict[int, str]:
     """Return which shards took much longer for a generation than others, as a sentence for each, from the seconds of
     each."""
     usual = float(np.median(seconds))

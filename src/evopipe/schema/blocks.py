@@ -195,7 +195,7 @@ class EnvConfig(Schema):
 
 
 class CollectConfig(Schema):
-    """`fetch.source: collect`: roll behaviour policies in the environment."""
+    """`fetch.source: collect`: behaviour policies play in the environment."""
 
     episodes: int = Field(60, ge=1, le=10**6, description="episodes to roll")
     policies: dict[str, _Weight] = Field(
@@ -242,8 +242,8 @@ class FetchConfig(Schema):
 
 
 class InitialisationConfig(Schema):
-    """What a network's weights and biases begin with. Weights are orthogonal (Saxe et al., 2014), of hidden layers with
-    a gain of √2."""
+    """How a network's weights and biases are initialised. Weights are orthogonal (Saxe et al., 2014), those of hidden
+    layers with a gain of √2."""
 
     biases: Literal["uniform", "zeros", "auto"] = Field(
         "uniform",
@@ -321,7 +321,7 @@ class NetworkConfig(Schema):
 
 
 class NormaliseConfig(Schema):
-    """Running normalisation, each member by what it has seen itself."""
+    """Running normalisation by the statistics of what each member has seen itself."""
 
     observations: bool = Field(
         False,
@@ -348,7 +348,14 @@ class ReplayConfig(Schema):
     n_step: int = Field(
         1, ge=1, le=100, description="environment steps that a transition spans, fewer where an episode ends"
     )
-    updates: int = Field(1, ge=1, le=64, description="updates that a member takes at once, every `learn_step`")
+    updates: Annotated[int, Field(ge=1, le=64)] | Literal["pooled"] = Field(
+        1,
+        description="updates that a member takes at once, every `learn_step`; `pooled`: one for each member that lives "
+        "and fills the shared memory, so that learning follows the steps of all",
+    )
+    evaluation: bool = Field(
+        False, description="whether what members do in evaluation episodes goes into the memory too; single agents only"
+    )
     prioritised: bool = Field(
         False, description="sample what surprised most (Schaul et al., 2016), every member by its own priorities"
     )
@@ -356,6 +363,10 @@ class ReplayConfig(Schema):
     beta: float = Field(
         0.4, ge=0, le=1, description="how much importance weights correct for that at the start; 1 at the end"
     )
+
+    def at_once(self, living: int) -> int:
+        """Return how many updates a member makes at once if `living` members live."""
+        return living if self.updates == "pooled" else self.updates
 
     def members(self, population: int) -> int:
         """Return how many of `population` members share a replay buffer."""
@@ -411,7 +422,7 @@ class TournamentConfig(Schema):
 
 
 class ArchitectureBounds(Schema):
-    """How far, and in which steps, architectures may wander."""
+    """The bounds of architectures, and the steps in which they mutate."""
 
     min_layers: int = Field(1, ge=0, le=8, description="fewest hidden layers of the encoder; the head may have none")
     max_layers: int = Field(3, ge=1, le=8, description="most hidden layers of encoder and of head")
@@ -449,7 +460,7 @@ class MutationConfig(Schema):
         rl_hp: _Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
 
         @classmethod
-        def strangers(cls, names: list[str]) -> list[Problem]:
+        def unknown_keys(cls, names: list[str]) -> list[Problem]:
             """Return what is wrong with kinds of mutation that no package offers, or more than one."""
             own = cls.model_fields
             problems: list[Problem] = []

@@ -55,7 +55,7 @@ class Schema(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True, defer_build=True)
 
     @classmethod
-    def strangers(cls, names: list[str]) -> list[Problem]:
+    def unknown_keys(cls, names: list[str]) -> list[Problem]:
         """Return what is wrong with keys that are no field; called for a block whose `extra` is `allow`."""
         return [((name,), f"unknown key{suggestion(name, cls.model_fields)}") for name in names]
 
@@ -65,7 +65,7 @@ class Schema(BaseModel):
         """Put into sentences what is wrong with a block."""
         problems = list(_missing_keys(cls, data)) if info.context == COMPLETE and isinstance(data, Mapping) else []
         if cls.model_config.get("extra") == "allow" and isinstance(data, Mapping):
-            problems += cls.strangers([str(name) for name in data if name not in cls.model_fields])
+            problems += cls.unknown_keys([str(name) for name in data if name not in cls.model_fields])
         try:
             made = handler(data)
         except ValidationError as error:

@@ -114,8 +114,10 @@ def _ending(event: End) -> str:
 
 
 class _LiveSink:
-    """Keeps a `RunView` on a terminal, in the caller's thread, and only as often as it can afford. The terminal is left
-    with the last view and a visible cursor, also if nobody calls `close`."""
+    """Keeps a `RunView` on a terminal, in the caller's thread, limited to a small share of its time.
+
+    At the end the terminal shows the last view and a visible cursor, even if `close` is never called.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._view = RunView()

@@ -78,9 +78,12 @@ class Outbox:
         return [f"{text}; {ADVICE}" for text in fresh]
 
     def _start(self, follow: bool) -> subprocess.Popen[bytes] | None:
-        """Start the process that delivers; it follows until its stdin is closed, and says on stdout what is wrong. It
-        has its own session, so that Ctrl-C at the terminal leaves it to finish, and none of this process's streams, so
-        that nobody who waits for their end (DVC does) waits for it."""
+        """Start the process that delivers. It follows the record until its stdin is closed, and reports problems on
+        stdout.
+
+        It has its own session, so that Ctrl-C at the terminal lets it finish. It has none of this process's streams, so
+        that programs that wait for their end (as DVC does) do not wait for it.
+        """
         if self._folder is None or not self._config.backends:
             return None
         _started[:] = [process for process in _started if process.poll() is None]
@@ -125,7 +128,7 @@ class _Trackers:
     def deliver(self, run: Run, again: bool = True) -> dict[str, New]:
         """Bring a run to the trackers, to those that failed before only `again`; return how much was new to each."""
         names = [name for name in self._config.backends if again or name not in self.problems]
-        return {name: self._bring(name, run) for name in names if self._brought.get(name) != run.stand()}
+        return {name: self._bring(name, run) for name in names if self._brought.get(name) != run.snapshot_key()}
 
     def _bring(self, name: str, run: Run) -> New:
         try:
@@ -139,7 +142,7 @@ class _Trackers:
             self._close(name)
             return New()
         self.problems.pop(name, None)
-        self._brought[name] = run.stand()
+        self._brought[name] = run.snapshot_key()
         return new
 
     def _close(self, name: str) -> None:
@@ -272,7 +275,7 @@ def _watch(over: threading.Event, seconds: float, writer: int) -> None:
 
 
 def _follow(record: TrainingRecord, trackers: _Trackers, over: threading.Event, answer: int) -> None:
-    """Deliver a record until it is whole and nobody writes any more; tell of every new problem."""
+    """Deliver a record until it is complete and nobody writes to it any more; report every new problem."""
     told, pause = set[str](), _POLL_SECONDS
     while record.folder.exists():
         last = over.is_set()

@@ -91,13 +91,13 @@ class Run:
         """Return the generations after this one, for a tracker that has the others."""
         return [(clock, event) for clock, event in self.generations if event.generation > generation]
 
-    def fresh(self, held: Mapping[str, str], names: Iterable[str] = FILES) -> dict[str, Kept]:
+    def missing_files(self, held: Mapping[str, str], names: Iterable[str] = FILES) -> dict[str, Kept]:
         """Return the files that a tracker lacks, given those that it has by name and hash. An older file replaces no
         newer one."""
         there = {name: self.files[name] for name in names if name in self.files}
         return {n: kept for n, kept in there.items() if n not in held or (self.replace and held[n] != kept.md5)}
 
-    def stand(self) -> tuple[Any, ...]:
+    def snapshot_key(self) -> tuple[Any, ...]:
         """Return a value that stays equal as long as there is nothing new to deliver."""
         files = {name: kept.md5 for name, kept in self.files.items()}
         return self.key, len(self.generations), self.status, self.result, files
@@ -234,8 +234,10 @@ class TrainingRecord:
 
 
 def _take(run: Run, clock: float, event: Event) -> None:
-    """Take an event in. A run that was killed repeats what came after its last checkpoint, bit for bit: the first word
-    on a generation counts, for that is what a tracker has been told."""
+    """Add an event to a run. A run that was killed repeats what came after its last checkpoint, bit for bit.
+
+    Trackers may have received the first event of a generation already, so the first one counts.
+    """
     if isinstance(event, Generation) and not run.after(event.generation - 1):
         run.generations.append((clock, event))
     elif isinstance(event, Start) and run.result is None:

@@ -87,7 +87,8 @@ def attach(params: Tracked, stages: Iterable[str], folder: Path = Path()) -> Non
 
 
 def _wanted(params: Tracked) -> bool:
-    """Whether a tracker is named; `evopipe verify`, whose runs nobody wants to see, sets the variable."""
+    """Return whether a tracker is configured and wanted; `evopipe verify` sets a variable so that its runs are not
+    tracked."""
     return bool(params.tracking.backends) and os.environ.get("EVOPIPE_TRACKING") != "off"
 
 

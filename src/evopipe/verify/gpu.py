@@ -218,7 +218,7 @@ def _act(run: Run[Spec]) -> None:
 
 
 def _learn(run: Run[Spec]) -> None:
-    """Take so many updates, on-policy from a rollout of so many ticks."""
+    """Make this many updates; on-policy, from a rollout of this many ticks."""
     regime: Any = run.regime
     for i, cohort in enumerate(run.cohorts):
         if algos.on_policy(run.spec.algo):

@@ -26,7 +26,7 @@ from evopipe.ops.statistics import mean_of_finite
 from evopipe.problems.text import describe, spec_of
 from evopipe.problems.text_data import form_of
 from evopipe.regimes.dialogue import Dialogue
-from evopipe.regimes.text import TextRows, Texts
+from evopipe.regimes.text import TextRows, TextSource
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.language import LESS, LanguageSpec
@@ -95,7 +95,7 @@ class LanguageBreed:
         """
         self._configured()
         tokenizer = self.tokenizer if env is None else env.tokenizer
-        base = self.base if tokenizer is None else self.base.told(tokenizer)
+        base = self.base if tokenizer is None else self.base.with_tokenizer(tokenizer)
         return spec_of(params, base if self.pad is None else replace(base, pad=self.pad), self.base.device)
 
 
@@ -185,7 +185,7 @@ def problem_of(
     def live(clock: Clock, keys: np.ndarray) -> Regime:
         if isinstance(env, ReasoningGym):
             return Dialogue(spec, clock, corpus, env.judge, most=most)
-        return TextRows(spec, clock, Texts(spec, corpus))
+        return TextRows(spec, clock, TextSource(spec, corpus))
 
     return Problem(spec, live, described=partial(describe, params, spec), less=LESS)
 

@@ -13,7 +13,7 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from evopipe.algos import on_policy
 from evopipe.compat.agilerl.agent import Agent
-from evopipe.compat.agilerl.learning import Taken
+from evopipe.compat.agilerl.learning import RecordedStep
 from evopipe.compat.agilerl.vect import marks_of
 from evopipe.errors import UsageError
 from evopipe.run.act import step
@@ -114,7 +114,7 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
         log_prob, value = (x[0].cpu().numpy() for x in (took.log_prob, took.value))
         gain = np.asarray(reward, np.float32)
         agent.rollout_buffer.add(
-            Taken(rows, action, log_prob, value, gain, after, begins, terminated, truncated, idle, memory)
+            RecordedStep(rows, action, log_prob, value, gain, after, begins, terminated, truncated, idle, memory)
         )
         memory = took.memory[0].cpu()
         scores += np.where(idle, 0.0, reward)

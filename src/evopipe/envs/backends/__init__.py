@@ -2,8 +2,8 @@
 
 A backend's file defines one of
 
-- `rows(cfg, rows, spaces, threads)`: returns an object with the methods of `Home` that steps `rows` environments in
-  NumPy, with Gymnasium's spaces, on up to `threads` threads;
+- `rows(cfg, rows, spaces, threads)`: returns an object with the methods of `RowStepper`, which steps `rows`
+  environments in NumPy, with Gymnasium's spaces, on up to `threads` threads;
 - `tensors(cfg, rows, device)`: returns an object with the methods of `TensorPool` that steps them as tensors on a
   device.
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
 
 
-class Home(Protocol):
+class RowStepper(Protocol):
     """The protocol of what steps the environments of a pool. Each call concerns any rows `[n]` of them."""
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
@@ -53,7 +53,7 @@ class Home(Protocol):
 class Backend(NamedTuple):
     """What a backend's module defines."""
 
-    rows: Callable[..., Home] | None
+    rows: Callable[..., RowStepper] | None
     tensors: Callable[..., Any] | None
     teams: bool
 

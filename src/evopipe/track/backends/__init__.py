@@ -67,8 +67,11 @@ def _tracker(name: str) -> Any:
 
 
 class _Writer(Protocol):
-    """One run that is being written: `write` appends a generation and when it ended, in seconds since 1970, `finish`
-    what there is to say of the whole, and closes; `close` lets go of a run that is not complete."""
+    """The writer of one run.
+
+    `write` appends a generation and when it ended, in seconds since 1970. `finish` appends what concerns the whole run,
+    and closes; `close` releases a run that is not complete.
+    """
 
     sent: int  # the last generation that is there
 
@@ -99,7 +102,7 @@ class Appending:
     def deliver(self, run: Run) -> New:
         noted = self._noted(run)
         brought, held = (noted["generations"], noted["files"]) if noted else (0, {})
-        fresh = run.fresh(held, self._names)
+        fresh = run.missing_files(held, self._names)
         new = New(run=int(noted is None), generation=max(0, len(run.generations) - brought), file=len(fresh))
         if not new.total():
             return new

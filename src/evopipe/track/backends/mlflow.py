@@ -209,7 +209,7 @@ class _Mlflow:
 
     def _attach(self, found: Found, held: dict[str, str], run: Run) -> int:
         """Bring files, and add them to those that are held."""
-        fresh = run.fresh(held)
+        fresh = run.missing_files(held)
         for name, kept in fresh.items():
             if kept.path.is_dir():
                 self._client.log_artifacts(found.info.run_id, str(kept.path), name)
@@ -229,7 +229,7 @@ class _Mlflow:
         return len(fresh)
 
     def _conclude(self, runs: Sequence[Found], run: Run) -> None:
-        """Tell of the outcome, of the DVC experiments that have it, and whether the training goes on."""
+        """Write the result, the DVC experiments that have it, and whether the training goes on."""
         found = runs[-1]
         tags = found.data.tags
         names = {*tags.get(_EXPERIMENT, "").split(", "), run.experiment or ""} - {""}
