@@ -283,7 +283,9 @@ def _notes(field: FieldInfo, path: str, notes: Notes) -> tuple[str, str]:
     numeric = any(part in (int, float) for part in (field.annotation, *get_args(field.annotation)))
     if numeric and path not in notes:
         name = "NOTES" if notes is NOTES else "LANGUAGE_NOTES"
-        raise SystemExit(f"docs/make_parameters.py: {name} has no unit and effect of {path!r}: add them")
+        own = path.startswith(("<algo>.", "algos."))
+        remedy = "give its `hyper(...)` a `unit` and say what `raising` it does" if own else f"add them to {name}"
+        raise SystemExit(f"docs/make_parameters.py: {path} has no unit and effect: {remedy}")
     return notes.get(path, ("", ""))
 
 

@@ -1,4 +1,4 @@
-"""The parts that the library's own loops are made of, for people who write their own; see `examples/custom_loop.py`."""
+"""The parts of the library's own training loops, for users who write their own; see `examples/custom_loop.py`."""
 
 from __future__ import annotations
 

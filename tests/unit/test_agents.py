@@ -41,7 +41,7 @@ from evopipe.agents import (
 from evopipe.agents.engine import EpisodeJob, RolloutEngine
 from evopipe.agents.games import Calculator, FrozenLake, WordGame, _calculate
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
-from evopipe.agents.rows import How, RoundTrajectory, advantages, batch_of, returns, rows_of
+from evopipe.agents.rows import AdvantageSettings, RoundTrajectory, advantages, batch_of, returns, rows_of
 from evopipe.agents.settings import Agents
 from evopipe.cli import app
 from evopipe.compat.rllm.config import read, resolve
@@ -181,7 +181,7 @@ def estimated(
         return done
 
     batch = batch_of([trajectories], 0, words.CPU)
-    text, _ = advantages(batch, tasks, How(level, gamma, {"": estimate}))
+    text, _ = advantages(batch, tasks, AdvantageSettings(level, gamma, {"": estimate}))
     assert text.advantage is not None
     assert text.keep is not None
     return text.advantage[0, :, 0].tolist(), text.keep[0].tolist()

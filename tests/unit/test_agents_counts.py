@@ -37,7 +37,7 @@ from evopipe.agents.engine import Done, EpisodeJob, RolloutEngine, _know_outputs
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
 from evopipe.agents.records import summary
 from evopipe.agents.rounds import MEASURED
-from evopipe.agents.rows import How, RoundTrajectory, advantages, batch_of, rows_of
+from evopipe.agents.rows import AdvantageSettings, RoundTrajectory, advantages, batch_of, rows_of
 from evopipe.agents.settings import Agents
 from evopipe.compat.rllm.config import resolve
 from evopipe.errors import EnvironmentFailed
@@ -417,7 +417,7 @@ def compared(members: list[list[RoundTrajectory]], tasks: int, level: Any, algo:
         done: Text = made.estimate(cfg, {"beta": beta}, text, group)
         return done
 
-    return batch_of(members, 0, words.CPU), How(level, 0.5, {"": estimate})
+    return batch_of(members, 0, words.CPU), AdvantageSettings(level, 0.5, {"": estimate})
 
 
 def trajectory(rewards: list[float], task: int = 0, counts: bool = True, name: str = "agent") -> RoundTrajectory:
@@ -442,7 +442,9 @@ def test_returns_of_turns_are_discounted_and_compared_among_those_that_count() -
     assert silent == 0
 
 
-def _batch(members: list[list[RoundTrajectory]], level: Any, tasks: int, **how: Any) -> tuple[Any, int, How]:
+def _batch(
+    members: list[list[RoundTrajectory]], level: Any, tasks: int, **how: Any
+) -> tuple[Any, int, AdvantageSettings]:
     batch, made = compared(members, tasks, level, **how)
     return batch, tasks, made
 

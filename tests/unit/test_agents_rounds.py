@@ -28,7 +28,7 @@ from evopipe.agents import (
 )
 from evopipe.agents.engine import EpisodeJob, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
-from evopipe.agents.rows import How, RoundTrajectory, advantages, batch_of
+from evopipe.agents.rows import AdvantageSettings, RoundTrajectory, advantages, batch_of
 from evopipe.agents.settings import Agents
 from evopipe.errors import ParamsError
 from evopipe.rng import Purpose
@@ -109,7 +109,7 @@ def test_a_role_has_the_advantages_of_its_own_algorithm() -> None:
         ]
 
     both = played("solver", [1.0, 0.0, 0.0, 3.0]) + played("judge", [1.0, 0.0, 0.0, 3.0])
-    how = How("trajectory", 0.0, {"": of("grpo", dr=True), "judge": of("reinforce", baseline="rloo")})
+    how = AdvantageSettings("trajectory", 0.0, {"": of("grpo", dr=True), "judge": of("reinforce", baseline="rloo")})
     text, _ = advantages(batch_of([both], 0, words.CPU), 1, how)
     assert text.advantage is not None
     # R − mean; and R − mean of the others: 1 − 1, 0 − 4/3, 0 − 4/3, 3 − 1/3

@@ -156,6 +156,13 @@ def test_all_colours_are_the_pages_own(plain: str) -> None:
     assert draw.PALETTE["elite"] == "#cf4a1f"
 
 
+def test_a_name_with_dollars_is_no_formula() -> None:
+    with draw.style():
+        plot = draw.Plot("some.600", 600, 200, (50, 10, 10, 40))
+        plot.note(r"cost $\no_such$", (0, 0), (0, 0), "ink")
+        assert r">cost $\no_such$</text>" in plot.svg(Markup("A name"))
+
+
 def test_a_colour_of_no_palette_is_refused() -> None:
     with draw.style():
         plot = draw.Plot("odd", 100, 100, (10, 10, 10, 10))
@@ -628,6 +635,14 @@ def test_a_teams_page_has_every_agents_and_groups_return_and_its_film(crew: Path
     assert cells[:6] == ["who", "red_0", "blue_0", "red_1", "all of blue", "all of red"]
     assert cells[6:12] == ["elite", *(words.figure(total * share) for share in (1 / 6, 1 / 3, 1 / 2, 1 / 3, 2 / 3))]
     assert [cells[12], cells[18]] == ["slot 0", "slot 1"]
+    assert [section["id"] for section in found.all("section")] == [*SECTIONS[:5], "agents", *SECTIONS[5:]]
+    drawn = re.findall(r'<svg [^>]*class="plot agents".*?</svg>', text)
+    assert len(drawn) == 2
+    shares = [words.figure(total * share) for share in (1 / 6, 1 / 3, 1 / 2)]
+    for figure in drawn:
+        assert re.findall(r">([^<>]+)</text>", figure)[-6:] == [
+            text for pair in zip(("red_0", "blue_0", "red_1"), shares, strict=True) for text in pair
+        ]
     assert (found.all("img")[0]["alt"] or "").startswith(
         "Animation of the elite at play. The first 9 steps of a held-out episode"
     )

@@ -572,10 +572,10 @@ def test_an_older_file_replaces_no_newer_one() -> None:
     files = {name: Kept(Path(name), "own", 0.0) for name in ("elite", "report", "train")}
     held = {"elite": "other", "report": "own"}
     run = TrackedRun(KEY, {}, 0.0, files=files)
-    assert set(run.fresh(held)) == {"elite", "train"}
-    assert set(run.fresh(held, ["elite", "report", "members"])) == {"elite"}
+    assert set(run.missing_files(held)) == {"elite", "train"}
+    assert set(run.missing_files(held, ["elite", "report", "members"])) == {"elite"}
     run.replace = False
-    assert set(run.fresh(held)) == {"train"}
+    assert set(run.missing_files(held)) == {"train"}
 
 
 def test_the_first_word_on_a_generation_counts(tmp_path: Path) -> None:

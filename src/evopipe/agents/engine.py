@@ -1,7 +1,7 @@
-"""Episodes at once: they run until all of them wait for the model, then one wave of completions answers them all.
+"""Runs many episodes at once: when all of them wait for the model, one wave of completions answers them.
 
-What a wave holds does not depend on the order in which coroutines or threads come to an end, so that equal runs give
-equal bits, unless an episode is so late (`wave_seconds`) that the others go on without it.
+What a wave holds does not depend on the order in which coroutines or threads finish, so that equal runs give equal
+bits. The exception is an episode so slow (`wave_seconds`) that the others continue without it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class EpisodeJob:
-    """One rollout of a task by a member; `place` is unique in its round and fixes the draws."""
+    """One rollout of a task by a member. `place` is unique in its round, and fixes the random draws."""
 
     slot: int
     place: int
@@ -57,7 +57,7 @@ class EpisodeJob:
 
 @dataclass
 class Done:
-    """An episode, and the entropies of its completions by the identity of their outputs."""
+    """A finished episode, and the entropies of its completions, by the `id()` of their outputs."""
 
     job: EpisodeJob
     episode: Episode
@@ -139,9 +139,17 @@ class _Steps:
 
 
 class RolloutEngine:
-    """Runs episodes as `agents` say, how many at once and how long things may take: `make` makes the workflow of one
-    from its model and runner, `decode` answers requests, in order. Who made the processes closes them (None: one a
-    CPU); what is given up has `grace` seconds to end by itself."""
+    """Runs episodes, as the settings `agents` say: how many at once, and how long things may take.
+
+    Args:
+        make: makes the workflow of an episode from its model and runner.
+        tokens: converts chats to tokens.
+        limits: of tokens, for every completion.
+        decode: answers requests, in order.
+        agents: the settings.
+        processes: for blocking code; None for one for each CPU. Whoever made them closes them.
+        grace: seconds that abandoned code has to end by itself.
+    """
 
     def __init__(
         self, make: Callable[..., Workflow], tokens: Tokens, limits: Limits,
@@ -157,8 +165,13 @@ class RolloutEngine:
         self.stopping: float | None = None  # when it was seen that the caller asked to stop
 
     def run(self, jobs: Sequence[EpisodeJob], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
-        """Run all jobs; return their episodes in the jobs' order. What fails is an episode with its reason. Raises
-        Cancelled if `stopped` said so; it is asked before each wave, and again and again while there is none."""
+        """Run all jobs; return their episodes in the order of the jobs. A failed job gives an episode with its reason.
+
+        `stopped` is asked before each wave, and repeatedly while there is none.
+
+        Raises:
+            Cancelled: `stopped` returned True.
+        """
         self.jobs, self.stopped, self.queue = jobs, stopped, deque(range(len(jobs)))
         self.done: dict[int, Done] = {}
         self.pending: list[Request] = []
@@ -314,7 +327,7 @@ class RolloutEngine:
 
 
 def _late(raised: Exception | Hung) -> Exception:
-    """Return what a coroutine that blocked is told by; any other exception as it is."""
+    """Return the exception with which to answer a coroutine that blocked too long; any other exception unchanged."""
     if isinstance(raised, Hung):
         return TimeoutError(f"it {raised}, and held all episodes up: await what takes time, or use run_in_executor")
     return raised

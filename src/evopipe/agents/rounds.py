@@ -1,4 +1,4 @@
-"""Rounds of episodes: the data regime of agents. A tick is one round of every member, and what is learned from it."""
+"""The regime of agents. In each tick every member plays a round of episodes and learns from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evopipe.agents import records
 from evopipe.agents.blocking import Processes
 from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
-from evopipe.agents.rows import How, RolloutBatch, RoundTrajectory, advantages, batch_of
+from evopipe.agents.rows import AdvantageSettings, RolloutBatch, RoundTrajectory, advantages, batch_of
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import Workflow
 from evopipe.core.cohort import Cohort
@@ -93,8 +93,11 @@ def _decode_part(
 
 
 class Rounds:
-    """The regime (see `run.regime.Regime`) of agents, which learn from `tasks` and are validated on those `held` back;
-    episodes are written to a folder, where one is given."""
+    """The regime (see `run.regime.Regime`) of agents, which learn from `tasks` and are validated on the tasks `held`
+    back.
+
+    Episodes are written to a folder, if one is given.
+    """
 
     warm = 0
     threshold: float | None = None
@@ -128,15 +131,15 @@ class Rounds:
     def first(self, member: Member) -> Member:
         return member
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Nothing is kept beside the members."""
+    def inherit(self, parents: Sequence[int] | None) -> None:
+        """Do nothing: this regime keeps nothing for each member."""
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`: no episode ends here."""
+        """See `Regime.ended`. It has no values: no episode of an environment ends here."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Nothing is a slot's own."""
+        """Do nothing: this regime keeps nothing for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -147,7 +150,11 @@ class Rounds:
         self, cohorts: Sequence[Cohort], jobs: Sequence[EpisodeJob], purpose: Purpose, when: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[Done]:  # fmt: skip
-        """Run episodes; return them in order, failed ones too. Stopped if `stopped` said so."""
+        """Run episodes; return them in order, failed ones too.
+
+        Raises:
+            Stopped: `stopped` returned True.
+        """
         language = self.spec.language
         places = self.spec.base.places
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
@@ -160,7 +167,11 @@ class Rounds:
             raise Stopped from None
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
-        """Return episodes; EnvironmentFailed if more of them failed than `agents.max_error_fraction`."""
+        """Return these episodes, if not too many failed.
+
+        Raises:
+            EnvironmentFailed: a larger share of them failed than `agents.max_error_fraction`.
+        """
         wrong = [each.episode for each in done if each.episode.termination_reason in FAILED]
         if len(wrong) > self.agents.max_error_fraction * len(done):
             told = wrong[0].info.get("error", {})
@@ -207,8 +218,8 @@ class Rounds:
     def _shape(self, cohort: Cohort) -> tuple[int, int]:
         """Tasks of a round, and rollouts of each."""
         one = cohort.members[0]
-        group = self.spec.whole(one, "group_size")
-        return self.spec.whole(one, "rows") // group, group
+        group = self.spec.integer(one, "group_size")
+        return self.spec.integer(one, "rows") // group, group
 
     def _jobs(self, cohort: Cohort) -> list[EpisodeJob]:
         tasks, group = self._shape(cohort)
@@ -248,7 +259,7 @@ class Rounds:
         self._measure(cohort, text, done, batch.owner, drift, silent)
         return any(each.episode.reward for member in done for each in member)
 
-    def _how(self, cohort: Cohort) -> How:
+    def _how(self, cohort: Cohort) -> AdvantageSettings:
         cfg = self.spec.algo_config
 
         def of(algo: Any, config: Any) -> Callable[[Text, int], Text]:
@@ -257,7 +268,7 @@ class Rounds:
         estimate = {"": of(self.spec.algo, cfg)}
         for role, algo in self._estimators.items():
             estimate[role] = of(algo, algo.Config())
-        return How(self.agents.advantage, self.agents.gamma, estimate)
+        return AdvantageSettings(self.agents.advantage, self.agents.gamma, estimate)
 
     def _measure(
         self, cohort: Cohort, text: Text, done: Sequence[Sequence[Done]], owner: Sequence[Sequence[int]],
@@ -305,7 +316,7 @@ class Rounds:
     def validation(
         self, tasks: Sequence[Mapping[str, Any]], slots: Sequence[int], names: Sequence[Any]
     ) -> list[EpisodeJob]:
-        """Return the jobs of tasks as validations play them, of members in these slots."""
+        """Return the jobs that play tasks for validation, by the members in these slots."""
         k, how = self.agents.samples, Sampled(self.agents.temperature)
         return [
             EpisodeJob(slot, n * k + s, f"{name}:{s}", own(task), how)
@@ -313,8 +324,8 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`; seeds stand for validation tasks. A failed episode counts as the lowest return of all
-        that were played: a member gains nothing by it."""
+        """See `Regime.evaluate`. Each seed selects a validation task. A failed episode counts as the lowest return that
+        was reached, so that no member gains by failing."""
         note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))
         slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples
@@ -380,7 +391,7 @@ def _length(one: Done) -> int:
 
 
 def own(value: Any) -> Any:
-    """Return a task that an episode may change: its mappings and lists are copies."""
+    """Return a copy of a task that an episode may change; its mappings and lists are copied too."""
     if isinstance(value, Mapping):
         return {key: own(each) for key, each in value.items()}
     return [own(each) for each in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Episodes as rows of text: the tokens that members were shown and wrote, what of it counts, and its advantages."""
+"""Episodes as rows of text: the tokens that members read and wrote, which of them count, and their advantages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Level = Literal["trajectory", "step", "turn"]
 
 @dataclass
 class TokenRow:
-    """A prompt, then completions and what the environment said between them."""
+    """The tokens of a prompt, then completions and the environment's replies in turn."""
 
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class TokenRow:
 
 
 class RoundTrajectory(NamedTuple):
-    """A trajectory of a round: of which task and role, and whether it counts."""
+    """A trajectory of a round, with its task, and whether it counts."""
 
     task: int  # which of the round's
     trajectory: Trajectory
@@ -43,7 +43,7 @@ class RoundTrajectory(NamedTuple):
 
 
 def rows_of(trajectory: Trajectory) -> list[TokenRow]:
-    """Return the rows of a trajectory: a step whose prompt goes on from the row before it lengthens that, any other
+    """Return the rows of a trajectory. A step whose prompt continues the row before extends that row; any other step
     begins one."""
     rows: list[TokenRow] = []
     for number, step in enumerate(trajectory.steps):
@@ -60,7 +60,7 @@ def rows_of(trajectory: Trajectory) -> list[TokenRow]:
 
 
 def returns(steps: Sequence[Step], gamma: float) -> list[float]:
-    """Return Σ γᵏ r of every step, and tell it the step."""
+    """Compute the return Σ γᵏ r of every step, and store it in the step."""
     later = 0.0
     for step in reversed(steps):
         later = step.reward + gamma * later
@@ -70,7 +70,7 @@ def returns(steps: Sequence[Step], gamma: float) -> list[float]:
 
 @dataclass
 class RolloutBatch:
-    """The rows of a round of `P` members, and which trajectory each is of."""
+    """The rows of a round of `P` members, and the trajectory of each row."""
 
     text: Text  # [P, B, …]; no row is there beyond a member's own
     owner: list[list[int]]  # of each member: the trajectory of each of its rows
@@ -78,7 +78,7 @@ class RolloutBatch:
 
 
 def batch_of(played: Sequence[Sequence[RoundTrajectory]], pad: int, device: torch.device) -> RolloutBatch:
-    """Gather the trajectories of `P` members, with each trajectory's reward at each of its rows."""
+    """Gather the trajectories of `P` members as a batch. Each row has the reward of its trajectory."""
     every: list[list[TokenRow]] = []
     owner: list[list[int]] = []
     for member in played:
@@ -115,8 +115,8 @@ def batch_of(played: Sequence[Sequence[RoundTrajectory]], pad: int, device: torc
 
 
 @dataclass(frozen=True)
-class How:
-    """How trajectories become advantages."""
+class AdvantageSettings:
+    """How advantages are computed from trajectories."""
 
     # what is compared: whole trajectories, the same for each of their steps (`step`: shared out among them), or each
     # turn with the same turn of the group's others
@@ -150,9 +150,13 @@ def _places(played: Sequence[Sequence[RoundTrajectory]], role: str, tasks: int) 
     return _Places(group, of, tasks * group)
 
 
-def advantages(batch: RolloutBatch, tasks: int, how: How) -> tuple[Text, int]:
-    """Return the text with an advantage at every token, and which rows have one; and how many groups say nothing.
-    Groups are the trajectories of one task and role: nothing else is compared."""
+def advantages(batch: RolloutBatch, tasks: int, how: AdvantageSettings) -> tuple[Text, int]:
+    """Return the text with an advantage at every token, with the rows that have one marked; and the number of
+    uninformative groups.
+
+    A group is the trajectories of one task and role; only these are compared. It is uninformative if all rewards are
+    equal.
+    """
     text, played = batch.text, batch.played
     values = [[[0.0] * len(each.trajectory.steps) for each in member] for member in played]
     spread = [[[False] * len(each.trajectory.steps) for each in member] for member in played]

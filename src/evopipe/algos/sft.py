@@ -1,9 +1,9 @@
-"""Supervised fine-tuning: the language model learns to write what a dataset wrote.
+"""Supervised fine-tuning: the language model learns to write the completions of a dataset.
 
 Ouyang et al., "Training language models to follow instructions with human feedback", 2022, § 3.5.
 
-A member's loss is the mean of −log π(token | all before it) over the tokens of completions; prompts are read and not
-learned.
+A member's loss is the mean of −log π(token | all tokens before it) over the tokens of completions. Prompts are read,
+but not learned.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 
 
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
-    """Return what a report tells of each row `[P, B]`: the chance of the whole completion."""
+    """Return statistics of each row `[P, B]` for reports: the probability of the whole completion."""
     return {"chance": now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).exp()}
 
 

@@ -1,4 +1,5 @@
-"""Collecting: episodes of behaviour policies in an environment; rules for a few, whose data is better than random."""
+"""Collection of datasets: episodes of behaviour policies in an environment. A few environments have rule-based
+policies."""
 
 from __future__ import annotations
 
@@ -27,12 +28,15 @@ Behaviour = Callable[[EnvPool, np.random.Generator], Any]
 def collect(
     cfg: CollectConfig, pool: EnvPool, env_id: str, seed: int, exported: Any = None
 ) -> tuple[list[RecordedEpisode], dict[str, Any]]:
-    """Play episodes in a pool of one row, each by one of the behaviour policies that have a weight; return what the
-    report says of them too.
+    """Play episodes in a pool of one row, each by one of the behaviour policies with a weight; return them and their
+    statistics.
 
-    Rules are found by the environment's id. An episode's draws are a function of the run's seed and its own number.
-    `exported` is the policy on rows that `policy` stands for. `ParamsError` if no policy with a weight is there for
-    this environment, or the exported one is another's; `EnvironmentFailed` if it raised, or no episode gave a step.
+    Rule-based policies are found by the environment's id. An episode's draws depend on the run's seed and the episode's
+    number. `exported` is the exported policy that `policy` stands for.
+
+    Raises:
+        ParamsError: no policy with a weight exists for this environment, or the exported one belongs to another.
+        EnvironmentFailed: the environment raised, or no episode had a step.
     """
     behaviours, notes = _behaviours(cfg, pool, env_id, exported)
     names = sorted(behaviours)
@@ -55,7 +59,7 @@ def collect(
 
 
 def totals(episodes: Sequence[RecordedEpisode]) -> dict[str, Any]:
-    """Count episodes and transitions, and describe the undiscounted returns; None where there are no episodes."""
+    """Count episodes and transitions, and summarise undiscounted returns; None if there are no episodes."""
     returns = [episode.reward.sum(dtype=np.float64) for episode in episodes]
     return {
         "episodes": len(episodes),

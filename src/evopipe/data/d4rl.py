@@ -1,4 +1,4 @@
-"""HDF5 files in D4RL layout: https://github.com/Farama-Foundation/D4RL."""
+"""Reads HDF5 files in D4RL layout: https://github.com/Farama-Foundation/D4RL."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from evopipe.data.observations import read_rows
 def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> EpisodeDataset:
     """Read observations, actions, rewards, terminals [, timeouts] [, next_observations].
 
-    Such a file records no spaces: its observations are read by the environment's (a group for a Dict or Tuple, as in
-    Minari's files), or must be rows already where `shows` is None. Its actions are indices where they are whole
-    numbers, also ones that stand in a column of floats, as in some of AgileRL's, where they are known to be `discrete`.
+    Such a file records no spaces. Its observations are read by the environment's space `shows` (a group for a Dict or
+    Tuple, as in Minari's files); if `shows` is None, they must be rows already. Integer actions are indices. So are
+    integers stored as floats, as in some of AgileRL's files, if actions are known to be `discrete`.
 
-    Episodes end at terminals and timeouts, and are never bridged (AgileRL's files have no timeouts, so that where an
-    episode was cut there is not known: `notes` says so). Where the file has no next observations, the last
-    step of an episode that was cut has no true one and is left out (`dropped` counts them); the last step of an episode
-    that terminated is kept, with its own observation repeated, from which nothing bootstraps. For errors see
-    `read_foreign`; what cannot be used is named by dataset and index.
+    Episodes end at terminals and timeouts, and are never joined. AgileRL's files have no timeouts, so truncations are
+    unknown there; `notes` says so. If the file has no next observations, the last step of a truncated episode has no
+    true one and is left out (`dropped` counts them). The last step of a terminated episode is kept, with its own
+    observation repeated, from which nothing bootstraps.
+
+    Raises:
+        MissingInputError, DataError, ResourceError: see `read_foreign`; the message names dataset and index.
     """
     arrays = read_foreign(Path(path), lambda file: _arrays(file, shows, discrete))
     timed, following = "timeouts" in arrays, "next_observations" in arrays

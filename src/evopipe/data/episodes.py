@@ -1,4 +1,4 @@
-"""Episodes: what every source of data is read into, and whether it fits an environment."""
+"""Episodes: the form into which every source of data is read, and the check that they fit an environment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RecordedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDataset:
-    """Episodes, in their source's order, and what that says of them."""
+    """Episodes, in the order of their source, and what the source says of them."""
 
     episodes: list[RecordedEpisode]
     where: str  # the source's name in messages
@@ -45,8 +45,11 @@ class EpisodeDataset:
 
 
 def check_fits(dataset: EpisodeDataset, obs_size: int, action_space: gymnasium.Space[Any]) -> None:
-    """Compare what a dataset records and holds with an environment: rows of `O` numbers, and its action space; a
-    `DataError` says how they differ, or that there is no step at all."""
+    """Check that a dataset fits an environment: rows of `O` numbers, and its action space.
+
+    Raises:
+        DataError: they differ, or there is no step at all.
+    """
     if not any(len(episode) for episode in dataset.episodes):
         raise DataError(f"{dataset.where}: holds no step; give a dataset with at least one episode")
     actions, recorded = ActionSpace.of(action_space), dataset.action_space

@@ -1,6 +1,6 @@
-"""Minari datasets: written as Minari writes them, read by hand.
+"""Minari datasets: written as Minari writes them, read without its loader.
 
-Metadata is parsed as plain JSON; no environment and no callable is ever made from it, as Minari's own loader would.
+Metadata is parsed as plain JSON. No environment and no callable is ever made from it, as Minari's own loader would do.
 Layout: https://minari.farama.org/content/dataset_standards/.
 """
 
@@ -58,9 +58,14 @@ def write_minari(
     algorithm: str,
     description: str,
 ) -> None:
-    """Write the Minari dataset `evopipe/<name>-v0` (`MinariDataset(folder / "data")` opens it) and a manifest of
-    checksums beside it; `DiskError` if that fails. Equal content gives equal bytes. A folder in its place is replaced
-    as a whole."""
+    """Write the Minari dataset `evopipe/<name>-v0`, with a manifest of checksums beside it. Equal content gives equal
+    bytes.
+
+    `MinariDataset(folder / "data")` opens it. A folder in its place is replaced completely.
+
+    Raises:
+        DiskError: a file cannot be written.
+    """
     from minari import __version__ as minari_version
     from minari.data_collector.episode_buffer import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
@@ -100,8 +105,12 @@ def write_minari(
 
 
 def read_own(folder: Path) -> EpisodeDataset:
-    """Read what `write_minari` wrote; `MissingInputError` if it or its manifest is not there, `DataError` if it is
-    damaged."""
+    """Read what `write_minari` wrote.
+
+    Raises:
+        MissingInputError: it or its manifest is missing.
+        DataError: it is damaged.
+    """
     files, data = read_folder(folder, (f"data/{_METADATA}", f"data/{_CONTENT}")), folder / "data"
     metadata = _metadata(files[f"data/{_METADATA}"], f"{data / _METADATA}")
     with opened(files[f"data/{_CONTENT}"], str(data / _CONTENT)) as file:
@@ -109,12 +118,15 @@ def read_own(folder: Path) -> EpisodeDataset:
 
 
 def read_minari(dataset: str | Path, shows: Space | None = None) -> EpisodeDataset:
-    """Read a Minari dataset of Discrete or Box actions, from a folder (its own, or its `data`), or by the id of a
-    remote one (`namespace/name-v0`), which is downloaded into Minari's own cache unless it is there.
+    """Read a Minari dataset with Discrete or Box actions: a folder (its own, or its `data`), or the id of a remote one.
 
-    The environment's observation space `shows` makes rows of its observations; without it they must be rows already, as
-    `write_minari` writes them. `MissingInputError` also if the remote cannot be reached or does not have it; for other
-    errors see `read_foreign`.
+    A remote dataset (`namespace/name-v0`) is downloaded into Minari's cache, if it is not there. The environment's
+    observation space `shows` converts its observations to rows; without it they must be rows already, as `write_minari`
+    writes them.
+
+    Raises:
+        MissingInputError: it does not exist, or the remote cannot be reached.
+        DataError, ResourceError: see `read_foreign`.
     """
     root = Path(dataset) if Path(dataset).exists() else _local_folder(str(dataset))
     data = next((folder for folder in (root / "data", root) if (folder / _METADATA).is_file()), None)

@@ -1,4 +1,4 @@
-"""Observations in files: what was recorded in an environment's own space becomes rows."""
+"""Conversion of observations in files, recorded in an environment's own space, to rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ Space = gymnasium.Space[Any]
 
 
 def compare(recorded: Space, shows: Space) -> None:
-    """Raise `Unusable` where observations recorded in one space would make other rows than those of another."""
+    """Check that observations recorded in one space make the same rows as those of another.
+
+    Raises:
+        Unusable: they do not.
+    """
     try:
         theirs, mine = ObservationSpace.of(recorded), ObservationSpace.of(shows)
     except ParamsError as error:
@@ -35,10 +39,11 @@ def compare(recorded: Space, shows: Space) -> None:
 
 
 def read_rows(part: StoredArray, recorded: Space | None, shows: Space | None) -> Array:
-    """Read observations, a dataset or, for a Dict or Tuple, a group, as rows `[n, O]` float32.
+    """Read observations as rows `[n, O]` float32, from a dataset, or from a group for a Dict or Tuple.
 
     Args:
-        recorded: the space that they were recorded in; `shows` if the file does not say.
+        part: where they are.
+        recorded: the space in which they were recorded; equal to `shows` if the file does not say.
         shows: the environment's observation space; None if the file holds rows already.
     """
     if shows is None:

@@ -1,4 +1,4 @@
-"""What `evopipe env check ID` finds: each finding is one sentence."""
+"""The checks of `evopipe env check ID`. Each finding is one sentence."""
 
 from __future__ import annotations
 
@@ -39,8 +39,14 @@ _IRRELEVANT = (
 
 
 def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> list[str]:
-    """Try an environment. Each finding begins with `error:` (evopipe cannot train in it) or `warning:` (it can). Raises
-    ParamsError if the id or the arguments are unknown; EnvironmentFailed if the constructor raised."""
+    """Try an environment, and return the findings.
+
+    A finding begins with `error:` if evopipe cannot train in the environment, and with `warning:` if it can.
+
+    Raises:
+        ParamsError: the id or the arguments are unknown.
+        EnvironmentFailed: the constructor raised.
+    """
     values = {"id": env_id, "kwargs": kwargs, "wrappers": wrappers}
     cfg = parsed(EnvConfig, values, "env.")
     env = make_env(cfg)

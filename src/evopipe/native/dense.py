@@ -1,6 +1,6 @@
-"""Dense layers of several members by the CPU's own kernels; `core.padded` has the same in torch's operators.
+"""Dense layers of several members by the native kernels; `core.padded` has the same in torch.
 
-What is computed is the same function: products, normalisation, activation and blending of each member's own units.
+Both compute the same function: products, normalisation, activation and blending of each member's own units.
 """
 
 from __future__ import annotations
@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from evopipe.native import build, header
 from evopipe.native.header import at
 from evopipe.native.networks import Net
+from evopipe.schema.blocks import Activation
 from evopipe.types import Tensor
 
-# As the source has them.
-ACTIVATIONS = (
-    "ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity",
-)  # fmt: skip
+ACTIVATIONS = get_args(Activation)  # `functions.h` counts them in the same order
 _KEEP_INPUT = frozenset({"GELU", "SiLU"})
 MOST = 64  # layers
 PANEL = 32  # columns of a packed panel, at most
@@ -29,7 +27,7 @@ _NO_WAY_BACK = (0,) * 6
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What the kernels must know of a structure's dense layers."""
+    """The layout of a structure's dense layers, as the kernels read it."""
 
     fields: Tensor  # [P, layers, 10] int32
     members: int
@@ -41,7 +39,7 @@ class LayerPlan:
 
     @classmethod
     def of(cls, structure: Any, first: int, inputs: int) -> LayerPlan:
-        """Describe the layers from the first-th hidden one on; `inputs` is the width of what they read."""
+        """Describe the layers from hidden layer `first` on; `inputs` is the width of their input."""
         hidden = list(enumerate(structure.layout.hidden))[first:]
         rows, room, widest = [], 0, inputs
         for arch in structure.archs:
@@ -71,8 +69,10 @@ class LayerPlan:
 
 
 def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
-    """Return the plan of a network that reads so many numbers, from behind its LSTM layers on where it may have any;
-    None where the kernels cannot compute it."""
+    """Return the plan of a network with this many inputs; None if the kernels cannot compute it.
+
+    With `lstm` the network may have LSTM layers, and the plan begins behind them.
+    """
     structure: Any = getattr(net.structure, "inner", net.structure)
     if not build.serve(net.values) or net.values.dtype != torch.float32 or net.values.stride(1) != 1:
         return None
@@ -85,7 +85,7 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
 
 
 def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor | None:
-    """Run a structure's dense layers on x `[P, B, inputs]`; None where torch must."""
+    """Run a structure's dense layers on x `[P, B, inputs]`; return None if torch must do it."""
     if not layers or not build.serve(x):
         return None
     if not x.dtype == layers[0].weight.dtype == torch.float32:

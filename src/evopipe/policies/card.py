@@ -14,7 +14,7 @@ from evopipe.track.formats import score
 
 
 def card(policy: Policy | TeamPolicy, episodes: int) -> str:
-    """Return the card, as Markdown, of a policy that was scored in so many held-out episodes."""
+    """Return the model card, as Markdown, of a policy that was scored in `episodes` held-out episodes."""
     return render(
         "card.md.j2",
         about=policy.about,
@@ -29,7 +29,7 @@ def card(policy: Policy | TeamPolicy, episodes: int) -> str:
 
 
 def render(template: str, **known: Any) -> str:
-    """Fill in a template of Markdown that lies here."""
+    """Fill in a Markdown template of this folder."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=False,

@@ -1,4 +1,4 @@
-"""A policy at play: returns of episodes, the frames of one, films, or a window to watch."""
+"""Playing a policy: returns of episodes, the frames of one episode, films, or a window to watch."""
 
 from __future__ import annotations
 
@@ -104,15 +104,17 @@ def evaluate(
 
 
 def play(policy: Actor, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
-    """Play one greedy episode in the policy's own environment and return a picture of every state, without a display.
+    """Play one greedy episode in the policy's own environment; return an image of every state, without needing a
+    display.
 
-    `max_steps` is a cap; None: the environment's own, or `LIMIT`. For `trust` and its errors see `environment_of`.
+    `max_steps` limits its length; None means the environment's own limit, or `LIMIT`. For `trust` and its errors see
+    `environment_of`.
 
     Raises:
         ParamsError: the environment is unknown or its package is not installed.
         DataError: the policy does not fit the environment.
-        EnvironmentFailed: the environment raised, has no render mode `rgb_array`, or draws something else than
-            `[H, W, 3]` uint8.
+        EnvironmentFailed: the environment raised, has no render mode `rgb_array`, or its images are not `[H, W, 3]`
+            uint8.
     """
     cfg = environment_of(policy, trust=trust)
     with _without_display(), _opened(cfg, policy, "rgb_array") as env:

@@ -45,19 +45,19 @@ def save(
     folder: Path, algo_name: str, member: Member, about: Mapping[str, Any], program: bool, card: str,
     critic: bool = False,
 ) -> None:  # fmt: skip
-    """Write a policy folder; one in its place is replaced.
+    """Write a policy's folder, replacing one in its place.
 
-    What acts by NumPy alone is written too, where it can be, see `numpy_files`.
+    If the policy can act with NumPy alone, the files for that are written too, see `numpy_files`.
 
     Args:
         folder: where.
         algo_name: the algorithm's name.
         member: the member, with the tensors of every network that is written.
-        about: the spaces as `ObservationSpace.to_json` and `ActionSpace.to_json` have them, the algorithm's `config`
-            where it is not the default one, and whatever else the reader should know.
-        program: whether `torch.export` programs are written too.
+        about: the spaces, from `ObservationSpace.to_json` and `ActionSpace.to_json`, the algorithm's `config` if it is
+            not the default, and anything else that readers should know.
+        program: whether to write `torch.export` programs.
         card: text of the model card.
-        critic: whether the networks that know values are written too.
+        critic: whether to write the critics.
 
     Raises:
         DiskError: it cannot be written.
@@ -89,7 +89,7 @@ def save(
 
 
 def kind_of(about: Mapping[str, Any]) -> type[Policy] | type[TeamPolicy]:
-    """Return the class of the policy that a description is of: `TeamPolicy` for a team, else `Policy`."""
+    """Return the class of the described policy: `TeamPolicy` for a team, else `Policy`."""
     return TeamPolicy if "team" in about else Policy
 
 
@@ -118,8 +118,11 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
 
 
 def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
-    """Return the files by which a policy acts without torch and evopipe, `policy.npz` and `policies.numpy_policy`, by
-    name; or none, and why: it is no plain perceptron that gives one number an action."""
+    """Return the files with which a policy acts without torch and evopipe, by name: `policy.npz` and
+    `policies.numpy_policy`.
+
+    If the policy is no plain perceptron with one output for each action, return no files, and the reason.
+    """
     try:
         data = dump_arrays(policy.arrays())
     except ValueError as error:
@@ -175,10 +178,12 @@ def trained(path: str | Path, member: int | None = None, trust: bool = False) ->
 
 
 def of_member(member: Member, described: Mapping[str, Any]) -> Policy | TeamPolicy:
-    """Return a member in training as a policy, which has all networks that it learns with.
+    """Return a member in training as a policy, with all its networks.
 
-    `described` is the algorithm, its configuration and the spaces, as `policy.json` has them. Raises ValueError if the
-    member's tensors do not fit it.
+    `described` is the algorithm, its configuration and the spaces, as in `policy.json`.
+
+    Raises:
+        ValueError: the member's tensors do not fit it.
     """
     _, algo, cfg, spaces = _read({**described, "arch": {}})
     online = set(online_networks(algo, algo.networks(cfg, spaces)).values())

@@ -1,4 +1,4 @@
-"""Members that live in environments, alone or in teams."""
+"""The problem of members in an environment, alone or in teams."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def problem_of(params: Params, folder: Path = Path(), alone: bool = False, together: None = None) -> Problem[Spec]:
-    """Return what a run in an environment works on; see `problems.problem_of`."""
+    """Return the problem of a run in an environment; see `problems.problem_of`."""
     runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
     outside, sources = params.outside()
     workers: int | Literal["auto"] = 0 if alone and runtime.env_workers == "auto" else runtime.env_workers
@@ -98,10 +98,12 @@ def begin(
     learners: int = 1,
     collect_rollouts: CollectRollouts | None = None,
 ) -> Run[Spec]:
-    """Return a run at its beginning, in the regime of its algorithm, for loops of one's own.
+    """Return a run at its beginning, in the regime of its algorithm, for users' own training loops.
 
-    For warm, workers and learners see `Setup`, for collect_rollouts `OnPolicy`. Raises UsageError if `collect_rollouts`
-    is given and the algorithm collects none.
+    For `warm`, `workers` and `learners` see `Setup`; for `collect_rollouts` see `OnPolicy`.
+
+    Raises:
+        UsageError: `collect_rollouts` is given, but the algorithm is not on-policy.
     """
     return session.begin(problem_with(spec, warm, workers, learners, collect_rollouts), members, births)
 
@@ -114,7 +116,7 @@ def problem_with(
     collect_rollouts: CollectRollouts | None = None,
     described: Mapping[str, Any] | None = None,
 ) -> Problem[Spec]:
-    """Return the problem of a run whose parts are there; for the arguments see `begin`."""
+    """Return the problem of a run whose parts exist already; for the arguments see `begin`."""
 
     def live(clock: Clock, keys: np.ndarray) -> Regime:
         return regime_of(Setup(spec, clock, keys, warm, workers, learners), collect_rollouts)
@@ -123,7 +125,7 @@ def problem_with(
 
 
 def regime_of(setup: Setup, collect_rollouts: CollectRollouts | None = None) -> Regime:
-    """Return what members live on by the configuration; for errors see `begin`."""
+    """Return the regime that the configuration asks for; it raises what `begin` raises."""
     spec, warm = setup.spec, setup.warm
     if collect_rollouts is not None and not on_policy(spec.algo):
         raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")

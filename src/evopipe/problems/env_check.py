@@ -1,4 +1,4 @@
-"""What params.yaml alone cannot say: whether its environment is there, and serves what is to be done in it."""
+"""Checks that `params.yaml` alone does not allow: whether its environment exists, and suits the run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ _NO_SPACES = {"num_envs", "backend", "step_limit", "step_seconds"}  # keys of `e
 
 
 def check(params: Params) -> None:
-    """See `problems.check`. `ParamsError` if the environment is
-    unknown, the algorithm does not serve its spaces, or it masks actions that are numbers, or any where a dataset is to
-    be learned from, which has no masks, or a network of the user's own is of no use; `EnvironmentFailed` if the
-    environment could not be made or reset."""
+    """Check the parameters before the first stage does anything, so that no later stage needs to refuse them.
+
+    Raises:
+        ParamsError: the environment is unknown, the algorithm does not support its spaces, or a user's own network
+            cannot be used; or the environment masks actions, but they are continuous, or the run learns from a dataset,
+            which has no masks.
+        EnvironmentFailed: the environment could not be made or reset.
+    """
     name, cfg = params.train.algo, params.env
     if params.algo_config.network.module is not None:  # the user's own: what it is made of is seen where it is made
         from evopipe.problems.specs import make_spec

@@ -1,4 +1,4 @@
-"""Behaviour in an environment as a dataset, and as packed transitions with statistics."""
+"""The stages `fetch` and `buffer` for environments: a dataset of behaviour, then packed transitions with statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evopipe.storage.files import write_json
 
 
 def fetch(params: Params, folder: Path) -> list[str]:
-    """Write `data/dataset`, always a Minari dataset, and `reports/fetch.json`; return what there is to say."""
+    """Write `data/dataset`, always a Minari dataset, and `reports/fetch.json`; return remarks for the user."""
     env, source = params.env.id, params.fetch.source
     import_network(params)  # of the policy that may be collected by
     with closing(EnvPool(params.env.on_gymnasium, 1, what="behaviour")) as pool:
@@ -55,7 +55,7 @@ def fetch(params: Params, folder: Path) -> list[str]:
 
 
 def buffer(params: Params, folder: Path) -> list[str]:
-    """Write `data/transitions.h5` and `reports/buffer.json` from `data/dataset`; return what there is to say."""
+    """Write `data/transitions.h5` and `reports/buffer.json` from `data/dataset`; return remarks for the user."""
     source = need(folder, DATASET)
     with closing(EnvPool(params.env.on_gymnasium, 1, what="described")) as pool:
         dataset = read_own(source)

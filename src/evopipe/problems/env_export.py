@@ -1,4 +1,4 @@
-"""The elite of an environment as files that run anywhere."""
+"""The stage `export` for environments: the elite as files that run anywhere."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ SCORES = ("mean", "interval", "std", "median", "iqm")
 
 
 def spec_of(params: Params) -> Spec:
-    """Return what the run is about."""
+    """Return the run's configuration."""
     return make_spec(params)
 
 
 def write(
     folder: Path, params: Params, spec: Spec, elite: Member, about: Mapping[str, Any], scores: Mapping[str, Any]
 ) -> None:
-    """Write policy.safetensors, policy.json, policy.pt2 and a model card. `DiskError` if it cannot be written."""
+    """Write policy.safetensors, policy.json, policy.pt2 and a model card.
+
+    Raises:
+        DiskError: a file cannot be written.
+    """
     told = {
         **describe(params), "preprocessing": normalise.describe(elite.tensors), **about, "evaluation": scores["elite"]
     }  # fmt: skip

@@ -1,5 +1,4 @@
-"""The report's figures: a run in, SVG text out. Each takes the width to draw for, in pixels, and a label that says what
-it shows to those who do not see it."""
+"""The report's figures: from a run to SVG text. Each takes a width in pixels, and a label for screen readers."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
@@ -22,7 +21,33 @@ _SMALL = 318  # one of three figures in a row
 _SEEN = 1.5  # of the middle nine tenths' spread: what lies farther out would squeeze the rest
 _ROOM = 0.3  # columns left and right of the tree
 _NAN = float("nan")
+_Draw: TypeAlias = Callable[[FinishedRun, int, Markup], Markup]
 _TARGET: dict[str, Any] = {"color": PALETTE["ink"], "linewidth": 1, "dashes": (1, 3), "dash_capstyle": "round"}
+
+
+class Section(NamedTuple):
+    """A section of the page that is one figure with its caption."""
+
+    title: str
+    caption: str
+    draw: _Draw
+    shown: Callable[[FinishedRun], bool]
+
+
+SECTIONS: dict[str, Section] = {}
+"""Sections behind the held-out evaluation, by the name of their figure; the others have words of their own."""
+
+
+def section(
+    title: str, caption: str, shown: Callable[[FinishedRun], bool] = lambda run: True
+) -> Callable[[_Draw], _Draw]:
+    """Give a figure a section of its own on the pages of those runs of which it can be shown."""
+
+    def add(draw: _Draw) -> _Draw:
+        SECTIONS[draw.__name__] = Section(title, caption, draw, shown)
+        return draw
+
+    return add
 
 
 def _hue(kind: str) -> str:
@@ -119,7 +144,7 @@ def _label_ends(plot: Plot, target: float | None, best: Sequence[tuple[float, fl
 
 
 def lineage(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw who descends from whom: a column a generation, a row a slot; wider than asked for where it must be."""
+    """Draw the lineage: a column for each generation, a row for each slot. It is wider than `width` if it must be."""
     numbers, path = [row.generation for row in run.generations] or [1], {node.key for node in run.descent}
     left, right, top, bottom = 34, 18, 26, 44
     spread = max(1.0, len(run.generations) - 1 + 2 * _ROOM)
@@ -193,7 +218,8 @@ def _tree_words(plot: Plot, run: FinishedRun, path: set[Key]) -> None:
 
 
 def mutations(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw the gains of each kind: a dot a child, the middle half as a bar, the median as a line."""
+    """Draw the gains in fitness of each kind of mutation: a dot for each child, the middle half as a bar, the median as
+    a line."""
     wide, rows = width > _DESK, run.payoffs
     height = (58 if wide else 74) * len(rows) + 52
     plot = Plot(f"mutations.{width}", width, height, (132 if wide else 10, 150 if wide else 10, 8, 44))
@@ -289,7 +315,8 @@ def _trajectory_axes(plot: Plot, run: FinishedRun, categories: Sequence[str], va
 
 
 def evaluation(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw held-out returns: a mark an episode, the mean with its 95 % interval; the elite first, then by mean."""
+    """Draw held-out returns: a mark for each episode, the mean with its 95 % interval; the elite first, then by
+    mean."""
     wide, target = width > _DESK, run.summary.target
     ranked = [run.elite, *sorted(run.members, key=lambda member: (-member.mean, member.name))]
     row = 30 if len(ranked) <= 12 else 22
@@ -318,8 +345,29 @@ def evaluation(run: FinishedRun, width: int, label: Markup) -> Markup:
     return plot.svg(label)
 
 
+@section("Agents", "Each agent's mean held-out return: a dot a member, the large one the elite.",
+    lambda run: len(run.elite.agents) > 1)  # fmt: skip
+def agents(run: FinishedRun, width: int, label: Markup) -> Markup:
+    """Draw the mean held-out return of each agent of a team: a row an agent, a dot a member."""
+    names = list(run.elite.agents)
+    plot = Plot(f"agents.{width}", width, 30 * len(names) + 60, (132 if width > _DESK else 84, 56, 12, 44))
+    low, high = _limits([value for member in (run.elite, *run.members) for value in member.agents.values()])
+    for place, name in enumerate(names):
+        mean = run.elite.agents[name]
+        others = [(max(member.agents[name], low), place) for member in run.members]
+        plot.marks(others, "member", "o", 6, alpha=0.6, clip_on=False)
+        plot.marks([(max(mean, low), place)], "elite", "o", 10, clip_on=False)
+        plot.beside(place, 0, (-12, 0), name if len(name) < 18 else f"{name[:16]}…", "muted", ha="right")
+        plot.beside(place, 1, (12, 0), words.figure(mean), "elite", weight="bold")
+    room = 0.03 * (high - low)
+    plot.axes.set(xlim=(low - room, high + room), ylim=(len(names) - 0.4, -0.6), yticks=[])
+    plot.axes.set_xlabel("mean return of an agent")
+    plot.ticks("x", words.value, 8 if width > _DESK else 4)
+    return plot.svg(label)
+
+
 def throughput(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw steps per second over wall-clock time: a block a generation, training below, evaluation on top."""
+    """Draw steps per second over wall-clock time: a block for each generation, training below, evaluation on top."""
     wide = width > _DESK
     plot = Plot(f"throughput.{width}", width, 250 if wide else 220, (52, 16, 28, 44), "steps per second")
     rows = [row for row in run.timing if row.seconds > 0]

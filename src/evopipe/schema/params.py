@@ -58,7 +58,7 @@ class Params(RunParams):
         bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
 
     class Export(Schema):
-        """The exported elite."""
+        """What the stage `export` writes."""
 
         program: bool = Field(True, description="also write a `torch.export` program that runs with torch alone")
         critic: bool = Field(
@@ -139,9 +139,10 @@ AnyParams: TypeAlias = Params | LanguageParams
 
 
 def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) -> AnyParams:
-    """Return the parameters that a params file, a mapping in its layout, or `Params` as they are stand for.
+    """Return checked parameters from a params file or a mapping in its layout. `Params` are returned as they are.
 
-    Raises ParamsError or MissingInputError as `load_params` and `parse_params` do.
+    Raises:
+        ParamsError, MissingInputError: see `load_params` and `parse_params`.
     """
     if isinstance(given, RunParams):
         return given
@@ -157,12 +158,12 @@ def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], ot
 
 
 def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
-    """Read and check a params file. It must be complete, for DVC does not see defaults that live in code.
+    """Read and check a params file. It must be complete, because DVC does not see defaults in code.
 
     Raises:
-        MissingInputError: the file is not there or may not be read.
-        ParamsError: the file cannot be used; the message has one line for each problem: file, line, column, key,
-            what is wrong and what to do.
+        MissingInputError: there is no such file, or it may not be read.
+        ParamsError: the file cannot be used; the message has one line for each problem: file, line, column, key, what
+            is wrong and what to do.
 
     Examples:
         >>> import evopipe
@@ -181,8 +182,10 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
 
 
 def parse_params(data: Mapping[str, Any]) -> AnyParams:
-    """Check a mapping in the layout of `params.yaml`; keys that are not given take their defaults, and one that cannot
-    be used is a `ParamsError` with a line for each problem.
+    """Check a mapping in the layout of `params.yaml`. Missing keys take their defaults.
+
+    Raises:
+        ParamsError: a value cannot be used; the message has a line for each problem.
 
     Examples:
         >>> from evopipe import parse_params
@@ -200,7 +203,7 @@ def _schema_of(data: Mapping[str, Any]) -> type[Params] | type[LanguageParams]:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of `params.yaml`, every algorithm's block included."""
+    """Return the JSON schema of `params.yaml`, including every algorithm's block."""
     configs = {name: registry.get(name).Config for name in registry.working()}
     blocks: dict[str, Any] = {name: (config, Field(default_factory=config)) for name, config in configs.items()}
     algos = create_model("Algos", __base__=Schema, __doc__="One block an algorithm.", **blocks)

@@ -1,4 +1,4 @@
-"""All of a `params.yaml` whose members are language models: `language` stands in the place of `env`."""
+"""The whole `params.yaml` of a run of language models, in which `language` replaces `env`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from evopipe.schema.search import SearchConfig
 
 
 class RunParams(Schema):
-    """What every `params.yaml` has: members that learn in environments, or language models."""
+    """What every `params.yaml` has, for members in environments and for language models."""
 
     PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
 
@@ -38,7 +38,8 @@ class RunParams(Schema):
         return own.algos[own.train.algo]
 
     def tracked(self, *blocks: str) -> dict[str, Any]:
-        """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""
+        """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and the named blocks; or
+        all."""
         neutral = {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}
         values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
         kept = {name: values[name] for name in blocks or values}
@@ -85,7 +86,7 @@ class LanguageParams(RunParams):
         bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
 
     class Export(Schema):
-        """The exported elite."""
+        """What the stage `export` writes."""
 
         merged: bool = Field(
             True, description="also write the base with the elite's adapter merged into it, a folder that can be a base"
@@ -107,7 +108,7 @@ class LanguageParams(RunParams):
 
     @property
     def mutation(self) -> MutationConfig:
-        """How children change, in the terms of `evolve`."""
+        """How children mutate, in the form that `evolve` reads."""
         cfg, whole, gpt = self.evolution.mutation, self.language.model == "gpt", self.evolution.mutation.gpt
         changes = cfg.probabilities.architecture if whole else cfg.probabilities.rank
         bounds = ArchitectureBounds(min_nodes=1, max_nodes=cfg.max_rank)
@@ -174,9 +175,13 @@ def parse_blocks(
     blocks: Mapping[str, Any], info: ValidationInfo, kind: str,
     problems_of: Callable[[str, Any, bool], Iterable[Problem]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the blocks of `algos` as their `Config`s, that of the chosen algorithm among them. What is wrong with one
-    beyond its own schema `problems_of` says, of name, block, and whether it is the chosen one. `ValidationError` if a
-    block cannot be used, or the chosen one is not there where the file must be complete."""
+    """Return the blocks of `algos` as their `Config`s, including that of the chosen algorithm.
+
+    `problems_of(name, block, chosen)` returns what is wrong with a block beyond its own schema.
+
+    Raises:
+        ValidationError: a block cannot be used, or the chosen one is missing in a file that must be complete.
+    """
     chosen = info.data["train"].algo if "train" in info.data else None
     parsed: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -207,7 +212,7 @@ def parse_blocks(
 
 
 def evolve_problems(config: Any) -> Iterator[Problem]:
-    """What cannot evolve of a block's `evolve`, or not so far."""
+    """Yield what is wrong with a block's `evolve`: hyper-parameters that cannot evolve, or not within these bounds."""
     able = evolvable(type(config))
     for hyper in config.evolve:
         if hyper in able:

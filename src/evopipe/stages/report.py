@@ -1,4 +1,4 @@
-"""Stage `report`: what happened, as one page."""
+"""Stage `report`: shows the run as one page."""
 
 from __future__ import annotations
 

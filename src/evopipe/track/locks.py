@@ -1,7 +1,7 @@
-"""Trainings as DVC knows them: the workspace's, other branches' and tags', and every experiment's, queued ones too.
+"""The trainings that DVC knows: of the workspace, of other branches and tags, and of every experiment, queued ones too.
 
-A stage that DVC restores from its run cache executes nothing, and a pulled experiment ran elsewhere, so no log tells of
-them. Their `dvc.lock` and the outputs that the cache holds tell nearly all; what only a log has (losses) is left out.
+A stage that DVC restores from its run cache executes nothing, and a pulled experiment ran elsewhere, so there is no log
+of them. Their `dvc.lock` and the outs in the cache hold nearly everything; what only a log has (losses) is left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SKIPPED = frozenset({"data", "models", "reports", "node_modules", "venv"})
 
 @dataclass
 class Locked:
-    """One `dvc.lock` that holds a training."""
+    """A `dvc.lock` that contains a training."""
 
     where: str  # what people call it: `workspace`, a branch, an experiment
     result: str  # hash of `models/trained`
@@ -47,7 +47,8 @@ class Locked:
 
     @classmethod
     def all(cls, root: Path) -> list[Locked]:
-        """Find all that a DVC repository knows: the workspace's first, then those of branches, tags and experiments."""
+        """Return all trainings that a DVC repository knows: the workspace's first, then those of branches, tags and
+        experiments."""
         need_package("dvc", "pipeline", "track sync in a DVC repository")
         from dvc.repo import Repo
 
@@ -58,7 +59,7 @@ class Locked:
 
     @classmethod
     def of(cls, tree: Any, lock: str, **about: Any) -> Locked | None:
-        """Read a lock in one of DVC's file systems; None if it holds no training, or cannot be read."""
+        """Read a lock in one of DVC's file systems; None if it contains no training, or cannot be read."""
 
         def read(name: str) -> bytes:
             with tree.open(str(PurePosixPath(lock).parent / name), "rb") as stream:
@@ -75,8 +76,12 @@ class Locked:
         return cls(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
 
     def run(self, folder: Path) -> TrackedRun:
-        """Read the training, with copies of its files in a folder; `MissingInputError` if the cache does not hold its
-        lineage, `DataError` if one of its files is damaged."""
+        """Return the training, with copies of its files in a folder.
+
+        Raises:
+            MissingInputError: the cache does not hold its lineage.
+            DataError: one of its files is damaged.
+        """
         files = {}
         for name, out in FILES.items():
             with contextlib.suppress(MissingInputError, KeyError):

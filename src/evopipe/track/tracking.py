@@ -1,4 +1,4 @@
-"""Between a run and its trackers: where its record lies, and who starts its outbox. Never fails a stage."""
+"""Connects a run to its trackers: the place of its record, and the start of its outbox. It never fails a stage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOG = "events.jsonl"
 
 
 class Tracked(Protocol):
-    """The parameters of a run, as far as trackers ask."""
+    """The parameters of a run that trackers need."""
 
     @property
     def tracking(self) -> TrackingConfig: ...
@@ -36,8 +36,10 @@ class Tracked(Protocol):
 def watched(
     params: Tracked, state: Path, folder: Path, quiet: bool, name: str | None = None
 ) -> Iterator[tuple[StopSignal, Tracker, Outbox]]:
-    """Watch a training, for the arguments see `_outbox`: give what notes signals, what tells of it on the console and
-    in the log of its state, and the outbox that follows this log."""
+    """Track a training inside a `with` block; for the arguments see `_outbox`.
+
+    It yields the signal flag, the tracker that writes to the console and the log, and the outbox that follows this log.
+    """
     with (
         StopSignal() as stop,
         Tracker([console_sink(quiet), JsonlSink(state / LOG)]) as tracker,
@@ -59,14 +61,14 @@ def _outbox(params: Tracked, state: Path, folder: Path, name: str | None) -> Out
 
 
 def finish(params: Tracked, state: Path, folder: Path) -> None:
-    """Put a finished training's outcome into its record."""
+    """Add the result of a finished training to its record."""
     if _wanted(params):
         with _warning():
             TrainingRecord(state).keep(folder, _written_by("train"), ended=True)
 
 
 def attach(params: Tracked, stages: Iterable[str], folder: Path = Path()) -> None:
-    """Put what these stages have just written into the record of their training, and have it delivered."""
+    """Add what these stages have just written to the record of their training, and have it delivered."""
     names = _written_by(*({*stages} - {"train"}))
     if not _wanted(params) or not names or not (folder / TRAINED).exists():
         return
@@ -83,7 +85,8 @@ def _written_by(*stages: str) -> list[str]:
 
 
 def _wanted(params: Tracked) -> bool:
-    """Whether a tracker is named; `evopipe verify`, whose runs nobody wants to see, sets the variable."""
+    """Return whether a tracker is configured and wanted; `evopipe verify` sets a variable so that its runs are not
+    tracked."""
     return bool(params.tracking.backends) and os.environ.get("EVOPIPE_TRACKING") != "off"
 
 

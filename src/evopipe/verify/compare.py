@@ -1,4 +1,4 @@
-"""Out by out: what is the same in two folders that ran the same pipeline."""
+"""Comparison of two folders that ran the same pipeline, out by out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class _Out(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedOut:
-    """One out of both runs: its stage and what that depends on, two hashes (empty where it is missing), a verdict."""
+    """One out of both runs: its stage and that stage's dependencies, two hashes (empty if it is missing), and a
+    verdict."""
 
     path: str
     stage: str
@@ -53,10 +54,15 @@ class ComparedOut:
 
 
 def compare(one: Path, two: Path, tolerance: float | None = None) -> list[ComparedOut]:
-    """Compare what two folders hold after one pipeline: a row an out, in the order of the stages. With a tolerance
-    `one` has the committed outs, as far as they can be had; what was learned may differ then, and the elite's score by
-    this share of the committed one. `MissingInputError` if one of the scores is not there, `DataError` if a score or a
-    dvc.lock cannot be understood."""
+    """Compare two folders that ran the same pipeline: a row for each out, in the order of the stages.
+
+    With a tolerance, `one` has the committed outs, as far as they are available. Learned outs may then differ, and the
+    elite's score may differ by this share of the committed one.
+
+    Raises:
+        MissingInputError: one of the scores is missing.
+        DataError: a score or a dvc.lock cannot be read.
+    """
     before, after = _read_lock(one), _read_lock(two)
     learned = set() if tolerance is None else _learned(before | after)
     rows = []

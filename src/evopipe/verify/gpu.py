@@ -1,7 +1,8 @@
-"""Whether a GPU computes what the CPU does, whether graphs compute what eager code does, and what graphs gain.
+"""Checks that a GPU computes what the CPU does, that graphs compute what eager code does, and how much faster graphs
+are.
 
-Every algorithm trains in its own regime, with members of unlike architectures. On the CPU fixed buffers stand in for
-graphs.
+Every algorithm trains in its own regime, with members of different architectures. On the CPU, fixed buffers stand in
+for graphs.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ _Finding: TypeAlias = tuple[str, str, bool | None]
 
 
 def find_device(kind: str) -> torch.device:
-    """Return the device to check; raise ResourceError where it is `cuda`, and torch sees none."""
+    """Return the device to check.
+
+    Raises:
+        ResourceError: it is `cuda`, and torch finds none.
+    """
     if kind == "cuda" and not torch.cuda.is_available():
         raise ResourceError(
             f"gpu check: torch sees no CUDA device here (torch {torch.__version__}, built for CUDA "
@@ -68,10 +73,20 @@ def find_device(kind: str) -> torch.device:
 def check(
     names: Sequence[str], device: torch.device, members: int, repeats: int, tell: Callable[[str], None], envs: int
 ) -> None:
-    """Check algorithms, all where none is named, with so many members and environments of each; time so often. Those of
-    language models are among all where the extra `language` is installed. `tell` gets a line for each thing that was
-    looked at. `UsageError` if there is no algorithm of a name, or it is one of teams or games, which are not checked;
-    `DataError`, which names them, if findings are bad."""
+    """Check algorithms; all if none is named. Those of language models are included if the extra `language` is
+    installed.
+
+    Args:
+        names: the algorithms.
+        device: to check.
+        members, envs: how many, for each algorithm.
+        repeats: how often to measure the time.
+        tell: receives a line for each thing that was checked.
+
+    Raises:
+        UsageError: there is no algorithm of a name, or it is one of teams or games, which are not checked.
+        DataError: a check failed; the message names the failures.
+    """
     for name in set(names) - set(known := algos.working(None)):
         raise UsageError(f"gpu check: --algo: no algorithm {name!r}{suggestion(name, known)}")
     able = {name: _CHECKS[algos.get(name).REGIME] for name in known if algos.get(name).REGIME in _CHECKS}
@@ -205,7 +220,7 @@ def _act(run: Run[Spec]) -> None:
 
 
 def _learn(run: Run[Spec]) -> None:
-    """Take so many updates, on-policy from a rollout of so many ticks."""
+    """Make this many updates; on-policy, from a rollout of this many ticks."""
     regime: Any = run.regime
     for i, cohort in enumerate(run.cohorts):
         if algos.on_policy(run.spec.algo):

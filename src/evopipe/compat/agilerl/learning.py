@@ -1,4 +1,4 @@
-"""Batches and rollouts that scripts hand over, as algorithms learn from them in a cohort of one."""
+"""Converts batches and rollouts of scripts to the form that algorithms learn from, for one agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evopipe.types import ACTS, GONE, Batch, Chosen, Tensor
 
 
 @dataclass(frozen=True)
-class Taken:
+class RecordedStep:
     """One step of `E` environments in the algorithm's terms; for a team `E` counts environments times agents, see
     `Rollout`."""
 
@@ -72,7 +72,7 @@ class RolloutBuffer:
         """Steps of every environment that are there."""
         return len(self.taken)
 
-    def add(self, step: Taken) -> None:
+    def add(self, step: RecordedStep) -> None:
         """Append a step. Raises UsageError if the buffer is full."""
         if len(self.taken) == self.capacity:
             raise UsageError(f"RolloutBuffer: it is full ({self.capacity} steps): call agent.learn() or reset() first")
@@ -192,7 +192,7 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
     return layout.unpack(torch.from_numpy(packed)[None].to(spec.device), weight, gamma)
 
 
-def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
+def steps_of(breed: Breed, experiences: Any) -> list[RecordedStep]:
     """Return the steps of a rollout that a script collected, see `Agent.learn`. Raises UsageError if it is none."""
     if not isinstance(experiences, tuple | list) or len(experiences) not in (7, 8):
         raise UsageError(
@@ -208,7 +208,7 @@ def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
     for t, (begins, marks) in enumerate(_ends_of(seen, dones, rest[0] if rest else None, [n])):
         log_prob, value, reward = (np.asarray(x[t], np.float32).reshape(n) for x in (log_probs, values, rewards))
         found.append(
-            Taken(rows[t], breed.drawn(actions[t], n), log_prob, value, reward, rows[t + 1], begins,
+            RecordedStep(rows[t], breed.drawn(actions[t], n), log_prob, value, reward, rows[t + 1], begins,
                   marks.terminated, marks.truncated, marks.began)
         )  # fmt: skip
     return found
@@ -217,7 +217,7 @@ def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
 def _steps_of_team(
     breed: Breed, team: TeamSpace, observations: Any, actions: Any, log_probs: Any, rewards: Any, dones: Any,
     values: Any, following: Any, next_done: Any = None,
-) -> list[Taken]:  # fmt: skip
+) -> list[RecordedStep]:  # fmt: skip
     spec = breed.spec
     if spec.algo_config.network.encoder_kind == "lstm":
         raise UsageError("learn: a team with a memory is trained whole: train_multi_agent_on_policy")
@@ -256,7 +256,7 @@ def _steps_of_team(
         own_log_prob, own_value, own_reward, first, last = flat
         obs, next_obs, legal = (x.reshape(-1, x.shape[-1]) for x in (now.obs, after.obs, now.legal))
         found.append(
-            Taken(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, nothing,
+            RecordedStep(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, nothing,
                   ~now.alive.reshape(-1), legal=legal if team.masked else None,
                   next_alive=np.where(acts, ACTS, GONE).reshape(-1))
         )  # fmt: skip
@@ -271,7 +271,7 @@ def _by_step(part: Any) -> list[Any]:
     return [*part]
 
 
-def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
+def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[RecordedStep]) -> Rollout:
     """Return steps as the rollout of a cohort of one. Raises UsageError if there are none."""
     if not taken:
         raise UsageError("learn: there is no step to learn from: collect_rollouts(agent, env) first")

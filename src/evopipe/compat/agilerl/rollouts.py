@@ -1,4 +1,4 @@
-"""Rollouts of one agent, for loops of one's own."""
+"""Collection of rollouts by one agent, for users' own loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from evopipe.algos import on_policy
 from evopipe.compat.agilerl.agent import Agent
-from evopipe.compat.agilerl.learning import Taken
+from evopipe.compat.agilerl.learning import RecordedStep
 from evopipe.compat.agilerl.vect import marks_of
 from evopipe.errors import UsageError
 from evopipe.run.act import step
@@ -115,7 +115,9 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
         gain = np.asarray(reward, np.float32)
         remembered = took.memory[0].cpu()
         agent.rollout_buffer.add(
-            Taken(rows, action, log_prob, value, gain, after, begins, terminated, truncated, idle, memory, remembered)
+            RecordedStep(
+                rows, action, log_prob, value, gain, after, begins, terminated, truncated, idle, memory, remembered
+            )
         )
         memory = remembered
         scores += np.where(idle, 0.0, reward)

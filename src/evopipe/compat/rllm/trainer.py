@@ -1,4 +1,4 @@
-"""`AgentTrainer`: train language models in agents, environments and workflows of one's own."""
+"""`AgentTrainer`: trains language models in users' own agents, environments and workflows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from evopipe.track.events import Message
 
 @dataclass(frozen=True)
 class Trained:
-    """What `AgentTrainer.train` gave."""
+    """The result of `AgentTrainer.train`."""
 
     policy: LanguagePolicy | None  # the elite, to generate with; None where nothing was trained
     score: float  # its mean return over all validation tasks

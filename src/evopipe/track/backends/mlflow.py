@@ -1,11 +1,11 @@
-"""MLflow: a run for the training, and a nested run for every slot of the population; and `evopipe track ui`.
+"""MLflow: a run for each training, with a nested run for every slot of the population; and `evopipe track ui`.
 
-A slot, not a member's id: ids live for a generation or two, and a population of 20 over 50 generations has some
-hundreds of them. A slot has one line of fitness from the first step to the last; whose turn it was is there as the
-metrics `id` and `parent`, and the whole descent as the artifact `lineage.jsonl`.
+The nested runs are slots, not members: members live for a generation or two, and a population of 20 has some hundreds
+of them in 50 generations. A slot has one line of fitness from the first step to the last. The metrics `id` and `parent`
+say which member had it, and the artifact `lineage.jsonl` holds the complete lineage.
 
-Nothing is remembered here of what MLflow holds: each delivery finds it by tags. Every row has the time and step of its
-event, so that what is delivered twice is there once.
+Nothing is stored here of what MLflow has: each delivery finds it by tags. Every row has the time and step of its event,
+so that a row that is delivered twice is stored once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _DEFAULTS = {
 
 
 def connect(config: TrackingConfig, root: Path) -> _Mlflow:
-    """Open the store, which is made if it is missing."""
+    """Open the store, and create it if it is missing."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
@@ -209,7 +209,7 @@ class _Mlflow:
 
     def _attach(self, found: Found, held: dict[str, str], run: TrackedRun) -> int:
         """Bring files, and add them to those that are held."""
-        fresh = run.fresh(held)
+        fresh = run.missing_files(held)
         for name, kept in fresh.items():
             if kept.path.is_dir():
                 self._client.log_artifacts(found.info.run_id, str(kept.path), name)
@@ -229,7 +229,7 @@ class _Mlflow:
         return len(fresh)
 
     def _conclude(self, runs: Sequence[Found], run: TrackedRun) -> None:
-        """Tell of the outcome, of the DVC experiments that have it, and whether the training goes on."""
+        """Write the result, the DVC experiments that have it, and whether the training goes on."""
         found = runs[-1]
         tags = found.data.tags
         names = {*tags.get(_EXPERIMENT, "").split(", "), run.experiment or ""} - {""}
@@ -312,9 +312,13 @@ def _metrics(values: Mapping[str, float], clock: float, step: int) -> list[Metri
 
 
 def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> None:
-    """Serve MLflow's pages of this project on a port of this machine, until SIGINT or SIGTERM; `tell` gets the address.
-    `MissingInputError` if nothing was tracked yet, or MLflow is not installed; `UsageError` if the port is taken;
-    `TrackerError` if the server ended by itself."""
+    """Serve MLflow's pages of this project on a local port, until SIGINT or SIGTERM. `tell` receives the address.
+
+    Raises:
+        MissingInputError: nothing was tracked yet, or MLflow is not installed.
+        UsageError: the port is taken.
+        TrackerError: the server ended by itself.
+    """
     uri, place = _tracking_uri(root), root / _HOME
     if uri.startswith(("http://", "https://")):
         page = redacted(uri).replace("***@", "", 1) + _PAGE  # a browser asks for the password

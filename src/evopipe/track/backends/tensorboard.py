@@ -1,4 +1,4 @@
-"""TensorBoard: event files below the DVC root, the population's in a run's folder and each member's in one of it."""
+"""TensorBoard: event files below the DVC root. The population's are in a run's folder, each member's in a subfolder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGE = "evopipe[tensorboard]"
 
 
 def connect(config: TrackingConfig, root: Path) -> Appending:
-    """Open `.evopipe/tensorboard/`, where runs go to `<experiment>/<run>/`."""
+    """Open `.evopipe/tensorboard/`, where runs are written to `<experiment>/<run>/`."""
     home = root / ".evopipe" / "tensorboard"
 
     def begin(run: TrackedRun) -> _Writer:

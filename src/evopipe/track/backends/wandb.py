@@ -1,6 +1,6 @@
-"""Weights & Biases: one run a training, the members' metrics under `member-<slot>/`.
+"""Weights & Biases: one run for each training, with the members' metrics under `member-<slot>/`.
 
-Without an API key the run is written offline, below the DVC root, for `wandb sync` to upload some day.
+Without an API key, the run is written offline below the DVC root, for a later `wandb sync`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STEPS = "env_steps"
 
 
 def connect(config: TrackingConfig, root: Path) -> Appending:
-    """Make ready; offline runs go to `.evopipe/wandb/`."""
+    """Prepare the tracker; offline runs are written to `.evopipe/wandb/`."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     home = root / ".evopipe" / "wandb"
 
