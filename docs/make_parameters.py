@@ -48,6 +48,7 @@ NOTES: Notes = {
     "train.normalise.clip": ("standard deviations", "outliers count for more"),
     "train.replay.capacity": ("transitions", "older experience kept, more memory"),
     "train.replay.n_step": ("environment steps", "rewards reach further back, targets are noisier"),
+    "search.budget": ("environment steps of the population", "a longer search"),
     "train.replay.updates": ("updates", "learns more from fewer steps, slower; too many: less stable"),
     "train.replay.alpha": ("", "surprising transitions come more often"),
     "train.replay.beta": ("", "less bias early, smaller steps"),
@@ -130,6 +131,7 @@ LANGUAGE_NOTES: Notes = {
     "evaluate.episodes": ("rows", "narrower interval, longer stage"),
     "evaluate.samples": ("completions", "more chances to be right once, longer stage"),
     "evaluate.bootstrap": ("resamples", "a smoother interval"),
+    "search.budget": ("steps of the population", "a longer search"),
     "tracking.finish_seconds": NOTES["tracking.finish_seconds"],
     "runtime.threads": ("threads", "faster on idle machines with large bases; other last bits"),
     "runtime.rows_at_once": ("rows of each member", "faster, more memory; other last bits"),
@@ -236,7 +238,7 @@ def render() -> str:
 
 def render_language() -> str:
     """Return the page of language models."""
-    links = [f"[{name}](algorithms/{name}.md)" for name in algos.names(of_text=True)]
+    links = [f"[{name}](algorithms/{name}.md)" for name in algos.names("text")]
     head = LANGUAGE_HEAD.format(", ".join(links[:-1]) + f" and {links[-1]}")
     return "\n".join([head, *_sections(LanguageParams, "", LANGUAGE_NOTES)])
 
@@ -281,7 +283,9 @@ def _notes(field: FieldInfo, path: str, notes: Notes) -> tuple[str, str]:
     numeric = any(part in (int, float) for part in (field.annotation, *get_args(field.annotation)))
     if numeric and path not in notes:
         name = "NOTES" if notes is NOTES else "LANGUAGE_NOTES"
-        raise SystemExit(f"docs/make_parameters.py: {name} has no unit and effect of {path!r}: add them")
+        own = path.startswith(("<algo>.", "algos."))
+        remedy = "give its `hyper(...)` a `unit` and say what `raising` it does" if own else f"add them to {name}"
+        raise SystemExit(f"docs/make_parameters.py: {path} has no unit and effect: {remedy}")
     return notes.get(path, ("", ""))
 
 

@@ -59,7 +59,7 @@ def fields(model: type[BaseModel], path: str) -> Iterator[tuple[str, FieldInfo]]
 
 def everything() -> dict[str, FieldInfo]:
     roots: dict[str, type[BaseModel]] = {"env": Params, "language": LanguageParams, "agents": Agents}
-    roots |= {f"algos.{name}": algos.get(name).Config for name in algos.names() + algos.names(of_text=True)}
+    roots |= {f"algos.{name}": algos.get(name).Config for name in algos.names(None)}
     kinds = {name: kind for name, kind in vars(stored).items() if getattr(kind, "__module__", "") == stored.__name__}
     roots |= {f"stored.{name}": kind for name, kind in kinds.items() if hasattr(kind, "model_fields")}
     return {path: field for name, root in roots.items() for path, field in fields(root, name)}
@@ -122,7 +122,7 @@ def _annotated(field: FieldInfo) -> Any:
     from typing import Annotated
 
     bounds = [meta for meta in field.metadata if isinstance(meta, KINDS)]
-    return Annotated[(field.annotation, *bounds)]  # type: ignore[valid-type]
+    return Annotated[(field.annotation, *bounds)] if bounds else field.annotation  # type: ignore[valid-type]
 
 
 # What a number means decides its bounds, whatever a file says of it: by name, (least, most) that may be taken.
