@@ -17,13 +17,12 @@ import numpy as np
 from evopipe import algos, layout
 from evopipe.core.member import Member
 from evopipe.errors import DataError, DivergedError, ParamsError, UsageError
-from evopipe.keys import CODE, content_key, state_folder
 from evopipe.mutations import NONE
 from evopipe.ops.statistics import bootstrap_interval
 from evopipe.problems import problem_of
 from evopipe.rng import member_keys
 from evopipe.run.population import about_spec
-from evopipe.run.spec import Job, fresh
+from evopipe.run.spec import RunSpec, fresh
 from evopipe.schema.params import AnyParams, parse_params
 from evopipe.searchers.history import Schedule, read_lineage, schedule
 from evopipe.stages import evaluate, train
@@ -31,6 +30,7 @@ from evopipe.stages.export import scored
 from evopipe.stages.tell import tell
 from evopipe.storage import members as stored
 from evopipe.storage.files import read_bytes, read_json, write_json
+from evopipe.storage.keys import CODE, content_key, state_folder
 from evopipe.track.formats import score
 
 _SEEDS = 2**31
@@ -100,10 +100,8 @@ def _line(params: AnyParams) -> tuple[Schedule, Mapping[str, Any]]:
         )
     about, summary = read_json(layout.ELITE / "policy.json"), read_json(layout.TRAIN)
     try:
-        made, elite = (
-            about["provenance"]["params_hash"],
-            {k: summary["elite"][k] for k in ("id", "generation", "score")},
-        )
+        made = about["provenance"]["params_hash"]
+        elite = {name: summary["elite"][name] for name in ("id", "generation", "score")}
     except (KeyError, TypeError) as error:
         raise DataError(
             f"{layout.TRAIN}, {layout.ELITE}: do not tell of an elite ({error!r}); run `dvc repro` again"
@@ -135,8 +133,8 @@ def _alone(params: AnyParams, seed: int, changes: Sequence[Mapping[str, Any]], s
         "strategy": "schedule", "schedule": {"changes": changes, "steps": steps}, "fitness": params.search.fitness,
     }  # fmt: skip
     data["train"] |= {"target": None}
-    if not params.of_text:
-        data["train"]["replay"]["sharing"] = "shared"
+    if "replay" in data["train"]:
+        data["train"]["replay"]["sharing"] = "shared"  # with nobody, whatever number shared one
     data["evolution"]["mutation"]["before_training"] = False
     data["runtime"]["shards"]["engine"] = "none"
     data["tracking"]["backends"] = []
@@ -167,7 +165,7 @@ def _replayed(params: AnyParams, line: Schedule, folder: Path, quiet: bool) -> d
     }  # fmt: skip
 
 
-def _first(spec: Job, line: Schedule) -> Member:
+def _first(spec: RunSpec, line: Schedule) -> Member:
     """Return the member that a replay begins with; `DataError` if the algorithm cannot have one of the values."""
     key = int(member_keys(spec.seed, [0])[0])
     (member,) = fresh(spec, [0], [0], [key], [line.values[0][1]], line.arch)
@@ -186,9 +184,10 @@ def _not_followed(params: AnyParams, line: Schedule) -> list[str]:
     found = [sentence for kind, sentence in _NOT_FOLLOWED.items() if kind in line.kinds]
     others = sorted({*line.kinds} - {"none", "rl_hp", *_NOT_FOLLOWED})
     found += [f"mutations of the kind {kind} are left out" for kind in others]
-    if not params.of_text and params.population.size > 1 and params.train.mode == "online":
-        shared = params.train.replay.sharing != "own" and not algos.on_policy(algos.get(params.train.algo))
-        found += ["its memory holds its own transitions alone, not those of other members"] * shared
+    memory, size = getattr(params.train, "replay", None), params.population.size
+    on_policy = algos.on_policy(algos.get(params.train.algo))
+    if memory is not None and memory.sharing != "own" and size > 1 and params.train.mode == "online" and not on_policy:
+        found.append("its memory holds its own transitions alone, not those of other members")
     return found
 
 

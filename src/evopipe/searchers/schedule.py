@@ -20,7 +20,7 @@ from evopipe.searchers.contract import About, Child, Draw, Fate, History, Keep, 
 RENEWS = PAUSES = DRAWS = False
 
 
-class Change(Schema):
+class ScheduledValues(Schema):
     """Values that hold from a step on."""
 
     steps: int = Field(ge=1, le=10**12, description="environment steps of a member's life")
@@ -30,7 +30,7 @@ class Change(Schema):
 class Config(Schema):
     """A schedule of hyper-parameters; what it does not name stays as it is."""
 
-    changes: tuple[Change, ...] = Field((), strict=False, description="in the order of their steps")
+    changes: tuple[ScheduledValues, ...] = Field((), strict=False, description="in the order of their steps")
     steps: int | None = Field(
         None, ge=1, le=10**12, description="environment steps after which a life ends; null: `train.max_steps`"
     )
