@@ -56,6 +56,7 @@ NOTES: Notes = {
     "search.growth.slice": ("environment steps", "fewer decisions, each by more; fewer evaluations"),
     "search.growth.window": ("slices", "steadier projections that notice a change later"),
     "search.growth.factor": ("factor", "children are less like their parents"),
+    "search.schedule.steps": ("environment steps of each member", "longer lives"),
     "train.replay.updates": ("updates", "learns more from fewer steps, slower; too many: less stable"),
     "train.replay.alpha": ("", "surprising transitions come more often"),
     "train.replay.beta": ("", "less bias early, smaller steps"),
@@ -176,6 +177,7 @@ Rules between keys, which `evopipe params check` knows:
   `train.evo_steps`, and a range in the chosen algorithm's `evolve`; that and one whose members may wait need
   `runtime.shards.engine: none`. `search.halving.width` is at most `population.size`, `search.halving.rung` at most
   `train.max_steps`, `search.growth.slice` at most `search.budget`.
+- `search.schedule.steps` is at most `train.max_steps`; the `steps` of `search.schedule.changes` ascend and are below it.
 - At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.
 
 Rules that need the environment or the machine, which the stages check:

@@ -184,9 +184,9 @@ def _not_followed(params: AnyParams, line: Schedule) -> list[str]:
     found = [sentence for kind, sentence in _NOT_FOLLOWED.items() if kind in line.kinds]
     others = sorted({*line.kinds} - {"none", "rl_hp", *_NOT_FOLLOWED})
     found += [f"mutations of the kind {kind} are left out" for kind in others]
-    memory, size = getattr(params.train, "replay", None), params.population.size
-    on_policy = algos.on_policy(algos.get(params.train.algo))
-    if memory is not None and memory.sharing != "own" and size > 1 and params.train.mode == "online" and not on_policy:
+    settings, size = params.train.model_dump(), params.population.size
+    remembers = settings.get("mode") == "online" and not algos.on_policy(algos.get(params.train.algo))
+    if remembers and settings["replay"]["sharing"] != "own" and size > 1:
         found.append("its memory holds its own transitions alone, not those of other members")
     return found
 

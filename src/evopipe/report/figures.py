@@ -13,7 +13,8 @@ from markupsafe import Markup
 
 from evopipe.report import words
 from evopipe.report.draw import PALETTE, Plot
-from evopipe.report.read import FinishedRun, Key, Node, Payoff
+from evopipe.report.lives import Key
+from evopipe.report.read import FinishedRun, Node, Payoff
 
 MARKERS = {"none": "o", "architecture": "s", "parameters": "D", "activation": "^", "rl_hp": "v"}
 _DESK = 600  # what is wider is for a desk, else for a phone

@@ -178,7 +178,8 @@ class Session(Generic[JobT]):
 
     def _resume(self) -> None:
         """Go on from the last checkpoint, if there is one, and tell of it."""
-        run, clock, resumed = self.run, self.run.clock, (None, None)
+        run, clock = self.run, self.run.clock
+        resumed: tuple[int | None, int | None] = (None, None)
         if loaded := self.store.load():
             warn(self.tracker, loaded.warnings)
             if lost := run.restore(loaded.tensors, loaded.meta):
