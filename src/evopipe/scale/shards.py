@@ -161,6 +161,14 @@ class Shards:
     def inherit(self, parents: Sequence[int] | None) -> None:
         self._parents = [] if parents is None else list(parents)
 
+    def renew(self, slots: Sequence[int]) -> None:
+        """Nothing: parameters refuse strategies that begin new trials in shards."""
+        raise NotImplementedError("no strategy that begins new trials runs in shards")
+
+    def ended(self) -> np.ndarray:
+        """Nothing: parameters refuse fitness by training's episodes in shards."""
+        raise NotImplementedError("no run in shards is scored by training's episodes")
+
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts, self._waiting = cohorts, True
 
