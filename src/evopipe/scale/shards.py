@@ -199,7 +199,9 @@ class Shards:
         clocks = [Clock(**about["clock"]) for about, _ in told.values()]
         clock = self.clock
         # Where a shard's environment failed it stands before the others, and catches up when it goes on.
-        clock.tick, clock.here = min(c.tick for c in clocks), min(c.here for c in clocks)
+        clock.tick, clock.here, clock.ticks = (
+            min(getattr(c, each) for c in clocks) for each in ("tick", "here", "ticks")
+        )
         for name in ("env_steps", "broken", "broken_here"):
             setattr(clock, name, sum(getattr(c, name) for c in clocks))
         clock.rewarded = any(c.rewarded for c in clocks)
