@@ -382,6 +382,26 @@ def test_a_measurement_runs_is_kept_and_goes_on(tmp_path: Path, capsys: pytest.C
     assert "turn 2, evopipe" in capsys.readouterr().out
 
 
+def test_of_a_curve_one_contestant_may_begin_anew_and_the_others_keep_their_runs(tmp_path: Path) -> None:
+    from harness.turns import Record
+
+    machine = {"cpu": "a CPU", "torch": "2", "source": "old"}
+    both = [{"name": name, "environment": "", "changes": {}} for name in ("evopipe", "SB3")]
+    about = {"settings": {"lr": 1.0}, "lanes": 1, "contestants": both, "machine": machine}
+    record, path = Record(tmp_path / "curve.json", about, fresh=True), tmp_path / "curve.json"
+    for name in ("evopipe", "SB3"):
+        record.add({"turn": 0, "contestant": name})
+    new = {**about, "contestants": both[:1], "machine": {**machine, "source": "new"}}
+    assert Record(path, new, fresh=True).data["runs"] == []  # seconds of two days are not compared
+    of_old = Record(path, {**new, "settings": {"lr": 2.0}}, fresh=True, others=True)
+    assert of_old.data["runs"] == []
+    anew = Record(path, new, fresh=True, others=True)
+    assert anew.data["runs"] == [{"turn": 0, "contestant": "SB3"}]
+    anew.add({"turn": 0, "contestant": "evopipe"})
+    on = Record(path, {**about, "machine": new["machine"]}, fresh=False)  # and goes on as any other
+    assert [run["contestant"] for run in on.data["runs"]] == ["SB3", "evopipe"]
+
+
 @pytest.mark.thorough
 def test_a_search_ends_when_its_budget_is_spent(tmp_path: Path) -> None:
     import run
