@@ -22,7 +22,8 @@ class Row(NamedTuple):
         values: of both sides.
         unlike: what is not equal, and cannot be made so by a value: keys of `UNLIKE`.
         peer: whose learner it is compared with.
-        repeats: seeds: 10 where both sides of one take up to some three minutes, fewer where they take longer.
+        repeats: seeds: 10 where both sides of one take up to some three minutes, 5 where they take longer: fewer
+            decide nothing.
     """
 
     values: Values
@@ -139,7 +140,7 @@ ROWS: dict[str, Row] = {
         **_DQN, "env": "curve_envs:MinAtarBreakout-v0", "steps": 500_000, "every": 50_000, "floor": 0.5, "target": 10.0,
         "conv": [{"channels": 16, "kernel": 3, "stride": 1}], "widths": [128], "lr": 2.5e-4, "batch_size": 32,
         "learn_step": 4, "target_interval": 1_000, "random_steps": 5_000, "eps_end": 0.1, "eps_steps": 100_000,
-    }, ("first weights", "copies"), repeats=3),
+    }, ("first weights", "copies"), repeats=5),
     "per_step_rainbow_cartpole": Row({
         **_OFF, **_CARTPOLE, "algo": "rainbow", "steps": 20_480, "every": 2_048, "head": [128], "batch_size": 64,
         "widths": [128, 64], "lr": 5e-4, "random_steps": 500, "grad_clip": 10.0, "atoms": 51, "v_min": 0.0,
@@ -150,7 +151,7 @@ ROWS: dict[str, Row] = {
     "per_step_ddpg_pendulum": Row({**_OFF, **_PENDULUM, "algo": "ddpg"}, _unlike("ddpg")),
     **{f"per_step_{algo}_lunarlander": Row({**_OFF, **_LANDER, "algo": algo}, _unlike(algo), repeats=5)
        for algo in ("sac", "td3", "ddpg")},
-    **{f"per_step_{algo}_halfcheetah": Row({**_OFF, **_CHEETAH, "algo": algo}, _unlike(algo), repeats=3)
+    **{f"per_step_{algo}_halfcheetah": Row({**_OFF, **_CHEETAH, "algo": algo}, _unlike(algo), repeats=5)
        for algo in ("sac", "td3", "ddpg")},
     "per_step_iql_pendulum": Row({
         **_OFFLINE, **_PENDULUM, "algo": "iql", "data": "pendulum", "expectile": 0.9, "beta": 1.0, "tau": 0.01,
@@ -164,11 +165,11 @@ ROWS: dict[str, Row] = {
     "per_step_maddpg_spread": Row({
         **_OFF, **_TEAM, "algo": "maddpg", "kwargs": {"continuous_actions": True}, "learn_step": 16,
         "batch_size": 256, "tau": 0.01, "gamma": 0.95, "random_steps": 0,
-    }, ("first weights", "team", "central"), AGILERL, 3),
+    }, ("first weights", "team", "central"), AGILERL, 5),
     "per_step_ippo_spread": Row({
         **_PPO, **_TEAM, "algo": "ippo", "kwargs": {"continuous_actions": False}, "lr": 1e-3, "batch_size": 256,
         "ent_coef": 0.01,
-    }, ("first weights", "team", "independent"), AGILERL, 3),
+    }, ("first weights", "team", "independent"), AGILERL, 5),
     "per_step_mappo_spread": Row({
         **_PPO, **_TEAM, "algo": "mappo", "kwargs": {"continuous_actions": False}, "lr": 1e-3, "batch_size": 256,
         "ent_coef": 0.01,

@@ -842,6 +842,19 @@ def test_every_row_is_a_params_file_of_its_values() -> None:
         assert (train.mode == "offline") == ("data" in s), name
 
 
+@pytest.mark.parametrize(("seeds", "said"), [(4, "open"), (5, "reached")])
+def test_a_row_of_few_seeds_decides_nothing(seeds: int, said: str) -> None:
+    from harness.per_step import section
+    from harness.rows import settings
+
+    name = "per_step_ppo_cartpole"
+    result = {**_result(), **_curve_result(evopipe=[[60.0]] * seeds, SB3=[[50.0]] * seeds)}
+    for run in result["runs"]:
+        run |= {"load": 0.1, "result": {"steps": [100], "greedy": run["result"]["greedy"], "sampled": None}}
+    text = "\n".join(section({name: {**result, "settings": settings(name, False, "cpu", 1)}}))
+    assert f"| greedy | {seeds}, {seeds} | 40.0 | 30.0 | 1.33 [1.33, 1.33] | {said} |" in text
+
+
 def test_the_page_names_each_rows_peer() -> None:
     from harness.per_step import section
     from harness.rows import ROWS, settings
