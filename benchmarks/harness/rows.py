@@ -33,7 +33,8 @@ class Row(NamedTuple):
 
 
 UNLIKE = {
-    "ppo": "SB3 divides advantages by their unbiased deviation, and has an ε of 1e-5 in Adam, ours is 1e-8.",
+    "ppo": "SB3 divides advantages by their unbiased deviation, and has an ε of 1e-5 in Adam, ours is 1e-8 "
+           "(decision 0033).",
     "first weights": "The peer's layers begin uniform as torch's do, ours orthogonal, the outputs' with a gain of .1.",
     "lstm": "sb3-contrib's LSTMs begin uniform as torch's do, ours orthogonal; its minibatches are stretches of a "
             "rollout from a random place, ours whole environments' rollouts.",
