@@ -50,7 +50,8 @@ JOBS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """Of a job in an environment: its algorithm, that block of `algos`, and what else is not as in `tiny.TINY`."""
 TEXT: dict[str, dict[str, Any]] = {"grpo": words.small_params(), "ilql": players.small_params("ilql")}
 STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export")
-UNLIKE = frozenset({"provenance", "fingerprint", "seconds", "timing", "version"})  # keys whose values are not results
+UNLIKE = frozenset({"provenance", "fingerprint", "seconds", "timing", "version", "why"})
+"""Keys whose values are not results."""
 
 
 def pipeline(name: str, folder: Path) -> None:
@@ -132,7 +133,9 @@ def _results(file: Path) -> bytes:
         return b""
     if file.suffix == ".json":
         return json.dumps(_without(json.loads(content)), sort_keys=True).encode()
-    return content if file.suffix in (".safetensors", ".jsonl", ".csv", ".h5") else b""
+    if file.suffix == ".jsonl":
+        return json.dumps([_without(json.loads(line)) for line in content.splitlines()], sort_keys=True).encode()
+    return content if file.suffix in (".safetensors", ".csv", ".h5") else b""
 
 
 def _without(data: Any) -> Any:

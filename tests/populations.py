@@ -16,8 +16,8 @@ from evopipe import algos, rng
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
-from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
 from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.mutations import NONE, Mutation, Traits, mutate
 from evopipe.problems.env import begin
 from evopipe.problems.specs import spaces_of
 from evopipe.regimes.learn import discount_rate
@@ -31,6 +31,7 @@ from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig, TrainConfig
 from evopipe.schema.declare import evolvable
 from evopipe.schema.params import Params
+from evopipe.schema.search import SearchConfig
 from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.track.events import Tracker
@@ -117,6 +118,7 @@ def problem(
     tournament: Mapping[str, Any] | None = None,
     num_envs: int = 4,
     kwargs: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | None = None,
 ) -> Spec:
     """A small problem: exact cohorts, a replay memory a member, nets of 16 units; any block can be changed."""
     name, own = algo.partition(":")[0], dict(kwargs or {})
@@ -141,6 +143,7 @@ def problem(
         train=TrainConfig.model_validate(small),
         tournament=TournamentConfig.model_validate(dict(tournament or {})),
         mutation=MutationConfig.model_validate(dict(mutation or {})),
+        search=SearchConfig.model_validate(dict(search or {})),
         algo=found,
         algo_config=found.Config.model_validate(block),
         spaces=spaces_of(env_config, name),
@@ -162,14 +165,24 @@ def close_generation(run: Run) -> None:
 def finish(run: Run) -> None:
     """Advance a run to its end."""
     while not run.reason:
-        close_generation(run) if run.clock.generation_over else run.advance()
+        go_on(run)
+
+
+def go_on(run: Run) -> None:
+    """Take a tick; where a generation is over close it, or let others live."""
+    if not run.clock.generation_over:
+        run.advance()
+    elif run.waiting:
+        run.turn()
+    else:
+        close_generation(run)
 
 
 def advance(run: Run, ticks: int) -> None:
     """Take so many ticks, generations included."""
     for _ in range(ticks):
-        if run.clock.generation_over:
-            close_generation(run)
+        while run.clock.generation_over:
+            go_on(run)
         run.advance()
 
 

@@ -12,14 +12,14 @@ import numpy as np
 
 from evopipe import layout
 from evopipe.core.member import Member
-from evopipe.evolve.mutate import Mutation
-from evopipe.evolve.step import evolve
+from evopipe.mutations import Mutation
 from evopipe.ops.statistics import summary
 from evopipe.problems.specs import make_spec
 from evopipe.run.outs import CURVE, TIMING
 from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import Params, parse_params
+from evopipe.searchers.apply import evolve
 from evopipe.stages import export
 from evopipe.storage import members as stored
 from evopipe.storage.files import dump_json, write_bytes, write_csv, write_json

@@ -26,8 +26,8 @@ from evopipe import rng
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
-from evopipe.evolve.mutate import NONE
-from evopipe.evolve.step import evolve
+from evopipe.mutations import NONE
+from evopipe.searchers.apply import evolve
 from evopipe.layout import POPULATION
 from evopipe.machine import configure
 from evopipe.native import build, dense

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from evopipe import layout
-from evopipe.evolve.lineage import Record, read_lineage
 from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
 from evopipe.policies import policy
@@ -19,6 +18,7 @@ from evopipe.policies.loading import load
 from evopipe.policies.team import TeamPolicy
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import AnyParams, any_params
+from evopipe.searchers.history import Record, read_lineage
 from evopipe.stages import report
 from evopipe.stages.check import check, needs_dataset
 from evopipe.storage.files import read_bytes, read_json

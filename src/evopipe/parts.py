@@ -8,11 +8,9 @@ from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.envs.workers import Workers
-from evopipe.evolve.mutate import Mutation, mutate
-from evopipe.evolve.select import Selection, tournament
-from evopipe.evolve.step import Evolved, evolve
 from evopipe.machine import configure
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.mutations import Mutation, mutate
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.regimes.learn import learn, updates_due
@@ -24,6 +22,8 @@ from evopipe.run.evaluate import Episodes, evaluate
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
+from evopipe.searchers.apply import Evolved, evolve
+from evopipe.searchers.tournament import Selection, tournament
 
 __all__ = [
     "Cohort", "EnvConfig", "EnvPool", "Episodes", "Evolved", "Member", "Mutation", "MutationConfig", "OffPolicy",

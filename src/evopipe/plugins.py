@@ -1,4 +1,4 @@
-"""What other installed packages add by entry points: algorithms, mutations, trackers, environment backends.
+"""What other installed packages add by entry points: algorithms, mutations, search strategies, trackers, backends.
 
 A package names them in its metadata, for example `[project.entry-points."evopipe.algos"]` with `mine = "mypkg.mine"`.
 They are looked for once a process, when a name is asked for that could be one; none is imported before it is used.
@@ -22,7 +22,9 @@ from typing import Any
 
 from evopipe.errors import ParamsError, said
 
-ALGOS, MUTATIONS, TRACKERS, BACKENDS = (f"evopipe.{kind}" for kind in ("algos", "mutations", "trackers", "backends"))
+ALGOS, MUTATIONS, TRACKERS, BACKENDS, SEARCHERS = (
+    f"evopipe.{kind}" for kind in ("algos", "mutations", "trackers", "backends", "searchers")
+)
 _VALUE = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<name>[\w.]+))?\s*")
 
 

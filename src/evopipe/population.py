@@ -16,7 +16,6 @@ from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, translate_failures
-from evopipe.evolve.lineage import Record
 from evopipe.machine import configure
 from evopipe.policies import policy
 from evopipe.policies.acting import Policy
@@ -32,6 +31,7 @@ from evopipe.run.outs import write_results
 from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec
 from evopipe.schema.params import AnyParams, Params, any_params
+from evopipe.searchers.history import Record
 from evopipe.stages import buffer, fetch
 from evopipe.stages.check import check, needs_dataset
 
@@ -90,10 +90,12 @@ class Population:
         run, begun = self._run, self.generation
         with translate_failures():
             while not run.reason and (generations is None or self.generation < begun + generations):
-                if run.clock.generation_over:
-                    run.close_generation(lambda: False)
-                else:
+                if not run.clock.generation_over:
                     run.advance()
+                elif run.waiting:
+                    run.turn()
+                else:
+                    run.close_generation(lambda: False)
         return run.lineage[begun + 1 :]
 
     def evaluate(self, episodes: int | None = None) -> np.ndarray:

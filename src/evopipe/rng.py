@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     BEHAVIOUR = 11
     BOOTSTRAP = 12
     UPDATE = 13
+    PROPOSE = 14
     PROMPT = 20
     GENERATE = 21
 

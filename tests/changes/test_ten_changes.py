@@ -102,7 +102,7 @@ def test_a_tracker(copy: Copy, tmp_path: Path) -> None:
 EVOLVES = """
 import json, numpy as np
 import populations
-from evopipe.evolve.step import evolve
+from evopipe.searchers.apply import evolve
 from evopipe.run.spec import first_members
 hyper = {"probabilities": {"none": 0.0, "architecture": 0.0, "parameters": 0.0, "activation": 0.0, "rl_hp": 1.0}}
 config = {"evolve": {"sharpness": {"min": 0.1, "max": 4.0}}}

@@ -18,11 +18,11 @@ import populations
 from evopipe import algos
 from evopipe.core.cohort import dissolve
 from evopipe.errors import ParamsError
-from evopipe.evolve.lineage import Record
-from evopipe.evolve.step import evolve
 from evopipe.problems.env import begin
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import MutationConfig
+from evopipe.searchers.apply import evolve
+from evopipe.searchers.history import Record
 from evopipe.types import Spaces
 from populations import (
     LONG,

@@ -30,10 +30,9 @@ from evopipe.data.episodes import Episode
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, write_transitions
 from evopipe.errors import BusyError, DataError, DiskError, EnvironmentFailed, Interrupted
-from evopipe.evolve.lineage import Born, Record
-from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
+from evopipe.mutations import Mutation
 from evopipe.native import build
 from evopipe.policies import policy
 from evopipe.problems import env_evaluate, problem_of
@@ -48,6 +47,7 @@ from evopipe.run.run import Champion
 from evopipe.run.session import key_of
 from evopipe.run.spec import first_members
 from evopipe.schema.params import Params, parse_params
+from evopipe.searchers.history import Born, Record
 from evopipe.signals import StopSignal
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.storage import members as stored

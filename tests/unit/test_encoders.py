@@ -25,7 +25,7 @@ from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem, _convolve
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import mutate
+from evopipe.mutations import mutate
 from evopipe.problems.env import begin
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig

@@ -17,18 +17,18 @@ from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
-from evopipe.evolve.lineage import Born, Record, descent
-from evopipe.evolve.mutate import (
+from evopipe.mutations import (
     NONE,
     Traits,
-    _disturb,
     mutate,
 )
-from evopipe.evolve.step import Evolved, evolve
+from evopipe.mutations.parameters import _disturb
 from evopipe.problems.env import begin
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve
+from evopipe.searchers.apply import Evolved, evolve
+from evopipe.searchers.history import Born, Record, descent
 from evopipe.types import Image
 
 PROBABILITIES = ("none", "architecture", "parameters", "activation", "rl_hp")

@@ -20,12 +20,12 @@ from evopipe.compat.agilerl.learning import batch_of, steps_of
 from evopipe.compat.agilerl.settings import _network_of, block_of
 from evopipe.compat.agilerl.vect import Marks, marked
 from evopipe.errors import UsageError
-from evopipe.evolve.step import evolve
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.regimes.warm import read_warm
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import first_members
+from evopipe.searchers.apply import evolve
 from evopipe.stages import buffer, fetch
 from evopipe.types import Batch
 from populations import finish, same

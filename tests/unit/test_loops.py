@@ -25,8 +25,7 @@ from evopipe.core.cohort import dissolve
 from evopipe.data.transitions import Transitions
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DivergedError, EnvironmentFailed
-from evopipe.evolve.lineage import Best
-from evopipe.evolve.mutate import NONE
+from evopipe.mutations import NONE
 from evopipe.problems.env import begin
 from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose, Stream
@@ -34,6 +33,7 @@ from evopipe.run.drive import Saver, _Stopwatch, drive
 from evopipe.run.run import Champion
 from evopipe.run.spec import Spec, first_members, go_on
 from evopipe.run.world import TensorWorld, World
+from evopipe.searchers.history import Best
 from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.track.events import Generation, Message, Progress, Start, Tracker

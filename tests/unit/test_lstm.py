@@ -25,7 +25,7 @@ from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import Traits, mutate
+from evopipe.mutations import Traits, mutate
 from evopipe.run.spec import Spec
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image

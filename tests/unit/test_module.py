@@ -33,8 +33,8 @@ from evopipe.core.module import Module
 from evopipe.core.net import Net, forward
 from evopipe.core.structure import Widths
 from evopipe.errors import MissingInputError, ParamsError
-from evopipe.evolve.mutate import mutate
 from evopipe.machine import say_once
+from evopipe.mutations import mutate
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.regimes.rollouts import learn_from_rollout

@@ -19,17 +19,17 @@ import tiny
 from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
-from evopipe.evolve.mutate import (
+from evopipe.mutations import (
     NONE,
     Mutation,
     Traits,
-    _scaled,
     mutate,
 )
-from evopipe.evolve.step import evolve
+from evopipe.mutations.rl_hp import _scaled
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve
+from evopipe.searchers.apply import evolve
 
 EVOLVE = {
     "lr": {"min": 1e-4, "max": 1e-2},

@@ -10,9 +10,9 @@ import pytest
 
 import evopipe
 from evopipe.errors import UsageError
-from evopipe.evolve.lineage import read_lineage
 from evopipe.layout import LINEAGE, TRAINED
 from evopipe.policies.team import TeamPolicy
+from evopipe.searchers.history import read_lineage
 from evopipe.storage.files import read_bytes, read_json
 
 SMALL: dict[str, Any] = {

@@ -13,12 +13,12 @@ import pytest
 import populations
 from evopipe import rng
 from evopipe.core.cohort import Cohort
-from evopipe.evolve.select import draws, tournament
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Episodes
 from evopipe.run.race import hopeless, looks, race
 from evopipe.run.run import Champion, Run
 from evopipe.schema.blocks import TournamentConfig
+from evopipe.searchers.tournament import draws, tournament
 
 
 class Track:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from evopipe.evolve.select import Selection, tournament, windowed
 from evopipe.schema.blocks import TournamentConfig
+from evopipe.searchers.tournament import Selection, tournament, windowed
 
 INF = math.inf
 

@@ -18,10 +18,10 @@ from evopipe.core.cohort import Cohort, Pace, create, dissolve, form
 from evopipe.core.member import Member, moments, parameters, row, tensor_kinds
 from evopipe.core.net import Net, forward
 from evopipe.core.structure import Option, ViewOf, Widths
-from evopipe.evolve.mutate import Traits
-from evopipe.evolve.step import evolve
+from evopipe.mutations import Traits
 from evopipe.native.networks import LINE
 from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, TournamentConfig
+from evopipe.searchers.apply import evolve
 from evopipe.storage import members as stored
 from evopipe.storage.tensors import dump_tensors, load_tensors
 

@@ -19,9 +19,9 @@ import tiny
 from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
 from evopipe.errors import DataError, MissingInputError
-from evopipe.evolve.lineage import Best, Born, Record, Scored
-from evopipe.evolve.mutate import Mutation
+from evopipe.mutations import Mutation
 from evopipe.schema.read import read_yaml
+from evopipe.searchers.history import Best, Born, Record, Scored
 from evopipe.track.locks import Locked
 from evopipe.track.record import md5_of
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from evopipe.core.member import Member
-from evopipe.evolve.mutate import Mutation, Traits
+from evopipe.mutations import Mutation, Traits
 from evopipe.schema.blocks import MutationConfig
 
 

@@ -12,7 +12,7 @@ that were truncated, and hold none of theirs when the window is complete.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -138,6 +138,19 @@ class NStep:
         """Begin anew in these rows: their episodes were given up."""
         self._first[rows] = self._next[rows] = 0
 
+    def part(self, rows: np.ndarray) -> NStep:
+        """Return the windows of these rows, by themselves."""
+        found = NStep(self._layout, len(rows))
+        arrays = self._arrays()
+        found.restore({name: array[_at(array, rows)] for name, array in arrays.items()})
+        return found
+
+    def put(self, rows: np.ndarray, part: NStep) -> None:
+        """Take back the windows of these rows."""
+        for name, array in part._arrays().items():
+            own = self._arrays()[name]
+            own[_at(own, rows)] = array
+
     def state(self) -> dict[str, np.ndarray]:
         return {name: array.copy() for name, array in self._arrays().items()}
 
@@ -149,3 +162,8 @@ class NStep:
         names = ["obs", "action", "reward", "legal", "first", "next", *(["legal_at"] if self._layout.legal else [])]
         names += ["alive", "ends"] if self._layout.agents else []
         return {name: getattr(self, f"_{name}") for name in names}
+
+
+def _at(array: np.ndarray, rows: np.ndarray) -> tuple[Any, ...]:
+    """Return the index of environments in an array of windows, `[n, R, numbers]`, or in one without steps."""
+    return (slice(None), rows) if array.ndim == 3 else (rows,)

@@ -15,8 +15,8 @@ from evopipe.core.member import Member
 from evopipe.envs.make import source_of
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError
-from evopipe.evolve.mutate import Mutation
 from evopipe.machine import configure, fingerprint
+from evopipe.mutations import Mutation
 from evopipe.problems.specs import describe, make_spec
 from evopipe.regimes.learners import learner_count
 from evopipe.regimes.off_policy import OffPolicy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evopipe.core.member import Member
-from evopipe.evolve.mutate import Mutation
+from evopipe.mutations import Mutation
 from evopipe.problems.specs import make_spec
 from evopipe.run.population import read_start
 from evopipe.run.spec import Spec, first_members, go_on

@@ -29,6 +29,7 @@ def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces
         env=params.env,
         train=params.train,
         tournament=params.evolution.tournament,
+        search=params.search,
         mutation=params.evolution.mutation,
         algo=get(params.train.algo),
         algo_config=params.algo_config,

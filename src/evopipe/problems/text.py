@@ -140,6 +140,7 @@ def spec_of(
         language=cfg or params.language,
         train=params.train,
         tournament=params.evolution.tournament,
+        search=params.search,
         mutation=params.mutation,
         algo=get(params.train.algo),
         algo_config=params.algo_config,

@@ -9,10 +9,10 @@ from pathlib import Path
 from evopipe.algos import get
 from evopipe.core.member import Member
 from evopipe.errors import DataError
-from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.language import peft, player
 from evopipe.language.adapters import Full
 from evopipe.language.policy import CHANGE, POLICY, described, need_base, read_change
+from evopipe.mutations import NONE, Mutation
 from evopipe.problems.text import make_spec
 from evopipe.run.language import LanguageSpec
 from evopipe.run.population import read_start

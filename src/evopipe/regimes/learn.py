@@ -76,7 +76,9 @@ class ReplayLearning:
         return replace(member, tensors=normalise.after(equipped, torch.from_numpy(self._seen)))
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        self._cohorts, self._seen = cohorts, None
+        self._cohorts = cohorts
+        if not self._spec.strategy.RENEWS:
+            self._seen = None  # no member is born any more that has seen nothing
         self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
@@ -98,7 +100,8 @@ class ReplayLearning:
 
     def due(self) -> list[list[int]]:
         """Return what each cohort owes at this tick: how many updates, the first one's turn, rows filled `[P]`."""
-        tick, envs, each = self._clock.here, self._clock.envs, self._spec.train.replay.updates
+        tick, envs = self._clock.here, self._clock.envs
+        each = self._spec.train.replay.at_once(self._clock.living)
         turns = [tick * envs // _learn_step(cohort) * each % self._spec.period for cohort in self._cohorts]
         return [
             [updates_due(cohort, tick, envs) * each, turn, *self.replay.filled(cohort.slots).tolist()]

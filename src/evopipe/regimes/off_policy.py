@@ -19,6 +19,7 @@ from evopipe.errors import ParamsError
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import RowLayout
 from evopipe.regimes.learn import ReplayLearning
+from evopipe.regimes.watched import Watched
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.regime import Setup
 from evopipe.run.world import TensorWorld, World
@@ -50,7 +51,7 @@ class OffPolicy:
             envs = len(self.keys) * self.clock.envs
             pool = EnvPool(spec.env, envs, workers=setup.workers, overlapped=spec.overlapped)
             self.world = World(spec, self.keys, self.clock, pool)
-        self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
+        self.evaluate = Evaluator(spec, len(self.keys), setup.workers, on_host=spec.train.replay.evaluation)
         pool = self.world.pool
         self.threshold = pool.reward_threshold
         if spec.spaces.team and warm:
@@ -64,16 +65,61 @@ class OffPolicy:
         self.replay, self.learners = self.learning.replay, self.learning.learners
         self.first, self.hand_down = self.learning.first, self.learning.hand_down
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
-        self.warm = min(len(warm or ()), cfg.capacity)
-        if warm:
-            rows = layout.pack(warm.obs, warm.action, warm.reward, warm.terminated, warm.next_obs)
-            keep = np.ones((memories, len(rows)), bool)
-            self.replay.add(np.repeat(rows[None], memories, axis=0), keep, each=len(rows))
+        self._windows = self.nstep  # of the environments that step
+        self._watched: Watched | None = None
+        if cfg.evaluation:
+            if spec.spaces.team or self.replay.frames is not None:
+                what = "a team" if spec.spaces.team else "images"
+                raise ParamsError(f"train.replay.evaluation: not served where there are {what}: set it to false")
+            self._watched = Watched(layout, self.evaluate.pool.rows)
+            self.evaluate.watch = self._watched
+        self.warm, self._begins_with = min(len(warm or ()), cfg.capacity), warm
+        self._fill(range(memories))
+
+    def _fill(self, memories: Sequence[int]) -> None:
+        """Put the transitions that members begin with into these memories."""
+        warm, layout, replay = self._begins_with, self.replay.layout, self.replay
+        if not warm:
+            return
+        rows = layout.pack(warm.obs, warm.action, warm.reward, warm.terminated, warm.next_obs)
+        keep = np.zeros((replay.memories, len(rows)), bool)
+        keep[list(memories)] = True
+        replay.add(np.repeat(rows[None], replay.memories, axis=0), keep, each=len(rows))
+        if not self.spec.strategy.RENEWS:
+            self._begins_with = None  # no member begins any more
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """See `Regime.adopt`. What was seen in the evaluation of those before is theirs to learn from now."""
+        self._gather_windows()
+        if self._watched is not None:
+            self._watched.into(self.replay)
         self.cohorts = cohorts
         self.world.adopt(cohorts)
         self.learning.adopt(cohorts)
+        self._slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
+        if self.nstep is not None:
+            self._windows = self.nstep if self.world.rows is None else self.nstep.part(self.world.rows)
+
+    def _gather_windows(self) -> None:
+        """Take the windows of those who lived back among all."""
+        if self.nstep is not None and self._windows is not None and self._windows is not self.nstep:
+            self.nstep.put(self.world.rows, self._windows)
+
+    def renew(self, slots: Sequence[int]) -> None:
+        """See `Regime.renew`; a memory of one's own is emptied."""
+        rows = self.world.renew(slots)
+        if self.nstep is not None:
+            self._gather_windows()
+            self._windows = self.nstep
+            self.nstep.forget(rows)
+        if self.spec.train.replay.sharing == "own":
+            self.replay.clear(slots)
+            self._fill(slots)
+
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`."""
+        assert self.world.ended is not None
+        return self.world.ended.means()
 
     def advance(self) -> None:
         """Take one step in every environment, store the transitions, learn what is due.
@@ -89,7 +135,8 @@ class OffPolicy:
         if chosen:
             self.whole = False
             # Any row will do: if it took a batch full, a neighbour's broken rows would delay all.
-            if clock.step + clock.envs > self.spec.train.learning_delay and self.replay.size.min() > 0:
+            filled = self.replay.size if world.rows is None else self.replay.filled(self._slots)
+            if clock.step + clock.envs > self.spec.train.learning_delay and filled.min() > 0:
                 for learn in self.learners.share_of(clock.tick, self.learning.due()):
                     learn()
             self.whole = True
@@ -101,9 +148,9 @@ class OffPolicy:
 
     def _step(self, world: World) -> None:
         pool = world.pool
-        obs = pool.obs.copy()
-        legal = pool.mask.copy() if self.replay.layout.legal else None
-        alive = pool.alive.copy() if self.spec.spaces.team else None
+        obs = world.own(pool.obs).copy()
+        legal = world.own(pool.mask).copy() if self.replay.layout.legal else None
+        alive = world.own(pool.alive).copy() if self.spec.spaces.team else None
         step = pool.receive()
         assert world.pending is not None
         self.whole = False
@@ -118,31 +165,43 @@ class OffPolicy:
         self.whole = False
         step = world.take(world.pending)
         layout, memories = self.replay.layout, self.replay.memories
-        rows = world.packed(layout, obs, world.pending, step).view(memories, -1, layout.size)
-        bad = world.broken(step)
-        if bad is None or (self.replay.alike and bool(rows.isfinite().all())):
-            self.replay.add_all(rows)
+        rows, bad = world.packed(layout, obs, world.pending, step), world.broken(step)
+        together = world.rows is None
+        if together and (bad is None or (self.replay.alike and bool(rows.isfinite().all()))):
+            self.replay.add_all(rows.view(memories, -1, layout.size))
         else:
-            self.replay.add(rows.cpu().numpy(), ~bad.view(memories, -1).cpu().numpy())
+            keep = np.ones((len(rows), 1), bool) if bad is None else ~bad.cpu().numpy()[:, None]
+            self._remember(rows.cpu().numpy()[:, None], keep)
         world.end(step)
         self.whole = True
 
     def _store(
         self, obs: np.ndarray, legal: np.ndarray | None, actions: np.ndarray, step: Step, alive: np.ndarray | None
     ) -> None:
-        layout, memories = self.replay.layout, self.replay.memories
+        layout = self.replay.layout
         taken = obs, actions, step.reward, step.terminated
-        if self.nstep is None:
+        if self._windows is None:
             next_alive = step.next_alive if layout.agents else None
-            rows = layout.pack(*taken, step.obs, step.mask, legal=legal, alive=alive, next_alive=next_alive)
-            keep = ~step.broken & np.isfinite(obs.reshape(len(obs), -1)).all(axis=1)
+            rows = layout.pack(*taken, step.obs, step.mask, legal=legal, alive=alive, next_alive=next_alive)[:, None]
+            keep = (~step.broken & np.isfinite(obs.reshape(len(obs), -1)).all(axis=1))[:, None]
         else:
             of_team = (alive, step.over, step.next_alive) if layout.agents else ()
-            rows, keep = self.nstep.add(*taken, step.truncated, step.obs, step.mask, step.broken, legal, *of_team)
-        self.replay.add(rows.reshape(memories, -1, layout.size), keep.reshape(memories, -1))
+            rows, keep = self._windows.add(*taken, step.truncated, step.obs, step.mask, step.broken, legal, *of_team)
+        self._remember(rows, keep)
+
+    def _remember(self, rows: np.ndarray, keep: np.ndarray) -> None:
+        """Put rows `[R, n, size]` of those who live into their memories, but those that `keep` `[R, n]` leaves out."""
+        if self.world.rows is not None:
+            every, those = self.world.pool.rows, keep
+            rows, found = np.zeros((every, *rows.shape[1:]), np.float32), rows
+            keep = np.zeros((every, keep.shape[1]), bool)
+            rows[self.world.rows], keep[self.world.rows] = found, those
+        memories = self.replay.memories
+        self.replay.add(rows.reshape(memories, -1, rows.shape[-1]), keep.reshape(memories, -1))
 
     def state(self) -> dict[str, Tensor]:
         tensors = {f"replay.{k}": v for k, v in self.replay.state().items()} | self.world.state()
+        self._gather_windows()
         if self.nstep is not None:
             tensors |= {f"nstep.{k}": torch.from_numpy(v) for k, v in self.nstep.state().items()}
         return tensors
@@ -152,8 +211,9 @@ class OffPolicy:
         if self.nstep is not None:
             self.nstep.restore({k: tensors[f"nstep.{k}"].numpy() for k in self.nstep.state()})
         lost = self.world.restore(tensors)
-        if len(lost) and self.nstep is not None:
+        if self.nstep is not None:
             self.nstep.forget(lost)
+            self._windows = self.nstep if self.world.rows is None else self.nstep.part(self.world.rows)
         return len(lost)
 
     def close(self) -> None:

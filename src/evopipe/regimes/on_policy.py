@@ -22,13 +22,14 @@ from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.learners import Learners, Share
 from evopipe.regimes.rollouts import ready
-from evopipe.run.act import step
+from evopipe.run.act import places_of, step
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.regime import Setup
 from evopipe.run.world import TensorWorld, World
 
 _NUMBERS, _FLAGS = ("obs", "reward"), ("terminated", "truncated", "broken")  # of a step that a user records
 
+_Pieces: TypeAlias = dict[tuple[str, int], Tensor]
 CollectRollouts: TypeAlias = "Callable[[OnPolicy, int], None]"
 
 
@@ -37,7 +38,7 @@ class _Playing:
     """A cohort as it plays."""
 
     cohort: Cohort
-    rows: list[int] | None  # its members among all; None: all, in order
+    rows: list[int] | None  # its members among those who live; None: all, in order
     ends: list[int]  # the ticks of the generation after which it learns
     rollout: Rollout  # what it did since it last learned
     memory: Tensor  # [P, E, M], what its networks carry to the next step
@@ -75,6 +76,7 @@ class OnPolicy:
         self._collect_rollouts = collect_rollouts
         self._until: int | None = None  # tick at which `collect_rollouts` must end; None: it was never asked
         self.playing: list[_Playing] = []
+        self._put_by: dict[int, tuple[int, _Pieces]] = {}  # of a slot that waits, its member's id and what it remembers
         self.world: World | TensorWorld
         if backends.as_tensors(spec.env) is not None:
             if collect_rollouts is not None:
@@ -106,14 +108,24 @@ class OnPolicy:
     def hand_down(self, parents: Sequence[int] | None) -> None:
         """Nothing is kept beside the members."""
 
+    def renew(self, slots: Sequence[int]) -> None:
+        """See `Regime.renew`."""
+        self.world.renew(slots)
+        self.returns[list(slots)] = 0.0
+
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `Regime.adopt`. Episodes go on, so whoever goes on with a slot's networks goes on with its memory."""
+        """See `Regime.adopt`. Episodes go on, so whoever goes on with a slot's networks goes on with its memory, and
+        what a member remembers that waits is put by."""
         before = {
             member.slot: (member, each.cohort, own)
             for each in self.playing
             for member, own in zip(each.cohort.members, each.memory, strict=True)
         }
-        self.playing = [self._playing(cohort) for cohort in cohorts]
+        here = {slot for cohort in cohorts for slot in cohort.slots}
+        for slot, (member, cohort, held) in before.items():
+            if slot not in here and cohort.memory:
+                self._put_by[slot] = member.id, {key: piece.clone() for key, piece in cohort.pieces(held).items()}
+        self.playing = [self._playing(*each) for each in zip(cohorts, places_of(cohorts), strict=True)]
         self.world.adopt(cohorts)
         rates = [h["epochs"] / min(h["batch_size"], h["learn_step"]) for h in (c.members[0].hyper for c in cohorts)]
         self.learners.adopt(cohorts, rates, [tensor for each in self.playing for tensor in each.rollout.tensors()])
@@ -123,13 +135,17 @@ class OnPolicy:
                     old, cohort, held = before[member.slot]
                     if old.id in (member.id, member.parent) and old.arch == member.arch and held.isfinite().all():
                         _keep(each.cohort.pieces(own), cohort.pieces(held))
+                elif member.slot in self._put_by:
+                    id, pieces = self._put_by.pop(member.slot)
+                    if id == member.id:
+                        _keep(each.cohort.pieces(own), pieces)
 
-    def _playing(self, cohort: Cohort) -> _Playing:
+    def _playing(self, cohort: Cohort, place: list[int]) -> _Playing:
         envs, device = self.clock.envs, self.spec.device
         ends = _rollout_ends(int(cohort.members[0].hyper["learn_step"]), envs, self.clock.generation_ticks)
         longest = max(end - first for first, end in itertools.pairwise([0, *ends]))
         members, size = len(cohort.members), cohort.memory
-        rows = None if cohort.slots == list(range(len(self.keys))) else cohort.slots
+        rows = None if place == list(range(self.clock.living)) else place
         rollout = Rollout(self._layout, members, longest, self._rows, size, device)
         return _Playing(cohort, rows, ends, rollout, torch.zeros(members, self._rows, size, device=device))
 
@@ -163,6 +179,11 @@ class OnPolicy:
         if unused := [key for key, given in set_anyway.items() if given]:
             found.append(f"{' and '.join(unused)}: not used, {p.train.algo} learns from its own last steps alone")
         return found
+
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`."""
+        assert self.world.ended is not None
+        return self.world.ended.means()
 
     def advance(self) -> None:
         """Take one step in every environment, or a rollout by `collect_rollouts`; learn from rollouts that are over.
@@ -268,6 +289,9 @@ class OnPolicy:
             filled = each.place(self.clock.here) + (self.world.pending is not None)
             tensors |= {f"rollout.{i}.{name}": tensor for name, tensor in each.rollout.state(filled).items()}
             tensors[f"rollout.{i}.remembered"] = each.memory.to("cpu", copy=True)
+        for slot, (id, pieces) in self._put_by.items():
+            tensors[f"waits.{slot}"] = torch.tensor(id)
+            tensors |= {f"waits.{slot}.{name}.{i}": piece.cpu() for (name, i), piece in pieces.items()}
         if self.spec.train.normalise.rewards:
             tensors["returns"] = self.returns.to("cpu", copy=True)
         return tensors
@@ -276,6 +300,15 @@ class OnPolicy:
         for i, each in enumerate(self.playing):
             each.rollout.restore({name: tensors[f"rollout.{i}.{name}"] for name in ("rows", "after", "memory")})
             each.memory = tensors[f"rollout.{i}.remembered"].to(self.spec.device)
+        self._put_by = {}
+        for name, tensor in tensors.items():
+            match name.split("."):
+                case ["waits", slot]:
+                    self._put_by[int(slot)] = int(tensor), {}
+        for name, tensor in tensors.items():
+            match name.split("."):
+                case ["waits", slot, network, i]:
+                    self._put_by[int(slot)][1][network, int(i)] = tensor.to(self.spec.device)
         if "returns" in tensors:
             self.returns.copy_(tensors["returns"])
         lost = self.world.restore(tensors)

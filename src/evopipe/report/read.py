@@ -17,9 +17,9 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from evopipe import layout
 from evopipe.errors import DataError
-from evopipe.evolve.lineage import Record, Scored, read_lineage
-from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.mutations import NONE, Mutation
 from evopipe.report import words
+from evopipe.searchers.history import Record, Scored, read_lineage
 from evopipe.storage.files import parse_json, read_bytes, read_json
 from evopipe.storage.folders import read_folder
 

@@ -18,17 +18,27 @@ from evopipe.types import Chosen
 
 
 def act(
-    spec: Spec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int
-) -> np.ndarray:
+    spec: Spec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int,
+    places: Sequence[Sequence[int]] | None = None,
+) -> np.ndarray:  # fmt: skip
     """Choose every member's actions: `[P · E]` int64, or `[P · E, A]` float32 where actions are continuous.
 
-    Rows are by slot: obs `[P · E, O]` float32, legal `[P · E, A]` bool. The tick, with the members' keys, fixes the
-    draws. A frozen member's values mean nothing: its environments go on with random legal actions. Of teams all, given
-    and returned, have an axis `K` behind the first.
+    Rows are by slot: obs `[P · E, O]` float32, legal `[P · E, A]` bool; `places` says which members of these rows each
+    cohort's are, if not those of its slots. The tick, with the members' keys, fixes the draws. A frozen member's values
+    mean nothing: its environments go on with random legal actions. Of teams all, given and returned, have an axis `K`
+    behind the first.
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
-    chosen = [choose(spec, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts]
-    return by_row(spec, gather(chosen, [cohort.slots for cohort in cohorts]))
+    places = [cohort.slots for cohort in cohorts] if places is None else places
+    given = zip(cohorts, places, strict=True)
+    chosen = [choose(spec, cohort, obs[own], legal[own], (epsilon, tick)) for cohort, own in given]
+    return by_row(spec, gather(chosen, places))
+
+
+def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
+    """Return the place of each cohort's members among all of them, in slot order."""
+    at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
+    return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
 
 
 def by_row(spec: Spec, actions: np.ndarray) -> np.ndarray:
@@ -38,13 +48,18 @@ def by_row(spec: Spec, actions: np.ndarray) -> np.ndarray:
     return actions.reshape(-1, *team, *actions.shape[2:])
 
 
-def take_note(cohorts: Sequence[Cohort], obs: np.ndarray, alive: np.ndarray | None = None) -> None:
+def take_note(
+    cohorts: Sequence[Cohort], obs: np.ndarray, alive: np.ndarray | None = None,
+    places: Sequence[Sequence[int]] | None = None,
+) -> None:  # fmt: skip
     """Let every member take note of what it is about to act on, `[P · E, O]`, rows by slot: once a tick, before they
-    act; never where they are evaluated. Teams' are `[P · E, K, O]`; alive `[P · E, K]` says which agents are there."""
-    for cohort in cohorts:
+    act; never where they are evaluated. Teams' are `[P · E, K, O]`; alive `[P · E, K]` says which agents are there.
+    Places are as for `act`."""
+    for i, cohort in enumerate(cohorts):
         if cohort.normaliser is not None:
+            mine = cohort.slots if places is None else places[i]
             parts = (obs, np.ones(obs.shape[:-1], np.bool_) if alive is None else alive)
-            own = [torch.from_numpy(_by_member(cohorts, x)[cohort.slots]) for x in (parts[0], parts[1][..., None])]
+            own = [torch.from_numpy(_by_member(cohorts, x)[mine]) for x in (parts[0], parts[1][..., None])]
             seen, there = (upload(x, cohort.keys.device) for x in own)
             cohort.normaliser.see(seen, cohort.healthy, there[..., 0])
 

@@ -9,29 +9,35 @@ from evopipe.run.spec import Job
 
 @dataclass
 class Clock:
-    """Counts what has happened. A tick is one step in every environment, offline one chance to learn."""
+    """Counts what has happened. A tick is one step in every environment of those who live, offline one chance to learn.
+
+    Members that live together have lived equally long: `tick` is theirs, and goes back where others' turn begins.
+    """
 
     members: int  # P
     envs: int  # E
     each: int  # ticks of a generation
-    total: int  # ticks of the run
-    tick: int = 0  # ticks so far
-    here: int = 0  # ticks of this generation
+    total: int  # ticks of a member's life
+    tick: int = 0  # ticks of those who live now, so far
+    here: int = 0  # their ticks of this generation
     generation: int = 0  # generations that are over
     env_steps: int = 0  # environment steps of the population
     eval_steps: int = 0  # those of evaluations
     broken: int = 0  # transitions that the environment broke
     broken_here: int = 0  # those of this generation
     rewarded: bool = False  # whether any reward so far, of the dataset or of a step, was another than 0
+    living: int = 0  # members that live now
+    ticks: int = 0  # ticks so far, whoever lived
 
     @classmethod
     def of(cls, spec: Job, members: int) -> Clock:
         envs, train = spec.each, spec.train
-        return cls(members, envs, -(-train.evo_steps // envs), -(-train.max_steps // envs))
+        each, total = -(-train.evo_steps // envs), -(-train.max_steps // envs)
+        return cls(members, envs, each, total, living=members)
 
     @property
     def step(self) -> int:
-        """Environment steps of each member so far."""
+        """Environment steps of each member that lives now, so far."""
         return self.tick * self.envs
 
     @property
@@ -43,11 +49,17 @@ class Clock:
     def generation_over(self) -> bool:
         return self.here >= self.each or self.tick >= self.total
 
+    @property
+    def spent(self) -> int:
+        """Environment steps of the population so far, of every kind."""
+        return self.env_steps + self.eval_steps
+
     def count(self, broken: int = 0, rewarded: bool = True) -> None:
         """Count a tick, how many of its transitions were broken, and whether another may have given a reward."""
         self.tick += 1
         self.here += 1
-        self.env_steps += self.members * self.envs
+        self.ticks += 1
+        self.env_steps += self.living * self.envs
         self.broken += broken
         self.broken_here += broken
         self.rewarded |= rewarded
@@ -55,3 +67,7 @@ class Clock:
     def begin_generation(self) -> None:
         self.generation += 1
         self.here = self.broken_here = 0
+
+    def turn(self, tick: int, living: int, steps: int) -> None:
+        """Let so many members live, who have lived so many ticks, for so many environment steps of each."""
+        self.tick, self.here, self.living, self.each = tick, 0, living, -(-steps // self.envs)

@@ -32,7 +32,9 @@ def drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Calla
     """Advance a run until it ends or `stop` says so, then the caller saves; `save` is called between ticks."""
     watch, clock, told = _Stopwatch(run), run.clock, False
     while not run.reason and not stop():
-        if clock.generation_over:
+        if clock.generation_over and run.waiting:
+            run.turn()
+        elif clock.generation_over:
             tracker.emit(watch.progress("evaluating"))
             births, broken = run.births, clock.broken_here
             try:
@@ -107,6 +109,6 @@ class Saver:
     def save(self) -> None:
         began = time.perf_counter()
         tensors, meta = self.run.state()
-        self.store.save(self.run.clock.tick + self.run.clock.generation, tensors, meta)
+        self.store.save(self.run.clock.ticks + self.run.clock.generation, tensors, meta)
         self.last = time.perf_counter()
         self.cost = self.last - began

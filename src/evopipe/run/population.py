@@ -9,7 +9,7 @@ from typing import Any
 from evopipe import layout
 from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError
-from evopipe.evolve.mutate import Mutation, read_births
+from evopipe.mutations import Mutation, read_births
 from evopipe.run.spec import Job
 from evopipe.storage import members
 

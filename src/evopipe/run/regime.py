@@ -36,7 +36,8 @@ class Scoring(Protocol):
     """What scores members."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Work with these cohorts from now on. Their tensors change in place."""
+        """Work with these cohorts from now on. Their tensors change in place. Slots that are in none of them wait: they
+        cost no step, and go on as they were when they are adopted again."""
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score members, all on the same seeds `[n]`; raise Stopped if `stopped` says so."""
@@ -61,7 +62,14 @@ class Regime(Scoring, Protocol):
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
         """Let new members have what is kept beside the members themselves: `parents` `[P]` says in which slot the
-        parent of each was; None if all were replaced."""
+        parent of each was, −1 of a new trial; None if all were replaced."""
+
+    def renew(self, slots: Sequence[int]) -> None:
+        """Let new trials begin in these slots: episodes begin anew, and what is a slot's own is emptied."""
+
+    def ended(self) -> np.ndarray:
+        """Return the mean return of each slot's episodes that ended in the generation, `[P]`, NaN of one without any;
+        asked only if `search.fitness` is `training`."""
 
     def advance(self) -> None:
         """Take one tick, and learn what is due.

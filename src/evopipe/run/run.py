@@ -1,10 +1,12 @@
-"""A run: generation after generation, members live on what their regime gives, then are scored, selected, mutated."""
+"""A run: generation after generation a searcher says who lives, these live on what their regime gives and are scored,
+and the searcher says what becomes of each."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic
 
 import numpy as np
@@ -16,17 +18,17 @@ from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.core.structure import acting_networks
 from evopipe.errors import DivergedError, EnvironmentFailed
-from evopipe.evolve.lineage import Best, Born, Record, Scored
-from evopipe.evolve.mutate import NONE, Mutation
-from evopipe.evolve.select import draws, windowed
-from evopipe.evolve.step import evolve
+from evopipe.mutations import NONE, Mutation
 from evopipe.ops.statistics import mean_of_finite, standard_error
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes
 from evopipe.run.race import hopeless, looks, race
 from evopipe.run.regime import Regime
-from evopipe.run.spec import JobT
+from evopipe.run.spec import JobT, fresh
+from evopipe.searchers.apply import carry_out
+from evopipe.searchers.contract import Child, Draw, Fate, History, Keep, Living, Plan, Trial
+from evopipe.searchers.history import Best, Born, Record, Scored
 from evopipe.storage import members as stored
 
 _DIVERGED_IN_A_ROW = 3
@@ -49,7 +51,9 @@ class Champion:
 class Run(Generic[JobT]):
     """Generations of a population: its members, champion and lineage; `advance` and `close` are its regime's.
 
-    The state between two ticks is `state()`: from it `restore()` continues bit for bit.
+    Of a generation's members those who have lived equally long live together, one group after another: `turn` lets the
+    next of the `waiting` groups live. The state between two ticks is `state()`: from it `restore()` continues bit for
+    bit.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Run(Generic[JobT]):
         self.spec, self.regime, self.clock = spec, regime, clock
         self.diverged = 0  # generations in a row of which no member was healthy
         self.next_id = max(member.id for member in members) + 1
+        self.trials = len(members)  # trials and children that have a key of their own
         self.births = list(births or [NONE] * len(members))  # how each slot's member was made
         self.champion: Champion | None = None
         begun = [Born.of(member, mutation) for member, mutation in zip(members, self.births, strict=True)]
@@ -72,8 +77,41 @@ class Run(Generic[JobT]):
         self.cut = 0  # evaluation episodes that `env.step_limit` cut in the last generation
         self.reason = ""  # why the run is over, empty while it is not
         self.advance, self.close = regime.advance, regime.close
+        self.searcher = spec.searcher(len(members), self.target)
         self.last_good = [regime.first(member) for member in members]  # what to return to if all diverge
-        self._form(self.last_good)
+        self.last_ages = [0] * len(members)
+        self._begin(self.last_good, self.last_ages)
+
+    def _begin(self, members: Sequence[Member], ages: Sequence[int]) -> None:
+        """Begin a generation with these members, who have lived so many ticks each; the run is over if nobody lives."""
+        self._held, self.ages = list(members), list(ages)
+        plan = self.searcher.plan(self._history(), self._draw(self.clock.generation + 1))
+        if plan is None:
+            self.reason = "max_steps"
+            self._form([self._held[slot] for slot in self.living])
+            return
+        self.plan = plan
+        by_age: dict[int, list[int]] = {}
+        for slot in sorted(plan.active):
+            by_age.setdefault(self.ages[slot], []).append(slot)
+        self.waiting = list(by_age.values())
+        self.living: list[int] = []
+        self.cohorts: list[Cohort] = []
+        self.turn()
+
+    def turn(self) -> None:
+        """Let the next group of the generation live."""
+        self._settle()
+        self.living = self.waiting.pop(0)
+        self.clock.turn(self.ages[self.living[0]], len(self.living), self.plan.steps)
+        self._form([self._held[slot] for slot in self.living])
+
+    def _settle(self) -> None:
+        """Take note of what those who live have become."""
+        self._held = self.members
+        if self.living:
+            for slot, loss in zip(self.living, self._losses_here().tolist(), strict=True):
+                self.ages[slot], self.losses[slot] = self.clock.tick, loss
 
     def _form(self, members: Sequence[Member]) -> None:
         self.cohorts = self.spec.form(members)
@@ -81,46 +119,80 @@ class Run(Generic[JobT]):
 
     @property
     def members(self) -> list[Member]:
-        return dissolve(self.cohorts)
+        """Every slot's member, in slot order."""
+        found = list(self._held)
+        for member in dissolve(self.cohorts):
+            found[member.slot] = member
+        return found
+
+    @property
+    def active(self) -> list[int]:
+        """The slots whose members live in this generation, at once or one group after another."""
+        return sorted(self.plan.active)
 
     def close_generation(self, stopped: Callable[[], bool]) -> None:
-        """Evaluate, record, and evolve unless the run ends here.
+        """Evaluate, record, and let the searcher decide unless the run ends here.
 
         Raises:
             Stopped: `stopped` said so while evaluating; the state is as before the call.
             DivergedError: no member is healthy, for the third generation in a row.
         """
-        played, members = self._evaluate(stopped)
-        champion, confirm_steps = self._crown(played, members, stopped)
+        self._settle()
+        played, scored = self._evaluate(stopped)
+        champion, confirm_steps = self._crown(played, scored, stopped)
         # From here on nothing can stop half-way: the state changes all at once.
         self.champion = champion
         self.cut = played.cut
         self.clock.eval_steps += played.steps + confirm_steps
         self.clock.begin_generation()
-        self.losses = self._losses_here().tolist()
-        window = self.spec.tournament.window
-        fitness = np.array([windowed(m.fitness, window) if m.healthy else -np.inf for m in members])
-        self._record(members)
+        for member in scored:
+            self._held[member.slot] = member
+        self._record(scored)
+        members, decided = list(self._held), None
         if self._reached():
             self.reason = "target"
-        elif self.clock.tick >= self.clock.total:
+        elif self._spent():
             self.reason = "max_steps"
         if self.reason:
-            self._form(members)
-        elif np.isfinite(fitness).any():
-            self.diverged = 0
-            self._evolve(members, fitness)
-        else:
+            self._form([members[slot] for slot in self.living])
+            return
+        decided = self.searcher.step(self._history(), self._draw(self.clock.generation))
+        if decided is None:
             self._return_to_last_good()
+        else:
+            self.diverged = 0
+            self._carry_out(decided, members)
+
+    def _spent(self) -> bool:
+        """Whether the run's steps are used up."""
+        budget = self.spec.search.budget
+        if budget is not None and self.clock.spent >= budget:
+            return True
+        return not self.spec.strategy.RENEWS and min(self.ages) >= self.clock.total
+
+    def _draw(self, generation: int) -> Draw:
+        return partial(rng.host, rng.run_key(self.spec.seed), Purpose.SELECT, generation)
+
+    def _history(self) -> History:
+        members, each = self._held, self.clock.envs
+        living = [
+            Living(m.slot, m.id, m.parent, m.hyper, self.ages[m.slot] * each, m.fitness, m.healthy) for m in members
+        ]
+        return History(living, self.lineage, self.clock.generation, self.clock.spent, self.trials)
 
     def _evaluate(self, stopped: Callable[[], bool]) -> tuple[Episodes, list[Member]]:
-        """Evaluate every member on the run's fixed seeds; return its members with the new fitness."""
+        """Evaluate those who lived on the run's fixed seeds; return them with the new fitness, in slot order."""
         acting = acting_networks(self.spec.algo.POLICY, self.spec.widths)
+        lived = self.cohorts
+        if self.active != self.living:
+            lived = self.spec.form([self._held[slot] for slot in self.active])
         cohorts = []
-        for cohort in self.cohorts:
+        for cohort in lived:
             finite = [getattr(cohort.state, network).finite for network in acting]
             cohorts.append(replace(cohort, healthy=cohort.healthy & torch.stack(finite).all(dim=0)))
         seeds = self.spec.seeds(Purpose.EVALUATE, self.spec.train.eval_episodes)
+        if self.spec.search.fitness == "training":
+            return self._by_training(dissolve(cohorts), seeds, stopped)
         played = self._play(cohorts, seeds, stopped)
         if not np.isfinite(played.returns).any():
             raise EnvironmentFailed(self.spec.broken)
@@ -133,11 +205,45 @@ class Run(Generic[JobT]):
             members.append(replace(member, healthy=healthy, fitness=(*member.fitness, mean if healthy else -math.inf)))
         return played, members
 
+    def _by_training(
+        self, members: Sequence[Member], seeds: np.ndarray, stopped: Callable[[], bool]
+    ) -> tuple[Episodes, list[Member]]:
+        """Score members by the episodes that ended while they trained. Evaluated are only those of whom none ended, and
+        the best, if it trained better than whoever was evaluated as the best before."""
+        ended = self.regime.ended()
+        found = Episodes(np.full((len(members), len(seeds)), np.nan), np.zeros((len(members), len(seeds)), np.int64), 0)
+        fitness = [float(ended[member.slot]) if member.healthy else -math.inf for member in members]
+        unknown = [place for place, each in enumerate(fitness) if math.isnan(each)]
+        if unknown:
+            found = self._score(members, unknown, found, seeds, stopped)
+            for place in unknown:
+                fitness[place] = mean_of_finite(found.returns[place])
+        scored = []
+        for member, mean in zip(members, fitness, strict=True):
+            healthy = member.healthy and math.isfinite(mean)
+            scored.append(replace(member, healthy=healthy, fitness=(*member.fitness, mean if healthy else -math.inf)))
+        best = max(range(len(scored)), key=lambda place: (scored[place].fitness[-1], -place))
+        before = (each.fitness for record in self.lineage for each in record.members)
+        leads = scored[best].fitness[-1] > max(before, default=-math.inf)
+        if scored[best].healthy and leads and best not in unknown:
+            found = self._score(members, [best], found, seeds, stopped)
+        return found, scored
+
+    def _score(
+        self, members: Sequence[Member], places: Sequence[int], found: Episodes, seeds: np.ndarray,
+        stopped: Callable[[], bool],
+    ) -> Episodes:  # fmt: skip
+        """Evaluate some of the members; return what was found before with what they reached."""
+        gave = self.regime.evaluate(self.spec.form([members[place] for place in places]), seeds, stopped)
+        returns, lengths = found.returns.copy(), found.lengths.copy()
+        returns[list(places)], lengths[list(places)] = gave.returns, gave.lengths
+        return Episodes(returns, lengths, found.steps + gave.steps, cut=found.cut + gave.cut)
+
     def _play(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score members on these seeds, all of them or as far as the next generation asks, see `race`."""
         p, steps, cut = self.spec, 0, 0
-        members = dissolve(cohorts) if p.racing else []
-        racers = [member.slot for member in members if member.healthy]
+        members = {member.slot: member for member in dissolve(cohorts)} if p.racing else {}
+        racers = [slot for slot, member in members.items() if member.healthy]
         if not racers:
             return self.regime.evaluate(cohorts, seeds, stopped)
 
@@ -147,9 +253,8 @@ class Run(Generic[JobT]):
             steps, cut = steps + gave.steps, cut + gave.cut
             return gave.returns
 
-        chooser = rng.host(rng.run_key(p.seed), Purpose.SELECT, self.clock.generation + 1)  # as `evolve` will have it
-        met = draws(p.tournament, len(members), chooser)
-        returns = race(play, racers, met[p.tournament.elitism :], len(members), len(seeds), self._bar)
+        met = self.plan.met or [self.active]
+        returns = race(play, racers, met, self.clock.members, len(seeds), self._bar)[self.active]
         return Episodes(returns, np.zeros(returns.shape, np.int64), steps, cut=cut)
 
     def _confirm(self, best: Member, bar: float, stopped: Callable[[], bool]) -> tuple[Episodes, bool]:
@@ -178,7 +283,7 @@ class Run(Generic[JobT]):
         race ended early, the new best plays the other episodes too.
         """
         best = max(members, key=lambda m: (m.fitness[-1], -m.slot))
-        held, returns, steps = self.champion, played.returns[best.slot], 0
+        held, returns, steps = self.champion, played.returns[members.index(best)], 0
         if not (best.healthy and self._beats(returns)):
             return held, 0
         rest = self.spec.seeds(Purpose.EVALUATE, self.spec.train.eval_episodes)[len(returns) :]
@@ -230,16 +335,30 @@ class Run(Generic[JobT]):
         sigmas: float = self.spec.train.target_sigmas
         return self.champion.score - sigmas * self.champion.error >= self.target
 
-    def _evolve(self, members: Sequence[Member], fitness: np.ndarray) -> None:
-        p = self.spec
-        born = evolve(p.tournament, p.mutation, p.traits, members, fitness, p.seed, self.clock.generation, self.next_id)
+    def _carry_out(self, decided: Sequence[Fate], members: Sequence[Member]) -> None:
+        """Let every slot have the member that was decided on, and begin the next generation."""
+        p, keys, ages = self.spec, [member.key for member in members], list(self.ages)
+        for slot, fate in enumerate(decided):
+            if isinstance(fate, Keep):
+                continue
+            ages[slot] = self.ages[fate.of] if isinstance(fate, Child) else 0
+            if isinstance(fate, Trial) or ages[slot] < self.ages[slot]:  # else draws of a tick would come again
+                keys[slot] = int(rng.member_keys(p.seed, [self.trials])[0])
+                self.trials += 1
+        born = carry_out(decided, p.mutation, p.traits, members, self.clock.generation, self.next_id, keys, self._new)
         self.next_id += len(members)
         self.births = list(born.mutations)
-        made = zip(born.members, born.mutations, born.parents, strict=True)
+        made = zip(born.members, born.mutations, born.parents, born.why, strict=True)
         self.lineage[-1] = replace(self.lineage[-1], children=tuple(Born.of(*each) for each in made))
         self.regime.hand_down(born.parents)
-        self.last_good = list(born.members)
-        self._form(born.members)
+        if new := [slot for slot, fate in enumerate(decided) if isinstance(fate, Trial)]:
+            self.regime.renew(new)
+        self.last_good, self.last_ages = list(born.members), ages
+        self._begin(born.members, ages)
+
+    def _new(self, slot: int, id: int, key: int, values: Mapping[str, float]) -> Member:
+        """Return the member of a new trial."""
+        return self.regime.first(fresh(self.spec, [slot], [id], [key], [values])[0])
 
     def _return_to_last_good(self) -> None:
         """Go back to the last healthy generation: all its members diverged."""
@@ -254,9 +373,11 @@ class Run(Generic[JobT]):
             )
         self.lineage[-1] = replace(self.lineage[-1], restored=True)
         self.regime.hand_down(None)
-        self._form(self.last_good)
+        # They go on with the networks that they had, and with draws that they have not seen.
+        self._begin(self.last_good, [max(both) for both in zip(self.ages, self.last_ages, strict=True)])
 
     def _losses_here(self) -> Tensor:
+        """Return the losses of those who live now, in slot order."""
         slots = torch.tensor([slot for cohort in self.cohorts for slot in cohort.slots])
         return torch.cat([cohort.losses.cpu() for cohort in self.cohorts])[slots.argsort()]
 
@@ -267,7 +388,9 @@ class Run(Generic[JobT]):
         elite = champion.score if champion else None
         self.curve.append([clock.generation, clock.step, clock.env_steps, clock.eval_steps, best, mean, elite])
         best_ever = None if champion is None else Best(champion.member.id, champion.score)
-        scored = tuple(Scored.of(member) for member in members)
+        apart = len({*self.ages}) > 1  # else all have lived as long as the record says
+        each = {slot: age * clock.envs for slot, age in enumerate(self.ages)} if apart else {}
+        scored = tuple(Scored.of(member, each.get(member.slot)) for member in members)
         self.lineage.append(Record(clock.generation, clock.step, scored, best_ever))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -285,6 +408,7 @@ class Run(Generic[JobT]):
         tensors["losses"] = torch.tensor(self.losses)
         tensors["losses_here"] = self._losses_here()
         meta["lineage"] = [record.to_json() for record in self.lineage]
+        meta["plan"], meta["searcher"] = self.plan.to_json(), self.searcher.state()
         return tensors, meta | {"births": [mutation.to_json() for mutation in self.births]}
 
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
@@ -295,9 +419,12 @@ class Run(Generic[JobT]):
         vars(self.clock).update(meta["clock"])
         self.births = [Mutation(**m) for m in meta["births"]]
         self.last_good = stored.unpack(tensors, meta["last_good"], "last_good")
-        self._form(stored.unpack(tensors, meta["members"], "members"))
+        self.plan = Plan(**meta["plan"])
+        self.searcher.restore(meta["searcher"])
+        self._held, self.ages = stored.unpack(tensors, meta["members"], "members"), list(self.ages)
+        self._form([self._held[slot] for slot in self.living])
         for cohort in self.cohorts:
-            cohort.losses.copy_(tensors["losses_here"][cohort.slots])
+            cohort.losses.copy_(tensors["losses_here"][[self.living.index(slot) for slot in cohort.slots]])
         if "champion" in meta:
             champion, returns = stored.unpack(tensors, meta["champion"], "champion")[0], tensors["champion_returns"]
             self.champion = Champion(champion, **meta["confirmed"], returns=returns.numpy())
@@ -305,4 +432,4 @@ class Run(Generic[JobT]):
         return self.regime.restore(tensors)
 
 
-_KEPT = ("diverged", "next_id", "reason", "curve")
+_KEPT = ("diverged", "next_id", "reason", "curve", "trials", "ages", "last_ages", "living", "waiting")

@@ -14,8 +14,8 @@ import numpy as np
 from evopipe import layout
 from evopipe.core.member import Member
 from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted, ResourceError, translate_failures
-from evopipe.evolve.mutate import Mutation
 from evopipe.keys import CODE, content_key, state_folder
+from evopipe.mutations import Mutation
 from evopipe.run.clock import Clock
 from evopipe.run.drive import Saver, drive, warn
 from evopipe.run.outs import write_results, write_timing

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evopipe import rng
+from evopipe import rng, searchers
 from evopipe.algos import Algorithm, misfit, on_policy
 from evopipe.core import normalise
 from evopipe.core.arch import Arch
@@ -24,12 +24,15 @@ from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.module import Module
 from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.errors import DataError, ParamsError
-from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
+from evopipe.mutations import NONE, Mutation, Traits, mutate
 from evopipe.native import build
 from evopipe.rng import Purpose
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
 from evopipe.schema.declare import evolvable
+from evopipe.schema.search import SearchConfig
 from evopipe.schema.stored import in_a_sentence
+from evopipe.searchers import propose
+from evopipe.searchers.contract import About, Bound, Searcher
 from evopipe.types import Spaces
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ class Job(ABC):
     train: Any
     tournament: TournamentConfig
     mutation: MutationConfig
+    search: SearchConfig = field(default_factory=SearchConfig)
     algo: Algorithm
     algo_config: Any
     device: torch.device
@@ -123,6 +127,26 @@ class Job(ABC):
             whole=frozenset(name for name, field in fields.items() if field.annotation is int),
         )
 
+    @property
+    def space(self) -> dict[str, Bound]:
+        """What may be searched: the hyper-parameters that may evolve, in their ranges."""
+        whole, ranges = self.traits.whole, self.algo_config.evolve
+        return {name: propose.bound(each.min, each.max, name in whole) for name, each in sorted(ranges.items())}
+
+    @property
+    def strategy(self) -> Any:
+        """The module of the search strategy."""
+        return searchers.get(self.search.strategy)
+
+    def searcher(self, size: int, target: float | None) -> Searcher:
+        """Return the search over so many slots; `target` is the score that ends the run."""
+        about = About(
+            size, self.train.max_steps, self.train.evo_steps, self.space, self.seed, self.search.budget, target,
+            self.search.proposer, self.mutation.mutate_elite,
+        )  # fmt: skip
+        made: Searcher = self.strategy.Search(self.search.config(self.tournament), about)
+        return made
+
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         """Return members in cohorts."""
         return form(members, self.algo.State, self.widths, self.device, self.pace, self.cohorts)
@@ -177,7 +201,7 @@ class Spec(Job):
         # The pattern of unlike updates begins anew with every generation.
         evolving = self.algo_config.evolve.get("learn_step")
         every = max(getattr(self.algo_config, "learn_step", 1), evolving.max if evolving else 1)
-        updates = int(self.train.evo_steps // every) * self.train.replay.updates
+        updates = int(self.train.evo_steps // every) * self.train.replay.at_once(1)
         if 1 <= updates < self.period:
             raise ParamsError(
                 f"algos.{self.train.algo}.policy_delay: {self.period} is more than the {updates} updates that a "
@@ -325,16 +349,29 @@ class Spec(Job):
         return scores
 
 
-def first_members(spec: Job, size: int) -> tuple[list[Member], list[Mutation]]:
-    """Make the initial population; return its mutations too: none unless `evolution.mutation.before_training`."""
-    keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
+def fresh(
+    spec: Job, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]]
+) -> list[Member]:
+    """Return new members with first weights by their keys; `values` are the hyper-parameters of each that are not as
+    the configuration says."""
     arch = spec.architecture()
     hyper = {name: getattr(spec.algo_config, name) for name in evolvable(spec.algo.Config)}
-    bare = [Member(slot, slot, None, key, arch, dict(hyper), {}) for slot, key in enumerate(keys)]
+    given = zip(slots, ids, keys, values, strict=True)
+    bare = [Member(slot, id, None, key, arch, {**hyper, **own}, {}) for slot, id, key, own in given]
     rows: dict[str, list[Tensor]] = {}
     for i, (network, widths) in enumerate(sorted(spec.widths.items())):
         rows[network] = [arch.initialise(widths, rng.host(key, Purpose.INIT, i)) for key in keys]
-    members = create(bare, partial(spec.algo.init, spec.algo_config), rows, spec.widths)
+    return create(bare, partial(spec.algo.init, spec.algo_config), rows, spec.widths)
+
+
+def first_members(spec: Job, size: int) -> tuple[list[Member], list[Mutation]]:
+    """Make the initial population; return its mutations too: none unless `evolution.mutation.before_training`. Some
+    search strategies draw the members' values from the space of the search."""
+    keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
+    values: list[dict[str, float]] = [{} for _ in keys]
+    if spec.strategy.DRAWS:
+        values = [propose.random_values(spec.space, rng.host(key, Purpose.PROPOSE)) for key in keys]
+    members = fresh(spec, range(size), range(size), keys, values)
     if not spec.mutation.before_training:
         return members, [NONE] * size
     born = [

@@ -21,7 +21,7 @@ from evopipe.errors import EnvironmentFailed
 from evopipe.memory.replay import RowLayout
 from evopipe.native import policy
 from evopipe.rng import Purpose
-from evopipe.run.act import act, by_row, choose, gather, take_note
+from evopipe.run.act import act, by_row, choose, gather, places_of, take_note
 from evopipe.run.clock import Clock
 from evopipe.run.spec import Spec
 from evopipe.types import ACTS, CUT, GONE
@@ -29,11 +29,42 @@ from evopipe.types import ACTS, CUT, GONE
 _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
 
 
+class Ended:
+    """Returns of the episodes that ended in a generation: sums and counts of `P` members, on the host or a device."""
+
+    def __init__(self, members: int, device: torch.device | None = None) -> None:
+        self.sums = torch.zeros(members, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(members, dtype=torch.float64, device=device)
+
+    def add(self, members: Tensor, returns: Tensor) -> None:
+        """Add episodes: whose they were `[n]` int64, and their returns `[n]`."""
+        self.sums.index_add_(0, members, returns.double())
+        self.counts.index_add_(0, members, torch.ones_like(returns, dtype=torch.float64))
+
+    def forget(self, members: Sequence[int]) -> None:
+        """Begin anew for these members."""
+        self.sums[list(members)] = self.counts[list(members)] = 0.0
+
+    def means(self) -> np.ndarray:
+        """Return each member's mean return `[P]`, NaN of one without an episode."""
+        found: np.ndarray = (self.sums / self.counts).cpu().numpy()
+        return found
+
+    def state(self) -> dict[str, Tensor]:
+        return {"ended.sums": self.sums.to("cpu", copy=True), "ended.counts": self.counts.to("cpu", copy=True)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.sums.copy_(tensors["ended.sums"])
+        self.counts.copy_(tensors["ended.counts"])
+
+
 class World:
     """Environments on the host: a pool of `P · E` rows, for members with these keys `[P]`. Members see a team's agents
-    as rows next to each other, `[P, E · K]` in place of `[P, E]`.
+    as rows next to each other, `[P, E · K]` in place of `[P, E]`. Only those members step who live, `P` of them in
+    what follows: the rows of others stay as they are.
 
     Attributes:
+        rows: the rows of those who live, None if all do.
         begun: `[R]`, episodes that each row began.
         pending: actions that were chosen, but not yet taken, None where none were.
     """
@@ -42,7 +73,10 @@ class World:
         self._spec, self._clock, self.pool = spec, clock, pool
         self._team = spec.spaces.team
         self._idle: np.ndarray | None = None  # who of a team has nothing to learn from the step under way
-        self._slots: list[list[int]] = []
+        self._places: list[list[int]] = []  # of each cohort's members among those who live
+        self.rows: np.ndarray | None = None
+        self._living = len(keys)
+        self.ended = Ended(len(keys)) if spec.search.fitness == "training" else None
         self.begun = np.zeros(pool.rows, np.int64)
         self.pending: np.ndarray | None = None
         pool.upcoming = self._seeds = partial(_seeds, keys, self.begun)
@@ -55,33 +89,47 @@ class World:
         self.pool.reset(rows, seeds)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        self._slots = [cohort.slots for cohort in cohorts]
+        self._places = places_of(cohorts)
+        self.rows, self._living = rows_of(cohorts, self._clock)
+        if self.ended is not None:
+            self.ended.forget([slot for cohort in cohorts for slot in cohort.slots])
+
+    def renew(self, slots: Sequence[int]) -> np.ndarray:
+        """Begin new episodes in all environments of these slots; return their rows."""
+        rows = rows_in(slots, self._clock.envs)
+        self._begin(rows)
+        return rows
+
+    def own(self, x: np.ndarray) -> np.ndarray:
+        """Return the rows of those who live, of all `[P · E, …]`."""
+        return x if self.rows is None else x[self.rows]
 
     def seen(self) -> list[Tensor]:
         """Return what members act by: observation `[P, E, O]`, legal actions `[P, E, A]`, whether an episode begins,
         and of a team who is there `[P, E]`."""
         there = [] if self._team is None else [self.pool.alive]
-        return [self._by_member(x) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
+        return [self._by_member(self.own(x)) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
         """Return the cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
-        actions = by_row(self._spec, gather(chosen, self._slots))
-        return actions if self._team is None else self.pool.taken(actions)
+        actions = by_row(self._spec, gather(chosen, self._places))
+        return actions if self._team is None else self.pool.taken(actions, self.rows)
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
         """Let members that learn off-policy choose what is then `pending`, and take note of what they choose by."""
-        take_note(cohorts, self.pool.obs, self.pool.alive)
-        chosen = act(self._spec, cohorts, self.pool.obs, self.pool.mask, epsilon, self._clock.tick)
-        self.pending = self.pool.taken(chosen) if self._team is not None else chosen
+        obs, legal, places = self.own(self.pool.obs), self.own(self.pool.mask), self._places
+        take_note(cohorts, obs, self.own(self.pool.alive), places)
+        chosen = act(self._spec, cohorts, obs, legal, epsilon, self._clock.tick, places)
+        self.pending = self.pool.taken(chosen, self.rows) if self._team is not None else chosen
 
     def send(self) -> None:
         """Begin the step that is pending; `pool.receive` ends it."""
         assert self.pending is not None
-        self.pool.send(self.pending)
+        self.pool.send(self.pending, self.rows)
 
     def take(self, actions: np.ndarray) -> Step:
-        self._idle = None if self._team is None else self.pool.idle.copy()
-        return self.pool.step(actions)
+        self._idle = None if self._team is None else self.own(self.pool.idle).copy()
+        return self.pool.step(actions, self.rows)
 
     def gave(self, step: Step) -> list[Tensor]:
         """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`, and of a team `next_alive`.
@@ -98,25 +146,34 @@ class World:
         self.pending = None
         over = np.flatnonzero(step.over)
         if len(over):
-            self._begin(over)
+            rows = over if self.rows is None else self.rows[over]
+            if self.ended is not None:
+                good = rows[~step.broken[over]]
+                returns = self.pool.episode_return[good]
+                returns = returns if self._team is None else self._spec.score(returns)
+                self.ended.add(torch.from_numpy(good // self._clock.envs), torch.from_numpy(returns))
+            self._begin(rows)
         self._clock.count(int(step.broken.sum()), self._clock.rewarded or bool(step.reward[~step.broken].any()))
 
     def refuse_broken(self) -> None:
         """Raise EnvironmentFailed if too many of this generation's transitions were broken."""
-        _refuse_broken(self._spec, self._clock, self.pool.rows)
+        _refuse_broken(self._spec, self._clock)
 
     def _by_member(self, x: np.ndarray) -> Tensor:
         shape = x.shape[1:] if self._team is None else x.shape[2:]
-        return torch.from_numpy(x.reshape(self._clock.members, -1, *shape))
+        return torch.from_numpy(x.reshape(self._living, -1, *shape))
 
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": torch.from_numpy(self.pending.copy())}
-        return {**kept, **chosen, "episodes": torch.from_numpy(self.begun.copy())}
+        means = {} if self.ended is None else self.ended.state()
+        return {**kept, **chosen, **means, "episodes": torch.from_numpy(self.begun.copy())}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         """Take over what `state` returned; return the rows whose episodes were lost, which begin new ones."""
         self.begun[:] = tensors["episodes"].numpy()
+        if self.ended is not None:
+            self.ended.restore(tensors)
         self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
         lost = np.flatnonzero(self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()}))
         if len(lost):
@@ -124,7 +181,20 @@ class World:
         return lost
 
 
-def _refuse_broken(spec: Spec, clock: Clock, rows: int) -> None:
+def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
+    """Return the rows of these slots' environments, so many of each."""
+    rows: np.ndarray = (np.asarray(slots, np.int64)[:, None] * envs + np.arange(envs)).reshape(-1)
+    return rows
+
+
+def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
+    """Return the rows of the cohorts' members, None if they are all of the population, and how many they are."""
+    slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
+    return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
+
+
+def _refuse_broken(spec: Spec, clock: Clock) -> None:
+    rows = clock.living * clock.envs
     steps, broken = clock.here * rows, clock.broken_here
     if broken > max(_BROKEN_SHARE * steps, _BROKEN_TICKS * rows):
         raise EnvironmentFailed(
@@ -171,7 +241,15 @@ class TensorWorld:
         self._keys = torch.from_numpy(np.repeat(keys, envs)).to(device)
         self._envs = torch.arange(self.pool.rows, device=device) % envs
         self._begun = torch.zeros(self.pool.rows, dtype=torch.int64, device=device)
-        self._legal, self.masked = legal_actions(spec, self.pool, len(keys), envs), self.pool.masked
+        self._every_legal, self.masked = legal_actions(spec, self.pool, len(keys), envs), self.pool.masked
+        self._legal, self._living = self._every_legal, len(keys)  # of those who live
+        self.rows: np.ndarray | None = None  # of those who live, None if all do
+        self._at: Tensor | None = None  # the same on the device
+        self.ended: Ended | None = None
+        if spec.search.fitness == "training":
+            self.ended = Ended(len(keys), device)
+            self._running = torch.zeros(self.pool.rows, dtype=torch.float64, device=device)  # returns of episodes
+            self._whose = torch.arange(self.pool.rows, device=device) // envs
         if self._team is not None:
             self._first_legal = torch.from_numpy(self.pool.team.first).to(device)
         self._broken = torch.zeros(len(keys), envs * agents, dtype=torch.bool, device=device)
@@ -181,7 +259,11 @@ class TensorWorld:
 
     def _begin(self, over: Tensor) -> None:
         """Begin new episodes in the rows `over` `[R]`: on a device in all at once, which waits for nothing; on the CPU
-        in those few alone, which costs less."""
+        in those few alone, which costs less. Without `rows` of their own who live are all."""
+        if self._at is not None:
+            every = torch.zeros(self.pool.rows, dtype=torch.bool, device=over.device)
+            every[self._at] = over
+            over = every
         if over.device.type != "cpu":
             self.pool.reset_where(over, rng.seeds(self._keys, Purpose.EPISODE, self._envs, self._begun))
         elif (found := policy.next_episodes(over, self._keys, self._envs, self._begun)) is not None:
@@ -198,12 +280,33 @@ class TensorWorld:
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         slots = [slot for cohort in cohorts for slot in cohort.slots]
         self._order = None if slots == sorted(slots) else upload(torch.tensor(slots).argsort(), self.pool.device)
+        before, (self.rows, self._living) = self.rows, rows_of(cohorts, self._clock)
+        if before is not None or self.rows is not None:
+            self._seen = None
+        self._at = None if self.rows is None else upload(torch.from_numpy(self.rows), self.pool.device)
+        self._legal = self._every_legal if self.rows is None else self._every_legal[sorted(slots)]
+        self._places = [upload(torch.tensor(own), self.pool.device) for own in places_of(cohorts)]
+        if self.ended is not None:
+            self.ended.forget(slots)
+
+    def renew(self, slots: Sequence[int]) -> np.ndarray:
+        """See `World.renew`."""
+        rows, at, self._at = rows_in(slots, self._clock.envs), self._at, None
+        over = torch.zeros(self.pool.rows, dtype=torch.bool)
+        over[rows] = True
+        self._begin(upload(over, self.pool.device))
+        if self.ended is not None:
+            self._running[upload(over, self.pool.device)] = 0.0
+        self._at, self._seen = at, None
+        return rows
 
     def seen(self) -> list[Tensor]:
-        begins = self.pool.begins
+        begins = self.pool.begins if self._at is None else self.pool.begins[self._at]
         if self._team is not None:
             begins = begins[:, None].expand(-1, len(self._team.agents)).contiguous()
-        obs = self.pool.obs if self._seen is None else self._seen
+        obs = self._seen
+        if obs is None:
+            obs = self.pool.obs if self._at is None else self.pool.obs[self._at]
         return [self._by_member(obs), self._legal, self._by_member(begins)]
 
     def actions(self, chosen: Sequence[Tensor]) -> Tensor:
@@ -216,8 +319,8 @@ class TensorWorld:
         """See `World.decide`."""
         obs, legal, _ = self.seen()
         here, chosen = torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device), []
-        for cohort in cohorts:
-            own = slice(None) if cohort.slots == list(range(len(obs))) else cohort.slots
+        for cohort, place in zip(cohorts, self._places, strict=True):
+            own = slice(None) if len(cohorts) == 1 and self._order is None else place
             if cohort.normaliser is not None:
                 cohort.normaliser.see(obs[own], cohort.healthy, here[own])
             chosen.append(choose(self._spec, cohort, obs[own], legal[own], (epsilon, self._clock.tick)))
@@ -228,7 +331,8 @@ class TensorWorld:
 
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
         """Return the transitions of a step as rows `[R, size]`; obs `[P, E · K, O]` is what members chose by."""
-        rows, legal = self.pool.rows, self._legal.view(self.pool.rows, -1, self._legal.shape[-1])
+        rows = len(actions)
+        legal = self._legal.view(rows, -1, self._legal.shape[-1])
         next_legal = None
         if layout.masked:  # an agent that is gone has its first action alone
             next_legal = torch.where(step.terminated.view(rows, -1, 1), self._first_legal, legal)
@@ -242,20 +346,21 @@ class TensorWorld:
         return found
 
     def take(self, actions: Tensor) -> TensorStep:
-        found: TensorStep = self.pool.step(actions)
+        found: TensorStep = self.pool.step(actions) if self._at is None else self.pool.step(actions, self._at)
         return found
 
     def broken(self, step: TensorStep) -> Tensor | None:
         """Return which rows `[R]` gave what is not finite; None where that cannot be."""
         if self.pool.sound:
             return None
-        parts = (x.reshape(self.pool.rows, -1).isfinite().all(dim=1) for x in (step.obs, step.reward))
+        parts = (x.reshape(len(step.obs), -1).isfinite().all(dim=1) for x in (step.obs, step.reward))
         finite = torch.stack(list(parts)).all(dim=0)
         return ~finite
 
     def gave(self, step: TensorStep) -> list[Tensor]:
         bad = self.broken(step)
-        gave = [*(self._by_member(x) for x in step), self._broken if bad is None else bad.view_as(self._broken)]
+        none = self._broken[: self._living]
+        gave = [*(self._by_member(x) for x in step), none if bad is None else bad.view_as(none)]
         if self._team is not None:
             gave.append(torch.where(gave[2], GONE, torch.where(gave[3], CUT, ACTS)).float())
         return gave
@@ -266,24 +371,45 @@ class TensorWorld:
             self._seen = step.obs
         over, bad = step.terminated | step.truncated, self.broken(step)
         over = over if self._team is None else over.all(dim=1)  # their agents end together
+        if self.ended is not None:
+            self._sum_up(step.reward, over, bad)
         self._begin(over if bad is None else over | bad)
         self._clock.count(0 if bad is None else int(bad.sum()))
 
+    def _sum_up(self, reward: Tensor, over: Tensor, bad: Tensor | None) -> None:
+        """Add a step's rewards `[R]` to the running episodes, and count those that are over, but no broken ones."""
+        rows = slice(None) if self._at is None else self._at
+        each = reward.double()
+        if self._team is not None:
+            each = each.sum(dim=1) if self._spec.algo_config.score == "sum" else each.mean(dim=1)
+        total = self._running[rows] + each
+        good = over if bad is None else over & ~bad
+        assert self.ended is not None
+        whose = self._whose[rows]
+        self.ended.sums.index_add_(0, whose, torch.where(good, total, 0.0))
+        self.ended.counts.index_add_(0, whose, good.double())
+        ends = over if bad is None else over | bad
+        self._running[rows] = total.masked_fill(ends, 0.0)
+
     def refuse_broken(self) -> None:
         if not self.pool.sound:
-            _refuse_broken(self._spec, self._clock, self.pool.rows)
+            _refuse_broken(self._spec, self._clock)
 
     def _by_member(self, x: Tensor) -> Tensor:
-        return x.view(self._clock.members, -1, *(x.shape[1:] if self._team is None else x.shape[2:]))
+        return x.reshape(self._living, -1, *(x.shape[1:] if self._team is None else x.shape[2:]))
 
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": self.pending.to("cpu", copy=True)}
-        return {**kept, **chosen, "episodes": self._begun.to("cpu", copy=True)}
+        means = {} if self.ended is None else {**self.ended.state(), "running": self._running.to("cpu", copy=True)}
+        return {**kept, **chosen, **means, "episodes": self._begun.to("cpu", copy=True)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         self._begun = tensors["episodes"].to(self.pool.device, copy=True)
         self.pending = tensors["pending"].to(self.pool.device) if "pending" in tensors else None
+        if self.ended is not None:
+            self.ended.restore(tensors)
+            self._running.copy_(tensors["running"])
         self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
         self._seen = None
         return np.empty(0, np.int64)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from evopipe import algos as registry
-from evopipe import plugins
+from evopipe import plugins, searchers
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
     BACKENDS,
@@ -22,6 +22,7 @@ from evopipe.schema.blocks import (
 )
 from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located
 from evopipe.schema.language import LanguageConfig, TextFetch, TextMutation, TextRuntime, TextTrain
+from evopipe.schema.search import SearchConfig
 
 
 class RunParams(Schema):
@@ -52,6 +53,7 @@ class RunParams(Schema):
         kinds = [plugins.find(plugins.MUTATIONS, kind, key) for kind, weight in chances.items() if weight]
         if not self.of_text:
             kinds.append(plugins.find(plugins.BACKENDS, own.env.backend, "env.backend", BACKENDS))
+        kinds.append(searchers.plugin(own.search.strategy))
         points = [point for point in (registry.plugin(own.train.algo), *kinds) if point is not None]
         network = getattr(getattr(self.algo_config, "network", None), "module", None)
         modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
@@ -89,6 +91,7 @@ class LanguageParams(RunParams):
     population: PopulationConfig = Field(default_factory=PopulationConfig)
     train: TextTrain = Field(default_factory=TextTrain)
     evolution: Evolution = Field(default_factory=Evolution)
+    search: SearchConfig = Field(default_factory=SearchConfig)
     evaluate: Evaluate = Field(default_factory=Evaluate)
     export: Export = Field(default_factory=Export)
     runtime: TextRuntime = Field(default_factory=TextRuntime)

@@ -9,12 +9,12 @@ from typing import Any
 import evopipe
 from evopipe import layout
 from evopipe.errors import DataError
-from evopipe.evolve.lineage import descent, read_lineage
 from evopipe.keys import CODE, content_key
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.problems import part_of
 from evopipe.run.population import read_members
 from evopipe.schema.params import AnyParams
+from evopipe.searchers.history import descent, read_lineage
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track.formats import score

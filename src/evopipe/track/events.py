@@ -23,8 +23,8 @@ from pydantic import BeforeValidator, TypeAdapter
 from pydantic_core import to_json
 
 if TYPE_CHECKING:
-    from evopipe.evolve.lineage import Record
-    from evopipe.evolve.mutate import Mutation
+    from evopipe.mutations import Mutation
+    from evopipe.searchers.history import Record
 
 # JSON knows no NaN and no infinity: the log has null there.
 _Float = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]

@@ -23,7 +23,7 @@ from evopipe.track.events import Generation
 from evopipe.track.record import FILES, TRAINED, Kept, Run
 
 if TYPE_CHECKING:
-    from evopipe.evolve.mutate import Mutation
+    from evopipe.mutations import Mutation
 
 _LOCK, _PARAMS = "dvc.lock", "params.yaml"
 _DEPTH = 3  # folders below the root in which a pipeline may lie
@@ -186,7 +186,7 @@ def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:
 
 def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
     """Make the events of a training, with the times that they ended at, from its lineage, its curve and its times."""
-    from evopipe.evolve.lineage import read_lineage
+    from evopipe.searchers.history import read_lineage
 
     clock, evolve = run.started, run.params.get("algos", {}).get(run.algo, {}).get("evolve", {})
     steps, seconds = _columns(run, "fitness", "env_steps", "eval_steps"), _columns(run, "timing", "seconds")

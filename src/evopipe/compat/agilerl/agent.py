@@ -20,7 +20,7 @@ from evopipe.core.member import Member
 from evopipe.envs.spaces import ActionSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, EvopipeError, UsageError
-from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.mutations import NONE, Mutation
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.rollouts import learn_from_rollout

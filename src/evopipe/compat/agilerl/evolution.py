@@ -13,13 +13,13 @@ from evopipe.compat.agilerl.agent import Agent
 from evopipe.compat.agilerl.population import one_process
 from evopipe.compat.agilerl.settings import RLParameter, evolve_of, own_names
 from evopipe.errors import ParamsError, UsageError, suggestion
-from evopipe.evolve.mutate import mutate
-from evopipe.evolve.select import windowed
-from evopipe.evolve.step import evolve
+from evopipe.mutations import mutate
 from evopipe.rng import Purpose
 from evopipe.schema.blocks import MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve
 from evopipe.schema.params import parse_params
+from evopipe.searchers.apply import evolve
+from evopipe.searchers.tournament import windowed
 
 
 class TournamentSelection:

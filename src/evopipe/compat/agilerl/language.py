@@ -18,10 +18,10 @@ from evopipe.compat.agilerl.population import one_process
 from evopipe.compat.agilerl.settings import HyperparameterConfig, LanguageSettings, RLParameter, language_block
 from evopipe.compat.agilerl.view import View
 from evopipe.errors import DataError, UsageError
-from evopipe.evolve.mutate import NONE
 from evopipe.language.base import Base, base_of, digest_of, load_base
 from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
+from evopipe.mutations import NONE
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.problems.text import describe, spec_of
 from evopipe.problems.text_data import form_of

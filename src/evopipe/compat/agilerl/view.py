@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from evopipe import rng
 from evopipe.core.member import Member
-from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.mutations import NONE, Mutation
 
 
 class View:

@@ -23,10 +23,10 @@ from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnW
 from evopipe.compat.rllm.config import resolve
 from evopipe.core.member import Member
 from evopipe.errors import DataError, UsageError, need_package, suggestion
-from evopipe.evolve.mutate import Mutation
 from evopipe.keys import CODE, content_key, state_folder
 from evopipe.language.policy import LanguagePolicy
 from evopipe.machine import configure
+from evopipe.mutations import Mutation
 from evopipe.ops.statistics import summary
 from evopipe.policies.loading import load
 from evopipe.problems.text import describe, make_spec

@@ -15,7 +15,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 from evopipe.core.member import Member, read_architecture
 from evopipe.core.structure import Architecture
 from evopipe.errors import DataError
-from evopipe.evolve.mutate import Mutation
+from evopipe.mutations import Mutation
 
 _Architecture = Annotated[Architecture, PlainValidator(read_architecture), PlainSerializer(lambda arch: arch.to_json())]
 # JSON knows no −∞: such a fitness is null there.
@@ -38,10 +38,11 @@ class Scored:
     hyper: Mapping[str, Any]
     healthy: bool
     fitness: _Fitness
+    steps: Annotated[int | None, Field(exclude_if=lambda steps: steps is None)] = None  # lived, if others lived more
 
     @classmethod
-    def of(cls, m: Member) -> Scored:
-        return cls(m.slot, m.id, m.parent, m.key, m.arch, dict(m.hyper), m.healthy, m.fitness[-1])
+    def of(cls, m: Member, steps: int | None = None) -> Scored:
+        return cls(m.slot, m.id, m.parent, m.key, m.arch, dict(m.hyper), m.healthy, m.fitness[-1], steps)
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,11 @@ class Born:
     arch: _Architecture
     hyper: Mapping[str, Any]
     mutation: Mutation
+    why: Annotated[str, Field(exclude_if=lambda why: not why)] = ""  # it is in its slot, in words
 
     @classmethod
-    def of(cls, m: Member, mutation: Mutation, parent_slot: int | None = None) -> Born:
-        return cls(m.slot, m.id, m.parent, parent_slot, m.arch, dict(m.hyper), mutation)
+    def of(cls, m: Member, mutation: Mutation, parent_slot: int | None = None, why: str = "") -> Born:
+        return cls(m.slot, m.id, m.parent, parent_slot, m.arch, dict(m.hyper), mutation, why)
 
 
 @dataclass(frozen=True)

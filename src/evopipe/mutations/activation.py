@@ -1,0 +1,22 @@
+"""Activation: another activation function."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from evopipe.core.member import Member
+from evopipe.mutations.values import Changed, Mutation, Traits
+from evopipe.schema.blocks import MutationConfig
+
+
+def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
+    """Choose another activation for all hidden layers."""
+    old: Any = member.arch
+    others = [name for name in cfg.activations if name != old.activation]
+    if not others or not old.activation:
+        return None
+    new = others[int(rng.integers(len(others)))]
+    return replace(member, arch=replace(old, activation=new)), Mutation("activation", "activation", old.activation, new)

@@ -1,0 +1,39 @@
+"""Architecture: add or remove a layer, or change a width or whatever else the architecture offers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from evopipe.core.member import Member
+from evopipe.core.structure import Architecture
+from evopipe.mutations.values import Changed, Mutation, Traits, in_random_order
+from evopipe.schema.blocks import MutationConfig
+
+
+def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
+    """Draw one change among those that the architecture offers; a layer's with the probability `new_layer_prob`."""
+    options = list(member.arch.options(cfg.architecture, list(traits.widths.values())))
+    layers = [option for option in options if option[0].endswith("_layer")]
+    others = [option for option in options if not option[0].endswith("_layer")]
+    for group in in_random_order([layers, others], [cfg.new_layer_prob, 1 - cfg.new_layer_prob], rng):
+        if group:
+            methods = sorted({name for name, *_ in group})
+            method = methods[int(rng.integers(len(methods)))]
+            chosen = [option for option in group if option[0] == method]
+            _, what, before, after, arch = chosen[int(rng.integers(len(chosen)))]
+            return _carry(traits, member, arch, rng), Mutation("architecture", what, before, after)
+    return None
+
+
+def _carry(traits: Traits, member: Member, arch: Architecture, rng: np.random.Generator) -> Member:
+    seeds = {network: int(rng.integers(2**63)) for network in sorted(traits.widths)}
+    tensors = {}
+    for name, tensor in member.tensors.items():
+        kind, network = traits.kinds[name]
+        if kind != "row":  # one seed a network: online and target receive the same new weights
+            fresh = np.random.Generator(np.random.Philox(seeds[network]))
+            tensor = member.arch.carry(arch, traits.widths[network], kind, tensor, fresh)
+        tensors[name] = tensor
+    return replace(member, arch=arch, tensors=tensors)

@@ -1,0 +1,51 @@
+"""RL hyper-parameters: one grows or shrinks, or several are set to values that a searcher chose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from evopipe.core.member import Member
+from evopipe.mutations.values import NONE, Changed, Mutation, Traits
+from evopipe.schema.blocks import MutationConfig
+from evopipe.schema.declare import Evolve
+
+
+def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
+    """Grow or shrink one RL hyper-parameter."""
+    names = sorted(traits.evolve)
+    for i in rng.permutation(len(names)):
+        name = names[int(i)]
+        old, whole = member.hyper[name], name in traits.whole
+        grow = bool(rng.random() < 0.5)
+        for up in (grow, not grow):
+            new = _scaled(old, traits.evolve[name], up, whole)
+            if new != old:
+                return replace(member, hyper={**member.hyper, name: new}), Mutation("rl_hp", name, old, new)
+    return None
+
+
+def _scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
+    """Multiply by grow or shrink and clip; a whole number moves by at least 1."""
+    new, low, high = old * (evolve.grow if up else evolve.shrink), evolve.min, evolve.max
+    if whole:
+        new = max(round(new), old + 1) if up else min(round(new), old - 1)
+        low, high = math.ceil(low), math.floor(high)
+    new = min(max(new, low), high)
+    # A value outside its range (set by hand) must not jump against the drawn direction.
+    if (new < old) if up else (new > old):
+        return old
+    return int(new) if whole else float(new)
+
+
+def set_values(member: Member, values: Mapping[str, float]) -> tuple[Member, Mutation]:
+    """Return a member with these values in the place of its own; `NONE` if they are its own already."""
+    changed = {name: value for name, value in sorted(values.items()) if value != member.hyper[name]}
+    if not changed:
+        return member, NONE
+    each = [Mutation("rl_hp", name, member.hyper[name], value) for name, value in changed.items()]
+    many = Mutation("rl_hp", ", ".join(one.describe() for one in each))
+    return replace(member, hyper={**member.hyper, **changed}), each[0] if len(each) == 1 else many

@@ -1,0 +1,58 @@
+"""What mutations are made of: what an operator must know, what it changed, and the order in which kinds are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from evopipe.core.member import Member
+from evopipe.core.structure import Widths
+from evopipe.schema.declare import Evolve
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What mutation must know of the algorithm."""
+
+    widths: Mapping[str, Widths]  # of every network
+    acting: Sequence[str]  # the networks that act: parameter noise goes there
+    kinds: Mapping[str, tuple[str, str]]  # how each tensor changes with the architecture: `tensor_kinds`
+    evolve: Mapping[str, Evolve]  # which hyper-parameters may mutate
+    whole: frozenset[str]  # those of them that are whole numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """What one mutation changed: `kind`, `what` exactly, and the values before and after."""
+
+    kind: str
+    what: str = ""
+    before: Any = None
+    after: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "what": self.what, "before": self.before, "after": self.after}
+
+    def describe(self) -> str:
+        """Return a short text for people; an empty one if nothing changed."""
+        if self.before is None:
+            return self.what
+        values = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in (self.before, self.after))
+        return f"{self.what} {' → '.join(values)}"
+
+
+NONE = Mutation("none")
+Changed: TypeAlias = "tuple[Member, Mutation] | None"
+"""What an operator gives: the changed member and what changed; None if nothing can change."""
+
+
+def in_random_order(items: Sequence[Any], weights: Sequence[float], rng: np.random.Generator) -> Iterator[Any]:
+    """Yield all items whose weight is positive, each next one drawn by the weights of those that are left."""
+    left = [(item, weight) for item, weight in zip(items, weights, strict=True) if weight > 0]
+    while left:
+        total = np.cumsum([weight for _, weight in left])
+        i = int(np.searchsorted(total, rng.random() * total[-1], side="right"))
+        yield left.pop(min(i, len(left) - 1))[0]

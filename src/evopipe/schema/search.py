@@ -1,0 +1,93 @@
+"""The block `search` of `params.yaml`: which strategy, its budget, and the strategy's own block."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from evopipe import searchers
+from evopipe.errors import ParamsError, suggestion
+from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, located
+
+_ELSEWHERE = "tournament"  # its block is `evolution.tournament`
+
+
+class SearchConfig(Schema):
+    """The search over members: who lives next and for how long, and who becomes a parent. A strategy's own settings
+    stand in a block of its name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    strategy: str = Field(
+        "tournament",
+        description="`tournament`: all members live, parents are chosen by tournament (`evolution.tournament`); or "
+        "another file of `searchers/`, or another package's (entry points `evopipe.searchers`)",
+    )
+    budget: int | None = Field(
+        None,
+        ge=1,
+        le=10**13,
+        description="environment steps of the population, of training, evaluation and confirmation, after which the "
+        "run ends; null: when every member has lived `train.max_steps`",
+    )
+    fitness: Literal["evaluation", "training"] = Field(
+        "evaluation",
+        description="`evaluation`: the mean return of evaluation episodes; `training`: of the episodes that ended in "
+        "the generation, which cost nothing; then only who may be the new best is evaluated",
+    )
+    proposer: Literal["random", "sobol", "tpe", "gp"] = Field(
+        "random",
+        description="what gives a new trial its values, for strategies that begin any: `random`, `sobol`, or Optuna's "
+        "`tpe` or `gp` by the trials so far (the extra `search`)",
+    )
+
+    @classmethod
+    def strangers(cls, names: list[str]) -> list[Problem]:
+        """Refuse blocks of strategies that do not exist."""
+        known = [name for name in searchers.names() if name != _ELSEWHERE]
+        found: list[Problem] = []
+        for name in names:
+            if name == _ELSEWHERE:
+                found.append(((name,), "its block is evolution.tournament: move it there"))
+            elif name not in known:
+                found.append(((name,), f"unknown key{suggestion(name, [*cls.model_fields, *known])}"))
+        return found
+
+    @field_validator("strategy")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in (known := searchers.names()):
+            raise ValueError(f"there is no strategy {name!r}{suggestion(name, known)}; there are {', '.join(known)}")
+        try:
+            searchers.get(name)
+        except ParamsError as error:
+            raise ValueError(str(error).partition(": ")[2]) from None
+        return name
+
+    @model_validator(mode="after")
+    def _blocks_fit(self, info: ValidationInfo) -> Self:
+        extra = self.__pydantic_extra__
+        assert extra is not None
+        problems: list[Problem] = []
+        for name, block in extra.items():
+            schema = searchers.get(name).Config
+            try:
+                extra[name] = block if isinstance(block, schema) else schema.model_validate(block, context=info.context)
+            except ValidationError as error:
+                problems += [((name, *path), sentence) for path, sentence in explain(error, schema, block)]
+        chosen = searchers.get(self.strategy).Config
+        asks = self.strategy != _ELSEWHERE and chosen.model_fields and self.strategy not in extra
+        if asks and info.context == COMPLETE:
+            values = ", ".join(f"{name}: {value}" for name, value in chosen().model_dump(mode="json").items())
+            problems.append(((self.strategy,), f"missing block: add it, the defaults are {{{values}}}"))
+        if problems:
+            raise located(problems)
+        return self
+
+    def config(self, tournament: Any) -> Any:
+        """Return the chosen strategy's own settings; `tournament` is `evolution.tournament`."""
+        if self.strategy == _ELSEWHERE:
+            return tournament
+        found = (self.__pydantic_extra__ or {}).get(self.strategy)
+        return searchers.get(self.strategy).Config() if found is None else found

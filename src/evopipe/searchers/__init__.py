@@ -1,0 +1,45 @@
+"""The search strategies: one file each, found by its name; see `contract`."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+from evopipe import plugins
+from evopipe.errors import ParamsError
+
+_PARTS = ("apply", "contract", "history", "propose")
+"""Modules of this folder that are no strategy."""
+OWN = tuple(sorted(found.name for found in iter_modules([str(Path(__file__).parent)]) if found.name not in _PARTS))
+"""Evopipe's own."""
+KEY = "search.strategy"
+
+
+def names() -> list[str]:
+    """Return the names of all strategies, those of other packages included."""
+    return [*OWN, *plugins.names(plugins.SEARCHERS, OWN)]
+
+
+def plugin(name: str) -> plugins.Plugin | None:
+    """Return the entry point of a strategy that another package brings; None if it is evopipe's own, or unknown."""
+    return plugins.find(plugins.SEARCHERS, name, KEY, OWN)
+
+
+@cache
+def get(name: str) -> Any:
+    """Return the module of a strategy.
+
+    Raises:
+        ParamsError: there is no strategy of this name, two packages offer it, or its module lacks what one must define.
+    """
+    outside = plugin(name)
+    if outside is None and name not in OWN:
+        raise ParamsError(f"{KEY}: there is no strategy {name!r}; there are {', '.join(names())}")
+    module = outside.load(KEY) if outside else importlib.import_module(f"{__name__}.{name}")
+    lacking = [part for part in ("Config", "Search", "RENEWS", "PAUSES", "DRAWS") if not hasattr(module, part)]
+    if lacking:
+        raise ParamsError(f"{KEY}: {outside} does not define {', '.join(lacking)}: every search strategy must")
+    return module

@@ -1,0 +1,190 @@
+"""What a search strategy is asked, and what it answers.
+
+A run asks its searcher who lives next (`plan`), lets these members live, scores them, and asks what becomes of every
+slot (`step`). A searcher reads the history of the run and nothing else: it sees no tensor and no
+environment. Its draws are functions of the run's seed and the generation, so a run that was killed goes on to the same
+bits.
+
+A searcher is one file of this folder, found by its name (`search.strategy`), with
+
+- `Config`: its block in `params.yaml`, `search.<name>`;
+- `Search(config, about)`: an object with the methods of `Searcher`;
+- `RENEWS`: whether it begins new trials, so that the run ends by `search.budget`;
+- `PAUSES`: whether members may wait while others live;
+- `DRAWS`: whether the first members' values are drawn from the space of the search.
+
+Another package may bring one by an entry point of the group `evopipe.searchers`, the name of such a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from evopipe.searchers.history import Record
+
+Draw: TypeAlias = "Callable[[], np.random.Generator]"
+"""Returns the generator of this decision, anew at each call."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a searched hyper-parameter may be: `low` to `high`, drawn by its logarithm if `log`, whole if `whole`."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class About:
+    """What a searcher knows of its run from the start.
+
+    Attributes:
+        size: slots of the population, `P`.
+        life: environment steps of a trial's full life, `train.max_steps`.
+        generation: environment steps between two decisions, `train.evo_steps`.
+        space: what may be searched, by the hyper-parameter's name.
+        seed: the run's.
+        budget: environment steps of all kinds after which the run ends; None if it has none.
+        target: the score that ends the run; None if it has none.
+        proposer: what gives a new trial its values.
+        mutate_elite: whether the fittest member's own copy mutates too.
+    """
+
+    size: int
+    life: int
+    generation: int
+    space: Mapping[str, Bound] = field(default_factory=dict)
+    seed: int = 0
+    budget: int | None = None
+    target: float | None = None
+    proposer: str = "random"
+    mutate_elite: bool = False
+
+
+@dataclass(frozen=True)
+class Living:
+    """A slot's member: `steps` of its life so far, and `fitness`, its evaluations, its ancestors' before."""
+
+    slot: int
+    id: int
+    parent: int | None
+    hyper: Mapping[str, Any]
+    steps: int
+    fitness: Sequence[float]
+    healthy: bool
+
+    @property
+    def score(self) -> float:
+        """Its last fitness; −∞ if it has none or diverged."""
+        last = self.fitness[-1] if self.fitness and self.healthy else -float("inf")
+        return last if abs(last) != float("inf") and last == last else -float("inf")
+
+
+@dataclass(frozen=True)
+class History:
+    """What has happened in a run; read-only.
+
+    Attributes:
+        members: every slot's member, in slot order.
+        records: the lineage, a record a generation; the first is of the initial members.
+        generation: generations that are over.
+        spent: environment steps so far, of training, evaluation and confirmation.
+        trials: trials that were begun, the first members included, whether or not they have lived.
+    """
+
+    members: Sequence[Living]
+    records: Sequence[Record]
+    generation: int
+    spent: int
+    trials: int
+
+    def scores(self) -> list[float]:
+        """Return every slot's last fitness, −∞ where it has none."""
+        return [member.score for member in self.members]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A generation to come.
+
+    Attributes:
+        active: the slots whose members live.
+        steps: environment steps of each of them.
+        met: groups of slots whose order will matter, see `train.evaluation: race`; empty: that of all.
+    """
+
+    active: Sequence[int]
+    steps: int
+    met: Sequence[Sequence[int]] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON data, whose parts are the arguments of another."""
+        return {"active": list(self.active), "steps": self.steps, "met": [list(group) for group in self.met]}
+
+
+DRAWN: Literal["drawn"] = "drawn"
+"""The change of a child that `evolution.mutation` draws."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """A slot's member stays as it is."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Child:
+    """A slot gets a copy of the member in the slot `of`, and a change: one that `evolution.mutation` draws, other
+    values of hyper-parameters by name, or none. With `survives` a copy that nothing changes keeps the member's id."""
+
+    of: int
+    change: Literal["drawn"] | Mapping[str, float] | None = DRAWN
+    why: str = ""
+    survives: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A slot gets a new member with new weights and these values of hyper-parameters; its life begins at step 0."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    why: str = ""
+
+
+Fate: TypeAlias = "Keep | Child | Trial"
+
+
+class Searcher(Protocol):
+    """A strategy: who lives next, and what becomes of every slot."""
+
+    def plan(self, history: History, draw: Draw) -> Plan | None:
+        """Return the next generation; None if nobody is to live any more, which ends the run. `draw` gives the
+        generator that `step` will be given at the end of this generation."""
+
+    def step(self, history: History, draw: Draw) -> Sequence[Fate] | None:
+        """Return what becomes of each slot after a generation; None if no member can go on: then the run returns to
+        the last generation that had a healthy member."""
+
+    def state(self) -> dict[str, Any]:
+        """Return as JSON data what the searcher knows beside the history."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+
+
+class Stateless:
+    """The `state` and `restore` of a searcher that reads the history alone."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to take over."""

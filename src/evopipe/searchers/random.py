@@ -1,0 +1,42 @@
+"""Random search (Bergstra & Bengio, 2012): trials with values drawn from the space, each lives its full life by itself.
+All slots live side by side; with one slot it is serial random search.
+
+Paper: https://www.jmlr.org/papers/v13/bergstra12a.html
+"""
+
+from __future__ import annotations
+
+from evopipe.schema.declare import Schema
+from evopipe.searchers.contract import About, Draw, Fate, History, Keep, Plan, Stateless
+from evopipe.searchers.propose import Proposer
+
+RENEWS, PAUSES, DRAWS = True, False, True
+
+
+class Config(Schema):
+    """Random search has no settings of its own."""
+
+
+class Search(Stateless):
+    """See the module, and `contract.Searcher`."""
+
+    def __init__(self, config: Config, about: About) -> None:
+        self.about, self.proposer = about, Proposer(about)
+
+    def plan(self, history: History, draw: Draw) -> Plan:
+        """All slots live."""
+        return Plan(tuple(range(self.about.size)), self.about.generation)
+
+    def step(self, history: History, draw: Draw) -> list[Fate]:
+        """A trial that has lived its life, or diverged, makes room for a new one."""
+        return [
+            self.proposer.trial(
+                history,
+                draw,
+                member.slot,
+                "the one before had lived its life" if member.healthy else "the one before diverged",
+            )
+            if member.steps >= self.about.life or not member.healthy
+            else Keep("goes on until its life is over")
+            for member in history.members
+        ]

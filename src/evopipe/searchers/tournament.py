@@ -1,0 +1,99 @@
+"""Tournament selection with elitism (Miller & Goldberg, 1995): a slot's parent is the fittest of some members drawn at
+random; the fittest of all survives in slot 0. All members live all the time.
+
+Paper: https://content.wolfram.com/sites/13/2018/02/09-3-2.pdf
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from evopipe.schema.blocks import TournamentConfig
+from evopipe.searchers.contract import DRAWN, About, Child, Draw, Fate, History, Plan, Stateless
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Config = TournamentConfig
+"""Its block is `evolution.tournament`, beside what mutates."""
+RENEWS = PAUSES = DRAWS = False
+
+
+class Search(Stateless):
+    """See the module, and `contract.Searcher`."""
+
+    def __init__(self, config: TournamentConfig, about: About) -> None:
+        self.config, self.about = config, about
+
+    def plan(self, history: History, draw: Draw) -> Plan:
+        """All members live; who meets in a tournament is known before anybody plays."""
+        about = self.about
+        met = draws(self.config, about.size, draw())[self.config.elitism :]
+        return Plan(tuple(range(about.size)), about.generation, met.tolist())
+
+    def step(self, history: History, draw: Draw) -> list[Fate] | None:
+        """Every slot gets a mutated child of its tournament's winner, slot 0 the elite itself."""
+        import numpy as np
+
+        window = self.config.window
+        fitness = np.array([windowed(m.fitness, window) if m.healthy else -np.inf for m in history.members])
+        return fates(self.config, fitness, draw(), self.about.mutate_elite)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The row of the parent of each slot's child, and of the fittest member; None where no member is healthy."""
+
+    parents: tuple[int, ...]
+    elite: int | None
+
+
+def fates(
+    cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator, mutate_elite: bool
+) -> list[Fate] | None:
+    """Return what becomes of each slot by fitness `[P]`; None where it is finite of no member."""
+    selected = tournament(cfg, fitness, rng)
+    if selected.elite is None:
+        return None
+    won = f"won a tournament of {cfg.size}" if cfg.size else "nothing is selected"
+    found: list[Fate] = [Child(parent, DRAWN, won) for parent in selected.parents]
+    if cfg.elitism:
+        found[0] = Child(selected.elite, DRAWN if mutate_elite else None, "the fittest", survives=True)
+    return found
+
+
+def windowed(fitness: Sequence[float], window: int) -> float:
+    """Return the mean of the last `window` evaluations; −∞ where there is none or one is not finite."""
+    last = fitness[-window:]
+    mean = sum(last) / len(last) if last else -float("inf")
+    return mean if abs(mean) != float("inf") and mean == mean else -float("inf")
+
+
+def draws(cfg: TournamentConfig, members: int, rng: np.random.Generator) -> np.ndarray:
+    """Return who meets in each slot's tournament, `[P, size]`, in ascending order; nobody where there are none."""
+    import numpy as np
+
+    return np.sort(rng.integers(0, members, (members, cfg.size)), axis=1)
+
+
+def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator) -> Selection:
+    """Choose a parent for every slot by fitness `[P]`; what is not finite marks members that must not be parents. A
+    tournament of only such members falls to the fittest of all; if there is none, all stay. Ties go to the lower
+    row."""
+    import numpy as np
+
+    score = np.where(np.isfinite(fitness), fitness, -np.inf)
+    if not np.isfinite(score.max()):
+        return Selection(tuple(range(len(score))), None)
+    elite = int(score.argmax())
+    if cfg.size == 0:  # no tournament: everyone goes on but those who must not
+        own = [slot if np.isfinite(each) else elite for slot, each in enumerate(score)]
+        return Selection((elite, *own[1:]) if cfg.elitism else tuple(own), elite)
+    drawn = draws(cfg, len(score), rng)
+    winners = drawn[np.arange(len(score)), score[drawn].argmax(axis=1)]
+    winners = np.where(np.isfinite(score[winners]), winners, elite)
+    if cfg.elitism:
+        winners[0] = elite
+    return Selection(tuple(int(w) for w in winners), elite)

@@ -1,0 +1,120 @@
+"""Members that wait while others live: what they are afterwards, to the bit, is what they would have been without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import populations
+import rota
+from evopipe.core.member import Member
+from populations import equal_states, finish, go_on, same
+
+TURNS = ((0,), (0, 2), (1, 2), (1,), (0, 1))
+"""Who of three lives in which generation: members of unlike ages, alone and beside each other."""
+
+
+@pytest.fixture(autouse=True)
+def _offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    rota.offer(monkeypatch)
+
+
+def problem(algo: str, order: Sequence[Sequence[int]] = (), **more: Any) -> Any:
+    """A problem whose generations end within episodes; members differ in form, batch and learning rate."""
+    train = {"evo_steps": 100, "max_steps": 300, **more.pop("train", {})}
+    search = {"strategy": "rota", "rota": {"order": tuple(tuple(each) for each in order)}}
+    return populations.problem(algo=algo, mutation=populations.UNLIKE, train=train, search=search, **more)
+
+
+def lives(loop: Any) -> dict[int, list[Member]]:
+    """Train a run to its end; return what each member was after each generation that it lived."""
+    found: dict[int, list[Member]] = {slot: [] for slot in range(loop.clock.members)}
+    while not loop.reason:
+        lived, before = loop.active, loop.clock.generation
+        go_on(loop)
+        if loop.clock.generation > before:
+            for member in loop.members:
+                if member.slot in lived:
+                    found[member.slot].append(member)
+    return found
+
+
+def check(waiting: Any, always: Any) -> None:
+    """Compare the members of a run in turns with those of a run in which all live."""
+    turns, whole = lives(waiting), lives(always)
+    for slot, members in turns.items():
+        assert len(members) == sum(slot in each for each in TURNS)
+        for member, other in zip(members, whole[slot], strict=False):
+            assert same(member, other), f"slot {slot} after {len(other.fitness)} generations"
+            assert member.fitness == other.fitness
+            assert (member.id, member.key, member.arch) == (other.id, other.key, other.arch)
+
+
+@pytest.mark.parametrize("algo", populations.cases(quick=("dqn", "ppo"), teams=True))
+def test_a_member_that_waited_has_the_bits_of_one_that_never_did(algo: str, run: Callable[..., Any]) -> None:
+    waiting = run(problem(algo, TURNS), 3)
+    check(waiting, run(problem(algo), 3))
+    lived = sum(map(len, TURNS))
+    assert waiting.clock.env_steps == lived * 100, "environments of those who wait take no step"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("algo", "more"),
+    [
+        pytest.param("dqn", {"train": {"replay": {"sharing": "own", "n_step": 3, "prioritised": True}}}, id="n-step"),
+        pytest.param("dqn", {"train": {"normalise": {"observations": True}}}, id="normalised"),
+        pytest.param("ppo", {"train": {"normalise": {"observations": True, "rewards": True}}}, id="rewards"),
+        pytest.param(
+            "ppo", {"config": {"max_seq_len": 8, "network": {"encoder": [8], "latent": 8, "encoder_kind": "lstm"}}},
+            id="recurrent",
+        ),
+        pytest.param("maddpg", {"train": {"replay": {"sharing": "own", "n_step": 2}}}, id="team-n-step"),
+    ],
+)  # fmt: skip
+def test_so_does_one_of_other_settings(algo: str, more: dict[str, Any], run: Callable[..., Any]) -> None:
+    check(run(problem(algo, TURNS, **more), 3), run(problem(algo, **more), 3))
+
+
+@pytest.mark.parametrize(
+    "algo", ["dqn", pytest.param("ppo", marks=pytest.mark.thorough), pytest.param("td3", marks=pytest.mark.thorough)]
+)
+def test_so_does_one_in_tensors(algo: str, run: Callable[..., Any]) -> None:
+    waiting, always = problem(algo, TURNS), problem(algo)
+    for p in (waiting, always):
+        object.__setattr__(p, "env", p.env.model_copy(update={"backend": "torch"}))
+    check(run(waiting, 3), run(always, 3))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("algo", ["dqn", "ppo", "maddpg"])
+@pytest.mark.parametrize("ticks", [9, 33, 58, 101])
+def test_a_run_in_turns_that_was_killed_goes_on_to_the_same_bits(
+    algo: str, ticks: int, run: Callable[..., Any]
+) -> None:
+    p = problem(algo, TURNS)
+    straight, killed = run(p, 3), run(p, 3)
+    populations.advance(killed, ticks)
+    tensors, meta = killed.state()
+    resumed = run(p, 3)
+    assert resumed.restore({n: t.clone() for n, t in tensors.items()}, json.loads(json.dumps(meta))) == 0
+    finish(straight)
+    finish(resumed)
+    assert equal_states(straight.state(), resumed.state()) == []
+
+
+@pytest.mark.thorough
+def test_what_a_recurrent_member_remembers_waits_through_a_kill(run: Callable[..., Any]) -> None:
+    config = {"max_seq_len": 8, "network": {"encoder": [8], "latent": 8, "encoder_kind": "lstm"}}
+    p = problem("ppo", TURNS, config=config)
+    straight, killed = run(p, 3), run(p, 3)
+    populations.advance(killed, 60)  # the first waits, in the middle of an episode
+    resumed = run(p, 3)
+    assert resumed.restore(*killed.state()) == 0
+    assert list(resumed.regime._put_by) == [0]
+    finish(straight)
+    finish(resumed)
+    assert equal_states(straight.state(), resumed.state()) == []
