@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import RowLayout
 
@@ -31,7 +31,13 @@ class Watched:
             self._nstep.forget(np.arange(self._rows))
 
     def note(
-        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray, step: Step
+        self,
+        slots: np.ndarray,
+        rows: np.ndarray,
+        obs: np.ndarray,
+        legal: np.ndarray,
+        actions: np.ndarray,
+        step: RowStep,
     ) -> None:
         """Take note of a step of some rows `[n]`, of the members in these slots `[n]`; obs `[n, O]` and legal `[n, A]`
         are what they acted by."""

@@ -14,7 +14,7 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.envs.workers import Workers
 from evopipe.run.act import by_row, choose, gather, step
 from evopipe.run.episodes import Episodes, Stopped
@@ -102,7 +102,7 @@ def evaluate(
     return Episodes(spec.score(returns), lengths, steps, {"agents": returns}, limited)
 
 
-Note: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, Step], None]
+Note: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, RowStep], None]
 """Told of a step: the slots `[n]` of those who act, their rows `[n]`, observations `[n, O]`, legal actions `[n, A]`,
 actions, and what the step gave, truncated where an episode was cut."""
 
@@ -114,7 +114,13 @@ class Watch(Protocol):
         """Another evaluation begins."""
 
     def note(
-        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray, step: Step
+        self,
+        slots: np.ndarray,
+        rows: np.ndarray,
+        obs: np.ndarray,
+        legal: np.ndarray,
+        actions: np.ndarray,
+        step: RowStep,
     ) -> None:
         """See `Note`."""
 
