@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_ar
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from evopipe import algos
+from evopipe import algos, searchers
+from evopipe.schema.blocks import TournamentConfig
 from evopipe.schema.declare import Evolve
 from evopipe.schema.params import Params
 from evopipe.schema.text import LanguageParams
@@ -49,6 +50,12 @@ NOTES: Notes = {
     "train.replay.capacity": ("transitions", "older experience kept, more memory"),
     "train.replay.n_step": ("environment steps", "rewards reach further back, targets are noisier"),
     "search.budget": ("environment steps of the population", "a longer search"),
+    "search.halving.eta": ("", "fewer go on from each rung, and rungs are farther apart"),
+    "search.halving.rung": ("environment steps", "scores are compared later; a new trial costs more"),
+    "search.halving.width": ("members", "members learn side by side, and are promoted by fewer scores"),
+    "search.growth.slice": ("environment steps", "fewer decisions, each by more; fewer evaluations"),
+    "search.growth.window": ("slices", "steadier projections that notice a change later"),
+    "search.growth.factor": ("factor", "children are less like their parents"),
     "train.replay.updates": ("updates", "learns more from fewer steps, slower; too many: less stable"),
     "train.replay.alpha": ("", "surprising transitions come more often"),
     "train.replay.beta": ("", "less bias early, smaller steps"),
@@ -165,6 +172,10 @@ Rules between keys, which `evopipe params check` knows:
 - Each `min_` of `evolution.mutation.architecture` is at most its `max_`. At least one weight of
   `evolution.mutation.probabilities` is above 0. `evolution.mutation.activations` and `tracking.backends` name nothing
   twice.
+- A strategy that begins new trials (`growth`, `halving`, `random`) needs `search.budget`, which is at least
+  `train.evo_steps`, and a range in the chosen algorithm's `evolve`; that and one whose members may wait need
+  `runtime.shards.engine: none`. `search.halving.width` is at most `population.size`, `search.halving.rung` at most
+  `train.max_steps`, `search.growth.slice` at most `search.budget`.
 - At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.
 
 Rules that need the environment or the machine, which the stages check:
@@ -221,6 +232,11 @@ class Row(NamedTuple):
 def render() -> str:
     """Return the page."""
     parts = [HEAD, *_sections(Params, "")]
+    for name in searchers.OWN:
+        config = searchers.get(name).Config
+        if config.model_fields and config is not TournamentConfig:
+            parts.append(f"## `search.{name}`\n\n{_summary(config)} How it decides: [evolution](evolution.md).\n")
+            parts.append(table(rows(config, f"search.{name}")))
     for name in algos.names():
         config = algos.get(name).Config
         link = f"[algorithms/{name}.md](algorithms/{name}.md)"

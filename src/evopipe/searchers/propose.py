@@ -40,6 +40,13 @@ def value_at(bound: Bound, share: float) -> float:
     return float(min(max(value, bound.low), bound.high))
 
 
+def share_of(bound: Bound, value: float) -> float:
+    """Return where in a bound a value lies, in [0, 1]: the inverse of `value_at`, but for the ends of whole numbers."""
+    scale = math.log if bound.log else float
+    low, high = scale(bound.low), scale(bound.high)
+    return min(max((scale(value) - low) / (high - low), 0.0), 1.0) if high > low else 0.5
+
+
 def random_values(space: Mapping[str, Bound], draw: np.random.Generator) -> dict[str, float]:
     """Draw every value by itself, uniformly, or uniformly by its logarithm."""
     return at(space, draw.random(len(space)).tolist())
