@@ -1,4 +1,4 @@
-"""Strategies that begin with nothing but a space solve CartPole within their budget, in a space where many draws do not.
+"""Strategies that begin with nothing but a space solve CartPole within their budget, where many draws do not.
 
 Thresholds are never lowered to get green.
 """
