@@ -1,14 +1,15 @@
-"""MF-PBT, multiple-frequencies population based training (Doulazmi et al., 2025): sub-populations evolve at frequencies of
-their own, every δ generations, so that one that evolves often is quick and one that evolves seldom is not greedy.
+"""MF-PBT, multiple-frequencies population based training (Doulazmi et al., 2025): sub-populations evolve every δ
+generations, each by a δ of its own, so that one that evolves often is quick and one that evolves seldom is not greedy.
 
 When a sub-population evolves, its members are ranked and divided into quarters. The last quarter become copies of the
-first, rank by rank, and explore as in `pbt`, without resampling. The third quarter takes in migrants, the best members of
-all other sub-populations, each if it is better than the member whose place it takes. Migration is asymmetric: weights
-always come with the migrant, but its values only if its sub-population evolves less often; from one that evolves more
+first, rank by rank, and explore as in `pbt`, without resampling. The third quarter takes in migrants, the best members
+of all other sub-populations, each if it is better than the member whose place it takes. Migration is asymmetric: with a
+migrant come its weights, but its values only if its sub-population evolves less often; from one that evolves more
 often, whose values may be greedy, the newcomer has those of the best member at home. All others go on.
 
 Ours alone: a member that diverged is replaced after any generation, by a copy of the best at home that explores; where
-nobody at home is healthy, by one of the best elsewhere. The paper has quarters of 4 members or a multiple; we round down.
+nobody at home is healthy, of the best elsewhere. A sub-population of the paper has a multiple of 4 members; we round
+down.
 
 Paper: https://arxiv.org/abs/2506.03225
 """
@@ -97,7 +98,9 @@ class Search(Stateless):
                 fates = self._evolved(history, ranked(scores, home), here, abroad, every, chooser)
             best = itertools.cycle(here[:1] or abroad)
             for slot in home:
-                kept: Fate = Keep(f"no other takes its place; its sub-population evolves every {every[slot]} generations")
+                kept: Fate = Keep(
+                    f"no other takes its place; its sub-population evolves every {every[slot]} generations"
+                )
                 if not math.isfinite(scores[slot]) and slot not in fates:
                     kept = self._copy(history, next(best), "the one before diverged", chooser)
                 found.append(fates.get(slot, kept))

@@ -1,15 +1,16 @@
 """PB2, population-based bandits (Parker-Holder et al., 2020): population based training whose copies do not explore at
 random but where a Gaussian process promises the largest gain.
 
-The worst 20 % copy one of the best 20 %, as in `pbt`. The values x of a copy are those with the highest upper confidence
-bound μ(x, t) + √β σ(x, t) for the generation t to come. The process is fitted to all changes of a score from one
-generation to the next, by the values and the generation in which they came about, standardised. Its covariance is that of
-a function that drifts (Bogunovic et al., 2016): k(x, x′) (1 − ε)^(|t − t′| / 2), k the squared exponential. The copies of a
-generation are chosen one after another, and σ knows of all who live in it already, the mean does not (Desautels et al.,
-2014). β is that of the paper, c₁ + log(c₂ t) with c₁ = .2, c₂ = .4, and at least c₁.
+The worst 20 % copy one of the best 20 %, as in `pbt`. The values x of a copy are those with the highest upper
+confidence bound μ(x, t) + √β σ(x, t) for the generation t to come. The process is fitted to all changes of a score from
+one generation to the next, by the values and the generation in which they came about, standardised. Its covariance is
+that of a function that drifts (Bogunovic et al., 2016), k(x, x′) (1 − ε)^(|t − t′| / 2), k the squared exponential.
+Those of one generation are chosen one after another: σ knows of all who will live in it already, the mean does not
+(Desautels et al., 2014). β is that of the paper, c₁ + log(c₂ t) with c₁ = .2, c₂ = .4, and at least c₁.
 
-scikit-learn computes the process, and fits the scales of k, ε and the noise by maximum likelihood. Until two changes are known, copies draw their values
-from the space, as the first members did. A member that diverged counts as the largest fall of all that are known.
+scikit-learn computes the process; the scales of k, ε and the noise are those of highest likelihood. Until two changes
+are known, copies draw their values from the space, as the first members did. A member that diverged counts as the
+largest fall of all that are known.
 
 Paper: https://arxiv.org/abs/2002.02518
 """
