@@ -96,13 +96,13 @@ class Search(Stateless):
             fates: dict[int, Fate] = {}
             if history.generation % every[home[0]] == 0:
                 fates = self._evolved(history, ranked(scores, home), here, abroad, every, chooser)
-            best = itertools.cycle(here[:1] or abroad)
+            best = (here or abroad)[0]
             for slot in home:
                 kept: Fate = Keep(
                     f"no other takes its place; its sub-population evolves every {every[slot]} generations"
                 )
                 if not math.isfinite(scores[slot]) and slot not in fates:
-                    kept = self._copy(history, next(best), "the one before diverged", chooser)
+                    kept = self._copy(history, best, "the one before diverged", chooser)
                 found.append(fates.get(slot, kept))
         return found
 
