@@ -348,12 +348,12 @@ class Replay:
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
         """Return on the host how many rows the memory of each of these members holds, `[P]` int64."""
-        filled: np.ndarray = self.size[self._memory(slots)]
+        filled: np.ndarray = self.size[self.memory_of(slots)]
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
         """Return where the memory of each of these members begins, `[P]` int64, on the device."""
-        return upload(torch.from_numpy(self._memory(slots) * self.capacity), self.device)
+        return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Return these slots, and where the memory of each begins, `[P]` int64 each, on the device: the same tensors
@@ -365,7 +365,8 @@ class Replay:
             self._placed[slots] = found = upload(torch.tensor(slots), self.device), self.first(slots)
         return found
 
-    def _memory(self, slots: Sequence[int]) -> np.ndarray:
+    def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return the number of the memory of each of these members, `[P]` int64."""
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:

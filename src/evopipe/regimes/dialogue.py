@@ -141,6 +141,10 @@ class Dialogue:
     def hand_down(self, parents: Sequence[int] | None) -> None:
         """Nothing is kept beside the members."""
 
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`: no episode ends here."""
+        return np.full(self.clock.members, np.nan)
+
     def renew(self, slots: Sequence[int]) -> None:
         """Nothing is a slot's own."""
 

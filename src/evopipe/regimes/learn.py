@@ -100,7 +100,8 @@ class ReplayLearning:
 
     def due(self) -> list[list[int]]:
         """Return what each cohort owes at this tick: how many updates, the first one's turn, rows filled `[P]`."""
-        tick, envs, each = self._clock.here, self._clock.envs, self._spec.train.replay.updates
+        tick, envs = self._clock.here, self._clock.envs
+        each = self._spec.train.replay.at_once(self._clock.living)
         turns = [tick * envs // _learn_step(cohort) * each % self._spec.period for cohort in self._cohorts]
         return [
             [updates_due(cohort, tick, envs) * each, turn, *self.replay.filled(cohort.slots).tolist()]

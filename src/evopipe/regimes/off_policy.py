@@ -19,6 +19,7 @@ from evopipe.errors import ParamsError
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import RowLayout
 from evopipe.regimes.learn import ReplayLearning
+from evopipe.regimes.watched import Watched
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.regime import Setup
 from evopipe.run.world import TensorWorld, World
@@ -50,7 +51,7 @@ class OffPolicy:
             envs = len(self.keys) * self.clock.envs
             pool = EnvPool(spec.env, envs, workers=setup.workers, overlapped=spec.overlapped)
             self.world = World(spec, self.keys, self.clock, pool)
-        self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
+        self.evaluate = Evaluator(spec, len(self.keys), setup.workers, on_host=spec.train.replay.evaluation)
         pool = self.world.pool
         self.threshold = pool.reward_threshold
         if spec.spaces.team and warm:
@@ -65,6 +66,13 @@ class OffPolicy:
         self.first, self.hand_down = self.learning.first, self.learning.hand_down
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
         self._windows = self.nstep  # of the environments that step
+        self._watched: Watched | None = None
+        if cfg.evaluation:
+            if spec.spaces.team or self.replay.frames is not None:
+                what = "a team" if spec.spaces.team else "images"
+                raise ParamsError(f"train.replay.evaluation: not served where there are {what}: set it to false")
+            self._watched = Watched(layout, self.evaluate.pool.rows)
+            self.evaluate.watch = self._watched
         self.warm, self._begins_with = min(len(warm or ()), cfg.capacity), warm
         self._fill(range(memories))
 
@@ -81,7 +89,10 @@ class OffPolicy:
             self._begins_with = None  # no member begins any more
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """See `Regime.adopt`. What was seen in the evaluation of those before is theirs to learn from now."""
         self._gather_windows()
+        if self._watched is not None:
+            self._watched.into(self.replay)
         self.cohorts = cohorts
         self.world.adopt(cohorts)
         self.learning.adopt(cohorts)
@@ -104,6 +115,11 @@ class OffPolicy:
         if self.spec.train.replay.sharing == "own":
             self.replay.clear(slots)
             self._fill(slots)
+
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`."""
+        assert self.world.ended is not None
+        return self.world.ended.means()
 
     def advance(self) -> None:
         """Take one step in every environment, store the transitions, learn what is due.

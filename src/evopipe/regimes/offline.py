@@ -54,6 +54,10 @@ class Offline:
         for rows in _pack(layout, data):
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
 
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`: no episode ends here."""
+        return np.full(self.clock.members, np.nan)
+
     def renew(self, slots: Sequence[int]) -> None:
         """The dataset is everybody's."""
 

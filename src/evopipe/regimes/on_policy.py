@@ -180,6 +180,11 @@ class OnPolicy:
             found.append(f"{' and '.join(unused)}: not used, {p.train.algo} learns from its own last steps alone")
         return found
 
+    def ended(self) -> np.ndarray:
+        """See `Regime.ended`."""
+        assert self.world.ended is not None
+        return self.world.ended.means()
+
     def advance(self) -> None:
         """Take one step in every environment, or a rollout by `collect_rollouts`; learn from rollouts that are over.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step
 from evopipe.envs.workers import Workers
 from evopipe.run.act import by_row, choose, gather, step
 from evopipe.run.episodes import Episodes, Stopped
@@ -31,6 +32,7 @@ def evaluate(
     seeds: np.ndarray,
     cap: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    note: Note | None = None,
 ) -> Episodes:
     """Play one greedy episode a seed with every member.
 
@@ -41,6 +43,7 @@ def evaluate(
         seeds: `[n]`, the same for all members.
         cap: most steps of an episode, None for no cap.
         stopped: asked at every step.
+        note: told of every step, see `Note`.
 
     Raises:
         Stopped: `stopped` said so.
@@ -73,11 +76,16 @@ def evaluate(
                 chosen.append(took.action)
             else:
                 chosen.append(choose(spec, cohort, obs[own], legal[own], None))
-        gave = pool.step(by_row(spec, gather(chosen, rows))[running], running)
+        actions = by_row(spec, gather(chosen, rows))[running]
+        before = (pool.obs[running], pool.mask[running]) if note is not None else ()  # copies
+        gave = pool.step(actions, running)
         steps += len(running)
         over = gave.over
         if cap is not None:
             over |= pool.episode_length[running] >= cap
+        if note is not None:
+            cut = replace(gave, truncated=gave.truncated | (over & ~gave.terminated))
+            note(np.array(slots)[running // width], running, *before, actions, cut)
         for row, broken in zip(running[over].tolist(), gave.broken[over].tolist(), strict=True):
             member = row // width
             returns[member, episode[row]] = np.nan if broken else pool.episode_return[row]
@@ -92,6 +100,23 @@ def evaluate(
     if spec.spaces.team is None:
         return Episodes(returns[..., 0], lengths, steps, cut=limited)
     return Episodes(spec.score(returns), lengths, steps, {"agents": returns}, limited)
+
+
+Note: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, Step], None]
+"""Told of a step: the slots `[n]` of those who act, their rows `[n]`, observations `[n, O]`, legal actions `[n, A]`,
+actions, and what the step gave, truncated where an episode was cut."""
+
+
+class Watch(Protocol):
+    """What sees every step of evaluations."""
+
+    def begin(self) -> None:
+        """Another evaluation begins."""
+
+    def note(
+        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray, step: Step
+    ) -> None:
+        """See `Note`."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +151,23 @@ def _opened(spec: Spec, env: EnvConfig, rows: int, workers: Workers | None) -> t
 
 
 class Evaluator:
-    """Environments of a run's own in which its `P` members are scored."""
+    """Environments of a run's own in which its `P` members are scored; `watch` may be set to see what they do, if they
+    are `on_host`."""
 
-    def __init__(self, spec: Spec, members: int, workers: Workers | None = None) -> None:
+    def __init__(self, spec: Spec, members: int, workers: Workers | None = None, on_host: bool = False) -> None:
         self._spec = spec
+        self.watch: Watch | None = None
         each = min(spec.train.eval_episodes, max(8, 64 // members))
-        self.pool, self._play = _opened(spec, spec.env, members * each, workers)
+        if on_host:
+            self.pool: Any = EnvPool(spec.env, members * each, what="evaluation", workers=workers)
+            self._play: Callable[..., Episodes] = evaluate
+        else:
+            self.pool, self._play = _opened(spec, spec.env, members * each, workers)
 
     def __call__(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """See `evaluate`; an episode has `train.eval_steps` at most."""
-        return self._play(self._spec, cohorts, self.pool, seeds, self._spec.train.eval_steps, stopped)
+        seen: tuple[Note, ...] = ()
+        if self.watch is not None:
+            self.watch.begin()
+            seen = (self.watch.note,)
+        return self._play(self._spec, cohorts, self.pool, seeds, self._spec.train.eval_steps, stopped, *seen)

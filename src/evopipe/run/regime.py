@@ -67,6 +67,10 @@ class Regime(Scoring, Protocol):
     def renew(self, slots: Sequence[int]) -> None:
         """Let new trials begin in these slots: episodes begin anew, and what is a slot's own is emptied."""
 
+    def ended(self) -> np.ndarray:
+        """Return the mean return of each slot's episodes that ended in the generation, `[P]`, NaN of one without any;
+        asked only if `search.fitness` is `training`."""
+
     def advance(self) -> None:
         """Take one tick, and learn what is due.
 

@@ -191,6 +191,8 @@ class Run(Generic[JobT]):
             finite = [getattr(cohort.state, network).finite for network in acting]
             cohorts.append(replace(cohort, healthy=cohort.healthy & torch.stack(finite).all(dim=0)))
         seeds = self.spec.seeds(Purpose.EVALUATE, self.spec.train.eval_episodes)
+        if self.spec.search.fitness == "training":
+            return self._by_training(dissolve(cohorts), seeds, stopped)
         played = self._play(cohorts, seeds, stopped)
         if not np.isfinite(played.returns).any():
             raise EnvironmentFailed(self.spec.broken)
@@ -202,6 +204,40 @@ class Run(Generic[JobT]):
             healthy = member.healthy and math.isfinite(mean)
             members.append(replace(member, healthy=healthy, fitness=(*member.fitness, mean if healthy else -math.inf)))
         return played, members
+
+    def _by_training(
+        self, members: Sequence[Member], seeds: np.ndarray, stopped: Callable[[], bool]
+    ) -> tuple[Episodes, list[Member]]:
+        """Score members by the episodes that ended while they trained. Evaluated are only those of whom none ended, and
+        the best, if it trained better than whoever was evaluated as the best before."""
+        ended = self.regime.ended()
+        found = Episodes(np.full((len(members), len(seeds)), np.nan), np.zeros((len(members), len(seeds)), np.int64), 0)
+        fitness = [float(ended[member.slot]) if member.healthy else -math.inf for member in members]
+        unknown = [place for place, each in enumerate(fitness) if math.isnan(each)]
+        if unknown:
+            found = self._score(members, unknown, found, seeds, stopped)
+            for place in unknown:
+                fitness[place] = mean_of_finite(found.returns[place])
+        scored = []
+        for member, mean in zip(members, fitness, strict=True):
+            healthy = member.healthy and math.isfinite(mean)
+            scored.append(replace(member, healthy=healthy, fitness=(*member.fitness, mean if healthy else -math.inf)))
+        best = max(range(len(scored)), key=lambda place: (scored[place].fitness[-1], -place))
+        before = (each.fitness for record in self.lineage for each in record.members)
+        leads = scored[best].fitness[-1] > max(before, default=-math.inf)
+        if scored[best].healthy and leads and best not in unknown:
+            found = self._score(members, [best], found, seeds, stopped)
+        return found, scored
+
+    def _score(
+        self, members: Sequence[Member], places: Sequence[int], found: Episodes, seeds: np.ndarray,
+        stopped: Callable[[], bool],
+    ) -> Episodes:  # fmt: skip
+        """Evaluate some of the members; return what was found before with what they reached."""
+        gave = self.regime.evaluate(self.spec.form([members[place] for place in places]), seeds, stopped)
+        returns, lengths = found.returns.copy(), found.lengths.copy()
+        returns[list(places)], lengths[list(places)] = gave.returns, gave.lengths
+        return Episodes(returns, lengths, found.steps + gave.steps, cut=found.cut + gave.cut)
 
     def _play(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score members on these seeds, all of them or as far as the next generation asks, see `race`."""

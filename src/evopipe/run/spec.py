@@ -201,7 +201,7 @@ class Spec(Job):
         # The pattern of unlike updates begins anew with every generation.
         evolving = self.algo_config.evolve.get("learn_step")
         every = max(getattr(self.algo_config, "learn_step", 1), evolving.max if evolving else 1)
-        updates = int(self.train.evo_steps // every) * self.train.replay.updates
+        updates = int(self.train.evo_steps // every) * self.train.replay.at_once(1)
         if 1 <= updates < self.period:
             raise ParamsError(
                 f"algos.{self.train.algo}.policy_delay: {self.period} is more than the {updates} updates that a "

@@ -29,6 +29,35 @@ from evopipe.types import ACTS, CUT, GONE
 _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
 
 
+class Ended:
+    """Returns of the episodes that ended in a generation: sums and counts of `P` members, on the host or a device."""
+
+    def __init__(self, members: int, device: torch.device | None = None) -> None:
+        self.sums = torch.zeros(members, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(members, dtype=torch.float64, device=device)
+
+    def add(self, members: Tensor, returns: Tensor) -> None:
+        """Add episodes: whose they were `[n]` int64, and their returns `[n]`."""
+        self.sums.index_add_(0, members, returns.double())
+        self.counts.index_add_(0, members, torch.ones_like(returns, dtype=torch.float64))
+
+    def forget(self, members: Sequence[int]) -> None:
+        """Begin anew for these members."""
+        self.sums[list(members)] = self.counts[list(members)] = 0.0
+
+    def means(self) -> np.ndarray:
+        """Return each member's mean return `[P]`, NaN of one without an episode."""
+        found: np.ndarray = (self.sums / self.counts).cpu().numpy()
+        return found
+
+    def state(self) -> dict[str, Tensor]:
+        return {"ended.sums": self.sums.to("cpu", copy=True), "ended.counts": self.counts.to("cpu", copy=True)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.sums.copy_(tensors["ended.sums"])
+        self.counts.copy_(tensors["ended.counts"])
+
+
 class World:
     """Environments on the host: a pool of `P · E` rows, for members with these keys `[P]`. Members see a team's agents
     as rows next to each other, `[P, E · K]` in place of `[P, E]`. Only those members step who live, `P` of them in
@@ -47,6 +76,7 @@ class World:
         self._places: list[list[int]] = []  # of each cohort's members among those who live
         self.rows: np.ndarray | None = None
         self._living = len(keys)
+        self.ended = Ended(len(keys)) if spec.search.fitness == "training" else None
         self.begun = np.zeros(pool.rows, np.int64)
         self.pending: np.ndarray | None = None
         pool.upcoming = self._seeds = partial(_seeds, keys, self.begun)
@@ -61,6 +91,8 @@ class World:
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self._places = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
+        if self.ended is not None:
+            self.ended.forget([slot for cohort in cohorts for slot in cohort.slots])
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
         """Begin new episodes in all environments of these slots; return their rows."""
@@ -114,7 +146,13 @@ class World:
         self.pending = None
         over = np.flatnonzero(step.over)
         if len(over):
-            self._begin(over if self.rows is None else self.rows[over])
+            rows = over if self.rows is None else self.rows[over]
+            if self.ended is not None:
+                good = rows[~step.broken[over]]
+                returns = self.pool.episode_return[good]
+                returns = returns if self._team is None else self._spec.score(returns)
+                self.ended.add(torch.from_numpy(good // self._clock.envs), torch.from_numpy(returns))
+            self._begin(rows)
         self._clock.count(int(step.broken.sum()), self._clock.rewarded or bool(step.reward[~step.broken].any()))
 
     def refuse_broken(self) -> None:
@@ -128,11 +166,14 @@ class World:
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": torch.from_numpy(self.pending.copy())}
-        return {**kept, **chosen, "episodes": torch.from_numpy(self.begun.copy())}
+        means = {} if self.ended is None else self.ended.state()
+        return {**kept, **chosen, **means, "episodes": torch.from_numpy(self.begun.copy())}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         """Take over what `state` returned; return the rows whose episodes were lost, which begin new ones."""
         self.begun[:] = tensors["episodes"].numpy()
+        if self.ended is not None:
+            self.ended.restore(tensors)
         self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
         lost = np.flatnonzero(self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()}))
         if len(lost):
@@ -204,6 +245,11 @@ class TensorWorld:
         self._legal, self._living = self._every_legal, len(keys)  # of those who live
         self.rows: np.ndarray | None = None  # of those who live, None if all do
         self._at: Tensor | None = None  # the same on the device
+        self.ended: Ended | None = None
+        if spec.search.fitness == "training":
+            self.ended = Ended(len(keys), device)
+            self._running = torch.zeros(self.pool.rows, dtype=torch.float64, device=device)  # returns of episodes
+            self._whose = torch.arange(self.pool.rows, device=device) // envs
         if self._team is not None:
             self._first_legal = torch.from_numpy(self.pool.team.first).to(device)
         self._broken = torch.zeros(len(keys), envs * agents, dtype=torch.bool, device=device)
@@ -240,6 +286,8 @@ class TensorWorld:
         self._at = None if self.rows is None else upload(torch.from_numpy(self.rows), self.pool.device)
         self._legal = self._every_legal if self.rows is None else self._every_legal[sorted(slots)]
         self._places = [upload(torch.tensor(own), self.pool.device) for own in places_of(cohorts)]
+        if self.ended is not None:
+            self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
         """See `World.renew`."""
@@ -247,6 +295,8 @@ class TensorWorld:
         over = torch.zeros(self.pool.rows, dtype=torch.bool)
         over[rows] = True
         self._begin(upload(over, self.pool.device))
+        if self.ended is not None:
+            self._running[upload(over, self.pool.device)] = 0.0
         self._at, self._seen = at, None
         return rows
 
@@ -321,8 +371,25 @@ class TensorWorld:
             self._seen = step.obs
         over, bad = step.terminated | step.truncated, self.broken(step)
         over = over if self._team is None else over.all(dim=1)  # their agents end together
+        if self.ended is not None:
+            self._sum_up(step.reward, over, bad)
         self._begin(over if bad is None else over | bad)
         self._clock.count(0 if bad is None else int(bad.sum()))
+
+    def _sum_up(self, reward: Tensor, over: Tensor, bad: Tensor | None) -> None:
+        """Add a step's rewards `[R]` to the running episodes, and count those that are over, but no broken ones."""
+        rows = slice(None) if self._at is None else self._at
+        each = reward.double()
+        if self._team is not None:
+            each = each.sum(dim=1) if self._spec.algo_config.score == "sum" else each.mean(dim=1)
+        total = self._running[rows] + each
+        good = over if bad is None else over & ~bad
+        assert self.ended is not None
+        whose = self._whose[rows]
+        self.ended.sums.index_add_(0, whose, torch.where(good, total, 0.0))
+        self.ended.counts.index_add_(0, whose, good.double())
+        ends = over if bad is None else over | bad
+        self._running[rows] = total.masked_fill(ends, 0.0)
 
     def refuse_broken(self) -> None:
         if not self.pool.sound:
@@ -334,11 +401,15 @@ class TensorWorld:
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": self.pending.to("cpu", copy=True)}
-        return {**kept, **chosen, "episodes": self._begun.to("cpu", copy=True)}
+        means = {} if self.ended is None else {**self.ended.state(), "running": self._running.to("cpu", copy=True)}
+        return {**kept, **chosen, **means, "episodes": self._begun.to("cpu", copy=True)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         self._begun = tensors["episodes"].to(self.pool.device, copy=True)
         self.pending = tensors["pending"].to(self.pool.device) if "pending" in tensors else None
+        if self.ended is not None:
+            self.ended.restore(tensors)
+            self._running.copy_(tensors["running"])
         self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
         self._seen = None
         return np.empty(0, np.int64)

@@ -345,7 +345,14 @@ class ReplayConfig(Schema):
     n_step: int = Field(
         1, ge=1, le=100, description="environment steps that a transition spans, fewer where an episode ends"
     )
-    updates: int = Field(1, ge=1, le=64, description="updates that a member takes at once, every `learn_step`")
+    updates: Annotated[int, Field(ge=1, le=64)] | Literal["pooled"] = Field(
+        1,
+        description="updates that a member takes at once, every `learn_step`; `pooled`: one for each member that lives "
+        "and fills the shared memory, so that learning follows the steps of all",
+    )
+    evaluation: bool = Field(
+        False, description="whether what members do in evaluation episodes goes into the memory too; single agents only"
+    )
     prioritised: bool = Field(
         False, description="sample what surprised most (Schaul et al., 2016), every member by its own priorities"
     )
@@ -353,6 +360,10 @@ class ReplayConfig(Schema):
     beta: float = Field(
         0.4, ge=0, le=1, description="how much importance weights correct for that at the start; 1 at the end"
     )
+
+    def at_once(self, living: int) -> int:
+        """Return how many updates a member takes at once where so many live."""
+        return living if self.updates == "pooled" else self.updates
 
     def members(self, population: int) -> int:
         """Return how many members, of so many, share a memory."""

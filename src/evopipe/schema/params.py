@@ -195,9 +195,11 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
     if env is not None and train.evo_steps < env.num_envs:
         least = f"must be at least env.num_envs ({env.num_envs}), for one step of all environments counts as that many"
         yield ("evo_steps",), f"{least}, got {train.evo_steps}"
-    if env is not None and env.num_envs * train.replay.updates > _UPDATES:
+    if env is not None and env.num_envs * train.replay.at_once(1) > _UPDATES:
         most = f"must be at most {_UPDATES // env.num_envs} with {env.num_envs} environments (env.num_envs)"
         yield ("replay", "updates"), f"{most}, got {train.replay.updates}"
+    if train.replay.updates == "pooled" and train.replay.sharing != "shared":
+        yield ("replay", "updates"), "pooled counts the steps of one memory: set train.replay.sharing to shared"
     if train.algo not in registry.names():
         sentence = f"unknown algorithm {train.algo!r}{suggestion(train.algo, registry.names())}"
         if train.algo in registry.names(of_text=True):

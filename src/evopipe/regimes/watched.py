@@ -1,0 +1,63 @@
+"""What members do while they are evaluated, for a replay memory: evaluation is most of a run's steps, and off-policy
+algorithms can learn from them (Franke et al., 2021, https://arxiv.org/abs/2009.01555)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evopipe.envs.rows import Step
+from evopipe.memory.nstep import NStep
+from evopipe.memory.replay import RowLayout
+
+if TYPE_CHECKING:
+    from evopipe.memory.replay import Replay
+
+
+class Watched:
+    """Transitions of evaluations in so many rows, kept until a generation is closed: an evaluation that is stopped
+    leaves nothing behind."""
+
+    def __init__(self, layout: RowLayout, rows: int) -> None:
+        self._layout, self._rows = layout, rows
+        self._nstep = NStep(layout, rows) if layout.steps > 1 else None
+        self._slots: list[np.ndarray] = []  # whose transitions, [n] each
+        self._found: list[np.ndarray] = []  # packed, [n, size] each
+
+    def begin(self) -> None:
+        """Begin another evaluation: its episodes follow on none before."""
+        if self._nstep is not None:
+            self._nstep.forget(np.arange(self._rows))
+
+    def note(
+        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray, step: Step
+    ) -> None:
+        """Take note of a step of some rows `[n]`, of the members in these slots `[n]`; obs `[n, O]` and legal `[n, A]`
+        are what they acted by."""
+        layout = self._layout
+        taken = obs, actions, step.reward, step.terminated
+        before = legal if layout.legal else None
+        if self._nstep is None:
+            found = layout.pack(*taken, step.obs, step.mask, legal=before)[:, None]
+            keep = (~step.broken)[:, None]
+        else:
+            windows = self._nstep.part(rows)
+            found, keep = windows.add(*taken, step.truncated, step.obs, step.mask, step.broken, before)
+            self._nstep.put(rows, windows)
+        keep = keep & np.isfinite(found).all(axis=2)
+        self._slots.append(np.broadcast_to(slots[:, None], keep.shape)[keep])
+        self._found.append(found[keep])
+
+    def into(self, replay: Replay) -> None:
+        """Put all that was noted into the members' memories, in the order in which it happened."""
+        if not self._found:
+            return
+        slots, found = np.concatenate(self._slots), np.concatenate(self._found)
+        self._slots, self._found = [], []
+        memory = replay.memory_of(slots)
+        count = np.bincount(memory, minlength=replay.memories)
+        rows = np.zeros((replay.memories, int(count.max()), found.shape[1]), np.float32)
+        keep = np.arange(rows.shape[1]) < count[:, None]
+        rows[keep] = found[np.argsort(memory, kind="stable")]
+        replay.add(rows, keep, each=1)
