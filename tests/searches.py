@@ -67,6 +67,7 @@ class Game:
     members: list[Living] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     fates: list[list[Fate]] = field(default_factory=list)
+    before: list[Living] = field(default_factory=list)  # the members that the last decision was about
     generation: int = 0
     spent: int = 0
     trials: int = 0
@@ -89,17 +90,31 @@ class Game:
         return partial(np.random.default_rng, [self.seed, generation])
 
     def play(self, generations: int) -> Game:
-        """Let so many generations pass."""
+        """Let so many generations pass; all go on as they were before one in which all diverged."""
         for _ in range(generations):
             plan = self.search.plan(self.history, self.draw(self.generation + 1))
             if plan is None:
                 break
+            back = list(self.members)
             self._live(plan)
-            fates = self.search.step(self.history, self.draw(self.generation))
-            assert fates is not None
+            fates, self.before = self.search.step(self.history, self.draw(self.generation)), list(self.members)
+            if fates is None:
+                self.members, fates = back, [Keep("all diverged")] * len(back)
             self.fates.append(list(fates))
             self._carry_out(fates)
         return self
+
+    def lives(self) -> Sequence[int]:
+        """Who lives in the next generation."""
+        plan = self.search.plan(self.history, self.draw(self.generation + 1))
+        return [] if plan is None else plan.active
+
+    def take_over(self, other: Game, state: Mapping[str, Any]) -> None:
+        """Go on where another is, with the state of its strategy."""
+        self.members, self.records = list(other.members), list(other.records)
+        self.generation, self.spent, self.trials = other.generation, other.spent, other.trials
+        self.next_id = other.next_id
+        self.search.restore(state)
 
     def _live(self, plan: Plan) -> None:
         for slot in plan.active:

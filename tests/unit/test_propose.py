@@ -26,6 +26,7 @@ from evopipe.searchers.propose import (
 from searches import SPACE, Game, about, gains, generator, off, outside
 
 PROPOSERS = ["random", "sobol", "tpe", "gp"]
+SLOW = [*PROPOSERS[:3], pytest.param("gp", marks=pytest.mark.thorough)]
 
 
 def after(generations: int, proposer: str = "random", size: int = 4) -> History:
@@ -39,7 +40,7 @@ def proposed(proposer: str, history: History, slots: tuple[int, ...] = (0,), see
     return [made.trial(history, lambda: generator(seed), slot, "why") for slot in slots]
 
 
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("proposer", SLOW)
 @pytest.mark.parametrize("generations", [0, 8])
 def test_the_same_history_gives_the_same_values_and_all_lie_in_the_space(proposer: str, generations: int) -> None:
     """Of a run that has just begun, and of one that has tried 16."""
@@ -80,7 +81,7 @@ def test_the_sequence_fills_the_space_more_evenly_than_draws() -> None:
     assert sobol_values({}, 1, 3) == {}
 
 
-@pytest.mark.parametrize("proposer", ["tpe", "gp"])
+@pytest.mark.parametrize("proposer", SLOW[2:])
 def test_values_are_proposed_near_those_that_scored_well(proposer: str) -> None:
     """Of 28 trials those with lr near 1e-2 gained most: three in a row are nearer than two thirds of all draws."""
     history = after(13)
