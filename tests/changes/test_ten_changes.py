@@ -99,6 +99,13 @@ def test_a_tracker(copy: Copy, tmp_path: Path) -> None:
     assert copy.files == ["track/backends/csv.py"]
 
 
+def test_a_strategy_of_search(copy: Copy) -> None:
+    """Of one file: its block in params.yaml and all contracts follow."""
+    copy.write("searchers/planted.py", (PACKAGE / "searchers/pbt.py").read_text(encoding="utf-8"))
+    copy.contract("tests/contract/test_searchers.py", "-k", "planted")
+    assert copy.files == ["searchers/planted.py"]
+
+
 EVOLVES = """
 import json, numpy as np
 import populations
