@@ -1,5 +1,4 @@
-"""A package installed beside evopipe: its algorithm, mutation, strategy, tracker and environments serve as evopipe's own
-do."""
+"""A package installed beside evopipe: its algorithm, mutation, strategy, tracker and environments serve as our own."""
 
 from __future__ import annotations
 
