@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import populations
 from evopipe import searchers
@@ -18,28 +17,29 @@ from evopipe.core.cohort import dissolve
 from evopipe.schema.declare import Schema
 from evopipe.searchers.contract import Child, Living
 from evopipe.searchers.propose import inside
-from populations import close_generation, equal_states, finish, go_on, plant_weight
+from populations import close_generation, equal_states, finish, go_on, plant_weight, same
 from searches import Game, about, outside
 
 SIZE = 8
-KILLED = (5, 10, 11, 28)  # after so many steps: within a generation, when it is over, when all is decided
+RANGES = {"lr": {"min": 1e-5, "max": 1e-2}, "batch_size": {"min": 8.0, "max": 32.0}}
+ALGOS = ["ppo", "dqn"]
 EACH = pytest.mark.parametrize("strategy", searchers.OWN)
 
 
-def problem(strategy: str, **more: Any) -> Any:
-    """A small run with several decisions; every trial lives four generations of ten ticks."""
-    train = {"evo_steps": 40, "max_steps": 160, "learning_delay": 16}
-    search: dict[str, Any] = {"strategy": strategy}
-    if searchers.get(strategy).RENEWS:
-        search["budget"] = 4000
-    config = {"evolve": {"lr": {"min": 1e-4, "max": 1e-2}, "batch_size": {"min": 16, "max": 64}}}
-    return populations.problem(train=train, search=search, config=config, **more)
+def problem(strategy: str, algo: str = "ppo", budget: int = 3000, life: int = 300, **more: Any) -> Any:
+    """Lives of three generations of 25 ticks, of four environments; new trials are begun until the budget is spent."""
+    renews = searchers.get(strategy).RENEWS
+    train = {"evo_steps": 100, "max_steps": life, "eval_steps": 10, **more.pop("train", {})}
+    search = {"strategy": strategy, "budget": budget if renews else None, **more.pop("search", {})}
+    config = {"evolve": RANGES, **({"batch_size": 32, "learn_step": 32, "epochs": 2} if algo == "ppo" else {})}
+    return populations.problem("CartPole-v1", algo, train=train, search=search, config=config, **more)
 
 
-def stored(loop: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """A run's state as a file would hold it."""
-    tensors, meta = loop.state()
-    return {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(meta))
+def restored(killed: Any, again: Any) -> Any:
+    """A run that goes on from the state of another one, as files hold it."""
+    tensors, meta = killed.state()
+    assert again.restore({name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(meta))) == 0
+    return again
 
 
 @EACH
@@ -53,47 +53,75 @@ def test_a_file_says_what_it_is(strategy: str) -> None:
     assert refused(strategy, SIZE) == []
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("algo", ALGOS)
 @EACH
-def test_a_run_that_was_killed_at_any_point_goes_on_to_the_same_bits(strategy: str, run: Callable[..., Any]) -> None:
-    p = problem(strategy)
-    straight, kept, steps = run(p, SIZE), {}, 0
-    while not straight.reason:
-        if steps in KILLED:
-            kept[steps] = stored(straight)
-        go_on(straight)
-        steps += 1
-    assert len(straight.lineage) > 3
-    assert len(kept) == len(KILLED)
-    for at, state in kept.items():
-        resumed = run(p, SIZE)
-        assert resumed.restore(*state) == 0
-        finish(resumed)
-        assert equal_states(straight.state(), resumed.state()) == [], f"killed after {at} steps"
+def test_a_search_that_was_killed_goes_on_to_the_same_bits(strategy: str, algo: str, run: Callable[..., Any]) -> None:
+    """At every boundary of its generations: before they are evaluated, and before the first tick; and within some."""
+    p = problem(strategy, algo)
+    straight, parts = run(p, SIZE), run(p, SIZE)
+    finish(straight)
+    assert straight.clock.generation >= 3
+    points = 0
+    while not parts.reason:
+        generation, over = parts.clock.generation, parts.clock.generation_over
+        go_on(parts)
+        boundary = parts.clock.generation != generation or parts.clock.generation_over != over
+        if boundary or parts.clock.ticks % 37 == 10:
+            parts = restored(parts, run(p, SIZE))
+            points += 1
+    assert points > 6
+    assert equal_states(straight.state(), parts.state()) == []
 
 
 @EACH
-def test_a_member_that_diverged_harms_nobody_and_lives_no_longer(strategy: str, run: Callable[..., Any]) -> None:
+def test_a_member_that_diverged_harms_nobody_has_no_children_and_makes_room(
+    strategy: str, run: Callable[..., Any]
+) -> None:
+    """It is scored −∞, no strategy lets it live on or has a child of it, and others are what they would have been."""
     p = problem(strategy)
     loop, other = run(p, SIZE), run(p, SIZE)
     slot = loop.active[0]
+    broken = loop.members[slot].id
     for each in (loop, other):
-        populations.advance(each, 5)
-    plant_weight(loop, slot)
-    for each in (loop, other):
-        while not each.clock.generation_over:
-            each.advance()
+        while not each.clock.generation_over or each.waiting:
+            go_on(each)
+        if each is loop:
+            plant_weight(each, slot)
         close_generation(each)
     ill, well = (each.lineage[-1].members for each in (loop, other))
-    assert [member.slot for member in ill if not member.healthy] == [slot]
+    assert [(m.slot, m.fitness) for m in ill if not m.healthy] == [(slot, -math.inf)]
     assert [m for m in ill if m.slot != slot] == [m for m in well if m.slot != slot]
-    assert [child.parent_slot for child in loop.lineage[-1].children if child.slot != slot].count(slot) == 0
     for cohort in loop.cohorts:
         assert cohort.healthy.all()
         for member in dissolve([cohort]):
             assert all(tensor.isfinite().all() for tensor in member.tensors.values() if tensor.is_floating_point())
     finish(loop)
-    assert loop.champion is not None
-    assert math.isfinite(loop.champion.score)
+    later = [record for record in loop.lineage if record.generation > 1]
+    assert len(later) >= 2
+    assert all(member.parent != broken and member.id != broken for record in later for member in record.members)
+    assert all(child.parent != broken for record in loop.lineage for child in record.children)
+
+
+@pytest.mark.thorough
+@EACH
+def test_equal_searches_have_equal_bits_and_another_seed_has_others(strategy: str, run: Callable[..., Any]) -> None:
+    first, again, other = (run(problem(strategy, seed=seed), SIZE) for seed in (3, 3, 4))
+    for loop in (first, again, other):
+        finish(loop)
+    assert equal_states(first.state(), again.state()) == []
+    assert not any(same(one, its) for one, its in zip(first.members, other.members, strict=True))
+
+
+@pytest.mark.parametrize("strategy", [name for name in searchers.OWN if searchers.get(name).PAUSES])
+def test_whoever_waits_costs_no_step(strategy: str, run: Callable[..., Any]) -> None:
+    """The steps of a run are those of who lived, and of their evaluations."""
+    loop = run(problem(strategy), SIZE)
+    finish(loop)
+    lived = [record.members for record in loop.lineage[1:]]
+    assert min(map(len, lived)) < SIZE
+    assert loop.clock.env_steps == 100 * sum(map(len, lived))
+    assert loop.clock.spent >= 3000
 
 
 @EACH

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -9,6 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from evopipe import searchers
 from evopipe.errors import ParamsError, suggestion
 from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, located
+from evopipe.searchers.contract import About
 
 _ELSEWHERE = "tournament"  # its block is `evolution.tournament`
 
@@ -79,11 +82,26 @@ class SearchConfig(Schema):
         chosen = searchers.get(self.strategy).Config
         asks = self.strategy != _ELSEWHERE and chosen.model_fields and self.strategy not in extra
         if asks and info.context == COMPLETE:
-            values = ", ".join(f"{name}: {value}" for name, value in chosen().model_dump(mode="json").items())
+            values = ", ".join(
+                f"{name}: {json.dumps(value)}" for name, value in chosen().model_dump(mode="json").items()
+            )
             problems.append(((self.strategy,), f"missing block: add it, the defaults are {{{values}}}"))
+        if self.budget is None and searchers.get(self.strategy).RENEWS:
+            never = f"{self.strategy} begins new trials and does not end by itself"
+            problems.append((("budget",), f"{never}: give the environment steps of the population after which it ends"))
         if problems:
             raise located(problems)
         return self
+
+    def problems(self, train: Any, size: int, tournament: Any) -> Iterator[Problem]:
+        """Say what does not fit a run of `train` with so many members; `tournament` is `evolution.tournament`."""
+        if self.budget is not None and self.budget < train.evo_steps:
+            least = f"must be at least one slice (train.evo_steps: {train.evo_steps})"
+            yield ("budget",), f"{least}, got {self.budget}; raise it, or lower train.evo_steps"
+        if (own := getattr(searchers.get(self.strategy), "problems", None)) is not None:
+            about = About(size, train.max_steps, train.evo_steps, budget=self.budget)
+            for path, sentence in own(self.config(tournament), about):
+                yield (self.strategy, *path), sentence
 
     def config(self, tournament: Any) -> Any:
         """Return the chosen strategy's own settings; `tournament` is `evolution.tournament`."""

@@ -32,6 +32,30 @@ class RunParams(Schema):
 
     seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
 
+    @field_validator("search", check_fields=False)
+    @classmethod
+    def _search_fits(cls, search: SearchConfig, info: ValidationInfo) -> SearchConfig:
+        about = info.data
+        if {"train", "population", "evolution"} <= about.keys():
+            size, tournament = about["population"].size, about["evolution"].tournament
+            if problems := list(search.problems(about["train"], size, tournament)):
+                raise located(problems)
+        return search
+
+    @field_validator("runtime", check_fields=False)
+    @classmethod
+    def _shards_fit(cls, runtime: Any, info: ValidationInfo) -> Any:
+        if runtime.shards.engine != "none" and "search" in info.data:
+            strategy = info.data["search"].strategy
+            found = searchers.get(strategy)
+            if found.PAUSES or found.RENEWS:
+                what = "lets members wait" if found.PAUSES else "begins new trials"
+                sentence = (
+                    f"search.strategy {strategy} {what}, and shards train all members all the time: set it to none"
+                )
+                raise located([(("shards", "engine"), sentence)])
+        return runtime
+
     @property
     def algo_config(self) -> Any:
         """The chosen algorithm's `Config`."""
@@ -190,6 +214,11 @@ def parse_blocks(
         except ValidationError as error:
             found = explain(error, schema, block)
         problems += [((name, *path), sentence) for path, sentence in found]
+    if chosen in parsed and "search" in info.data and not parsed[chosen].evolve:
+        strategy = info.data["search"].strategy
+        if searchers.get(strategy).DRAWS:
+            nothing = f"search.strategy {strategy} draws values from these ranges, and there are none"
+            problems.append(((chosen, "evolve"), f"{nothing}: give at least one hyper-parameter a range"))
     if chosen is not None and chosen not in blocks:
         parsed[chosen] = registry.get(chosen).Config()
         problems += [((chosen, *path), sentence) for path, sentence in problems_of(chosen, parsed[chosen], True)]
