@@ -74,6 +74,21 @@ def test_a_search_that_was_killed_goes_on_to_the_same_bits(strategy: str, algo: 
     assert equal_states(straight.state(), parts.state()) == []
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("proposer", ["sobol", "tpe", "gp"])
+def test_so_does_one_whose_trials_are_proposed(proposer: str, run: Callable[..., Any]) -> None:
+    """In which trials are proposed by the scores of those before: more than the ten that are drawn at random."""
+    p = problem("random", "dqn", budget=9000, life=200, search={"proposer": proposer})
+    straight, killed = run(p, SIZE), run(p, SIZE)
+    finish(straight)
+    while killed.clock.generation < 5:
+        go_on(killed)
+    resumed = restored(killed, run(p, SIZE))
+    finish(resumed)
+    assert straight.trials >= 3 * SIZE
+    assert equal_states(straight.state(), resumed.state()) == []
+
+
 @EACH
 def test_a_member_that_diverged_harms_nobody_has_no_children_and_makes_room(
     strategy: str, run: Callable[..., Any]

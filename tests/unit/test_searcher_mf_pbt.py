@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from evopipe.errors import ParamsError
+from evopipe.schema.params import parse_params
 from evopipe.searchers.contract import Bound, Child, Fate, History, Keep
 from evopipe.searchers.mf_pbt import Config, Search, problems, sub_populations
 from searches import Game, about, gains, generator, living, off, outside
@@ -109,6 +111,10 @@ def test_too_few_members_and_frequencies_out_of_order_are_refused() -> None:
     assert sentence == (
         "3 sub-populations of at least 4 members are 12, there are 11 (population.size): raise it, or name fewer"
     )
+    with pytest.raises(
+        ParamsError, match=r"^search\.mf_pbt\.frequencies: 2 sub-populations of at least 4 members are 8"
+    ):
+        parse_params({"population": {"size": 7}, "search": {"strategy": "mf_pbt"}})
     for wrong in ([2, 1], [1, 1], [], [0]):
         with pytest.raises(ValidationError):
             Config.model_validate({"frequencies": wrong})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import populations
 from evopipe.searchers import pbt
 from evopipe.searchers.contract import DRAWN, Bound, Child, Keep
 from evopipe.searchers.pbt import Config, Search, exploit, explore, perturbed
@@ -111,6 +112,23 @@ def test_a_step_keeps_all_but_the_worst() -> None:
 def test_copies_may_mutate_as_evolution_says_in_the_place_of_values() -> None:
     fates = step(Config(explore="mutation"), TEN)
     assert [fate.change for fate in fates[8:]] == [DRAWN, DRAWN]
+
+
+def test_in_a_run_copies_are_mutated_and_nobody_else() -> None:
+    p = populations.problem(
+        search={"strategy": "pbt", "pbt": {"explore": "mutation"}}, train={"evo_steps": 40, "max_steps": 240},
+        mutation={"probabilities": {**dict.fromkeys(("none", "parameters", "activation", "rl_hp"), 0.0), "architecture": 1.0}},
+    )  # fmt: skip
+    run = populations.started(p, 5)
+    populations.finish(run)
+    run.close()
+    for record in run.lineage[1:-1]:
+        worst = min(record.members, key=lambda member: (member.fitness, -member.slot))
+        kinds = {child.slot: child.mutation.kind for child in record.children}
+        assert kinds == {slot: "architecture" if slot == worst.slot else "none" for slot in range(5)}
+        assert {child.id for child in record.children} - {member.id for member in record.members} == {
+            record.children[worst.slot].id
+        }
 
 
 def test_all_live_and_a_run_ends_when_they_have_lived() -> None:
