@@ -1,9 +1,10 @@
 """Replay search strategies over the table of learning curves: `python benchmarks/simulate.py [STRATEGY…] [options]`.
 
-The searchers are the package's own; only the members' lives come from the table (`make_curves.py`). A new trial is a row
+The searchers are the package's own; only members' lives come from the table (`make_curves.py`). A new trial is a row
 drawn from it, with replacement. A child goes on with the row whose values are nearest to its own, from where that row
-first has its parent's score, which is a guess: the table knows no schedules. Printed are environment steps of every kind
-to a confirmed target, cut at the budget: their mean over simulated runs with its standard error.
+first has its parent's score, which is a guess: the table knows no schedules. Confirmations cost what they cost a trial
+that searches alone, which is too much where an earlier one had a score to beat. Printed are environment steps of every
+kind to a confirmed target, cut at the budget: their mean over simulated runs with its standard error.
 
     python benchmarks/simulate.py growth --set factor=2 --size 16 --slices 2 --runs 1000
 """

@@ -1,4 +1,4 @@
-"""Searches without environments, for tests of strategies: what trials score is made up here, all else is the real thing."""
+"""Searches without environments, for tests of strategies: what trials score is made up here, nothing else is."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from harness.simulated import Course, Search  # noqa: E402
+from harness.simulated import Course, Search
 
-from evopipe.searchers.contract import About, Bound  # noqa: E402
+from evopipe.searchers.contract import About, Bound
 
 __all__ = ["SPACE", "Course", "about", "resumed", "search", "who_lived"]
 
@@ -33,7 +33,7 @@ def search(
     strategy: str, scores: Callable[[int], Sequence[float]], known: About, config: Mapping[str, Any] | None = None,
     child: Any = None,
 ) -> Search:  # fmt: skip
-    """A search in which the trial of a number, the first one's is 0, scores `scores(number)`, the last score for ever."""
+    """A search in which the trial of a number, from 0 on, scores `scores(number)`, the last of it for ever."""
     return Search(strategy, config or {}, known, lambda number: Course(scores(number), values=HYPER), child)
 
 

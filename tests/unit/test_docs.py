@@ -111,7 +111,7 @@ def _known(key: str, schema: Any) -> bool:
             from evopipe import algos
 
             name = steps[1]
-            return name in algos.names(schema is LanguageParams) and (
+            return name in algos.names(schema.PROBLEM) and (
                 len(steps) == 2 or _below(algos.get(name).Config, steps[2:])
             )
     return True

@@ -26,7 +26,7 @@ ALL = "and shards train all members all the time: set it to none"
         (
             {"strategy": "random", "budget": 399},
             "budget",
-            "search.budget: must be at least one slice (train.evo_steps: 400), got 399; raise it, or lower train.evo_steps",
+            "search.budget: must be at least one slice (train.evo_steps: 400), got 399",
         ),
         (
             {"strategy": "growth", "budget": 900, "growth": {**GROWTH, "slice": 1000}},

@@ -55,8 +55,8 @@ def test_slices_go_to_the_oldest_and_to_the_leader_by_turns() -> None:
     curves = {0: [0.0] * 9, 1: [0.0] * 9, 2: rising(25.0)}
     run = search("growth", lambda number: curves.get(number, [0.0] * 9), about(6, target=90.0))
     lived = who_lived(run, 8)
-    # 0 twice: the oldest, and the leader that was scored once. Then 1 is begun (a new draw), and 0 goes on as the oldest;
-    # 1 leads while it has one score, then a child of the leader is begun in the last slot.
+    # 0 twice: the oldest, and the leader that was scored once. Then 1 is begun (a new draw), and 0 goes on as the
+    # oldest; 1 leads while it has one score, then a child of the leader is begun in the last slot.
     assert lived[:5] == [(0, 100), (0, 200), (1, 100), (0, 300), (1, 200)]
     assert [slot for slot, _ in lived[1::2]] == [0] * 4, "every other slice is the oldest's"
     assert lived[6] == (5, lived[5][1] + 100), "a child lives on from its parent's steps"

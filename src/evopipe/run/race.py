@@ -36,14 +36,14 @@ def looks(n: int) -> Iterator[slice]:
 
 
 def race(
-    play: Play, racers: Sequence[int], met: np.ndarray, members: int, n: int, bar: float = -math.inf
+    play: Play, racers: Sequence[int], met: Sequence[Sequence[int]], members: int, n: int, bar: float = -math.inf
 ) -> np.ndarray:
     """Return returns `[P, k]`, of the racers those that were played and estimates of the rest; NaN of other members.
 
     Args:
         play: `(members, episodes) → returns [members, episodes]`.
         racers: who takes part.
-        met: `[T, k]`, who meets in each of the tournaments.
+        met: who meets in each of the tournaments.
         members: `P`.
         n: episodes, of which the leader plays `k`.
         bar: the mean that the leader must reach for more to be at stake than ranks.

@@ -350,7 +350,7 @@ class Run(Generic[JobT]):
         self.births = list(born.mutations)
         made = zip(born.members, born.mutations, born.parents, born.why, strict=True)
         self.lineage[-1] = replace(self.lineage[-1], children=tuple(Born.of(*each) for each in made))
-        self.regime.hand_down(born.parents)
+        self.regime.inherit(born.parents)
         if new := [slot for slot, fate in enumerate(decided) if isinstance(fate, Trial)]:
             self.regime.renew(new)
         self.last_good, self.last_ages = list(born.members), ages
@@ -372,7 +372,7 @@ class Run(Generic[JobT]):
                 f"{' and '.join(f'evolve.{rate}.max' for rate in rates)}"
             )
         self.lineage[-1] = replace(self.lineage[-1], restored=True)
-        self.regime.hand_down(None)
+        self.regime.inherit(None)
         # They go on with the networks that they had, and with draws that they have not seen.
         self._begin(self.last_good, [max(both) for both in zip(self.ages, self.last_ages, strict=True)])
 

@@ -17,8 +17,8 @@ _ELSEWHERE = "tournament"  # its block is `evolution.tournament`
 
 
 class SearchConfig(Schema):
-    """The search over members: who lives next and for how long, and who becomes a parent. A strategy's own settings
-    stand in a block of its name."""
+    """The search over members: which live next and for how long, and which become parents. A strategy's own settings
+    are in a block of its name."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -46,8 +46,8 @@ class SearchConfig(Schema):
     )
 
     @classmethod
-    def strangers(cls, names: list[str]) -> list[Problem]:
-        """Refuse blocks of strategies that do not exist."""
+    def unknown_keys(cls, names: list[str]) -> list[Problem]:
+        """Return what is wrong with blocks of strategies that do not exist."""
         known = [name for name in searchers.names() if name != _ELSEWHERE]
         found: list[Problem] = []
         for name in names:
