@@ -115,10 +115,12 @@ def test_copies_may_mutate_as_evolution_says_in_the_place_of_values() -> None:
 
 
 def test_in_a_run_copies_are_mutated_and_nobody_else() -> None:
+    chances = {**dict.fromkeys(("none", "parameters", "activation", "rl_hp"), 0.0), "architecture": 1.0}
     p = populations.problem(
-        search={"strategy": "pbt", "pbt": {"explore": "mutation"}}, train={"evo_steps": 40, "max_steps": 240},
-        mutation={"probabilities": {**dict.fromkeys(("none", "parameters", "activation", "rl_hp"), 0.0), "architecture": 1.0}},
-    )  # fmt: skip
+        search={"strategy": "pbt", "pbt": {"explore": "mutation"}},
+        train={"evo_steps": 40, "max_steps": 240},
+        mutation={"probabilities": chances},
+    )
     run = populations.started(p, 5)
     populations.finish(run)
     run.close()
