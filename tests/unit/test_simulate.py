@@ -105,7 +105,7 @@ def test_every_task_has_two_spaces_of_hyper_parameters_that_it_may_evolve(name: 
 @pytest.mark.thorough
 def test_a_table_is_made_row_by_row_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(curves, "CURVES", tmp_path)
-    monkeypatch.setitem(curves.TASKS, "cartpole", Task("ppo-cartpole", 475.0, slice=512, life=1024))
+    monkeypatch.setitem(curves.TASKS, "cartpole", Task("ppo-cartpole", 475.0, slice=4096, life=8192))
     assert make_curves.main(["cartpole", "--draws", "2", "--seeds", "1"]) == 0
     first = curves.read(curves.path_of("cartpole", "narrow"))
     assert [(each.draw, each.seed, len(each.scores), each.confirmed) for each in first] == [
