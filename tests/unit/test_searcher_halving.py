@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from evopipe.searchers.contract import Keep, Trial
+from evopipe.searchers.contract import History, Keep, Living, Trial
 from evopipe.searchers.halving import Config, Ladder, rungs
+from evopipe.searchers.history import Record, Scored
 from searching import about, resumed, search, who_lived
 
 
@@ -60,6 +61,19 @@ def test_jobs_are_those_of_the_papers_algorithm() -> None:
     # A job to the second rung is two generations long, to the third six; nobody is interrupted.
     assert [steps for slot, steps in lived if slot == 7] == [100, 200, 300, 400, 500, 600, 700, 800, 900]
     assert [steps for slot, steps in lived if slot == 2] == [100, 200, 300]
+
+
+def test_a_higher_rung_goes_first() -> None:
+    """Of twelve at 100 steps the best four may go on, which 3 has not; of three at 300 the best one may, which is 1."""
+    at_first, at_second = [9.0, 8.0, 7.0, 6.0, *[1.0] * 8], [2.0, 3.0, 1.0]
+    lived = [(id, 100, score) for id, score in enumerate(at_first)]
+    lived += [(id, 300, score) for id, score in enumerate(at_second)]
+    scored = [Scored(id, id, None, 0, None, {}, True, score, steps) for id, steps, score in lived]
+    members = [Living(id, id, None, {}, 300 if id < 3 else 100, (1.0,), True) for id in range(12)]
+    ladder = Ladder(History(members, [Record(1, 0, tuple(scored))], 1, 0, 12), [100, 300, 900])
+    assert ladder.promotable(members, 3) is members[1]
+    assert ladder.promotable([members[0], *members[2:]], 3) is members[3], "where 1 lives already"
+    assert ladder.promotable(members[4:], 3) is None
 
 
 def test_a_trial_whose_rung_has_grown_comes_back_and_goes_on_from_where_it_was() -> None:
