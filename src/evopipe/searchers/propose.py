@@ -47,8 +47,8 @@ def value_at(bound: Bound, share: float) -> float:
 
 
 def share_of(bound: Bound, value: float) -> float:
-    """Return at which share of a bound a value lies, the inverse of `value_at`; 0 or 1 beyond its ends, .5 if it has one
-    value alone."""
+    """Return at which share of a bound a value lies, the inverse of `value_at`; 0 or 1 beyond its ends, .5 if it has
+    one value alone."""
     low, high = _ends(bound)
     place = math.log(inside(bound, value)) if bound.log else inside(bound, value)
     return min(max((place - low) / (high - low), 0.0), 1.0) if high > low else 0.5
