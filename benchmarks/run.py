@@ -61,7 +61,7 @@ def _one(m: Measurement, options: Options, args: argparse.Namespace) -> bool:
         "machine": machine.fingerprint(cores, options.device),
     }
     device = "" if options.device == "cpu" else f"_{options.device}"
-    record = Record(args.results / f"{m.name}{device}.json", about, args.fresh)
+    record = Record(args.results / f"{m.name}{device}.json", about, args.fresh, m.task == "per-step")
     record.data["repeats"] = args.repeats or m.repeats
     began = time.perf_counter()
     try:
@@ -112,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of everyone (1); peers use their best")
     parser.add_argument("--quick", action="store_true", help="a few steps of everything, to see that it runs")
-    parser.add_argument("--fresh", action="store_true", help="begin anew, forget results that are there")
+    fresh = "begin anew, forget results that are there; of a learning curve those of all that --contestants names"
+    parser.add_argument("--fresh", action="store_true", help=fresh)
     parser.add_argument("--setup", action="store_true", help="only make the peers' environments")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results")
     return parser

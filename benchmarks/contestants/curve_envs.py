@@ -27,6 +27,13 @@ def door_key(**options: Any) -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TransformObservation(env, lambda obs: obs.astype(np.float32) / 10, shows)
 
 
+def relative_pendulum(**options: Any) -> gymnasium.Env[Any, Any]:
+    """Pendulum, of its torque the share, so that a deviation of actions means the same to all sides."""
+    from gymnasium.envs.classic_control.pendulum import PendulumEnv
+
+    return gymnasium.wrappers.RescaleAction(PendulumEnv(**options), np.float32(-1.0), np.float32(1.0))
+
+
 class Breakout(gymnasium.Env[Any, Any]):
     """MinAtar's Breakout (Young and Tian, 2019) with its sticky actions: an image of bytes, a plane for each of paddle,
     ball, trail and bricks; of its six actions the three that do something."""
@@ -60,4 +67,5 @@ class Breakout(gymnasium.Env[Any, Any]):
 
 
 gymnasium.register("DoorKey-v0", door_key)  # it ends by itself after 250 steps
+gymnasium.register("RelativePendulum-v0", relative_pendulum, max_episode_steps=200)
 gymnasium.register("MinAtarBreakout-v0", Breakout, max_episode_steps=1_000)

@@ -532,7 +532,7 @@ def measurements() -> dict[str, Measurement]:
             for name, (tensors, own) in SEARCHES.items()
         ),
         *(Measurement(name, "per-step", (EVOPIPE, Contestant(row.peer, rows.ENVIRONMENTS[row.peer])),
-                      partial(curve_of, name=name), cores=1, lanes=True, timeout=HOURS, repeats=row.repeats)
+                      partial(curve_of, name=name), lanes=True, timeout=HOURS, repeats=row.repeats)
           for name, row in rows.ROWS.items()),
     )  # fmt: skip
     return {m.name: m for m in listed}

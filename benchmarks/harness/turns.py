@@ -33,7 +33,9 @@ class Record:
         SystemExit: the file holds results of other settings or code, which must not be mixed with new ones.
     """
 
-    def __init__(self, path: Path, about: Mapping[str, Any], fresh: bool) -> None:
+    def __init__(self, path: Path, about: Mapping[str, Any], fresh: bool, others: bool = False) -> None:
+        """Go on with a file, or begin anew where `fresh`; `others` then keeps the runs of contestants that `about` does
+        not name: a peer's steps depend neither on our code nor on what else the machine does, its seconds do."""
         self.path, self._lock = path, threading.Lock()
         self.data: dict[str, Any] = {**about, "choices": {}, "runs": []}
         old = read_json(path) if path.exists() else {}
@@ -41,6 +43,10 @@ class Record:
         here = old and all(old["machine"].get(key) == about["machine"][key] for key in ("cpu", "torch"))
         if fresh and here and "settings" in alike:
             self.data["choices"] = old["choices"]  # how a peer runs best does not depend on our code
+            named = {each["name"]: each for each in about["contestants"]}
+            if others and named.keys() <= {each["name"] for each in old["contestants"]}:
+                self.data["contestants"] = [named.get(each["name"], each) for each in old["contestants"]]
+                self.data["runs"] = [run for run in old["runs"] if run["contestant"] not in named]
         elif old and not fresh:
             if len(alike) < 3 or old["machine"]["source"] != about["machine"]["source"]:
                 raise SystemExit(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from changed import PACKAGE, Copy
+from evopipe.schema.read import parse_yaml
 from tiny import write_params
 
 pytestmark = pytest.mark.thorough
@@ -183,7 +184,7 @@ def test_a_native_layer(copy: Copy) -> None:
 FIGURE = """
 
 @section("Spread", "The best and the worst fitness of each generation.")
-def spread(run: Run, width: int, label: Markup) -> Markup:
+def spread(run: FinishedRun, width: int, label: Markup) -> Markup:
     plot = Plot(f"spread.{width}", width, 200, (52, 16, 28, 44), "mean return")
     for bound in (min, max):
         ends = [(row.generation, [n.fitness for n in run.nodes.values() if n.key[0] == row.generation])
@@ -269,6 +270,52 @@ def test_a_search_strategy(copy: Copy, tmp_path: Path) -> None:
     assert born["parent"] in stayed
     copy.contract("tests/contract/test_searchers.py", "-k", "truncation")
     assert copy.files == ["searchers/truncation.py"]
+
+
+STAGE = '''"""Stage `tally`: how many generations a run had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evopipe.layout import TALLY, TRAIN, need
+from evopipe.schema.params import AnyParams
+from evopipe.stages.tell import tell
+from evopipe.storage.files import read_json, write_json
+
+
+def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
+    generations = read_json(need(folder, TRAIN))["generations"]
+    write_json(folder / TALLY, {"generations": generations})
+    tell(f"{TALLY}: {generations} generations", quiet)
+'''
+ROW = """    Stage(
+        "tally", "Count generations", code=("storage",),
+        env=Files(("seed",), (TRAIN,), (TALLY,)), text=Files(("seed",), (TRAIN,), (TALLY,)),
+    ),
+"""
+
+
+def test_a_stage(copy: Copy, tmp_path: Path) -> None:
+    """Its module, and its row in the table: a command, a part of `evopipe.train`, and dvc.yaml follow."""
+    copy.write("stages/tally.py", STAGE)
+    out, report = 'REPORT = Path("reports/report.html")\n', '    Stage(\n        "report", '
+    copy.edit("layout.py", out=(out, f'{out}TALLY = Path("reports/tally.json")\n'), row=(report, ROW + report))
+    write_params(tmp_path / "run", {"train.max_steps": 400, "train.evo_steps": 200})
+    trains = copy.python("-c", "import evopipe; evopipe.train('params.yaml', folder='.')", cwd=tmp_path / "run")
+    assert trains.returncode == 0, trains.stderr
+    written = tmp_path / "run/reports/tally.json"
+    assert json.loads(written.read_text()) == {"generations": 2}
+    written.unlink()
+    done = copy.python("-m", "evopipe", "tally", cwd=tmp_path / "run")
+    assert (done.returncode, done.stdout) == (0, "reports/tally.json: 2 generations\n"), done.stderr
+    assert json.loads(written.read_text()) == {"generations": 2}
+    made = copy.python("-c", "import sys; sys.path.insert(0, 'pipelines'); import make; print(make.render_root())")
+    stages = parse_yaml(made.stdout, "dvc.yaml").data["stages"]
+    assert list(stages)[-2:] == ["tally", "report"]
+    assert stages["tally"]["outs"] == ["reports/tally.json"]
+    assert {"reports/train.json", "src/evopipe/stages/tally.py", "src/evopipe/storage"} <= {*stages["tally"]["deps"]}
+    assert copy.files == ["stages/tally.py", "layout.py"]
 
 
 EVOLVES = """

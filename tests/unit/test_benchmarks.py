@@ -382,6 +382,26 @@ def test_a_measurement_runs_is_kept_and_goes_on(tmp_path: Path, capsys: pytest.C
     assert "turn 2, evopipe" in capsys.readouterr().out
 
 
+def test_of_a_curve_one_contestant_may_begin_anew_and_the_others_keep_their_runs(tmp_path: Path) -> None:
+    from harness.turns import Record
+
+    machine = {"cpu": "a CPU", "torch": "2", "source": "old"}
+    both = [{"name": name, "environment": "", "changes": {}} for name in ("evopipe", "SB3")]
+    about = {"settings": {"lr": 1.0}, "lanes": 1, "contestants": both, "machine": machine}
+    record, path = Record(tmp_path / "curve.json", about, fresh=True), tmp_path / "curve.json"
+    for name in ("evopipe", "SB3"):
+        record.add({"turn": 0, "contestant": name})
+    new = {**about, "contestants": both[:1], "machine": {**machine, "source": "new"}}
+    assert Record(path, new, fresh=True).data["runs"] == []  # seconds of two days are not compared
+    of_old = Record(path, {**new, "settings": {"lr": 2.0}}, fresh=True, others=True)
+    assert of_old.data["runs"] == []
+    anew = Record(path, new, fresh=True, others=True)
+    assert anew.data["runs"] == [{"turn": 0, "contestant": "SB3"}]
+    anew.add({"turn": 0, "contestant": "evopipe"})
+    on = Record(path, {**about, "machine": new["machine"]}, fresh=False)  # and goes on as any other
+    assert [run["contestant"] for run in on.data["runs"]] == ["SB3", "evopipe"]
+
+
 @pytest.mark.thorough
 def test_a_search_ends_when_its_budget_is_spent(tmp_path: Path) -> None:
     import run
@@ -820,6 +840,19 @@ def test_every_row_is_a_params_file_of_its_values() -> None:
         assert {getattr(cfg, rate) for rate in ("lr", "lr_actor", "lr_critic") if hasattr(cfg, rate)} == {s["lr"]}, name
         assert getattr(cfg, "vf_coef", 0.0) == 2 * s.get("vf_coef", 0.0), name  # both weigh the squared error alike
         assert (train.mode == "offline") == ("data" in s), name
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(4, "open"), (5, "reached")])
+def test_a_row_of_few_seeds_decides_nothing(seeds: int, said: str) -> None:
+    from harness.per_step import section
+    from harness.rows import settings
+
+    name = "per_step_ppo_cartpole"
+    result = {**_result(), **_curve_result(evopipe=[[60.0]] * seeds, SB3=[[50.0]] * seeds)}
+    for run in result["runs"]:
+        run |= {"load": 0.1, "result": {"steps": [100], "greedy": run["result"]["greedy"], "sampled": None}}
+    text = "\n".join(section({name: {**result, "settings": settings(name, False, "cpu", 1)}}))
+    assert f"| greedy | {seeds}, {seeds} | 40.0 | 30.0 | 1.33 [1.33, 1.33] | {said} |" in text
 
 
 def test_the_page_names_each_rows_peer() -> None:

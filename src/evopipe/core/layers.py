@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import get_args
 
 import torch
@@ -12,9 +13,19 @@ from evopipe.types import Tensor
 
 EPS = 1e-5
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    name: getattr(torch.nn, name)().forward for name in get_args(Activation)
-}
+
+@cache
+def _forward(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the activation of torch's class of this name; not before it is used, since parameters need no torch."""
+    found: Callable[[Tensor], Tensor] = getattr(torch.nn, name)().forward
+    return found
+
+
+def _activation(name: str, x: Tensor) -> Tensor:
+    return _forward(name)(x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: partial(_activation, name) for name in get_args(Activation)}
 # The result may take the place of its argument, less memory to go through, where the gradient is computed from the
 # result either way. (ELU's would be another formula in place: a member's bits would depend on its neighbours' kinds.)
 IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {

@@ -102,10 +102,9 @@ class OffPolicy:
 
     def _gather_windows(self) -> None:
         """Take the windows of those who lived back among all."""
-        rows = self.world.rows
-        if self.nstep is not None and self._windows is not None and rows is not None:
-            if self._windows is not self.nstep:
-                self.nstep.put(rows, self._windows)
+        rows, windows = self.world.rows, self._windows
+        if self.nstep is not None and windows is not None and windows is not self.nstep and rows is not None:
+            self.nstep.put(rows, windows)
 
     def renew(self, slots: Sequence[int]) -> None:
         """See `Regime.renew`. A slot's own replay buffer is emptied."""

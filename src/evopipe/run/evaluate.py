@@ -77,7 +77,7 @@ def evaluate(
             else:
                 chosen.append(choose(spec, cohort, obs[own], legal[own], None))
         actions = by_row(spec, gather(chosen, rows))[running]
-        before = (pool.obs[running], pool.mask[running]) if note is not None else ()  # copies
+        before = [x[running] for x in (pool.obs, pool.mask)] if note is not None else []  # copies
         gave = pool.step(actions, running)
         steps += len(running)
         over = gave.over
@@ -85,7 +85,7 @@ def evaluate(
             over |= pool.episode_length[running] >= cap
         if note is not None:
             cut = replace(gave, truncated=gave.truncated | (over & ~gave.terminated))
-            note(np.array(slots)[running // width], running, *before, actions, cut)
+            note(np.array(slots)[running // width], running, before[0], before[1], actions, cut)
         for row, broken in zip(running[over].tolist(), gave.broken[over].tolist(), strict=True):
             member = row // width
             returns[member, episode[row]] = np.nan if broken else pool.episode_return[row]

@@ -161,6 +161,14 @@ class Shards:
     def inherit(self, parents: Sequence[int] | None) -> None:
         self._parents = [] if parents is None else list(parents)
 
+    def renew(self, slots: Sequence[int]) -> None:
+        """Nothing: parameters refuse strategies that begin new trials in shards."""
+        raise NotImplementedError("no strategy that begins new trials runs in shards")
+
+    def ended(self) -> np.ndarray:
+        """Nothing: parameters refuse fitness by training's episodes in shards."""
+        raise NotImplementedError("no run in shards is scored by training's episodes")
+
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts, self._waiting = cohorts, True
 
@@ -191,7 +199,9 @@ class Shards:
         clocks = [Clock(**about["clock"]) for about, _ in told.values()]
         clock = self.clock
         # Where a shard's environment failed it stands before the others, and catches up when it goes on.
-        clock.tick, clock.here = min(c.tick for c in clocks), min(c.here for c in clocks)
+        clock.tick, clock.here, clock.ticks = (
+            min(getattr(c, each) for c in clocks) for each in ("tick", "here", "ticks")
+        )
         for name in ("env_steps", "broken", "broken_here"):
             setattr(clock, name, sum(getattr(c, name) for c in clocks))
         clock.rewarded = any(c.rewarded for c in clocks)
