@@ -1,4 +1,4 @@
-"""Strategies that begin with nothing but a space solve CartPole within their budget, where many draws do not.
+"""Strategies that begin with nothing but a space solve CartPole within their budget, though many draws of it do not.
 
 Thresholds are never lowered to get green.
 """
