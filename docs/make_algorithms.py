@@ -28,7 +28,7 @@ def render(name: str) -> str:
     """Return the page of one algorithm."""
     algo = algos.get(name)
     title, _, text = (algo.__doc__ or "").strip().partition("\n\n")
-    of_text = algo.REGIME in algos.OF_TEXT
+    of_text = algo.REGIME in algos.PROBLEMS["text"]
     parts = [
         f"# {title.rstrip('.')}",
         "<!-- Made by docs/make_algorithms.py: do not edit. -->",
@@ -78,7 +78,7 @@ def _curves(name: str) -> list[str]:
 
 
 def _networks(algo: algos.Algorithm) -> str:
-    of_text = algo.REGIME in algos.OF_TEXT
+    of_text = algo.REGIME in algos.PROBLEMS["text"]
     continuous = not of_text and algo.ACTIONS[0] == "continuous"  # of an algorithm that serves both, its first
     letters = {
         OBSERVATIONS: "O (length of an observation)",
@@ -130,7 +130,7 @@ def _evolution(algo: algos.Algorithm, name: str) -> str:
     if algo.REGIME == "games":
         others = "Layers, heads and feed-forward nodes may come and go for all of a member's networks alike, see "
         others += "`evolution.mutation.probabilities.architecture`."
-    elif algo.REGIME in algos.OF_TEXT:
+    elif algo.REGIME in algos.PROBLEMS["text"]:
         others = "The rank of a member's adapter may grow, see `evolution.mutation.probabilities.rank`."
     return (
         f"Add a block to `algos.{name}.evolve` to let another hyper-parameter of this table evolve, remove one to hold "
@@ -142,7 +142,7 @@ def _evolution(algo: algos.Algorithm, name: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the pages."""
-    names = (*algos.names(), *algos.names(of_text=True))
+    names = algos.names(None)
     pages = {FOLDER / f"{name}.md": render(name) for name in names}
     code = publish(pages, "Write docs/algorithms/ from the algorithms' files.", arguments, "make_algorithms")
     for name in names:

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_ar
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from evopipe import algos
+from evopipe import algos, searchers
+from evopipe.schema.blocks import TournamentConfig
 from evopipe.schema.declare import Evolve
 from evopipe.schema.params import Params
 from evopipe.schema.text import LanguageParams
@@ -48,6 +49,22 @@ NOTES: Notes = {
     "train.normalise.clip": ("standard deviations", "outliers count for more"),
     "train.replay.capacity": ("transitions", "older experience kept, more memory"),
     "train.replay.n_step": ("environment steps", "rewards reach further back, targets are noisier"),
+    "search.budget": ("environment steps of the population", "a longer search"),
+    "search.halving.eta": ("", "fewer go on from each rung, and rungs are farther apart"),
+    "search.halving.rung": ("environment steps", "scores are compared later; a new trial costs more"),
+    "search.halving.width": ("members", "members learn side by side, and are promoted by fewer scores"),
+    "search.growth.slice": ("environment steps", "fewer decisions, each by more; fewer evaluations"),
+    "search.growth.window": ("slices", "steadier projections that notice a change later"),
+    "search.growth.factor": ("factor", "children are less like their parents"),
+    "search.pbt.fraction": ("share of the members", "more are replaced in each generation; less variety"),
+    "search.pbt.resample": ("chance", "more jumps through the whole range, fewer small steps"),
+    "search.pbt.grow": ("factor", "larger steps upwards"),
+    "search.pbt.shrink": ("factor", "smaller steps downwards"),
+    "search.pb2.fraction": ("share of the members", "more are replaced in each generation; less variety"),
+    "search.pb2.window": ("changes of scores", "older experience counts; a decision takes longer"),
+    "search.mf_pbt.frequencies": ("generations", "a sub-population evolves less often: it is less greedy, and slower"),
+    "search.mf_pbt.grow": ("factor", "larger steps upwards"),
+    "search.mf_pbt.shrink": ("factor", "smaller steps downwards"),
     "train.replay.updates": ("updates", "learns more from fewer steps, slower; too many: less stable"),
     "train.replay.alpha": ("", "surprising transitions come more often"),
     "train.replay.beta": ("", "less bias early, smaller steps"),
@@ -130,6 +147,7 @@ LANGUAGE_NOTES: Notes = {
     "evaluate.episodes": ("rows", "narrower interval, longer stage"),
     "evaluate.samples": ("completions", "more chances to be right once, longer stage"),
     "evaluate.bootstrap": ("resamples", "a smoother interval"),
+    "search.budget": ("steps of the population", "a longer search"),
     "tracking.finish_seconds": NOTES["tracking.finish_seconds"],
     "runtime.threads": ("threads", "faster on idle machines with large bases; other last bits"),
     "runtime.rows_at_once": ("rows of each member", "faster, more memory; other last bits"),
@@ -163,6 +181,11 @@ Rules between keys, which `evopipe params check` knows:
 - Each `min_` of `evolution.mutation.architecture` is at most its `max_`. At least one weight of
   `evolution.mutation.probabilities` is above 0. `evolution.mutation.activations` and `tracking.backends` name nothing
   twice.
+- A strategy that begins new trials (`growth`, `halving`, `random`) needs `search.budget`, which is at least
+  `train.evo_steps`, and a range in the chosen algorithm's `evolve`; that and one whose members may wait need
+  `runtime.shards.engine: none`. `search.halving.width` is at most `population.size`, `search.halving.rung` at most
+  `train.max_steps`, `search.growth.slice` at most `search.budget`. `search.mf_pbt.frequencies` ascend, and
+  `population.size` is at least four for each.
 - At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.
 
 Rules that need the environment or the machine, which the stages check:
@@ -219,6 +242,11 @@ class Row(NamedTuple):
 def render() -> str:
     """Return the page."""
     parts = [HEAD, *_sections(Params, "")]
+    for name in searchers.OWN:
+        config = searchers.get(name).Config
+        if config.model_fields and config is not TournamentConfig:
+            parts.append(f"## `search.{name}`\n\n{_summary(config)} How it decides: [evolution](evolution.md).\n")
+            parts.append(table(rows(config, f"search.{name}")))
     for name in algos.names():
         config = algos.get(name).Config
         link = f"[algorithms/{name}.md](algorithms/{name}.md)"
@@ -236,7 +264,7 @@ def render() -> str:
 
 def render_language() -> str:
     """Return the page of language models."""
-    links = [f"[{name}](algorithms/{name}.md)" for name in algos.names(of_text=True)]
+    links = [f"[{name}](algorithms/{name}.md)" for name in algos.names("text")]
     head = LANGUAGE_HEAD.format(", ".join(links[:-1]) + f" and {links[-1]}")
     return "\n".join([head, *_sections(LanguageParams, "", LANGUAGE_NOTES)])
 
@@ -281,7 +309,9 @@ def _notes(field: FieldInfo, path: str, notes: Notes) -> tuple[str, str]:
     numeric = any(part in (int, float) for part in (field.annotation, *get_args(field.annotation)))
     if numeric and path not in notes:
         name = "NOTES" if notes is NOTES else "LANGUAGE_NOTES"
-        raise SystemExit(f"docs/make_parameters.py: {name} has no unit and effect of {path!r}: add them")
+        own = path.startswith(("<algo>.", "algos."))
+        remedy = "give its `hyper(...)` a `unit` and say what `raising` it does" if own else f"add them to {name}"
+        raise SystemExit(f"docs/make_parameters.py: {path} has no unit and effect: {remedy}")
     return notes.get(path, ("", ""))
 
 

@@ -1,4 +1,6 @@
-"""Write the files of `pipelines/*` and the template of `evopipe new`: `python pipelines/make.py`.
+"""Write dvc.yaml, the files of `pipelines/*` and the template of `evopipe new`: `python pipelines/make.py`.
+
+The stages are those of `evopipe.layout`, and nowhere else written down.
 
 With `--check` it says what is stale.
 
@@ -25,13 +27,14 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
-from evopipe import algos
+from evopipe import algos, layout
 from evopipe.agents.settings import Agents
 from evopipe.schema.read import parse_yaml
 from evopipe.schema.text import LanguageParams
@@ -42,6 +45,7 @@ KEYS = {"heading", "shape", "base", "reward", "start", "files", "params", "algos
 AS_AT_THE_TOP = (".dvc/config", ".dvcignore")
 TEMPLATE = "src/evopipe/new/template"
 ENTRY = re.compile(r"(?P<key>\s*[\w-]+): *(?P<value>.*?)(?P<comment>  #.*)?")
+MADE = "Made by `python pipelines/make.py` from {}: edit those."
 HEAD = """\
 The stages of evopipe. requirements.txt stands for the code they run: another version of evopipe reruns them.
 If a stage comes to read another file of yours, add it to its deps, and an edit of it reruns the stage.
@@ -73,9 +77,9 @@ def render(name: str) -> dict[str, str]:
     if set(changes) - KEYS:
         raise SystemExit(f"pipelines/{name}/changes.yaml: no key is called {', '.join(set(changes) - KEYS)}")
     source, top = f"pipelines/{name}/changes.yaml", "../" if "/" in name else ""
-    made = "# Made by `python pipelines/make.py` from {} and " + source + ": edit those.\n"
+    made = f"# {MADE}\n".replace("{}", f"{{}} and {source}")
     return {
-        "dvc.yaml": made.format("pipelines/shapes.yaml") + _dvc(changes),
+        "dvc.yaml": made.format("evopipe.layout, pipelines/shapes.yaml") + _dvc(changes),
         "params.yaml": made.format("params.yaml") + _params(changes, source),
         **{f"{top}{file}": (FOLDER.parent / file).read_text(encoding="utf-8") for file in AS_AT_THE_TOP},
     }
@@ -91,19 +95,62 @@ def render_new() -> dict[str, str]:
     }
 
 
+def render_root() -> str:
+    """Return the root's dvc.yaml, whose stages depend on the code that they compute with."""
+    shape = _load(FOLDER / "shapes.yaml")["root"]
+    heading = f"{MADE.format('evopipe.layout and pipelines/shapes.yaml')}\n{shape['heading']}"
+    return _with_descriptions(lambda stage: [f"src/evopipe/{code}" for code in stage.sources], heading, shape["plots"])
+
+
 def _new_dvc() -> str:
-    """The root's dvc.yaml, whose stages depend on evopipe's version and the user's own module, not on its source."""
+    """The same stages, which depend on evopipe's version and the user's own module, not on its source."""
+
+    def code(stage: layout.Stage) -> list[str]:
+        return ["requirements.txt", *([] if stage.name == "buffer" else ["my_env.py"])]  # it reads the dataset alone
+
+    return _with_descriptions(code, HEAD, _load(FOLDER / "shapes.yaml")["root"]["plots"])
+
+
+def _with_descriptions(code: Callable[[layout.Stage], list[str]], heading: str, plots: Any) -> str:
+    stages = {}
+    for stage in layout.STAGES:
+        made = _stage(stage, stage.env)
+        made["deps"] += code(stage)
+        made["plots"] = [
+            {path: {**how, "title": "Held-out episodes"}}
+            for each in made.get("plots", ())
+            for path, how in each.items()
+        ]
+        stages[stage.name] = {"desc": stage.help, **{key: value for key, value in made.items() if value}}
     yaml = _yaml()
     yaml.indent(mapping=2, sequence=4, offset=2)
-    data = _load(FOLDER.parent / "dvc.yaml")
-    data.yaml_set_start_comment(HEAD)
-    for name, stage in data["stages"].items():
-        kept = [dep for dep in stage["deps"] if not str(dep).startswith("src/evopipe")]
-        own = [] if name == "buffer" else ["my_env.py"]  # it reads the dataset alone
-        stage["deps"] = [*kept, "requirements.txt", *own]
     out = StringIO()
-    yaml.dump(data, out)
-    return out.getvalue()
+    yaml.dump({"stages": stages, "plots": plots}, out)
+    lines = "".join(f"# {line}".rstrip() + "\n" for line in heading.splitlines())
+    return (
+        lines
+        + re.sub(r"\n(?=  \w+:\n    desc:|plots:)", "\n\n", out.getvalue().rstrip()).replace("stages:\n\n", "stages:\n")
+        + "\n"
+    )
+
+
+def _stage(stage: layout.Stage, files: layout.Files) -> dict[str, Any]:
+    """Return a stage as DVC reads it, without the code that it depends on."""
+    made: dict[str, Any] = {
+        "cmd": f"python -m evopipe {stage.name}",
+        "deps": sorted(path.as_posix() for path in files.reads),
+        "params": [*files.params],
+    }
+    for out in files.writes:
+        path = out.as_posix()
+        if out in layout.METRICS:
+            made.setdefault("metrics", []).append({path: {"cache": False}})
+        elif out == layout.EPISODES:
+            made["plots"] = [{path: {"cache": False, "template": "scatter", "x": "length", "y": "return"}}]
+        else:
+            made.setdefault("outs", []).append(path)
+    order = ("cmd", "deps", "params", "outs", "metrics", "plots")
+    return {key: made[key] for key in order if key in made}
 
 
 def _with_values(text: str, values: dict[str, Any]) -> str:
@@ -119,15 +166,32 @@ def _with_values(text: str, values: dict[str, Any]) -> str:
 
 
 def _dvc(changes: Any) -> str:
-    shape = json.loads(json.dumps(_load(FOLDER / "shapes.yaml")[changes.get("shape", "online")]))
-    heading = shape.pop("heading")
-    for name, stage in shape["stages"].items():
-        base = [changes["base"]] if "base" in changes and name not in ("fetch", "report") else []
-        reward = [changes["reward"]] if "reward" in changes and name in ("train", "evaluate") else []
-        start = [changes["start"]] if "start" in changes and name == "population" else []
-        stage["deps"][1:1] = [*changes.get("files", []), *base, *reward, *start]
-        stage["cmd"] = stage["cmd"].format(module=Path(changes.get("files", [""])[0]).stem)
-    return f"# {heading}\n" + re.sub(r"\n(?=  \w+:\n    cmd:|plots:)", "\n\n", dump_yaml(shape))
+    name = changes.get("shape", "online")
+    shape = json.loads(json.dumps(_load(FOLDER / "shapes.yaml")[name]))
+    heading, stages = shape["heading"], shape.get("stages") or _stages(name)
+    for stage, made in stages.items():
+        base = [changes["base"]] if "base" in changes and stage not in ("fetch", "report") else []
+        reward = [changes["reward"]] if "reward" in changes and stage in ("train", "evaluate") else []
+        start = [changes["start"]] if "start" in changes and stage == "population" else []
+        made["deps"][1:1] = [*changes.get("files", []), *base, *reward, *start]
+        made["cmd"] = made["cmd"].format(module=Path(changes.get("files", [""])[0]).stem)
+    data = {"stages": stages, "plots": shape["plots"]}
+    return f"# {heading}\n" + re.sub(r"\n(?=  \w+:\n    cmd:|plots:)", "\n\n", dump_yaml(data))
+
+
+def _stages(shape: str) -> dict[str, Any]:
+    """Return the stages of a pipeline, which depend on evopipe as a whole; without a dataset where it is `online`."""
+    made, datasets = {}, {out for stage in layout.STAGES if stage.dataset for out in stage.env.writes}
+    for stage in layout.STAGES:
+        files = stage.text if shape == "language" else stage.env
+        if shape == "online":
+            if stage.dataset:
+                continue
+            params = tuple(key for key in files.params if not key.startswith("fetch."))
+            files = files._replace(params=params, reads=tuple(path for path in files.reads if path not in datasets))
+        made[stage.name] = _stage(stage, files)
+        made[stage.name]["deps"].insert(0, "src/evopipe")
+    return made
 
 
 def _params(changes: Any, source: str) -> str:
@@ -199,7 +263,7 @@ def _load(path: Path) -> Any:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the files."""
-    parser = argparse.ArgumentParser(description="Write the files of pipelines/ and of a new project.")
+    parser = argparse.ArgumentParser(description="Write dvc.yaml, and the files of pipelines/ and of a new project.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is stale")
     check = parser.parse_args(arguments).check
     top, stale = FOLDER.parent, 0
@@ -207,6 +271,7 @@ def main(arguments: list[str] | None = None) -> int:
     rendered = ((folder, render(folder.relative_to(FOLDER).as_posix())) for folder in folders)
     made = {Path(os.path.normpath(folder / name)): text for folder, texts in rendered for name, text in texts.items()}
     made |= {top / TEMPLATE / name: text for name, text in render_new().items()}
+    made[top / "dvc.yaml"] = render_root()
     for path, text in made.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue

@@ -20,7 +20,7 @@ from evopipe.machine import configure
 from evopipe.problems.text import make_spec
 from evopipe.problems.text_data import form_of
 from evopipe.regimes.dialogue import Dialogue
-from evopipe.regimes.text import TextRows, Texts
+from evopipe.regimes.text import TextRows, TextSource
 from evopipe.run.clock import Clock
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Run
@@ -64,7 +64,7 @@ def run_of(s: Settings, algo: str, members: int, folder: str) -> Run[LanguageSpe
     corpus: Corpus = tokenise(rows, form, spec.base, spec.language, params.fetch, s["seed"])
     clock = Clock.of(spec, members)
     of_text = spec.algo.REGIME == "text"
-    regime: Any = TextRows(spec, clock, Texts(spec, corpus)) if of_text else Dialogue(spec, clock, corpus, _judge)
+    regime: Any = TextRows(spec, clock, TextSource(spec, corpus)) if of_text else Dialogue(spec, clock, corpus, _judge)
     return Run(spec, regime, clock, first_members(spec, members)[0])
 
 

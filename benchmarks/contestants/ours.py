@@ -26,10 +26,9 @@ from evopipe import rng
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
-from evopipe.mutations import NONE
-from evopipe.searchers.apply import evolve
 from evopipe.layout import POPULATION
 from evopipe.machine import configure
+from evopipe.mutations import NONE
 from evopipe.native import build, dense
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
@@ -46,6 +45,7 @@ from evopipe.run.population import about_spec
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import Params, load_params, parse_params
+from evopipe.searchers.apply import evolve
 from evopipe.stages import evaluate, population, train
 from evopipe.storage import members as stored
 from evopipe.storage.checkpoint import CheckpointStore

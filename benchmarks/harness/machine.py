@@ -51,7 +51,7 @@ def _git(*words: str) -> str:
 
 def source_key() -> str:
     """Return a key of the code that is measured: of `src/evopipe`."""
-    from evopipe.keys import content_key
+    from evopipe.storage.keys import content_key
 
     return content_key({}, [ROOT / "src" / "evopipe"])[:16]
 

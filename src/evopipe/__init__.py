@@ -2,10 +2,10 @@
 
 The library's own names, which `dir(evopipe)` lists:
 
-- `train(params)` runs everything, `load(folder)` brings a trained policy back, `evaluate(policy)` scores it;
+- `train(params)` runs everything, `load(folder)` loads a trained policy, `evaluate(policy)` scores it;
 - `Population(params)` trains generation by generation in this process, `Policy` is one trained member;
-- `Params`, `load_params`, `parse_params` are what a run is described by; `evopipe.errors` is what can go wrong;
-- `evopipe.parts` is what the library's loops are made of, `evopipe.agents` what language agents are made of.
+- `Params`, `load_params`, `parse_params` describe a run; `evopipe.errors` has the errors;
+- `evopipe.parts` has the parts of the library's loops, `evopipe.agents` the parts of language agents.
 
 The other names of `__all__` are spellings of AgileRL's and rLLM's documents, for scripts that keep to those:
 `evopipe.compat.agilerl` and `evopipe.compat.rllm`. All are imported when first used, so that `import evopipe` costs
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from evopipe.core.readers import ARCHITECTURES
 
 if TYPE_CHECKING:
     from evopipe.api import Result
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
     from evopipe.population import Population
     from evopipe.schema.params import Params, load_params, parse_params
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [  # noqa: RUF022 (in the order in which one meets them)
     # the library's own
     "train", "load", "evaluate", "Population", "Policy", "Result", "Params", "load_params", "parse_params",
@@ -78,6 +80,12 @@ __all__ = [  # noqa: RUF022 (in the order in which one meets them)
     "make_vect_envs", "observation_space_channels_to_first", "train_multi_agent_off_policy",
     "train_multi_agent_on_policy", "train_off_policy", "train_offline", "train_on_policy",
 ]  # fmt: skip
+
+ARCHITECTURES |= {
+    "lora": lambda data: import_module("evopipe.language.adapters").read_adapter(data),
+    "full": lambda data: import_module("evopipe.language.adapters").read_adapter(data),
+    "gpt": lambda data: import_module("evopipe.language.gpt").GPT.from_json(data),
+}
 
 _OWN = {
     "train": ("evopipe.api", "run"),

@@ -1,4 +1,4 @@
-"""`python -m evopipe`: runs the right code, and turns every failure into a sentence and an exit code."""
+"""`python -m evopipe`: runs the right copy of the code, and turns every failure into a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REEXECUTED = "EVOPIPE_REEXECUTED"
 
 
 def main() -> int:
-    """Run the command line and return its exit code: see `evopipe.errors`; 64 usage, 130 interrupt, 1 a bug of ours."""
+    """Run the command line; return its exit code: see `evopipe.errors`; 64 usage, 130 interrupt, 1 a bug in evopipe."""
     arguments = sys.argv[1:]
     try:
         _run_code_of_this_tree()

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from evopipe import layout
+from evopipe import layout, stages
 from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
-from evopipe.policies import policy
 from evopipe.policies.acting import Policy
 from evopipe.policies.loading import load
 from evopipe.policies.team import TeamPolicy
+from evopipe.problems import check, part_of
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import AnyParams, any_params
 from evopipe.searchers.history import Record, read_lineage
-from evopipe.stages import report
-from evopipe.stages.check import check, needs_dataset
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track import tracking
 
@@ -67,23 +64,22 @@ def run(
     """
     settled = any_params(params)
     if folder is not None:
-        result = _run(settled, Path(folder), quiet)
-        report.run(settled, quiet=quiet, folder=Path(folder))
+        result = _run(settled, Path(folder), quiet, layout.STAGES)
         tracking.attach(settled, ("evaluate", "export", "report"), Path(folder))
         return result
     with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary:
         untracked = settled.model_copy(update={"tracking": TrackingConfig(backends=())})
-        return _run(untracked, Path(temporary), quiet)
+        return _run(untracked, Path(temporary), quiet, [s for s in layout.STAGES if layout.REPORT not in s.env.writes])
 
 
-def _run(params: AnyParams, folder: Path, quiet: bool) -> Result:
+def _run(params: AnyParams, folder: Path, quiet: bool, chosen: Sequence[layout.Stage]) -> Result:
     check(params)
-    upstream = ("fetch", "buffer") if needs_dataset(params) else ()
-    for name in (*upstream, "population", "train", "evaluate", "export"):
-        import_module(f"evopipe.stages.{name}").run(params, quiet=quiet, folder=folder)
+    for stage in chosen:
+        if params.needs_dataset or not stage.dataset:
+            stages.module_of(stage).run(params, quiet=quiet, folder=folder)
     return Result(
         policy=load(folder / layout.ELITE),
-        policies=[] if params.of_text else policy.trained(folder / layout.TRAINED),
+        policies=part_of(params, "export").trained(folder / layout.TRAINED),
         evaluation=read_json(folder / layout.EVALUATION),
         members=read_json(folder / layout.MEMBERS),
         summary=read_json(folder / layout.TRAIN),

@@ -21,27 +21,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from evopipe import __version__
+from evopipe import __version__, layout
 from evopipe.cli_agent import agent
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, suggestion
 
 if TYPE_CHECKING:
     from evopipe.schema.params import AnyParams
 
-_STAGES = {
-    "fetch": "Collect, download or convert the dataset: data/dataset.",
-    "buffer": "Pack the dataset into transitions: data/transitions.h5.",
-    "population": "Make the initial members: models/population.",
-    "train": "Evolve the population: models/trained.",
-    "evaluate": "Score every member on held-out seeds: reports/evaluation.json.",
-    "export": "Write the elite as files that run anywhere: models/elite.",
-    "report": "Show what happened, as one page: reports/report.html.",
-}
-
 app = typer.Typer(
     name="evopipe",
     help="Train populations of reinforcement-learning agents that tune themselves while they learn.",
-    epilog=f"`dvc repro` runs the stages in order: {', '.join(_STAGES)}.",
+    epilog=f"`dvc repro` runs the stages in order: {', '.join(layout.OUTS)}.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -138,27 +128,28 @@ def _options(
         typer.echo(context.get_help())
 
 
-def _stage(name: str) -> Callable[[typer.Context], None]:
+def _stage(stage: layout.Stage) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
+        from evopipe import stages
         from evopipe.signals import watch_ancestors
 
         watch_ancestors()
         params = context.obj.load()
         with context.obj.placing():
-            if name in ("fetch", "population"):  # the first of either shape of pipeline
-                from evopipe.stages.check import check
+            if not stage.env.reads:  # the first of a pipeline
+                from evopipe.problems import check
 
                 check(params)
-            import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
+            stages.module_of(stage).run(params, quiet=context.obj.quiet)
         from evopipe.track import tracking
 
-        tracking.attach(params, [name])
+        tracking.attach(params, [stage.name])
 
     return run
 
 
-for _name, _what in _STAGES.items():
-    app.command(_name, help=_what)(_stage(_name))
+for _each in layout.STAGES:
+    app.command(_each.name, help=_each.described)(_stage(_each))
 
 
 def _json(kind: type, called: str, example: str) -> Callable[[str], Any]:
@@ -203,30 +194,20 @@ def _play(
 ) -> None:
     """Watch a policy: in a window, or as a file. A language model completes a prompt, or lines until an empty one; a
     player of games plays them."""
-    from evopipe.language.policy import described
+    from evopipe.policies import film
+    from evopipe.policies import play as player
+    from evopipe.policies.loading import load
+    from evopipe.track.formats import score
 
-    if (about := described(folder)) is not None:
-        from evopipe.language.policy import load as load_model
-
-        if about["kind"] == "games":
-            _play_games(folder, episodes, seed, prompt, context.obj.tell)
-            return
-        model = load_model(folder, about)
-        if prompt is not None:
-            typer.echo(model.generate(prompt))
-            return
-        with suppress(typer.Abort):  # its input is at its end
-            while line := typer.prompt("you", default="", show_default=False):
-                typer.echo(model.generate(line))
+    policy, tell = load(folder, trust=trust), context.obj.tell
+    if not isinstance(policy, player.Actor):
+        if prompt is None:
+            policy.perform(episodes, seed, _asked, typer.echo, tell)
+        else:
+            typer.echo(policy.generate(prompt))
         return
     if prompt is not None:
         raise UsageError(f"play: {folder} is no language model: it takes no --prompt")
-    from evopipe.policies import film
-    from evopipe.policies import play as player
-    from evopipe.policies.policy import load
-    from evopipe.track.formats import score
-
-    tell = context.obj.tell
     films = {path: partial(write, path) for write, path in ((film.gif, gif), (film.mp4, mp4)) if path}
     if not (films or player.has_display()):
         raise UsageError(
@@ -236,7 +217,6 @@ def _play(
     for path in films:
         if path.is_dir():
             raise UsageError(f"play: {path} is a folder; give the name of a file")
-    policy = load(folder, trust=trust)
     cfg = player.environment_of(policy, env, kwargs, trust)
 
     say = lambda played: tell(f"seed {played.seed}: return {score(played.total)}, {played.steps} steps")  # noqa: E731
@@ -248,22 +228,11 @@ def _play(
             tell(f"written: {path}")
 
 
-def _play_games(folder: Path, games: int, seed: int, prompt: str | None, tell: Callable[[str], None]) -> None:
-    from evopipe.language.player import GamePolicy, squares
-    from evopipe.policies.loading import load
-    from evopipe.track.formats import score
-
-    policy = load(folder)
-    assert isinstance(policy, GamePolicy)
-    if prompt is not None:
-        typer.echo(policy.generate(prompt))
-        return
-    played = policy.play(games, seed)
-    for row, total in zip(played.rows, played.returns, strict=True):
-        typer.echo("\n".join(squares(row)) if "guesses" in row else json.dumps(row))
-        tell(f"return {score(total)}")
-    tell(f"{policy.about['env']['id']}: mean return {score(played.returns.mean())} of {games} game{'s' * (games > 1)}, "
-         f"{played.won.mean():.0%} won")  # fmt: skip
+def _asked() -> str:
+    """Return the line that someone types; an empty one where there is no more."""
+    with suppress(typer.Abort):  # its input is at its end
+        return str(typer.prompt("you", default="", show_default=False))
+    return ""
 
 
 @app.command("compare")
@@ -325,7 +294,7 @@ def _algos() -> None:
     _without_torch()
     from evopipe import algos as registry
 
-    for name in registry.names() + registry.names(of_text=True):
+    for name in registry.names(None):
         if (wrong := registry.refused(name)) is not None:
             _warn(f"{name}: {wrong}")
             continue
@@ -340,7 +309,7 @@ _params.callback()(_without_torch)
 @_params.command("check")
 def _params_check(context: typer.Context) -> None:
     """Say what is wrong with the params file, and where; it makes the environment where that is not Gymnasium's own."""
-    from evopipe.stages.check import check
+    from evopipe.problems import check
 
     params = context.obj.load()
     with context.obj.placing():
@@ -378,7 +347,7 @@ def _params_block(
     from evopipe import algos as registry
     from evopipe.schema.write import block
 
-    if algo not in (known := registry.names() + registry.names(of_text=True)):
+    if algo not in (known := registry.names(None)):
         raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, known)}")
     typer.echo(block(algo, registry.get(algo).Config()), nl=False)
 
@@ -434,7 +403,7 @@ def _track_sync(context: typer.Context) -> None:
     tracking = context.obj.load().tracking
     if not tracking.backends:
         raise UsageError(f"{context.obj.params}: tracking.backends is empty: name a tracker, such as [mlflow]")
-    from evopipe.keys import dvc_root
+    from evopipe.storage.keys import dvc_root
     from evopipe.track.outbox import sync
 
     for name, new in sync(dvc_root(), tracking, context.obj.tell, _warn).items():
@@ -448,7 +417,7 @@ def _track_ui(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ) -> None:
     """Open the MLflow pages of this project."""
-    from evopipe.keys import dvc_root
+    from evopipe.storage.keys import dvc_root
     from evopipe.track.backends.mlflow import serve
 
     serve(dvc_root(), port, browser, context.obj.tell)

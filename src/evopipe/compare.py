@@ -1,7 +1,7 @@
-"""Scores of several configurations, each over its seeds: what `evopipe compare` prints and draws.
+"""Scores of several configurations over their seeds: what `evopipe compare` prints and draws.
 
-A run is what a folder, an experiment or a git revision holds: `dvc.lock`, which says with which parameters it was made,
-and `reports/evaluation.json`, the elite's held-out score.
+A run is what a folder, an experiment or a git revision holds: `dvc.lock`, which names its parameters, and
+`reports/evaluation.json`, the elite's held-out score.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, MissingInputError, UsageError
 from evopipe.layout import EVALUATION, TRAINED
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
@@ -25,7 +26,7 @@ from evopipe.schema.read import parse_yaml
 from evopipe.track.formats import clean, columns, leaves, number, score
 
 _LOCK = Path("dvc.lock")
-_STAGES = ("fetch", "buffer", "population", "train", "evaluate")  # what a score comes from
+_STAGES = [*layout.OUTS][: [*layout.OUTS].index(layout.WRITER[EVALUATION]) + 1]  # what a score comes from
 _EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 _RESAMPLES = 10_000
 _MOST = 4  # settings that a label names
@@ -55,10 +56,16 @@ class _Row:
 
 
 def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[_Row], list[str]]:
-    """Return configurations, the best first, and for each place without a run that counts a sentence that says why.
-    `what` are folders, names of experiments, git revisions; none: the working folder, HEAD and HEAD's experiments, or
-    `everywhere` those of other commits too. `UsageError` if one is none of these, another EvopipeError if it holds no
-    run that counts; `MissingInputError` if there is no run at all."""
+    """Return configurations, the best first, and a sentence for each place whose run does not count.
+
+    `what` names folders, experiments or git revisions. If it is empty, they are the working folder, HEAD and HEAD's
+    experiments; with `everywhere` also those of other commits.
+
+    Raises:
+        UsageError: a name is none of these.
+        MissingInputError: there is no run at all.
+        EvopipeError: a named place has no run that counts.
+    """
     runs: dict[str, _Run] = {}
     notes = []
     for name, read in _places(what, everywhere):
@@ -94,8 +101,11 @@ def table(rows: Sequence[_Row]) -> str:
 
 
 def draw(rows: Sequence[_Row], path: Path) -> None:
-    """Write a picture: for each configuration its runs, their mean with its interval, and their interquartile mean;
-    `UsageError` if matplotlib does not write its format."""
+    """Draw, for each configuration, its runs, their mean with its interval, and their interquartile mean.
+
+    Raises:
+        UsageError: matplotlib does not write this format.
+    """
     import matplotlib
 
     from evopipe.report.draw import Plot, style

@@ -63,7 +63,7 @@ class MissingInputError(EvopipeError, exit_code=66):
 
 
 class DivergedError(EvopipeError, exit_code=70):
-    """Every member of the population became non-finite and no healthy generation is left to return to."""
+    """Every member of the population diverged, and no healthy generation is left to return to."""
 
 
 class EnvironmentFailed(EvopipeError, exit_code=71):
@@ -96,7 +96,11 @@ class Interrupted(BaseException):
 
 
 def need_package(name: str, extra: str, what: str) -> None:
-    """Refuse `what` by a `MissingInputError` if a package, which an extra brings, is not installed."""
+    """Check that a package, which an extra installs, is there; `what` needs it.
+
+    Raises:
+        MissingInputError: it is not installed.
+    """
     if importlib.util.find_spec(name) is None:
         raise MissingInputError(f"{what} needs {name}, which is not installed: pip install 'evopipe[{extra}]'")
 
@@ -107,7 +111,8 @@ def said(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text in one line of at most `_LONGEST` characters; of foreign errors even that may raise."""
+    """Return an error's text in one line of at most `_LONGEST` characters. It never raises, though the error's
+    `__str__` may."""
     try:
         text = str(error)
     except Exception as broken:
@@ -116,34 +121,39 @@ def text_of(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a foreign text in one line of at most `_LONGEST` characters, what a terminal would obey written out."""
+    """Return a text in one line of at most `_LONGEST` characters, with control characters escaped."""
     words = " ".join(text[: 4 * _LONGEST].split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
     return shown if len(shown) <= _LONGEST and len(text) <= 4 * _LONGEST else shown[: _LONGEST - 3] + "..."
 
 
 def redacted(text: str) -> str:
-    """Return a text in which no address holds who logs in, with which password, or a secret among its parameters."""
+    """Return a text without user names, passwords and secret parameters in its addresses."""
     return _SECRET.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `", did you mean 'x'?"` for the nearest known word, or an empty string where none is near."""
+    """Return `", did you mean 'x'?"` for the most similar known word; an empty string if none is similar."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f", did you mean {near[0]!r}?" if near else ""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return what to say behind an unknown word: the nearest known one, or all of them."""
+    """Return the end of a sentence about an unknown word: the most similar known one, or all known ones."""
     known = list(known)
     return did_you_mean(word, known) or f", known are: {', '.join(known)}"
 
 
 @contextlib.contextmanager
 def translate_failures(less: str = "train.replay.capacity, population.size or env.num_envs") -> Iterator[None]:
-    """Give failures of the machine a sentence that says what to do; `less` names what takes memory. Errors that already
-    have one pass. `ResourceError` if memory ran out, of the host or of the device; `DiskError` if a file could not be
-    written: disk full, quota, read-only, no permission."""
+    """Convert failures of the machine in the block to errors that say what to do; `less` names the parameters to lower.
+
+    evopipe's own errors pass unchanged.
+
+    Raises:
+        ResourceError: the memory of the host or of the device ran out.
+        DiskError: a file could not be written: disk full, quota, read-only, no permission.
+    """
     try:
         yield
     except EvopipeError:

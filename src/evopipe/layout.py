@@ -1,10 +1,11 @@
-"""Where each out lies, below the folder that a pipeline runs in, and which stage writes it."""
+"""The table of stages: what each is called and does, reads and writes, and on which parameters and code it depends."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from evopipe.errors import MissingInputError
 
@@ -19,7 +20,7 @@ FETCHED = Path("reports/fetch.json")
 BUFFERED = Path("reports/buffer.json")
 LINEAGE = Path("reports/lineage.jsonl")
 FITNESS = Path("reports/fitness.csv")
-TIMING = Path("reports/timing.csv")
+TIMING = Path("reports/timing.csv")  # a measurement: the one out that holds a clock
 TRAIN = Path("reports/train.json")
 EVALUATION = Path("reports/evaluation.json")
 MEMBERS = Path("reports/members.json")
@@ -29,24 +30,124 @@ COMPLETIONS = Path("reports/completions.json")
 REPORT = Path("reports/report.html")
 EPISODES_PAGE = Path("reports/episodes.html")  # of agents
 
-OUTS = {
-    "fetch": (DATASET, FETCHED),
-    "buffer": (TRANSITIONS, BUFFERED),
-    "population": (POPULATION,),
-    "train": (TRAINED, LINEAGE, FITNESS, TIMING, TRAIN),
-    "evaluate": (EVALUATION, MEMBERS, EPISODES),
-    "export": (ELITE,),
-    "report": (REPORT,),
-}
-"""What each stage writes, in the order in which they run."""
-TEXT_OUTS = {
-    **OUTS,
-    "fetch": (TEXT, FETCHED),
-    "buffer": (TOKENS, BUFFERED),
-    "train": (*OUTS["train"], MEASURES),
-    "evaluate": (*OUTS["evaluate"], COMPLETIONS),
-}
-"""The same where members are language models."""
+METRICS = frozenset({FETCHED, BUFFERED, TRAIN, EVALUATION})
+"""Outs that DVC shows as metrics; `EPISODES` it draws."""
+
+
+class Files(NamedTuple):
+    """What a stage depends on and writes where members are of one kind: parameters, as DVC names them, outs of earlier
+    stages, and its own outs, the one that people ask for first."""
+
+    params: tuple[str, ...]
+    reads: tuple[Path, ...]
+    writes: tuple[Path, ...]
+
+
+class Stage(NamedTuple):
+    """One stage, `evopipe.stages.NAME`.
+
+    Attributes:
+        help: what it does, in a few words.
+        env: its files where members live in environments.
+        text: the same where they are language models.
+        code: what of the package it computes with, beside `CODE` and its own module.
+        dataset: whether it makes what members learn from, which those that learn from their own steps do without.
+    """
+
+    name: str
+    help: str
+    env: Files
+    text: Files
+    code: tuple[str, ...] = ()
+    dataset: bool = False
+
+    @property
+    def described(self) -> str:
+        """What it does and where that lies, as a sentence."""
+        return f"{self.help}: {self.env.writes[0]}."
+
+    @property
+    def sources(self) -> list[str]:
+        """The code that it computes with, below the package; a change of any other cannot change its outs."""
+        return sorted((*CODE, *self.code, f"stages/{self.name}.py"))
+
+
+CODE = ("algos", "core", "envs", "machine.py", "native", "ops", "rng.py", "types.py")
+"""Code that every stage computes with: whole folders, and modules that are in none."""
+_DATA = ("data", "problems")
+_RUN = ("mutations", "problems", "run", "searchers", "storage/members.py")
+_REGIMES = (*_RUN, "data", "memory", "regimes", "scale")
+_ENV = ("env.id", "env.kwargs", "env.wrappers")
+_FETCHED = ("fetch.source", "fetch.${fetch.source}")
+_ALGO = "algos.${train.algo}"
+_SIZE = "population.size"  # by itself: DVC's run cache overlooks a key named `size` inside a mapping
+_SEARCH = ("train", "evolution", "evolution.tournament.size", "search", _ALGO)  # the size as `_SIZE`
+_MEMBERS = (_SIZE, "population.start", "train.algo", _ALGO, "evolution.mutation", "search", "runtime.threads")
+_COMPUTED = ("runtime.device", "runtime.threads", "runtime.kernels", "runtime.cohorts")
+_OF_TEXT = ("seed", "language", "fetch.source")
+_WRITTEN = ("runtime.device", "runtime.threads", "runtime.cohorts", "runtime.rows_at_once")
+_SPLIT = ("fetch.validation", "fetch.test")
+_CURVES = (LINEAGE, FITNESS, TIMING)
+_SHOWN = (ELITE, EPISODES, EVALUATION, FITNESS, LINEAGE, MEMBERS, TIMING, TRAIN)
+
+STAGES = (
+    Stage(
+        "fetch", "Collect, download or convert the dataset", code=_DATA, dataset=True,
+        env=Files(("seed", *_ENV, "env.step_limit", *_FETCHED), (), (DATASET, FETCHED)),
+        text=Files(("seed", "language.task", "language.kwargs", "train.algo", *_FETCHED), (), (TEXT, FETCHED)),
+    ),
+    Stage(
+        "buffer", "Pack the dataset into transitions", code=_DATA, dataset=True,
+        env=Files(_ENV, (DATASET,), (TRANSITIONS, BUFFERED)),
+        text=Files(("seed", "language", "train.algo", "fetch.source", *_SPLIT), (TEXT,), (TOKENS, BUFFERED)),
+    ),
+    Stage(
+        "population", "Make the initial members", code=_RUN,
+        env=Files(("seed", *_ENV, *_MEMBERS), (), (POPULATION,)),
+        text=Files((*_OF_TEXT, *_MEMBERS), (), (POPULATION,)),
+    ),
+    Stage(
+        "train", "Evolve the population", code=_REGIMES,
+        env=Files(
+            ("seed", *_ENV, "env.num_envs", "env.backend", "env.step_limit", *_SEARCH, *_COMPUTED, "runtime.compile"),
+            (TRANSITIONS, POPULATION), (TRAINED, *_CURVES, TRAIN),
+        ),
+        text=Files((*_OF_TEXT, *_SEARCH, *_WRITTEN), (TOKENS, POPULATION), (TRAINED, *_CURVES, TRAIN, MEASURES)),
+    ),
+    Stage(
+        "evaluate", "Score every member on held-out seeds", code=_REGIMES,
+        env=Files(
+            ("seed", *_ENV, "env.step_limit", "evaluate", *_COMPUTED), (TRAINED,), (EVALUATION, MEMBERS, EPISODES)
+        ),
+        text=Files(
+            (*_OF_TEXT, "train.algo", _ALGO, "evaluate", *_WRITTEN), (TOKENS, TRAINED),
+            (EVALUATION, MEMBERS, EPISODES, COMPLETIONS),
+        ),
+    ),
+    Stage(
+        "export", "Write the elite as files that run anywhere", code=(*_RUN, "policies"),
+        env=Files(("export", *_ENV), (TRAINED, EVALUATION, LINEAGE), (ELITE,)),
+        text=Files((*_OF_TEXT, "train.algo", _ALGO, "export"), (TRAINED, EVALUATION, LINEAGE), (ELITE,)),
+    ),
+    Stage(
+        "report", "Show what happened, as one page",
+        code=("mutations", "policies", "report", "searchers", "storage/members.py", "track/formats.py"),
+        env=Files(  # all that it shows
+            ("seed", *_ENV, "env.num_envs", "env.backend", "env.step_limit", *_FETCHED, _SIZE, *_SEARCH, "evaluate",
+             "export", *_COMPUTED, "runtime.compile"),
+            _SHOWN, (REPORT,),
+        ),
+        text=Files(
+            (*_OF_TEXT, "fetch.${fetch.source}", *_SPLIT, "population", *_SEARCH, "evaluate", "export", *_WRITTEN),
+            (*_SHOWN, COMPLETIONS, MEASURES), (REPORT,),
+        ),
+    ),
+)  # fmt: skip
+"""In the order in which they run. The command line, `evopipe.train`, every dvc.yaml and new projects follow from it."""
+
+OUTS = {stage.name: stage.env.writes for stage in STAGES}
+"""What each stage writes where members live in environments."""
+TEXT_OUTS = {stage.name: stage.text.writes for stage in STAGES}
 WRITER = {out: stage for every in (OUTS, TEXT_OUTS) for stage, outs in every.items() for out in outs}
 
 STATE = ".evopipe"

@@ -1,4 +1,5 @@
-"""What a run computes on: threads, device, and a fingerprint of what the last bits of a result depend on."""
+"""The machine that a run computes on: threads, device, and a fingerprint of what the last bits of a result depend
+on."""
 
 from __future__ import annotations
 
@@ -25,14 +26,16 @@ _PACKAGES = ("evopipe", "torch", "numpy", "gymnasium")
 
 
 def configure(cfg: RuntimeConfig | TextRuntime) -> torch.device:
-    """Set torch's threads and determinism for this process, and return the device to compute on.
+    """Set torch's threads and determinism for this process; return the device to compute on.
 
-    Which kernels compute networks is chosen, too, but not by language models. Call it in the thread that trains: MKL
-    keeps its thread count per thread. `runtime.threads` wins over `OMP_NUM_THREADS` and `MKL_NUM_THREADS`. One thread
-    takes denormal numbers for zero: Adam's moments of units that died decay into them, and they cost a tenth of the
-    time and more. With several threads they stay: the setting is a thread's own, OpenMP's do not inherit it, and
-    results would depend on which thread computed what. `ParamsError` if `runtime.device` is `cuda` and torch sees no
-    CUDA device, or `runtime.kernels` asks for ones that cannot be compiled.
+    It also chooses the kernels that compute networks, except for language models. Call it in the thread that trains:
+    MKL keeps its thread count per thread. `runtime.threads` wins over `OMP_NUM_THREADS` and `MKL_NUM_THREADS`. With one
+    thread, denormal numbers are flushed to zero: Adam's moments of dead units decay into them, and they cost a tenth of
+    the time and more. With several threads they are kept: the setting belongs to a thread, OpenMP's threads do not
+    inherit it, and results would depend on which thread computed what.
+
+    Raises:
+        ParamsError: `runtime.device` is `cuda` and torch finds no CUDA device, or `runtime.kernels` cannot be compiled.
     """
     if isinstance(cfg, RuntimeConfig):  # language models are torch's, and leave the choice as it is
         _choose_kernels(cfg.kernels)
@@ -80,12 +83,13 @@ def _choose_kernels(asked: str) -> None:
 
 @cache
 def say_once(text: str) -> None:
-    """Tell people something, once a process."""
+    """Print a message for the user, once in a process."""
     print(f"note: {text}", file=sys.stderr)
 
 
 def fingerprint(device: torch.device | None = None) -> dict[str, Any]:
-    """Describe what the last bits of a result depend on: versions, processor, threads, device. No host, no clock."""
+    """Return what the last bits of a result depend on: versions, processor, threads, device. It has no host name and no
+    time."""
     on_cuda = device is not None and device.type == "cuda"
     return {
         "python": platform.python_version(),

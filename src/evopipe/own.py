@@ -1,4 +1,4 @@
-"""Code of one's own: modules from the installed packages, or from the working folder, and how it is run."""
+"""Users' own code: modules of installed packages or of the working folder, and how they are run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ NAME = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]
 
 @contextlib.contextmanager
 def foreign(what: str, watched: Watchdog | None = None) -> Iterator[None]:
-    """Run code that is not evopipe's; EnvironmentFailed, which begins with `what`, says that it raised, or did not
-    return."""
+    """Run code that is not evopipe's in a `with` block.
+
+    Raises:
+        EnvironmentFailed: it raised, or did not return; the message begins with `what`.
+    """
     try:
         with watched or contextlib.nullcontext():
             yield
@@ -55,10 +58,10 @@ def import_module(module: str, key: str) -> ModuleType:
 
 
 def import_name(written: str, key: str) -> Any:
-    """Return what `module:name` names, a class or a function.
+    """Return the class or function that `module:name` names.
 
     Raises:
-        ParamsError: it is not of that form, or there is no such thing, or nothing that can be called.
+        ParamsError: it is not of that form, does not exist, or cannot be called.
         EnvironmentFailed: importing the module raised.
     """
     parts = NAME.fullmatch(written)
@@ -75,8 +78,11 @@ def import_name(written: str, key: str) -> Any:
 
 
 def import_network(params: Any) -> None:
-    """Import the module of a network of the user's own, which parameters of a run name: policies that hold it can be
-    loaded then. For errors see `import_name`."""
+    """Import the module of a user's own network, which the parameters of a run name, so that policies with it can be
+    loaded.
+
+    It raises what `import_name` raises.
+    """
     network = getattr(params.algo_config, "network", None)
     if network is not None and network.module is not None:
         import_name(network.module, f"algos.{params.train.algo}.network.module")

@@ -1,6 +1,6 @@
-"""Processes that help this one: forked from it, on memory that both see, told by a wake-up.
+"""Helper processes: forked from this one, with shared memory, and started by a wake-up.
 
-A helper has all that this process had when it was forked; what changes later stands in `shared_memory`. Workers that
+A helper has everything that this process had when it was forked; what changes later is in `shared_memory`. Workers that
 step environments are helpers, and so are learners. See `docs/decisions/0014-one-process-layer.md`.
 """
 
@@ -34,12 +34,12 @@ _IDLE, _BUSY, _DISMISSED = range(3)
 
 
 def can_help() -> bool:
-    """Return whether this system has what helpers need: a fork after which libraries still work, and eventfd."""
+    """Return whether this system supports helpers: a fork after which libraries still work, and eventfd."""
     return sys.platform.startswith("linux") and hasattr(os, "fork") and hasattr(os, "eventfd")
 
 
 def available_cpus() -> int:
-    """CPUs that this process may use: its affinity, and the quota of its control group."""
+    """Return the number of CPUs that this process may use, by its affinity and the quota of its control group."""
     try:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:
@@ -51,15 +51,19 @@ def available_cpus() -> int:
 
 
 def shared_memory(sizes: Sequence[int]) -> list[memoryview]:
-    """Return pieces of memory that this process and later forks of it share, zeros, of at least so many bytes each. No
-    two share a cache line. The memory has no name, so nothing is left of it whatever dies."""
+    """Return pieces of memory, zeros, that this process and its later forks share; each has at least the size asked
+    for.
+
+    No two share a cache line. The memory has no name, so nothing remains of it, whatever process dies.
+    """
     ends = [0, *itertools.accumulate(max(1, -(-size // _LINE)) * _LINE for size in sizes)]
     block = memoryview(mmap.mmap(-1, max(1, ends[-1])))
     return [block[first:end] for first, end in itertools.pairwise(ends)]
 
 
 def signal_at_parent_death(signum: int) -> None:
-    """Ask the kernel, if it can, for a signal when the thread that started this process dies; it may be dead by now."""
+    """Ask the kernel, if it supports that, for a signal when the thread that started this process ends; it may have
+    ended already."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError, TypeError):
@@ -67,7 +71,8 @@ def signal_at_parent_death(signum: int) -> None:
 
 
 class Died(Exception):
-    """A helper is gone; the text goes on from its name. `killed`: by SIGKILL, which the kernel sends for memory."""
+    """A helper has ended; the text continues after its name. `killed`: by SIGKILL, which the kernel sends if memory
+    runs out."""
 
     def __init__(self, text: str, killed: bool) -> None:
         super().__init__(text)
@@ -75,10 +80,15 @@ class Died(Exception):
 
 
 class Helper:
-    """A forked process, `pid`, that does its `work` whenever it is told. It ends with this process, whatever ends that;
-    with its last reference; and when it is dismissed, after it has done what is `last`, unless it is in the middle of
-    its work. It is deaf to the signals that ask to stop, for this process decides, and saves first. `OSError` if it
-    cannot be forked."""
+    """A forked process that does its `work` once for every `tell`.
+
+    It ends with this process, with its last reference, or when it is dismissed. When dismissed it first does `last`,
+    unless it is in the middle of its work. It ignores the signals that ask to stop, because this process decides, and
+    saves first.
+
+    Raises:
+        OSError: it cannot be forked.
+    """
 
     def __init__(self, work: Callable[[], None], last: Callable[[], None] = lambda: None) -> None:
         self._told, self._done, self._note = _WakeUp(), _WakeUp(), mmap.mmap(-1, _ROOM)
@@ -101,13 +111,16 @@ class Helper:
         self._end = weakref.finalize(self, _end, self.pid, parent, self._told, self._note, self._life)
 
     def tell(self) -> None:
-        """Have it do its work once. What it did before must have been waited for."""
+        """Start its work once. The previous work must have been waited for."""
         self._note[0] = _BUSY
         self._told.ring()
 
     def wait(self) -> BaseException | None:
-        """Wait until its work is done; return what it raised. `Died` if the process is gone, or stands still by a
-        signal such as SIGSTOP for `STOPPED` seconds."""
+        """Wait until its work is done; return the exception that it raised, if any.
+
+        Raises:
+            Died: the process has ended, or was stopped by a signal such as SIGSTOP for `STOPPED` seconds.
+        """
         stopped = 0
         while (rang := self._done.wait(self._life, _LOOK)) is None:
             stopped = stopped + 1 if self._is_stopped() else 0
@@ -125,7 +138,7 @@ class Helper:
         return error
 
     def dismiss(self) -> None:
-        """Let it end: by itself where it is idle, else at once."""
+        """End the helper: by itself if it is idle, else at once."""
         dismiss([self])
 
     def _is_stopped(self) -> bool:
@@ -181,7 +194,7 @@ class Helper:
 
 
 def dismiss(helpers: Sequence[Helper]) -> None:
-    """Let helpers end, side by side: all that are idle have the same `_PATIENCE` for what is last."""
+    """End helpers concurrently: all that are idle have the same `_PATIENCE` seconds for their last work."""
     ends = [end for helper in helpers if (end := helper._end.detach()) is not None]
     for _, _, (_, owner, told, note, _), _ in ends:
         _ask_to_end(owner, told, note)
@@ -201,8 +214,8 @@ class _WakeUp:
         os.eventfd_write(self._fd, 1)
 
     def wait(self, life: int | None = None, seconds: float | None = None) -> bool | None:
-        """Wait for a ring, or until the other end of the pipe `life` is gone; return whether it rang, None where
-        neither was within so many seconds."""
+        """Wait for a wake-up, or for the other end of the pipe `life` to close; return which (True for a wake-up), None
+        after a timeout."""
         end = time.perf_counter_ns() + _AWAKE
         while True:
             try:
@@ -216,8 +229,8 @@ class _WakeUp:
 
 
 def _poll(fd: int, life: int | None, milliseconds: int | None = None) -> bool | None:
-    """Sleep until there is something to read in `fd`, or the other end of `life` is gone; return whether `fd` has, None
-    where neither was in time."""
+    """Sleep until `fd` can be read, or the other end of `life` closes; return whether `fd` can be read, None after a
+    timeout."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     if life is not None:

@@ -1,4 +1,4 @@
-"""The parts that the library's own loops are made of, for people who write their own; see `examples/custom_loop.py`."""
+"""The parts of the library's own training loops, for users who write their own; see `examples/custom_loop.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from evopipe.core.cohort import Cohort, dissolve, form
 from evopipe.core.member import Member
 from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.envs.workers import Workers
 from evopipe.machine import configure
 from evopipe.memory.replay import Replay, RowLayout
@@ -27,7 +27,7 @@ from evopipe.searchers.tournament import Selection, tournament
 
 __all__ = [
     "Cohort", "EnvConfig", "EnvPool", "Episodes", "Evolved", "Member", "Mutation", "MutationConfig", "OffPolicy",
-    "Offline", "OnPolicy", "Replay", "RowLayout", "Run", "Selection", "Spec", "Step", "TournamentConfig", "Workers",
+    "Offline", "OnPolicy", "Replay", "RowLayout", "RowStep", "Run", "Selection", "Spec", "TournamentConfig", "Workers",
     "act", "begin", "configure", "dissolve", "evaluate", "evolve", "first_members", "form", "learn", "make_env",
     "make_spec", "mutate", "take_note", "tournament", "updates_due",
 ]  # fmt: skip

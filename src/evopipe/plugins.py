@@ -1,9 +1,8 @@
-"""What other installed packages add by entry points: algorithms, mutations, search strategies, trackers, backends.
+"""Entry points of other installed packages: algorithms, mutations, search strategies, trackers, environment backends.
 
 A package names them in its metadata, for example `[project.entry-points."evopipe.algos"]` with `mine = "mypkg.mine"`.
-They are looked for once a process, when a name is asked for that could be one; none is imported before it is used.
-What evopipe has itself keeps its name: whoever asks for a name that two packages offer, or one that is evopipe's own,
-is told so.
+They are searched once in a process, when a name is asked for that could be one; none is imported before it is used. A
+name that two packages offer, or that evopipe has itself, is refused with a message.
 """
 
 from __future__ import annotations
@@ -43,17 +42,21 @@ class Plugin:
 
     @property
     def module(self) -> str:
-        """Name of the module that the entry point names."""
+        """The module that the entry point names."""
         found = _VALUE.fullmatch(self.value)
         return found["module"] if found else ""
 
     def file(self) -> Path | None:
-        """Return the module's file without importing it, though packages above it are; None where there is none."""
+        """Return the module's file without importing it, although packages above it are imported; None if there is
+        none."""
         return file_of(self.module)
 
     def load(self, key: str) -> Any:
-        """Import what the entry point names; `ParamsError`, which names the key, the package and the entry point,
-        where that fails."""
+        """Import what the entry point names.
+
+        Raises:
+            ParamsError: that fails; the message names the key, the package and the entry point.
+        """
         found = _VALUE.fullmatch(self.value)
         if found is None:
             raise ParamsError(f"{key}: {self} names neither a module nor a module's name: mend its metadata")
@@ -106,7 +109,8 @@ def _named_by() -> Iterator[Path]:
 
 
 def forget() -> None:
-    """Look for entry points anew when next asked, for one was installed."""
+    """Discard the list of installed entry points, so that the next question finds a package that was installed
+    since."""
     _all.cache_clear()
 
 
@@ -116,15 +120,15 @@ def names(group: str, own: Collection[str] = ()) -> list[str]:
 
 
 def offered(group: str, name: str) -> Plugin | None:
-    """Return an entry point of this name, the first where several packages offer it."""
+    """Return the entry point of this name; the first, if several packages offer it."""
     return next(iter(_all().get(group, {}).get(name, ())), None)
 
 
 def find(group: str, name: str, key: str, own: Collection[str] = ()) -> Plugin | None:
-    """Return the entry point of this name; None where there is none.
+    """Return the entry point of this name; None if there is none.
 
     Raises:
-        ParamsError: two packages offer the name, or one does that is evopipe's `own` already; it says which.
+        ParamsError: two packages offer the name, or one offers a name that is evopipe's `own`; the message says which.
     """
     found = _all().get(group, {}).get(name, ())
     if found and name in own:
@@ -138,7 +142,8 @@ def find(group: str, name: str, key: str, own: Collection[str] = ()) -> Plugin |
 
 
 def file_of(module: str) -> Path | None:
-    """Return the file of a module that need not be imported, though packages above it are; None where there is none."""
+    """Return the file of a module without importing it, although packages above it are imported; None if there is
+    none."""
     try:
         spec = importlib.util.find_spec(module) if module else None
     except (Exception, SystemExit):  # a package above it raised; who loads it is told
@@ -147,8 +152,10 @@ def file_of(module: str) -> Path | None:
 
 
 def sources(modules: Iterable[str]) -> tuple[list[str], list[Path]]:
-    """Return the Python files that modules of other packages consist of, and what they are called: all of a package,
-    for a module may use its neighbours, or the one file of a module that is in none."""
+    """Return the names and paths of the Python files of other packages' modules.
+
+    A package counts with all its files, because a module may use its neighbours; a module in no package is one file.
+    """
     named: dict[str, Path] = {}
     for module in modules:
         top = file_of(module.partition(".")[0])

@@ -1,4 +1,4 @@
-"""A population in this process: it trains generation by generation, and can be looked at in between."""
+"""Populations in this process, which train generation by generation and can be inspected in between."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from evopipe.machine import configure
 from evopipe.policies import policy
 from evopipe.policies.acting import Policy
 from evopipe.policies.team import TeamPolicy
+from evopipe.problems import check
 from evopipe.problems.env import begin
 from evopipe.problems.env_population import begun
 from evopipe.problems.specs import describe, make_spec
@@ -30,25 +31,24 @@ from evopipe.run.evaluate import in_environments
 from evopipe.run.outs import write_results
 from evopipe.run.population import about_spec
 from evopipe.run.spec import Spec
-from evopipe.schema.params import AnyParams, Params, any_params
+from evopipe.schema.params import AnyParams, Params, env_params
 from evopipe.searchers.history import Record
 from evopipe.stages import buffer, fetch
-from evopipe.stages.check import check, needs_dataset
 
 
 class Population:
-    """Members that learn in environments and evolve, as many generations at a time as the caller wants.
+    """Members that learn in environments and evolve, for as many generations at a time as the caller wants.
 
-    It is the run of `evopipe.train` without files, trackers, and checkpoints: equal parameters give equal bits. Close
-    it when done, or use it in a `with` statement: its environments may be processes.
+    It is the run of `evopipe.train` without files, trackers and checkpoints: equal parameters give equal bits. Close it
+    when done, or use it in a `with` statement, because its environments may be processes.
 
     Args:
         params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).
 
     Raises:
-        ParamsError: a value cannot be used, or the algorithm does not serve the environment.
+        ParamsError: a value cannot be used, or the algorithm does not support the environment.
         UsageError: the parameters are a language model's, or divide the members among processes (`runtime.shards`).
-        MissingInputError, DataError: `population.start`, or the dataset to begin with, is not there or is damaged.
+        MissingInputError, DataError: `population.start`, or the dataset to begin with, is missing or damaged.
 
     Examples:
         >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 300, "evo_steps": 100, "eval_episodes": 2}}
@@ -59,9 +59,8 @@ class Population:
     """
 
     def __init__(self, params: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) -> None:
-        settled = any_params(params)
-        if not isinstance(settled, Params):
-            raise UsageError("Population: these parameters are of language models: call evopipe.train(params)")
+        other = UsageError("Population: these parameters are of language models: call evopipe.train(params)")
+        settled = env_params(params, other)
         if settled.runtime.shards.engine != "none":
             raise UsageError("Population: it trains in this process: set runtime.shards.engine to none")
         check(settled)
@@ -78,13 +77,13 @@ class Population:
             self._held = held.pop_all()
 
     def train(self, generations: int | None = None) -> list[Record]:
-        """Train so many generations, or until the run ends as `train` in the parameters says; return their records.
+        """Train this many generations, or until the run ends as `train` in the parameters says; return their records.
 
         A generation is `train.evo_steps` environment steps of each member, an evaluation of all, selection and
-        mutation. A record tells every member's fitness (mean undiscounted return), and who was born of whom.
+        mutation. A record holds every member's fitness (mean undiscounted return) and parent.
 
         Raises:
-            DivergedError: all members diverged, in three generations in a row.
+            DivergedError: all members diverged in three generations in a row.
             EnvironmentFailed: the environment raised or broke its contract.
         """
         run, begun = self._run, self.generation
@@ -99,10 +98,11 @@ class Population:
         return run.lineage[begun + 1 :]
 
     def evaluate(self, episodes: int | None = None) -> np.ndarray:
-        """Return undiscounted returns `[P, n]` of greedy episodes on the held-out seeds, not finite where one broke.
+        """Play greedy episodes on the held-out seeds; return undiscounted returns `[P, n]`, not finite if the
+        environment broke.
 
         Args:
-            episodes: how many, `n`, of each member; None for `evaluate.episodes`.
+            episodes: `n`, episodes of each member; None for `evaluate.episodes`.
 
         Raises:
             EnvironmentFailed: the environment raised or broke its contract.
@@ -121,12 +121,16 @@ class Population:
 
     @property
     def policies(self) -> list[Policy | TeamPolicy]:
-        """The members by slot, as policies that act and value; copies, which do not learn on."""
+        """The members by slot, as policies that choose actions. They are copies, which learn no more."""
         return [policy.of_member(member, self._described) for member in self.members]
 
     @property
     def elite(self) -> Policy | TeamPolicy:
-        """The best member of all generations so far, as it was then. Raises UsageError before a generation ended."""
+        """The best member of all generations so far, as it was then.
+
+        Raises:
+            UsageError: no generation has ended.
+        """
         champion = self._run.champion
         if champion is None:
             raise UsageError("elite: no generation has ended yet: call train(generations=1) first")
@@ -134,12 +138,12 @@ class Population:
 
     @property
     def lineage(self) -> list[Record]:
-        """One record a generation, the first of the initial members."""
+        """One record for each generation; the first is of the initial members."""
         return list(self._run.lineage)
 
     @property
     def generation(self) -> int:
-        """Generations that have ended."""
+        """The number of generations that have ended."""
         return self._run.clock.generation
 
     @property
@@ -148,10 +152,15 @@ class Population:
         return self._run.reason
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write `models/trained` and `reports/` into a folder, as `evopipe train` does; the elite stands behind.
+        """Write `models/trained` and `reports/` into a folder, as `evopipe train` does. The elite is stored behind the
+        members.
 
-        `evopipe.load(folder / "models/trained", member=0)` reads a policy, `population.start` lets another run go on
-        from the members. Raises UsageError before a generation ended; DiskError if it cannot be written.
+        `evopipe.load(folder / "models/trained", member=0)` loads a policy; `population.start` lets another run continue
+        from the members.
+
+        Raises:
+            UsageError: no generation has ended.
+            DiskError: a file cannot be written.
         """
         if self._run.champion is None:
             raise UsageError("save: no generation has ended yet: call train(generations=1) first")
@@ -159,7 +168,7 @@ class Population:
         write_results(self._run, self._run.champion, about, Path(folder))
 
     def close(self) -> None:
-        """End its environments. What it has learned can still be read."""
+        """Close the environments. What was learned can still be read."""
         self._held.close()
 
     def __len__(self) -> int:
@@ -184,7 +193,7 @@ _ROWS = 128  # environments that a held-out evaluation steps at a time, if there
 
 def _dataset(params: Params, spec: Spec) -> Transitions | None:
     """Return the transitions that a run begins with, fetched as `fetch` in the parameters says; None if it has none."""
-    if not needs_dataset(params):
+    if not params.needs_dataset:
         return None
     with tempfile.TemporaryDirectory(prefix="evopipe-") as folder:
         for stage in (fetch, buffer):

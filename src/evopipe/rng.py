@@ -1,8 +1,8 @@
-"""Randomness as a function of (key, purpose, step), never of a global generator.
+"""Random numbers as a function of (key, purpose, step), never of a global generator.
 
-A draw is a hash of the member's key, what it is for, and when. The hash is the finaliser of SplitMix64 (Steele, Lea &
+A draw is a hash of the member's key, its purpose and its time. The hash is the finaliser of SplitMix64 (Steele, Lea &
 Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied as a counter-based generator. It runs on
-int64 tensors, which wrap around on overflow, and, at a quarter of the dispatch, on uint64 NumPy arrays.
+int64 tensors, which wrap around on overflow, and, at a quarter of the dispatch cost, on uint64 NumPy arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 
 class Purpose(IntEnum):
-    """What a draw is for: draws of different purposes never share bits."""
+    """The purpose of a draw. Draws of different purposes never share bits."""
 
     MEMBER = 1
     INIT = 2
@@ -52,7 +52,7 @@ _INIT = _signed(0xD1B54A32D192ED03)
 
 
 def salt(purpose: Purpose) -> int:
-    """Return what is added to a key before it is mixed for this purpose."""
+    """Return the number that is added to a key before hashing, for this purpose."""
     return _signed(int(purpose) * _INIT)
 
 
@@ -83,8 +83,8 @@ def _bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> 
 
 
 def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
-    """Draw from [0, 1) with 53 bits for every key `[P]` int64, step `[U]` int64 and position below `n`: `[P, U, n]`
-    float64."""
+    """Draw `[P, U, n]` float64 numbers in [0, 1) with 53 bits, for every key `[P]` int64, step `[U]` int64 and position
+    below `n`."""
     if _on_host(keys):
         drawn = (_host_bits(keys, purpose, steps, n) >> 11).astype(np.float64)
         drawn *= 2.0**-53
@@ -104,27 +104,27 @@ def _host_bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int
 
 @dataclass(frozen=True)
 class Stream:
-    """The draws of every member for one purpose at one time: equal calls give equal numbers, `part` others."""
+    """The draws of every member for one purpose at one time. Equal calls give equal numbers; `part` gives others."""
 
     keys: torch.Tensor  # [P] int64
     purpose: Purpose
     step: torch.Tensor  # [1] int64, when
 
     def uniform(self, n: int) -> torch.Tensor:
-        """`[P, n]` float64 in [0, 1)."""
+        """Return `[P, n]` float64 numbers in [0, 1)."""
         return uniform(self.keys, self.purpose, self.step, n)[:, 0]
 
     def normal(self, n: int) -> torch.Tensor:
-        """`[P, n]` float32, standard normal, at most 8.6 in size."""
+        """Return `[P, n]` float32 numbers, standard normal, at most 8.6 in size."""
         return _normal(uniform(self.keys, self.purpose, self.step, 2 * n))[:, 0]
 
     def normal_window(self, steps: int, n: int) -> torch.Tensor:
-        """`[P, steps, n]`: what `normal(n)` gives now, gave a step ago, and so on."""
+        """Return `[P, steps, n]`: the result of `normal(n)` now, one step ago, and so on."""
         back = self.step - torch.arange(steps, device=self.step.device)
         return _normal(uniform(self.keys, self.purpose, back, 2 * n))
 
     def part(self, name: int) -> Stream:
-        """Return other draws of the same time, for another use; `name` from 1 on."""
+        """Return independent draws of the same time, for another use; `name` counts from 1."""
         return replace(self, keys=_part(self.keys, name))
 
     def parts(self, count: int) -> Stream:
@@ -146,7 +146,7 @@ def _normal(u: torch.Tensor) -> torch.Tensor:
 
 
 def member_keys(seed: int, slots: Any) -> np.ndarray:
-    """Return the keys `[P]` int64 of these slots of the population seeded with `seed`."""
+    """Return the keys `[P]` int64 of these slots, of the population seeded with `seed`."""
     slots = np.asarray(slots, dtype=np.int64)
     base = _mix(np.full_like(slots, _signed(seed * _INIT + int(Purpose.MEMBER))))
     keys: np.ndarray = _mix(base + (slots + 1) * _GOLDEN)
@@ -154,7 +154,7 @@ def member_keys(seed: int, slots: Any) -> np.ndarray:
 
 
 def run_key(seed: int) -> int:
-    """Return the key of what belongs to the run and to no member."""
+    """Return the key of draws that belong to the run and to no member."""
     return int(member_keys(seed, [-1])[0])
 
 

@@ -1,4 +1,4 @@
-"""Signals: stopping at a good moment, and no process that outlives the one it serves."""
+"""Signals: a run stops at a good moment, and no process outlives the one that it works for."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class StopSignal:
-    """Turns SIGINT, SIGTERM and SIGHUP into a flag that a loop asks for between two updates.
+    """Turns SIGINT, SIGTERM and SIGHUP into a flag that a loop checks between two updates.
 
     The first signal sets `signum` and nothing else: the loop finishes its update, saves its state and raises
-    `errors.Interrupted(stop.signum, ...)`; foreign code under a `Watchdog` has `watchdog.GRACE` seconds to return. A
+    `errors.Interrupted(stop.signum, ...)`. Foreign code under a `Watchdog` has `watchdog.GRACE` seconds to return. A
     second SIGINT raises `KeyboardInterrupt` at once, for people in a hurry. A SIGHUP that the caller ignores (`nohup`)
-    stays ignored. Python delivers signals to the main thread only: in another one `signum` stays None.
+    stays ignored. Python delivers signals to the main thread only; in another thread `signum` stays None.
     """
 
     def __init__(self) -> None:
@@ -62,13 +62,13 @@ class StopSignal:
 
 
 def watch_ancestors() -> None:
-    """Make this process stop when the `dvc` that started it is gone, whatever killed it.
+    """Stop this process when the `dvc` that started it has ended, whatever ended it.
 
-    `dvc repro` that dies by a signal leaves the stage's command running, and the next one would start a second writer
-    beside it. So under DVC (`DVC_STAGE` is set) this process asks the kernel for SIGTERM at its parent's death, and a
-    daemon thread waits for the nearest `dvc` ancestor, for the shell in between may outlive it. A `StopSignal` turns
-    the SIGTERM into save and exit. A process that has not gone a minute later is hung in foreign code, and is killed.
-    On other systems than Linux it does nothing.
+    A `dvc repro` that a signal kills leaves the stage's command running, and the next one would start a second writer
+    beside it. Under DVC (`DVC_STAGE` is set), this process therefore asks the kernel for SIGTERM at its parent's death.
+    A daemon thread waits for the nearest `dvc` ancestor, because the shell in between may outlive it. A `StopSignal`
+    turns the SIGTERM into save and exit. A process that has not ended a minute later hangs in foreign code, and is
+    killed. On systems other than Linux this does nothing.
     """
     if not os.environ.get("DVC_STAGE") or not sys.platform.startswith("linux"):
         return
@@ -118,7 +118,7 @@ def _is_command_shell(argv: Sequence[str]) -> bool:
 
 
 def _stop_after(process: psutil.Process) -> None:
-    """Wait until a process is gone, then stop this one: ask first, and insist after a minute."""
+    """Wait until a process has ended, then stop this one: by a signal first, by force after a minute."""
     while _lives(process):
         time.sleep(_POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

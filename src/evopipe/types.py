@@ -1,8 +1,7 @@
 """The few types that every room shares. Shapes in docstrings and comments use these letters:
 
-`P` members · `E` environments per member · `T` time · `B` batch · `U` updates · `O` observation ·
-`A` actions · `H` hidden units · `N` parameters of one network · `R` rows of an environment pool (`P × E`) ·
-`K` agents of a team
+`P` members · `E` environments per member · `T` time · `B` batch · `U` updates · `O` observation · `A` actions · `H`
+hidden units · `N` parameters of one network · `R` rows of an environment pool (`P × E`) · `K` agents of a team
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ class Image(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Columns."""
+        """The number of columns."""
         return self.channels * self.height * self.width
 
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """`K` agents that act at once in one environment. What is common to them stands in `Spaces`, of the widest one."""
+    """`K` agents that act at once in one environment. `Spaces` holds what they have in common, with the widest agent's
+    sizes."""
 
     agents: tuple[str, ...]  # their names, in a fixed order
     observations: tuple[int, ...]  # each agent's own O; the rest of its row is 0
@@ -42,12 +42,16 @@ class Team:
 
     @property
     def unlike(self) -> bool:
-        """Whether agents have unlike numbers of actions."""
+        """Whether agents have different numbers of actions."""
         return len(set(self.actions)) > 1
 
     def groups(self, named: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, ...]]:
-        """Return the places of each group's agents: as `named`, or by what stands in their names before the last `_`.
-        `ValueError` if a group names no agent, or an agent stands in no group or in two; a sentence."""
+        """Return the indices of the agents in each group: the groups `named`, or those that agents' names have before
+        the last `_`.
+
+        Raises:
+            ValueError: a group names no agent, or an agent is in no group or in two; the message is a sentence.
+        """
         if not named:
             prefixes = [name.rpartition("_")[0] or name for name in self.agents]
             return {p: tuple(i for i, q in enumerate(prefixes) if q == p) for p in dict.fromkeys(prefixes)}
@@ -70,9 +74,11 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """What an algorithm knows of an environment's spaces. An action is one of four kinds: `discrete`, an index below A;
-    `multidiscrete`, D indices, each below its own number of choices; `multibinary`, D bits; `continuous`, a vector in
-    [-1, 1]^A."""
+    """What an algorithm knows of an environment's spaces.
+
+    An action is one of four kinds: `discrete`, an index below A; `multidiscrete`, D indices, each below its own number
+    of choices; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A.
+    """
 
     observations: int  # O, length of an observation
     actions: int  # A, width of a mask and of a policy's logits: all choices together, bits, or dimensions
@@ -85,7 +91,7 @@ class Spaces:
 
     @property
     def agents(self) -> int:
-        """`K`, agents of one environment."""
+        """`K`, the number of agents in one environment."""
         return len(self.team.agents) if self.team else 1
 
     def __post_init__(self) -> None:
@@ -95,12 +101,13 @@ class Spaces:
 
     @property
     def action_shape(self) -> tuple[int, ...]:
-        """Shape of one action in an algorithm's terms: `()` of an index, `(D,)` of several, `(A,)` of a vector."""
+        """The shape of one action in the algorithm's encoding: `()` for an index, `(D,)` for several, `(A,)` for a
+        vector."""
         return () if self.kind == "discrete" else (self.actions if self.continuous else len(self.choices),)
 
     @property
     def action_size(self) -> int:
-        """`D`, numbers in one action."""
+        """`D`, how many numbers one action has."""
         return self.action_shape[0] if self.action_shape else 1
 
     def to_json(self) -> dict[str, Any]:
@@ -123,8 +130,11 @@ were truncated with it; all others are zeros."""
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Transitions of every member over one environment step or n. Of a team all but the weight have an axis `K` behind
-    `B`, and each agent's reward and discount are those of its own steps until it terminates or is truncated."""
+    """A minibatch of transitions for every member, each over one environment step or n.
+
+    For a team everything but the weight has an axis `K` behind `B`. Each agent's reward and discount are those of its
+    own steps, until it terminates or is truncated.
+    """
 
     obs: Tensor  # [P, B, O] float32
     action: Tensor  # [P, B] int64, or [P, B, A] float32 in [-1, 1] where the space is continuous
@@ -141,7 +151,7 @@ class Batch:
 
 
 class Chosen(NamedTuple):
-    """What an on-policy algorithm's `step` returns."""
+    """The result of an on-policy algorithm's `step`."""
 
     action: Tensor  # [P, E, …], as in `Batch`
     log_prob: Tensor  # [P, E], of the action
@@ -151,8 +161,10 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Stretches of L steps that members took, a minibatch of them. Without recurrence L is 1. The agents of a team lie
-    next to each other in the axis B, at the same ticks of the same environment."""
+    """A minibatch of sequences of L consecutive steps; without recurrence L is 1.
+
+    The agents of a team are adjacent in the axis B, at the same ticks of the same environment.
+    """
 
     obs: Tensor  # [P, B, L, O] float32
     action: Tensor  # [P, B, L] int64; [P, B, L, D] int64 or float32 of other spaces
@@ -170,7 +182,7 @@ Hyper: TypeAlias = "Mapping[str, torch.Tensor]"  # a cohort's hyper-parameters b
 
 
 class Learned(NamedTuple):
-    """What an algorithm's `update` returns; it writes into the state's own tensors."""
+    """The result of an algorithm's `update`, which writes into the state's own tensors."""
 
     losses: Tensor  # [P]
     healthy: Tensor  # [P] bool
@@ -182,7 +194,7 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a language algorithm knows of the base model: the size of its vocabulary, and of its hidden states."""
+    """What a language algorithm knows of the base model: the sizes of its vocabulary and of its hidden states."""
 
     vocabulary: int
     hidden: int
@@ -190,8 +202,11 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Rows of text of every member, each a prompt and what follows it, `L` columns. Prompts are padded on the left,
-    what follows on the right. All but `ids` and `real` have the last `T` columns."""
+    """Rows of text of every member: a prompt and what follows it, `L` columns.
+
+    Prompts are padded on the left, what follows on the right. All tensors but `ids` and `real` have the last `T`
+    columns.
+    """
 
     ids: Tensor  # [P, B, L] int64
     real: Tensor  # [P, B, L] bool, false in pads
@@ -208,8 +223,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Games:
-    """Games of every member as tokens, `L` columns. What is said of a token is said of the state after it, in which the
-    next token is the action; all but `ids` have no last column. See `ops.language.games`."""
+    """Games of every member as tokens, `L` columns.
+
+    Values at a token belong to the state after it, in which the next token is the action. All tensors but `ids` lack
+    the last column. See `ops.language.games`.
+    """
 
     ids: Tensor  # [P, B, L] int64
     acts: Tensor  # [P, B, L - 1] bool, the player writes the next token
@@ -218,8 +236,8 @@ class Games:
     over: Tensor  # [P, B, L - 1] bool, the game is over by then
 
 
-class Scored(NamedTuple):
-    """What a network says of a `Text`; of tokens that do not count, something finite."""
+class TokenScores(NamedTuple):
+    """A network's results for a `Text`. For tokens that do not count they are some finite number."""
 
     log_prob: Tensor  # [P, B, T] of the token, given all before it
     entropy: Tensor  # [P, B, T] of the distribution that it was one of; 0 where nobody asked

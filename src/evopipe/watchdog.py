@@ -1,5 +1,5 @@
-"""Foreign code that must give its process back as it was: code that hangs, that exits, or that changes the folder, or
-what torch makes of numbers."""
+"""Watches foreign code, which may hang, exit, or change the working folder or torch's settings, and undoes such
+changes."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ _foreign = threading.local()  # `pid`: of the process in which a thread runs for
 
 
 class Hung(BaseException):
-    """Foreign code did not return in time; the text goes on from its name. Its own `except Exception` lets it pass."""
+    """Foreign code did not return in time; the text continues after its name. It passes the code's own
+    `except Exception`."""
 
 
 class Watchdog:
-    """A context for foreign code, entered again and again. Contexts do not nest.
+    """A reusable context for foreign code. Contexts do not nest.
 
-    Code that makes no progress for so many seconds is ended by `Hung`, at most a quarter later, and `grace` seconds
-    (None: `GRACE`) after `hurry`. That takes the main thread, a system with SIGALRM, and code that Python can
-    interrupt: an extension that holds Python's lock cannot be ended from within its process. Code may use the alarm for
-    itself: on Linux another timer looks as well. `os._exit` raises SystemExit, in this process and thread. The working
-    folder is afterwards what it was, and so are torch's default type and whether it records gradients. `what` names the
-    parameter that gives the seconds; the value of `progress` changes while there is some.
+    Code that makes no progress for `seconds` is ended by `Hung`, at most a quarter later; after `hurry`, it has `grace`
+    seconds (None: `GRACE`). That needs the main thread, a system with SIGALRM, and code that Python can interrupt: an
+    extension that holds Python's lock cannot be ended from within its process. Code may use the alarm itself: on Linux
+    another timer checks as well. `os._exit` raises SystemExit, in this process and thread. Afterwards the working
+    folder is as before, and so are torch's default type and whether it records gradients. `what` names the parameter
+    that sets the seconds; the value of `progress` changes while there is progress.
     """
 
     def __init__(
@@ -111,8 +112,10 @@ class Watchdog:
 
 @contextlib.contextmanager
 def staying() -> Iterator[None]:
-    """A context for foreign code, in any thread, in which `os._exit` raises SystemExit: what it is called by ends, and
-    not the process. In other threads, and in a fork, it is what it was."""
+    """A context for foreign code, in any thread, in which `os._exit` raises SystemExit, and does not end the process.
+
+    In other threads, and in a fork, it works as usual.
+    """
     before = _stay(os.getpid())
     try:
         yield
@@ -136,7 +139,8 @@ def _leave(status: int) -> NoReturn:
 
 
 def hurry(hurried: bool = True) -> None:
-    """Give foreign code `GRACE` seconds from now on, for a signal has asked to stop; or all its time again."""
+    """Give foreign code `GRACE` seconds from now on, because a signal asked to stop; or, with False, all its time
+    again."""
     global _hurried
     _hurried = hurried
     if hurried and _watching is not None:
@@ -144,8 +148,11 @@ def hurry(hurried: bool = True) -> None:
 
 
 class _Timer:
-    """A timer that foreign code knows nothing of: POSIX's, by a real-time signal. It goes on between two contexts, so
-    that these cost nothing, until it finds none. Elsewhere than on Linux there is none."""
+    """A timer that foreign code does not know: POSIX's, by a real-time signal. On systems other than Linux there is
+    none.
+
+    It runs on between two contexts, so that contexts cost nothing, and stops when it finds none.
+    """
 
     signum = getattr(signal, "SIGRTMAX", 0) - 5
 
@@ -154,7 +161,7 @@ class _Timer:
         self._period, self._pid = 0.0, 0
 
     def begin(self, period: float) -> None:
-        """Look every so many seconds from now on, 0: no more; in the main thread."""
+        """Check every `seconds` from now on, in the main thread; 0 stops."""
         if os.getpid() != self._pid:  # a fork has none of its parent's timers
             self._set, self._period, self._pid = self._make(), 0.0, os.getpid()
         if period != self._period and self._set is not None:
@@ -201,7 +208,7 @@ _timer = _Timer()
 
 
 def _install() -> None:
-    """Have SIGALRM look, in the main thread; leave it to whom it belonged to where nothing is watched."""
+    """Use SIGALRM for the checks, in the main thread, or restore its owner's handler if nothing is watched."""
     global _former
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
         former = signal.getsignal(signal.SIGALRM)

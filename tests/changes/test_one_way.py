@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
+from typing import Any
 
-from changed import modules
+from changed import PACKAGE, modules
 from evopipe import layout
 
 BUILD_A_RUN = 1
-ASK_WHICH_KIND = 20
-LIST_THE_STAGES = 7
-NAMES_WITH_TWO_MEANINGS = 26
+ASK_WHICH_KIND = 5
+LIST_THE_STAGES = 1
+NAMES_WITH_TWO_MEANINGS = 3
 
 RUN = ("evopipe.run.run", "Run")
 KINDS = {
     "Params", "LanguageParams", "Spec", "LanguageSpec", "Policy", "TeamPolicy", "LanguagePolicy", "GamePolicy",
 }  # fmt: skip
 """Classes of which there is one a kind of problem: who asks for one by `isinstance` asks for the kind."""
-QUESTIONS = {"of_text", "OF_TEXT"}
+QUESTIONS = {"PROBLEM", "PROBLEMS"}
 """Names that say which kind a problem is: who reads one asks."""
+ANSWERS = {"env", "text", "games", "language"}
+"""Who compares something's `kind` with one of these, or asks a function named in `BY_KIND` for one, asks too."""
+BY_KIND = {"names", "working"}
 
 
 def names_of(tree: ast.Module, module: str, name: str) -> set[str]:
@@ -36,11 +41,21 @@ def names_of(tree: ast.Module, module: str, name: str) -> set[str]:
 
 def asks(node: ast.AST) -> bool:
     """Whether an expression asks which kind of problem there is."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
-        return bool(KINDS & {part.rpartition(".")[2] for part in ast.unparse(node.args[1]).strip("()").split(", ")})
+    if isinstance(node, ast.Call):
+        called = ast.unparse(node.func).rpartition(".")[2]
+        if called == "isinstance":
+            return bool(KINDS & {part.rpartition(".")[2] for part in re.split(r"[(), |]+", ast.unparse(node.args[1]))})
+        return called in BY_KIND and bool(ANSWERS & {value_of(part) for part in node.args})
     if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
         return (node.attr if isinstance(node, ast.Attribute) else node.id) in QUESTIONS
-    return isinstance(node, ast.keyword) and node.arg in QUESTIONS
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        return bool(ANSWERS & {value_of(side) for side in sides}) and any("kind" in ast.unparse(side) for side in sides)
+    return False
+
+
+def value_of(node: ast.AST) -> Any:
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def test_places_that_build_a_run() -> None:
@@ -60,11 +75,13 @@ def test_files_that_ask_which_kind_of_problem() -> None:
 
 
 def test_lists_of_stages() -> None:
-    """A display, or functions beside each other, that name most stages: who adds a stage has to find each of them."""
+    """A display, of names or of calls whose first argument is one, or functions beside each other, that name most
+    stages: who adds a stage has to find each of them."""
     stages, found = set(layout.OUTS), []
     for path, tree in modules():
         for node in ast.walk(tree):
             parts = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+            parts = [part.args[0] if isinstance(part, ast.Call) and part.args else part for part in parts]
             named = {part.value for part in parts if isinstance(part, ast.Constant)}
             if isinstance(node, ast.Module):
                 named |= {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
@@ -73,14 +90,24 @@ def test_lists_of_stages() -> None:
     assert len(found) == LIST_THE_STAGES, found
 
 
+CONTRACTS = {("algos", "Config"), ("algos", "State"), ("searchers", "Config"), ("searchers", "Search")}
+
+
+def test_stages_are_doors() -> None:
+    """A stage is one call of the library with its outs: a module of at most 80 lines."""
+    lines = {path.name: len(path.read_text().splitlines()) for path in (PACKAGE / "stages").glob("*.py")}
+    assert {f"{stage.name}.py" for stage in layout.STAGES} <= lines.keys()
+    assert {name: n for name, n in lines.items() if n > 80} == {}
+
+
 def test_class_names_with_two_meanings() -> None:
-    """But what every algorithm's file defines under the same name."""
+    """But what every file of algorithms, or of search strategies, defines under the same name."""
     found = Counter(
         node.name
         for path, tree in modules()
         for node in tree.body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-        if not (path.startswith("algos/") and node.name in ("Config", "State"))
+        if (path.partition("/")[0], node.name) not in CONTRACTS
     )
     twice = {name: n for name, n in found.items() if n > 1}
     assert len(twice) == NAMES_WITH_TWO_MEANINGS, twice

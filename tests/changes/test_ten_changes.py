@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from changed import PACKAGE, Copy
+from evopipe.schema.read import parse_yaml
 from tiny import write_params
 
 pytestmark = pytest.mark.thorough
@@ -25,7 +26,7 @@ from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage.files import make_folder
 from evopipe.track.backends import Appending
 from evopipe.track.events import Generation
-from evopipe.track.record import Run
+from evopipe.track.record import TrackedRun
 
 PACKAGE = "csv"
 
@@ -36,7 +37,7 @@ def connect(config: TrackingConfig, root: Path) -> Appending:
 
 
 class _Writer:
-    def __init__(self, home: Path, run: Run) -> None:
+    def __init__(self, home: Path, run: TrackedRun) -> None:
         import csv
 
         make_folder(home)
@@ -47,11 +48,56 @@ class _Writer:
     def write(self, clock: float, event: Generation) -> None:
         self._rows.writerow([event.generation, event.env_steps])
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: TrackedRun) -> None:
         self.close()
 
     def close(self) -> None:
         self._file.close()
+'''
+
+
+BACKEND = '''"""Gymnasium's environments, one after the other."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from evopipe.envs.make import close, make_env
+from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
+from evopipe.envs.spaces import ActionSpace
+from evopipe.schema.blocks import EnvConfig
+from evopipe.types import Spaces
+
+
+class Plain:
+    def __init__(self, cfg: EnvConfig, rows: int) -> None:
+        self._envs = [make_env(cfg) for _ in range(rows)]
+        self._actions = ActionSpace.of(self._envs[0].action_space)
+
+    def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
+        each = zip(rows.tolist(), seeds.tolist(), strict=True)
+        return Begun(np.stack([self._envs[row].reset(seed=seed)[0] for row, seed in each]).astype(np.float32), None)
+
+    def send(self, rows: Ints, actions: Actions) -> None:
+        pass
+
+    def receive(self, rows: Ints, actions: Actions) -> Step:
+        own = self._actions.own(actions).tolist()
+        each = [self._envs[row].step(action)[:4] for row, action in zip(rows.tolist(), own, strict=True)]
+        obs, reward, terminated, truncated = map(np.array, zip(*each, strict=True))
+        return Step.of(
+            self._actions, obs.astype(np.float32), reward.astype(np.float32), terminated, truncated, None
+        )
+
+    def close(self) -> None:
+        close(*self._envs)
+        print(f"plain: {len(self._envs)} environments closed", file=sys.stderr)
+
+
+def rows(cfg: EnvConfig, rows: int, spaces: Spaces, threads: int) -> Plain:
+    return Plain(cfg, rows)
 '''
 
 
@@ -97,6 +143,179 @@ def test_a_tracker(copy: Copy, tmp_path: Path) -> None:
     (written,) = (folder / ".evopipe/csv").glob("*.csv")
     assert [line.split(",")[0] for line in written.read_text().splitlines()] == ["1", "2"]
     assert copy.files == ["track/backends/csv.py"]
+
+
+def test_an_environment_backend(copy: Copy, tmp_path: Path) -> None:
+    """Its name is one that `env.backend` takes; what it steps as Gymnasium does, members learn from to the same bit."""
+    copy.write("envs/backends/plain.py", BACKEND)
+    found = []
+    for backend in ("plain", "sync"):
+        folder = tmp_path / backend
+        write_params(folder, {"train.max_steps": 400, "train.evo_steps": 200, "env.backend": backend})
+        for stage in ("population", "train"):
+            done = copy.python("-m", "evopipe", stage, cwd=folder)
+            assert done.returncode == 0, done.stderr
+        assert ("plain: 12 environments closed" in done.stderr) == (backend == "plain")
+        found.append([(folder / name).read_bytes() for name in ("reports/lineage.jsonl", "reports/fitness.csv")])
+    assert found[0] == found[1]
+    assert copy.files == ["envs/backends/plain.py"]
+
+
+RELU6 = "case RELU6: return choose(z > all(6.0f), all(6.0f), rectified(z));"
+ITS_SLOPE = "case RELU6: return choose((y > all(0.0f)) & (y < all(6.0f)), all(1.0f), all(0.0f));"
+
+
+def test_a_native_layer(copy: Copy) -> None:
+    """Torch has an activation by its class's name; the kernels compute it and its slope, without a warning."""
+    name, identity = '"Softplus", "Identity"]', "default: DO(IDENTITY);"
+    value, slope = "    default: return z;\n", "    default: return all(1.0f);\n"
+    copy.edit("schema/blocks.py", name=(name, name.replace(" ", ' "ReLU6", ')))
+    copy.edit(
+        "native/functions.h",
+        kind=("SOFTPLUS, IDENTITY }", "SOFTPLUS, RELU6, IDENTITY }"),
+        value=(value, f"    {RELU6}\n{value}"),
+        slope=(slope, f"    {ITS_SLOPE}\n{slope}"),
+        case=(identity, f"case RELU6: DO(RELU6); break; {identity}"),
+    )
+    copy.contract("tests/unit/test_native.py", "-k", "those_of_torch and ReLU6 or every_activation")
+    assert copy.files == ["schema/blocks.py", "native/functions.h"]
+
+
+FIGURE = """
+
+@section("Spread", "The best and the worst fitness of each generation.")
+def spread(run: FinishedRun, width: int, label: Markup) -> Markup:
+    plot = Plot(f"spread.{width}", width, 200, (52, 16, 28, 44), "mean return")
+    for bound in (min, max):
+        ends = [(row.generation, [n.fitness for n in run.nodes.values() if n.key[0] == row.generation])
+                for row in run.generations]
+        plot.line([(x, bound(scores)) for x, scores in ends], "member", 1.4)
+    return plot.svg(label)
+"""
+SHOWN = """
+import sys
+from pathlib import Path
+import reports
+from evopipe.report.page import compose
+from evopipe.report.read import read
+folder = Path(sys.argv[1])
+reports.write_run(folder, members=2, generations=3, diverge=0.0, episodes=4)
+(folder / "page.html").write_text(compose(read(folder), {}, "No film."))
+"""
+
+
+def test_a_figure_of_the_report(copy: Copy, tmp_path: Path) -> None:
+    """A function that says what its section is called: the page shows it twice, and names it among its sections."""
+    was = (PACKAGE / "report/figures.py").read_text(encoding="utf-8")
+    copy.write("report/figures.py", was + FIGURE)
+    done = copy.python("-c", SHOWN, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "page.html").read_text()
+    assert text.count('class="plot spread"') == 2
+    assert '<a href="#spread">Spread</a>' in text
+    assert '<section id="spread" aria-labelledby="spread-title">' in text
+    copy.contract("tests/unit/test_report.py", "-k", "loads_nothing or ids_are_unique or colours")
+    assert copy.files == ["report/figures.py"]
+
+
+SEARCHER = '''"""Truncation selection: the better half goes on, and the others become mutated children of it.
+
+Paper: https://arxiv.org/abs/1711.09846
+"""
+
+from __future__ import annotations
+
+from evopipe.schema.declare import Schema
+from evopipe.searchers.contract import About, Child, Draw, Fate, History, Keep, Plan, Stateless
+
+RENEWS = PAUSES = DRAWS = False
+
+
+class Config(Schema):
+    """It has no settings."""
+
+
+class Search(Stateless):
+    def __init__(self, config: Config, about: About) -> None:
+        self.about = about
+
+    def plan(self, history: History, draw: Draw) -> Plan:
+        return Plan(tuple(range(self.about.size)), self.about.generation)
+
+    def step(self, history: History, draw: Draw) -> list[Fate] | None:
+        ranked = sorted(history.members, key=lambda member: -member.score)
+        kept = [member.slot for member in ranked[: (self.about.size + 1) // 2] if member.healthy]
+        if not kept:
+            return None
+        return [
+            Keep("among the better half") if slot in kept else Child(kept[slot % len(kept)], why="the worse half")
+            for slot in range(self.about.size)
+        ]
+'''
+
+
+def test_a_search_strategy(copy: Copy, tmp_path: Path) -> None:
+    """Its name is one that `search.strategy` takes; of three members two go on, one is their child."""
+    copy.write("searchers/truncation.py", SEARCHER)
+    folder = tmp_path / "run"
+    write_params(folder, {"train.max_steps": 400, "train.evo_steps": 200, "search.strategy": "truncation"})
+    for stage in ("population", "train"):
+        done = copy.python("-m", "evopipe", stage, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    record = json.loads((folder / "reports/lineage.jsonl").read_text().splitlines()[1])
+    score = {member["id"]: member["fitness"] for member in record["members"]}
+    stayed = [child["id"] for child in record["children"] if child["why"] == "among the better half"]
+    (born,) = (child for child in record["children"] if child["why"] == "the worse half")
+    assert sorted(map(score.__getitem__, stayed)) == sorted(score.values())[1:]
+    assert born["parent"] in stayed
+    copy.contract("tests/contract/test_searchers.py", "-k", "truncation")
+    assert copy.files == ["searchers/truncation.py"]
+
+
+STAGE = '''"""Stage `tally`: how many generations a run had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evopipe.layout import TALLY, TRAIN, need
+from evopipe.schema.params import AnyParams
+from evopipe.stages.tell import tell
+from evopipe.storage.files import read_json, write_json
+
+
+def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
+    generations = read_json(need(folder, TRAIN))["generations"]
+    write_json(folder / TALLY, {"generations": generations})
+    tell(f"{TALLY}: {generations} generations", quiet)
+'''
+ROW = """    Stage(
+        "tally", "Count generations", code=("storage",),
+        env=Files(("seed",), (TRAIN,), (TALLY,)), text=Files(("seed",), (TRAIN,), (TALLY,)),
+    ),
+"""
+
+
+def test_a_stage(copy: Copy, tmp_path: Path) -> None:
+    """Its module, and its row in the table: a command, a part of `evopipe.train`, and dvc.yaml follow."""
+    copy.write("stages/tally.py", STAGE)
+    out, report = 'REPORT = Path("reports/report.html")\n', '    Stage(\n        "report", '
+    copy.edit("layout.py", out=(out, f'{out}TALLY = Path("reports/tally.json")\n'), row=(report, ROW + report))
+    write_params(tmp_path / "run", {"train.max_steps": 400, "train.evo_steps": 200})
+    trains = copy.python("-c", "import evopipe; evopipe.train('params.yaml', folder='.')", cwd=tmp_path / "run")
+    assert trains.returncode == 0, trains.stderr
+    written = tmp_path / "run/reports/tally.json"
+    assert json.loads(written.read_text()) == {"generations": 2}
+    written.unlink()
+    done = copy.python("-m", "evopipe", "tally", cwd=tmp_path / "run")
+    assert (done.returncode, done.stdout) == (0, "reports/tally.json: 2 generations\n"), done.stderr
+    assert json.loads(written.read_text()) == {"generations": 2}
+    made = copy.python("-c", "import sys; sys.path.insert(0, 'pipelines'); import make; print(make.render_root())")
+    stages = parse_yaml(made.stdout, "dvc.yaml").data["stages"]
+    assert list(stages)[-2:] == ["tally", "report"]
+    assert stages["tally"]["outs"] == ["reports/tally.json"]
+    assert {"reports/train.json", "src/evopipe/stages/tally.py", "src/evopipe/storage"} <= {*stages["tally"]["deps"]}
+    assert copy.files == ["stages/tally.py", "layout.py"]
 
 
 EVOLVES = """

@@ -239,7 +239,7 @@ def test_members(case: str, tmp_path: Path, request: pytest.FixtureRequest) -> N
             if on_policy(p.algo):
                 p.algo.step(p.algo_config, cohort.state, obs, None, torch.zeros(len(obs), rows, cohort.memory), None)
             else:
-                p.algo.greedy(p.algo_config, cohort.state, cohort.shown(obs), None)
+                p.algo.greedy(p.algo_config, cohort.state, cohort.normalised(obs), None)
         go_on(p, read, first_members(p, 2)[0])
         for made in policy.trained(folder):
             consult(made)

@@ -15,8 +15,7 @@ import torch
 import populations
 from device import DEVICE, CaptureError, Device, Recorder, Remote
 from evopipe import algos
-from evopipe.algos import _team
-from evopipe.core import optim
+from evopipe.core import groups, optim
 from evopipe.core.cohort import COSTS, Cohort
 from evopipe.core.graphs import Capture, Paths, Runner
 from evopipe.memory.replay import Replay, RowLayout
@@ -44,7 +43,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     optim._take_layout_warning()
     with Device() as made:
         yield made
-    _team._crew.cache_clear()  # it holds numbers on that device
+    groups._agent_groups.cache_clear()  # it holds numbers on that device
 
 
 def small(algo: str, norm: bool = False, kind: str = "mlp", **train: Any) -> Spec:

@@ -73,7 +73,7 @@ def test_a_chain_by_mean_squared_error_with_layer_normalisation(algo: str) -> No
 
 @valued
 def test_a_truncated_episode_bootstraps(algo: str) -> None:
-    """Taken for an end, the time limit after ten steps would pull these values down to at most 4.5."""
+    """RecordedStep for an end, the time limit after ten steps would pull these values down to at most 4.5."""
     ticks = 600 if algo == "cqn" else 250  # its penalty keeps the values low for longer
     q = learned(algo, "Endless", ticks, tau=0.1)
     np.testing.assert_allclose(q, [ENDLESS] * 2, atol=0.1)
@@ -119,7 +119,7 @@ def test_values_of_states_after_which_an_episode_terminates(algo: str, clip_valu
 @on_policy
 @pytest.mark.thorough
 def test_values_of_states_of_episodes_that_are_truncated(algo: str) -> None:
-    """Taken for an end, the time limit after ten steps would pull them down to at most 4.5."""
+    """RecordedStep for an end, the time limit after ten steps would pull them down to at most 4.5."""
     found = state_values(algo, "Endless", ticks=640, **WANDERS)
     np.testing.assert_allclose(found, np.full((2, 4), 1 / (1 - GAMMA)), atol=0.1)
 

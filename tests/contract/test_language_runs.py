@@ -21,14 +21,14 @@ from evopipe.run.clock import Clock
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Run
 from evopipe.run.spec import first_members
-from evopipe.scale.shards import Here, Shards
+from evopipe.scale.shards import InProcess, Shards
 from evopipe.schema.text import LanguageParams
 from populations import advance, close_generation, equal_states, finish, of_slot, same
 
 QUICK = ("dpo", "grpo")  # one of each regime
 pytestmark = pytest.mark.parametrize(
     "algo",
-    [pytest.param(n, marks=() if n in QUICK else pytest.mark.thorough) for n in algos.names(of_text=True)],
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.thorough) for n in algos.names("text")],
 )
 
 DIGITS = {"alphabet": "012", "shortest": 2, "longest": 3, "by_place": True}
@@ -161,7 +161,7 @@ def test_what_members_did_in_shards_is_told_by_generation_and_slot(algo: str) ->
 
     clock, whole = Clock.of(spec, 3), run_of(algo, 3)
     begin = [{"slots": list(own)} for own in slots]
-    apart = Run(spec, Shards(spec, clock, slots, begin, Here(make)), clock, first)  # type: ignore[arg-type]
+    apart = Run(spec, Shards(spec, clock, slots, begin, InProcess(make)), clock, first)  # type: ignore[arg-type]
     for run in (whole, apart):
         finish(run)
     rows = [list(run.regime.measures.rows()) for run in (whole, apart)]

@@ -28,9 +28,9 @@ from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
 from evopipe.run.spec import Spec, first_members
 from evopipe.scale.changes import changes, fold
-from evopipe.scale.divide import apart, divided, make
+from evopipe.scale.divide import divided, in_shards, make
 from evopipe.scale.shard import state_of
-from evopipe.scale.shards import Here, Lost, Shards, late
+from evopipe.scale.shards import InProcess, Lost, Shards, slow_shards
 from evopipe.schema.params import parse_params
 from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
@@ -48,17 +48,17 @@ CASES = {
 }
 
 
-class Deadly(Here):
+class Deadly(InProcess):
     """An engine whose shards die where a test says so, before they do what they are told or after."""
 
     def __init__(self, make: Any, deaths: Sequence[int], after: bool = False) -> None:
         super().__init__(make)
         self.heard_so_far, self.deaths, self.after = 0, set(deaths), after
 
-    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+    def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         self.heard_so_far += 1
         dies = self.heard_so_far in self.deaths
-        answer = None if dies and not self.after else super().heard(shard, seconds, stopped)
+        answer = None if dies and not self.after else super().receive(shard, seconds, stopped)
         if dies:
             self._shards[shard].close()
             raise Lost("it was killed")
@@ -66,7 +66,7 @@ class Deadly(Here):
 
 
 def sharded(
-    p: Spec, each: int, engine: Any = Here, members: int = MEMBERS, first: Sequence[Member] = (), **more: Any
+    p: Spec, each: int, engine: Any = InProcess, members: int = MEMBERS, first: Sequence[Member] = (), **more: Any
 ) -> Run[Spec]:
     """A run with its first population, in shards of so many members, the last one of what is left."""
     first = first or first_members(p, members)[0]
@@ -274,7 +274,7 @@ def test_a_regimes_state_does_not_change_with_what_it_was_taken_of(case: str) ->
     [([10.0, 12.0, 11.0, 35.0], [3]), ([10.0, 12.0, 11.0, 33.0], []), ([0.1, 0.1, 4.0], []), ([1.0, 1.0, 6.0], [2])],
 )
 def test_a_shard_that_takes_three_times_as_long_as_others_is_told_of(seconds: list[float], found: list[int]) -> None:
-    assert list(late(seconds)) == found
+    assert list(slow_shards(seconds)) == found
 
 
 def test_a_shard_that_always_dies_ends_the_run_with_a_sentence() -> None:
@@ -445,7 +445,7 @@ def test_stages_train_and_score_in_shards_as_in_one_process(tmp_path: Path) -> N
 
 
 def test_how_many_shards_there_are_and_what_is_told_of_them(tmp_path: Path) -> None:
-    class Roomy(Here):
+    class Roomy(InProcess):
         room = 8
 
     data = params({"population.size": 4, "runtime.cohorts": "exact", "train.replay.sharing": "own"})
@@ -454,10 +454,10 @@ def test_how_many_shards_there_are_and_what_is_told_of_them(tmp_path: Path) -> N
     with divided(whole, asked, 4, tmp_path) as undivided:
         assert undivided is whole
         assert home.store(undivided.parts).folder.name == "checkpoints"
-    assert apart(whole, asked, 4, tmp_path, Roomy(make)).parts == 4, "no more than members"
+    assert in_shards(whole, asked, 4, tmp_path, Roomy(make)).parts == 4, "no more than members"
     data["runtime"]["shards"] = {"count": 3}
     asked = parse_params(data)
-    made = apart(whole, asked, 4, tmp_path, Roomy(make))
+    made = in_shards(whole, asked, 4, tmp_path, Roomy(make))
     assert home.store(made.parts).folder.name == "checkpoints-3"
     members, births = first_members(whole.spec, 4)
     with Session.opened(made, members, births, asked, home) as session:

@@ -1,4 +1,5 @@
-"""Targets and advantages of teams that come and go, against the papers' equations in double precision.
+"""Targets and advantages of teams that come and go, against the papers' equations in double precision: by torch, which
+computes in it too, and by the CPU's own kernels.
 
 What an environment gave is read as PettingZoo's dictionaries have it. A target of agent k is a value of the situation
 after the step: of all that act next and, where k itself was truncated (or left without an end), of those that were
@@ -20,6 +21,7 @@ import populations
 from crews import Plain
 from evopipe.core.cohort import dissolve, form
 from evopipe.memory.replay import RowLayout
+from evopipe.native import build
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import Spec
 from populations import advance, started
@@ -29,15 +31,21 @@ IDS = ("red_0", "blue_0", "red_1")
 SEES, K, WIDE = (3, 2, 3), 3, 3
 TICKS = 60
 GROUPS = [[0], [1], [2]]
+CLOSE = {False: {"rtol": 0.0, "atol": 1e-6}, True: {"rtol": 1e-6, "atol": 2e-6}}  # of single numbers, by the kernels
 
 
-@pytest.fixture
-def double() -> Iterator[None]:
-    yield
+@pytest.fixture(params=[False, True], ids=["torch", "kernels"])
+def native(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether the kernels compute: in single precision, torch in double."""
+    build.use(build.load() if request.param else None)
+    yield request.param
+    build.use(None)
     torch.set_default_dtype(torch.float32)
 
 
-def played(algo: str, kind: str, masks: bool = False, **train: Any) -> tuple[Any, list[dict[str, Any]], Any]:
+def played(
+    algo: str, kind: str, native: bool, masks: bool = False, **train: Any
+) -> tuple[Any, list[dict[str, Any]], Any]:
     """A run of one member in one environment, what that gave at each step, and the member in double precision."""
     on_policy = populations.is_on_policy(algo)
     config: dict[str, Any] = {"share": "none", "gamma": 0.9, "learn_step": 1000 if on_policy else 8}
@@ -50,9 +58,9 @@ def played(algo: str, kind: str, masks: bool = False, **train: Any) -> tuple[Any
     loop = started(p, 1)
     advance(loop, TICKS)
     log = list(loop.regime.world.pool.env(0).parallel.log)
-    torch.set_default_dtype(torch.float64)
     (member,), g = dissolve(loop.cohorts), torch.Generator().manual_seed(1)
-    moved = {n: x.double() + 0.2 * torch.randn(x.shape, generator=g) for n, x in member.tensors.items()}
+    moved = {n: (x + 0.2 * torch.randn(x.shape, generator=g)).double() for n, x in member.tensors.items()}
+    torch.set_default_dtype(torch.float32 if native else torch.float64)
     return loop, log, replace(member, tensors=moved)
 
 
@@ -62,6 +70,7 @@ def plain(loop: Any, member: Any) -> Plain:
 
 
 def cohort_of(loop: Any, member: Any) -> Any:
+    member = replace(member, tensors={n: x.to(torch.get_default_dtype()) for n, x in member.tensors.items()})
     (cohort,) = form([member], loop.spec.algo.State, loop.spec.widths, torch.device("cpu"), Spec.pace)
     return cohort
 
@@ -98,7 +107,7 @@ def errors_of(agent: Plain, name: str, log: list[dict[str, Any]], drawn: Any) ->
                 mask = step["next_infos"][a].get("action_mask")
                 out = out if mask is None else out.masked_fill(torch.tensor(mask) == 0, -torch.inf)
                 seen.append(torch.tanh(out) if continuous else drawn(at, j, out))
-            x, place = torch.cat(seen)[None], IDS.index(k)
+            x, place = torch.cat(seen)[None].double(), IDS.index(k)
             q = min(float(agent.net(net, place, x, i, twins)[0, 0].detach()) for i in range(twins))
             sizes.append(abs(step["rewards"][k] + 0.9 * q * (not step["terminated"][k])))
         found.append(sum(sizes) / len(sizes))
@@ -110,34 +119,40 @@ def errors_of(agent: Plain, name: str, log: list[dict[str, Any]], drawn: Any) ->
     [("maddpg", "continuous", False), ("matd3", "continuous", False), ("maddpg", "discrete", True),
      ("matd3", "discrete", False)],
 )  # fmt: skip
-def test_targets_of_centralised_critics(name: str, kind: str, masks: bool, double: None) -> None:
+def test_targets_of_centralised_critics(name: str, kind: str, masks: bool, native: bool) -> None:
     """By the errors of critics that say 0."""
-    loop, log, member = played(name, kind, masks)
+    loop, log, member = played(name, kind, native, masks)
     cohort, critic = cohort_of(loop, member), "critic" if name == "maddpg" else "critics"
     getattr(cohort.state, critic).values.zero_()
     layout: RowLayout = loop.regime.replay.layout
-    rows = loop.regime.replay.rows[:1, :TICKS].double()
+    rows = loop.regime.replay.rows[:1, :TICKS].to(torch.get_default_dtype())
     batch = layout.unpack(rows, torch.full((1, TICKS), 1.0 / TICKS), torch.tensor([0.9]))
     draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([5]))
-    _, errors = loop.spec.algo.loss(loop.spec.algo_config, cohort.state, cohort.hyper, batch, draw)
+    given = loop.spec.algo_config, cohort.state, cohort.hyper, batch
+    if native:
+        errors = loop.spec.algo.update(*given, cohort.healthy, draw, 0).errors
+        assert not getattr(cohort.state, critic).grad.any(), "torch computed it"
+    else:
+        _, errors = loop.spec.algo.loss(*given, draw)
     wide = loop.spec.actions
     gumbel = -(-torch.log1p(-draw.uniform(K * TICKS * wide)[0])).log().view(K, TICKS, wide)
 
     def drawn(at: int, j: int, out: torch.Tensor) -> torch.Tensor:
         return torch.eye(len(out))[int((out.log_softmax(dim=0) + gumbel[j, at, : len(out)]).argmax())]
 
-    np.testing.assert_allclose(errors[0].numpy(), errors_of(plain(loop, member), name, log, drawn), atol=1e-6)
+    expected = errors_of(plain(loop, member), name, log, drawn)
+    np.testing.assert_allclose(errors[0].numpy(), expected, **CLOSE[native])
     loop.close()
 
 
 @pytest.mark.parametrize("name", ["ippo", "mappo"])
-def test_advantages_of_teams(name: str, double: None) -> None:
+def test_advantages_of_teams(name: str, native: bool) -> None:
     """Generalised advantage estimates of each agent's life: they stop where it ends, at its own last observation where
     that was cut. Forced out of a step, or away, an agent has none."""
-    loop, log, member = played(name, "discrete")
+    loop, log, member = played(name, "discrete", native)
     cfg, state = loop.spec.algo_config, cohort_of(loop, member).state
     rollout = loop.regime.playing[0].rollout
-    rollout.rows, rollout.after, rollout.memory = (x.double() for x in rollout.tensors())
+    rollout.rows, rollout.after, rollout.memory = (x.to(torch.get_default_dtype()) for x in rollout.tensors())
     at, lam = rollout.layout.log_prob, cfg.gae_lambda
     obs = rollout.rows[:, :TICKS, :, :WIDE].flatten(1, 2)
     rollout.rows[:, :TICKS, :, at + 1] = loop.spec.algo.value(cfg, state, obs, obs[..., :0]).view(1, TICKS, K)
@@ -146,7 +161,7 @@ def test_advantages_of_teams(name: str, double: None) -> None:
     agent = plain(loop, member)
 
     def worth(seen: dict[str, Any], who: list[str], k: str) -> float:
-        x = padded(seen[k]) if name == "ippo" else torch.cat(joint(seen, who))
+        x = (padded(seen[k]) if name == "ippo" else torch.cat(joint(seen, who))).double()
         return float(agent.net("critic", IDS.index(k), x[None])[0, 0].detach())
 
     found = rollout.rows[0, :TICKS, :, at + 3]
@@ -162,5 +177,5 @@ def test_advantages_of_teams(name: str, double: None) -> None:
             delta = step["rewards"][k] + 0.9 * then - worth(step["obs"], step["before"], k)
             goes_on = k in step["after"] and t + 1 < TICKS
             later[k] = delta + 0.9 * lam * (later[k] if goes_on else 0.0)
-            np.testing.assert_allclose(float(found[t, IDS.index(k)]), later[k], atol=1e-6)
+            np.testing.assert_allclose(float(found[t, IDS.index(k)]), later[k], **CLOSE[native])
     loop.close()

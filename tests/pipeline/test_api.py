@@ -17,7 +17,6 @@ from evopipe.envs.make import make_env
 from evopipe.errors import MissingInputError, ParamsError
 from evopipe.policies.play import environment_of
 from evopipe.schema.params import any_params, load_params, parse_params
-from evopipe.stages.check import needs_dataset
 from tiny import params, write_params
 
 SHORT = {"train.max_steps": 800}
@@ -107,7 +106,7 @@ def test_equal_params_in_any_form_are_one_run(tmp_path: Path) -> None:
     ({"algo": "ppo", "warm_start": 1}, False),
 ])  # fmt: skip
 def test_who_learns_from_a_dataset_gets_one(train: dict[str, Any], wanted: bool) -> None:
-    assert needs_dataset(parse_params({"train": train})) == wanted
+    assert parse_params({"train": train}).needs_dataset == wanted
 
 
 def test_a_folder_keeps_everything(tmp_path: Path, working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,11 +26,10 @@ from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.data.collect import GOOD, POOR
-from evopipe.data.episodes import Episode
+from evopipe.data.episodes import RecordedEpisode
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, write_transitions
 from evopipe.errors import BusyError, DataError, DiskError, EnvironmentFailed, Interrupted
-from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
 from evopipe.mutations import Mutation
 from evopipe.native import build
@@ -52,6 +51,7 @@ from evopipe.signals import StopSignal
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.storage import members as stored
 from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.storage.keys import content_key, state_folder
 from evopipe.storage.lock import RunLock
 from evopipe.track.events import End, Generation, Progress, Start, read_events
 from handover_envs import LIMIT, Drift
@@ -116,7 +116,7 @@ def test_a_problem_is_what_the_parameters_say() -> None:
 # --- fetch and buffer -------------------------------------------------------------------------------------------------
 
 
-def played(episode: Episode, cap: int | None) -> bool:
+def played(episode: RecordedEpisode, cap: int | None) -> bool:
     """Whether an environment of its own, with this episode's seed and actions, gives this episode."""
     env = gymnasium.make("handover_envs:Drift-v0")
     obs, _ = env.reset(seed=episode.seed)

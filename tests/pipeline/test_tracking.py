@@ -11,7 +11,7 @@ import pytest
 
 import evopipe
 import tiny
-from evopipe.track.record import FILES, Run, TrainingRecord, md5_of
+from evopipe.track.record import FILES, TrackedRun, TrainingRecord, md5_of
 
 TRACKED = {
     "tracking.backends": ["mlflow"],
@@ -47,7 +47,7 @@ def stage(folder: Path, name: str) -> None:
     assert answer.code == 0, answer.err
 
 
-def recorded(folder: Path) -> Run:
+def recorded(folder: Path) -> TrackedRun:
     (record,) = TrainingRecord.all(folder / ".evopipe/train")
     run = record.run()
     assert {name: kept.md5 for name, kept in run.files.items()} == {

@@ -68,6 +68,16 @@ def test_what_is_distributed(tmp_path: Path) -> None:
     assert {PurePosixPath(name).parts[0] for name in names - code} == {f"evopipe-{evopipe.__version__}.dist-info"}
 
 
+def test_documents_tell_the_packages_version() -> None:
+    """The newest version of the changelog, below what is not released yet, with the date that CITATION.cff has."""
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    released = re.findall(r"^## \[(.+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    version, date = released[0]
+    assert version == evopipe.__version__
+    assert f"\nversion: {version}\n" in cited
+    assert f"\ndate-released: {date}\n" in cited
+
+
 @pytest.mark.thorough
 def test_the_wheel_at_work(package: Installed, tmp_path: Path) -> None:
     """It trains with kernels that it compiles itself, its policy loads, and it makes a project."""

@@ -38,10 +38,10 @@ from evopipe.agents import (
     Trajectory,
     Workflow,
 )
-from evopipe.agents.engine import Engine, Job
+from evopipe.agents.engine import EpisodeJob, RolloutEngine
 from evopipe.agents.games import Calculator, FrozenLake, WordGame, _calculate
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
-from evopipe.agents.rows import How, Played, advantages, batch_of, returns, rows_of
+from evopipe.agents.rows import AdvantageSettings, RoundTrajectory, advantages, batch_of, returns, rows_of
 from evopipe.agents.settings import Agents
 from evopipe.cli import app
 from evopipe.compat.rllm.config import read, resolve
@@ -159,18 +159,20 @@ def test_a_chat_that_was_changed_begins_a_row_of_its_own() -> None:
 # --- advantages -------------------------------------------------------------------------------------------------------
 
 
-def played(rewards: list[list[float]], task: int, name: str = "agent", counts: bool = True) -> list[Played]:
+def played(rewards: list[list[float]], task: int, name: str = "agent", counts: bool = True) -> list[RoundTrajectory]:
     """Trajectories of a task, of one token a step."""
     made = []
     for steps in rewards:
         own = [
             Step(model_output=ModelOutput(prompt_ids=[3], completion_ids=[8], logprobs=[-1.0]), reward=r) for r in steps
         ]
-        made.append(Played(task, Trajectory(name=name, steps=own, reward=sum(steps)), counts))
+        made.append(RoundTrajectory(task, Trajectory(name=name, steps=own, reward=sum(steps)), counts))
     return made
 
 
-def estimated(trajectories: list[Played], tasks: int, level: Any, gamma: float = 0.0) -> tuple[list[Any], list[bool]]:
+def estimated(
+    trajectories: list[RoundTrajectory], tasks: int, level: Any, gamma: float = 0.0
+) -> tuple[list[Any], list[bool]]:
     grpo = algos.get("grpo")
     cfg = grpo.Config(dr=True)  # R − mean
 
@@ -179,7 +181,7 @@ def estimated(trajectories: list[Played], tasks: int, level: Any, gamma: float =
         return done
 
     batch = batch_of([trajectories], 0, words.CPU)
-    text, _ = advantages(batch, tasks, How(level, gamma, {"": estimate}))
+    text, _ = advantages(batch, tasks, AdvantageSettings(level, gamma, {"": estimate}))
     assert text.advantage is not None
     assert text.keep is not None
     return text.advantage[0, :, 0].tolist(), text.keep[0].tolist()
@@ -250,16 +252,16 @@ class Nasty(BaseEnv):
             Nasty.open -= 1
 
 
-def engine(make: Any = None, **agents: Any) -> Engine:
+def engine(make: Any = None, **agents: Any) -> RolloutEngine:
     def decode(wave: Any) -> list[Reply]:
         return [Reply([8], [-1.0], [0.5]) for _ in wave]
 
     make = make or partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=Nasty, max_steps=2)
-    return Engine(make, Tokens(words.base()), Limits(64, 4), decode, Agents(**{"retries": 0, **agents}))
+    return RolloutEngine(make, Tokens(words.base()), Limits(64, 4), decode, Agents(**{"retries": 0, **agents}))
 
 
-def jobs(kinds: list[str]) -> list[Job]:
-    return [Job(0, i, f"{i}:0", {"does": kind}, Sampled()) for i, kind in enumerate(kinds)]
+def jobs(kinds: list[str]) -> list[EpisodeJob]:
+    return [EpisodeJob(0, i, f"{i}:0", {"does": kind}, Sampled()) for i, kind in enumerate(kinds)]
 
 
 def faults(n: int) -> dict[TerminationReason, int]:

@@ -29,7 +29,7 @@ from evopipe.agents import (
     Trajectory,
     Workflow,
 )
-from evopipe.agents.engine import Cancelled, Done, Engine, Job
+from evopipe.agents.engine import Cancelled, Done, EpisodeJob, RolloutEngine
 from evopipe.agents.model import Limits, Model, Reply, Sampled, Tokens
 from evopipe.agents.rows import rows_of
 from evopipe.agents.settings import Agents
@@ -41,11 +41,11 @@ DONE, ERROR, TIMEOUT = TerminationReason.ENV_DONE, TerminationReason.ERROR, Term
 def play(make: Any, n: int = 1, agents: Agents | None = None, grace: float = 0.2, **more: Any) -> list[Done]:
     """Play so many episodes of a workflow; every completion says "1"."""
     stopped = more.pop("stopped", lambda: False)
-    engine = Engine(
+    engine = RolloutEngine(
         make, Tokens(words.base()), Limits(64, 4), lambda wave: [Reply([8], [-1.0], [0.5]) for _ in wave],
         agents or Agents(retries=0), grace=grace, **more,
     )  # fmt: skip
-    return engine.run([Job(0, i, f"{i}:0", {"n": i}, Sampled()) for i in range(n)], stopped)
+    return engine.run([EpisodeJob(0, i, f"{i}:0", {"n": i}, Sampled()) for i in range(n)], stopped)
 
 
 def flow(function: Any) -> Any:
@@ -146,7 +146,9 @@ def test_calls_of_one_episode_are_drawn_alike_whichever_thread_comes_first() -> 
 
     for late in ([0.0, 0.05], [0.05, 0.0]):
         Two.late = late
-        Engine(Two, tokens, Limits(64, 4), decode, Agents(retries=0)).run([Job(0, 0, "0:0", {}, Sampled())])
+        RolloutEngine(Two, tokens, Limits(64, 4), decode, Agents(retries=0)).run(
+            [EpisodeJob(0, 0, "0:0", {}, Sampled())]
+        )
     assert seen == [[("1", 0), ("2", 1)]] * 2  # one wave, in the order of their prompts
 
 

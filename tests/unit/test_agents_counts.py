@@ -33,10 +33,11 @@ from evopipe.agents import (
     Trajectory,
     Workflow,
 )
-from evopipe.agents.engine import Done, Engine, Job, _know_outputs
+from evopipe.agents.engine import Done, EpisodeJob, RolloutEngine, _know_outputs
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
 from evopipe.agents.records import summary
-from evopipe.agents.rows import How, Played, advantages, batch_of, rows_of
+from evopipe.agents.rounds import MEASURED
+from evopipe.agents.rows import AdvantageSettings, RoundTrajectory, advantages, batch_of, rows_of
 from evopipe.agents.settings import Agents
 from evopipe.compat.rllm.config import resolve
 from evopipe.errors import EnvironmentFailed
@@ -62,8 +63,8 @@ def play(make: Any, n: int = 1, texts: str = "1", limits: Limits | None = None, 
     def decode(wave: Any) -> list[Reply]:
         return [Reply(base.encode(next(said)), [-1.0], [0.5]) for _ in wave]
 
-    engine = Engine(make, Tokens(base), limits or Limits(64, 4), decode, Agents(**{"retries": 0, **agents}))
-    return engine.run([Job(0, i, f"{i}:0", {"n": i}, Sampled()) for i in range(n)])
+    engine = RolloutEngine(make, Tokens(base), limits or Limits(64, 4), decode, Agents(**{"retries": 0, **agents}))
+    return engine.run([EpisodeJob(0, i, f"{i}:0", {"n": i}, Sampled()) for i in range(n)])
 
 
 def one(reward: float, model: Any, correct: bool = False) -> Any:
@@ -273,6 +274,27 @@ def test_measures_of_training_and_validation_are_each_members_own(tmp_path: Path
     assert trained.score == 11.0
 
 
+def test_the_entropy_of_a_round_is_over_its_tokens() -> None:
+    """Not over its episodes: these are of unlike numbers of tokens."""
+    regime, cohorts = regime_of({"language.stop": ["no such"]})
+
+    class Chatty(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            most = 8 if uid.endswith("0") else 1
+            outs = [await self.rollout_engine.get_model_response(CHAT, max_tokens=most) for _ in range(most)]
+            return Episode(trajectories=[Trajectory(steps=[Step.from_model_output(out) for out in outs], reward=1.0)])
+
+    regime.make = Chatty
+    regime.adopt(cohorts)
+    (cohort,) = cohorts
+    done = regime.play(cohorts, regime._jobs(cohort), Purpose.GENERATE, 0)
+    parts = [[e for part in each.entropies.values() for e in part] for each in done]
+    assert len({len(part) for part in parts}) > 1
+    regime.advance()
+    (found,) = regime.measures.rows()
+    assert found[2 + MEASURED.index("entropy")] == pytest.approx(float(np.mean(np.concatenate(parts))))
+
+
 def test_metrics_and_lengths_of_a_validation_are_the_first_members_own() -> None:
     async def flow(task: dict[str, Any], model: Any) -> Any:
         out = await model.get_model_response(CHAT, max_tokens=3)
@@ -371,8 +393,11 @@ def test_rows_of_unlike_members_have_their_own_trajectorys_reward_and_count() ->
     split = [Step(model_output=output([1], [2])), Step(model_output=output([7], [8]))]  # two rows
     plain = [Step(model_output=output([1], [3]))]
     members = [
-        [Played(0, Trajectory(steps=split, reward=5.0), True), Played(0, Trajectory(steps=plain, reward=6.0), False)],
-        [Played(0, Trajectory(steps=plain, reward=7.0), True)],
+        [
+            RoundTrajectory(0, Trajectory(steps=split, reward=5.0), True),
+            RoundTrajectory(0, Trajectory(steps=plain, reward=6.0), False),
+        ],
+        [RoundTrajectory(0, Trajectory(steps=plain, reward=7.0), True)],
     ]
     batch = batch_of(members, 0, words.CPU)
     assert batch.owner == [[0, 0, 1], [0]]
@@ -383,7 +408,7 @@ def test_rows_of_unlike_members_have_their_own_trajectorys_reward_and_count() ->
     assert batch.text.mask.sum(dim=-1).tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
-def compared(members: list[list[Played]], tasks: int, level: Any, algo: str = "grpo", **changes: Any) -> Any:
+def compared(members: list[list[RoundTrajectory]], tasks: int, level: Any, algo: str = "grpo", **changes: Any) -> Any:
     made = algos.get(algo)
     cfg = made.Config(**{**({"dr": True} if algo == "grpo" else {}), **changes})
     beta = torch.full((len(members),), 0.5)
@@ -392,13 +417,13 @@ def compared(members: list[list[Played]], tasks: int, level: Any, algo: str = "g
         done: Text = made.estimate(cfg, {"beta": beta}, text, group)
         return done
 
-    return batch_of(members, 0, words.CPU), How(level, 0.5, {"": estimate})
+    return batch_of(members, 0, words.CPU), AdvantageSettings(level, 0.5, {"": estimate})
 
 
-def trajectory(rewards: list[float], task: int = 0, counts: bool = True, name: str = "agent") -> Played:
+def trajectory(rewards: list[float], task: int = 0, counts: bool = True, name: str = "agent") -> RoundTrajectory:
     """A row a step, of one token each."""
     steps = [Step(model_output=output([9 + i], [i + 1]), reward=r) for i, r in enumerate(rewards)]
-    return Played(task, Trajectory(name=name, steps=steps, reward=sum(rewards)), counts)
+    return RoundTrajectory(task, Trajectory(name=name, steps=steps, reward=sum(rewards)), counts)
 
 
 def test_returns_of_turns_are_discounted_and_compared_among_those_that_count() -> None:
@@ -417,7 +442,9 @@ def test_returns_of_turns_are_discounted_and_compared_among_those_that_count() -
     assert silent == 0
 
 
-def _batch(members: list[list[Played]], level: Any, tasks: int, **how: Any) -> tuple[Any, int, How]:
+def _batch(
+    members: list[list[RoundTrajectory]], level: Any, tasks: int, **how: Any
+) -> tuple[Any, int, AdvantageSettings]:
     batch, made = compared(members, tasks, level, **how)
     return batch, tasks, made
 
@@ -453,11 +480,11 @@ def test_the_divergence_of_a_trajectory_is_over_all_its_rows() -> None:
 def test_the_divergence_that_is_measured_is_of_written_tokens() -> None:
     regime, (cohort,) = regime_of({})
     steps = [Step(model_output=output([1], [2, 3])), Step(model_output=output([1, 2, 3, 4], [5]))]
-    played = [[Played(0, Trajectory(steps=steps, reward=1.0), True)]]
+    played = [[RoundTrajectory(0, Trajectory(steps=steps, reward=1.0), True)]]
     text = batch_of(played, 0, words.CPU).text
     assert text.log_prob is not None
     text = replace(text, reference=text.log_prob + torch.tensor([0.1, 0.2, 50.0, 0.3]))
-    done = [[Done(Job(0, i, f"0:{i}", {}, Sampled()), Episode(), 1, {}) for i in range(2)]]
+    done = [[Done(EpisodeJob(0, i, f"0:{i}", {}, Sampled()), Episode(), 1, {}) for i in range(2)]]
     regime._measure(cohort, text, done, [[0]], torch.zeros(1), 0)
     (row,) = regime.measures.rows()
     found = dict(zip(regime.measures.names, row[2:], strict=True))

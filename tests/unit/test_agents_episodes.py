@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import words
 from evopipe.agents import AgentTrainer, ChatAgent, CopyGame, Episode, ModelOutput, Step, TerminationReason, Trajectory
-from evopipe.agents.engine import Done, Job
+from evopipe.agents.engine import Done, EpisodeJob
 from evopipe.agents.model import Sampled
 from evopipe.agents.records import record, show, summary, write
 from evopipe.cli import app
@@ -46,7 +46,7 @@ def done(uid: str, reward: float, text: str = "12", reason: TerminationReason = 
     episode = Episode(
         uid, {"digits": "03"}, reason, reward > 0, [Trajectory("u", "solver", steps=steps, reward=reward)]
     )
-    return Done(Job(0, 0, uid, {}, Sampled()), episode, 1, {})
+    return Done(EpisodeJob(0, 0, uid, {}, Sampled()), episode, 1, {})
 
 
 def test_a_record_says_which_tokens_were_shown_and_which_were_written() -> None:

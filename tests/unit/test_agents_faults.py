@@ -35,7 +35,7 @@ from evopipe.agents import (
     Trajectory,
     Workflow,
 )
-from evopipe.agents.engine import Cancelled, Done, Engine, Job, _Turns
+from evopipe.agents.engine import Cancelled, Done, EpisodeJob, RolloutEngine, _Turns
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
 from evopipe.agents.settings import Agents
 from evopipe.errors import EnvironmentFailed
@@ -50,11 +50,11 @@ def play(make: Any, n: int = 2, agents: Agents | None = None, **more: Any) -> li
     stopped, text = more.pop("stopped", lambda: False), more.pop("text", "1")
     base = words.base()
     ids = base.encode(text)
-    engine = Engine(
+    engine = RolloutEngine(
         make, Tokens(base), Limits(64, 64), lambda wave: [Reply(ids, [-1.0] * len(ids), [0.5]) for _ in wave],
         agents or Agents(retries=0), grace=0.2, **more,
     )  # fmt: skip
-    return engine.run([Job(0, i, f"{i}:0", {"n": i}, Sampled()) for i in range(n)], stopped)
+    return engine.run([EpisodeJob(0, i, f"{i}:0", {"n": i}, Sampled()) for i in range(n)], stopped)
 
 
 def reasons(done: list[Done]) -> list[Any]:
@@ -353,7 +353,7 @@ def test_a_workflow_that_blocks_its_coroutine_is_given_up_alone(kind: Any) -> No
 
 
 def test_seconds_that_code_blocks_are_its_episodes_own_and_given_back_to_the_others() -> None:
-    engine = Engine(Blocks, Tokens(words.base()), Limits(64, 4), lambda wave: [], Agents())
+    engine = RolloutEngine(Blocks, Tokens(words.base()), Limits(64, 4), lambda wave: [], Agents())
     engine.stopped = lambda: False
     own, other, brief = (_Turns(engine, seconds) for seconds in (30.0, 30.0, None))
     with own:

@@ -6,13 +6,14 @@ import itertools
 from functools import partial
 from typing import Any
 
+import gymnasium
 import pytest
 
 pytest.importorskip("transformers")
 
 import words
-from evopipe.agents import PettingZooEnvironment, TeamWorkflow, TerminationReason, TwentyQuestions
-from evopipe.agents.engine import Engine, Job
+from evopipe.agents import GymEnvironment, PettingZooEnvironment, TeamWorkflow, TerminationReason, TwentyQuestions
+from evopipe.agents.engine import EpisodeJob, RolloutEngine
 from evopipe.agents.games import THINGS
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
 from evopipe.agents.settings import Agents
@@ -36,6 +37,32 @@ def test_questions_are_answered_and_the_right_name_ends_the_game() -> None:
 def test_every_thing_can_be_told_from_every_other() -> None:
     assert len({frozenset(text.split()) for text in THINGS.values()}) == len(THINGS)
     assert {task["secret"] for task in TwentyQuestions.tasks(300)} == set(THINGS)
+
+
+def test_a_gymnasium_environment_is_played_by_names() -> None:
+    """Of its own episode of that seed; what names no action is told, costs nothing and ends nothing."""
+    env = GymEnvironment({"seed": 7}, "CartPole-v1", ("Left", "Right"), lambda obs: " ".join(f"{x:.6f}" for x in obs))
+    alone = gymnasium.make("CartPole-v1")
+
+    def shown(obs: Any) -> str:
+        return " ".join(f"{x:.6f}" for x in obs)
+
+    assert env.reset()[0] == shown(alone.reset(seed=7)[0])
+    said = env.step("up")
+    assert said == ("no action 'up'; there are left, right", 0.0, False, {"legal": False})
+    over = False
+    while not over:
+        obs, reward, terminated, truncated, _ = alone.step(1)
+        over = terminated or truncated
+        assert env.step(" RIGHT\n") == (shown(obs), reward, over, {"legal": True})
+    limited = GymEnvironment({"seed": 7}, "CartPole-v1", ("left", "right"), kwargs={"max_episode_steps": 2})
+    limited.reset()
+    assert [limited.step("left")[2] for _ in range(2)] == [False, True]  # cut is over, too
+    plain = GymEnvironment({"seed": 7}, "CartPole-v1")
+    assert plain.reset()[0] == str(alone.reset(seed=7)[0])
+    assert plain.step(0)[0] == str(alone.step(0)[0])
+    for each in (env, limited, plain):
+        each.close()
 
 
 def test_agents_that_take_turns_speak_one_after_the_other() -> None:
@@ -73,8 +100,8 @@ def play(turns: list[str], workflow: Any) -> Any:
         texts = [turns[next(said)] for _ in wave]
         return [Reply(words.base().encode(text), [-1.0] * len(text), [0.5] * len(text)) for text in texts]
 
-    engine = Engine(workflow, Tokens(words.base()), Limits(512, 4), decode, Agents(retries=0))
-    return engine.run([Job(0, 0, "0:0", {"seed": 1}, Sampled())])[0].episode, engine.waves
+    engine = RolloutEngine(workflow, Tokens(words.base()), Limits(512, 4), decode, Agents(retries=0))
+    return engine.run([EpisodeJob(0, 0, "0:0", {"seed": 1}, Sampled())])[0].episode, engine.waves
 
 
 def test_each_agent_of_a_team_is_a_role_with_its_own_rewards() -> None:

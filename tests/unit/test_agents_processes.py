@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 import words
 from evopipe.agents import AgentTrainer, BaseEnv, ChatAgent, MultiTurnWorkflow, SingleTurnEnvironment, TerminationReason
 from evopipe.agents.blocking import Processes
-from evopipe.agents.engine import Done, Engine, Job
+from evopipe.agents.engine import Done, EpisodeJob, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
 from evopipe.agents.settings import Agents
 from evopipe.parallel import available_cpus
@@ -58,11 +58,11 @@ class Apart(BaseEnv):
 
 def play(env: Any, kinds: list[str], processes: Processes, seconds: float = 60.0, **args: Any) -> list[Done]:
     make = partial(MultiTurnWorkflow, agent_cls=ChatAgent, env_cls=env, env_args=args)
-    engine = Engine(
+    engine = RolloutEngine(
         make, Tokens(words.base()), Limits(64, 4), lambda wave: [Reply([8], [-1.0], [0.5]) for _ in wave],
         Agents(env_seconds=seconds, retries=0), grace=5.0, processes=processes,
     )  # fmt: skip
-    return engine.run([Job(0, i, f"{i}:0", {"does": kind}, Sampled()) for i, kind in enumerate(kinds)])
+    return engine.run([EpisodeJob(0, i, f"{i}:0", {"does": kind}, Sampled()) for i, kind in enumerate(kinds)])
 
 
 def ended(found: list[Done]) -> list[Any]:

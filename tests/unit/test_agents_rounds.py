@@ -26,9 +26,9 @@ from evopipe.agents import (
     Trajectory,
     Workflow,
 )
-from evopipe.agents.engine import Engine, Job
+from evopipe.agents.engine import EpisodeJob, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
-from evopipe.agents.rows import How, Played, advantages, batch_of
+from evopipe.agents.rows import AdvantageSettings, RoundTrajectory, advantages, batch_of
 from evopipe.agents.settings import Agents
 from evopipe.errors import ParamsError
 from evopipe.rng import Purpose
@@ -72,8 +72,8 @@ def play(kind: Any, lengths: list[int], limit: int) -> tuple[Episode, list[int]]
         return [Reply(ids, [-1.0] * n, [0.5] * n)]
 
     make = partial(kind, agent_cls=ChatAgent, env_cls=Talk)
-    engine = Engine(make, Tokens(words.base()), Limits(99, limit), decode, Agents(retries=0))
-    return engine.run([Job(0, 0, "0:0", {}, Sampled())])[0].episode, asked
+    engine = RolloutEngine(make, Tokens(words.base()), Limits(99, limit), decode, Agents(retries=0))
+    return engine.run([EpisodeJob(0, 0, "0:0", {}, Sampled())])[0].episode, asked
 
 
 def test_all_that_follows_the_first_prompt_has_the_length_of_one_response() -> None:
@@ -102,12 +102,14 @@ def test_a_role_has_the_advantages_of_its_own_algorithm() -> None:
 
         return estimate
 
-    def played(name: str, rewards: list[float]) -> list[Played]:
+    def played(name: str, rewards: list[float]) -> list[RoundTrajectory]:
         step = ModelOutput(prompt_ids=[3], completion_ids=[8], logprobs=[-1.0])
-        return [Played(0, Trajectory(name=name, steps=[Step(model_output=step)], reward=r), True) for r in rewards]
+        return [
+            RoundTrajectory(0, Trajectory(name=name, steps=[Step(model_output=step)], reward=r), True) for r in rewards
+        ]
 
     both = played("solver", [1.0, 0.0, 0.0, 3.0]) + played("judge", [1.0, 0.0, 0.0, 3.0])
-    how = How("trajectory", 0.0, {"": of("grpo", dr=True), "judge": of("reinforce", baseline="rloo")})
+    how = AdvantageSettings("trajectory", 0.0, {"": of("grpo", dr=True), "judge": of("reinforce", baseline="rloo")})
     text, _ = advantages(batch_of([both], 0, words.CPU), 1, how)
     assert text.advantage is not None
     # R − mean; and R − mean of the others: 1 − 1, 0 − 4/3, 0 − 4/3, 3 − 1/3
@@ -197,8 +199,8 @@ def test_a_text_that_stops_a_completion_is_no_part_of_it_and_its_tokens_stay() -
             assert (out.content, out.finish_reason) == ("1231", "length")
             await self.rollout_engine.get_model_response("7", stop=["4", ""])
 
-    engine = Engine(Own, Tokens(words.base()), Limits(99, 4, ("9", "3")), decode, Agents(retries=0))
-    (one,) = engine.run([Job(0, 0, "0:0", {}, Sampled())])
+    engine = RolloutEngine(Own, Tokens(words.base()), Limits(99, 4, ("9", "3")), decode, Agents(retries=0))
+    (one,) = engine.run([EpisodeJob(0, 0, "0:0", {}, Sampled())])
     told = one.episode.info["error"]["error_message"]
     assert told == "get_model_response: stop=['4', ''] is no text, or several, none of them empty"
     first, second = asked

@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen, MultipleOf
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from evopipe import algos
+from evopipe import algos, searchers
 from evopipe.agents.settings import Agents
 from evopipe.errors import ParamsError
 from evopipe.schema import stored
@@ -59,7 +59,8 @@ def fields(model: type[BaseModel], path: str) -> Iterator[tuple[str, FieldInfo]]
 
 def everything() -> dict[str, FieldInfo]:
     roots: dict[str, type[BaseModel]] = {"env": Params, "language": LanguageParams, "agents": Agents}
-    roots |= {f"algos.{name}": algos.get(name).Config for name in algos.names() + algos.names(of_text=True)}
+    roots |= {f"algos.{name}": algos.get(name).Config for name in algos.names(None)}
+    roots |= {f"search.{name}": searchers.get(name).Config for name in searchers.OWN if name != "tournament"}
     kinds = {name: kind for name, kind in vars(stored).items() if getattr(kind, "__module__", "") == stored.__name__}
     roots |= {f"stored.{name}": kind for name, kind in kinds.items() if hasattr(kind, "model_fields")}
     return {path: field for name, root in roots.items() for path, field in fields(root, name)}
@@ -122,7 +123,7 @@ def _annotated(field: FieldInfo) -> Any:
     from typing import Annotated
 
     bounds = [meta for meta in field.metadata if isinstance(meta, KINDS)]
-    return Annotated[(field.annotation, *bounds)]  # type: ignore[valid-type]
+    return Annotated[(field.annotation, *bounds)] if bounds else field.annotation  # type: ignore[valid-type]
 
 
 # What a number means decides its bounds, whatever a file says of it: by name, (least, most) that may be taken.

@@ -13,8 +13,8 @@ from evopipe import algos
 from evopipe.envs.make import make_env
 from evopipe.envs.spaces import ActionSpace
 from evopipe.errors import ParamsError
+from evopipe.problems.env_check import KNOWN
 from evopipe.schema.blocks import EnvConfig
-from evopipe.stages.check import KNOWN
 from tiny import call, params, write_params
 
 MADDPG = algos.get("maddpg").Config().model_dump(mode="json")

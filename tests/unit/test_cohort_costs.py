@@ -105,7 +105,7 @@ def test_what_was_taken_apart_stays_when_its_cohort_goes_on() -> None:
     (cohort,) = p.form(first_members(p, 2)[0])
     found = dissolve([cohort])
     before = [{name: tensor.clone() for name, tensor in m.tensors.items()} for m in found]
-    for tensor in (*cohort.tensors(), *cohort.seen()):
+    for tensor in (*cohort.tensors(), *cohort.normaliser_tensors()):
         tensor.add_(1)
     for m, tensors in zip(found, before, strict=True):
         assert [name for name in tensors if not torch.equal(m.tensors[name], tensors[name])] == []

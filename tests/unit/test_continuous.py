@@ -13,13 +13,13 @@ import torch
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 import populations
-from evopipe.algos import _actor_critic, sac
+from evopipe.algos import _actor_critic
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.optim import ScalarAdam
 from evopipe.envs.spaces import ActionSpace
 from evopipe.errors import ParamsError
-from evopipe.ops.distributions import masked_log_softmax, squashed_gaussian
+from evopipe.ops.distributions import expected, masked_log_softmax, squashed_gaussian
 from evopipe.ops.policy import gaussian, or_random, ornstein_uhlenbeck
 from evopipe.policies import policy
 from evopipe.policies.play import play
@@ -176,7 +176,7 @@ def test_the_gradient_of_discrete_sacs_actor_is_finite_where_a_probability_is_ze
     """Above α = 1 an illegal action's α log π is −∞."""
     logits = torch.tensor([[300.0, 0.0, -300.0]], requires_grad=True)
     log_pi = masked_log_softmax(logits, None if legal is None else torch.tensor(legal))
-    sac._expected(log_pi, alpha * log_pi - torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    expected(log_pi, alpha * log_pi - torch.tensor([1.0, 2.0, 3.0])).sum().backward()
     assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
     if legal is not None:

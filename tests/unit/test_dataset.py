@@ -23,8 +23,8 @@ from minari import MinariDataset
 
 from evopipe.data import transitions
 from evopipe.data.d4rl import read_d4rl
-from evopipe.data.episodes import Dataset, Episode, check_fits
-from evopipe.data.hdf5 import Part, read_foreign
+from evopipe.data.episodes import EpisodeDataset, RecordedEpisode, check_fits
+from evopipe.data.hdf5 import StoredArray, read_foreign
 from evopipe.data.minari import read_minari, read_own, write_minari
 from evopipe.data.transitions import SEAL, Transitions, read_transitions, sealed, write_transitions
 from evopipe.errors import DataError, EvopipeError, MissingInputError, ResourceError
@@ -33,25 +33,25 @@ OBS, ACTIONS = 3, 4
 FIELDS = ("obs", "action", "reward", "terminated", "truncated", "next_obs", "episode")
 
 
-def episode(steps: int, *, ends: str = "terminated", seed: int = 0, start: int = 0) -> Episode:
+def episode(steps: int, *, ends: str = "terminated", seed: int = 0, start: int = 0) -> RecordedEpisode:
     rng = np.random.default_rng(seed)
     terminated, truncated = np.zeros(steps, bool), np.zeros(steps, bool)
     (terminated if ends == "terminated" else truncated)[-1:] = True
     obs = rng.normal(size=(steps + 1, OBS)).astype(np.float32)
     reward = rng.normal(size=steps).astype(np.float32)
-    return Episode(obs, rng.integers(ACTIONS, size=steps) + start, reward, terminated, truncated, seed)
+    return RecordedEpisode(obs, rng.integers(ACTIONS, size=steps) + start, reward, terminated, truncated, seed)
 
 
-def pack(episodes: list[Episode]) -> Transitions:
+def pack(episodes: list[RecordedEpisode]) -> Transitions:
     """Pack episodes whose actions count from 0 or are relative already."""
     return transitions.pack(episodes, lambda own: own)
 
 
-def some() -> list[Episode]:
+def some() -> list[RecordedEpisode]:
     return [episode(5), episode(1, ends="truncated", seed=1), episode(9, ends="truncated", seed=2)]
 
 
-def minari(folder: Path, episodes: list[Episode], start: int = 0) -> Path:
+def minari(folder: Path, episodes: list[RecordedEpisode], start: int = 0) -> Path:
     write_minari(
         folder,
         episodes,
@@ -134,7 +134,7 @@ def test_packing_counts_actions_from_zero() -> None:
     np.testing.assert_array_equal(shifted.action, pack([episode(6)]).action)
 
 
-def vectors(steps: int = 6, width: int = 2) -> Episode:
+def vectors(steps: int = 6, width: int = 2) -> RecordedEpisode:
     """An episode of continuous actions."""
     action = np.random.default_rng(1).uniform(-1, 1, (steps, width)).astype(np.float32)
     return replace(episode(steps), action=action)
@@ -172,7 +172,7 @@ def test_a_minari_dataset_of_vectors_comes_back_bit_for_bit(tmp_path: Path) -> N
 
 
 def test_a_dataset_without_a_step_is_refused() -> None:
-    refused(lambda: check_fits(Dataset([], "here"), OBS, spaces.Discrete(2)), "here: holds no step")
+    refused(lambda: check_fits(EpisodeDataset([], "here"), OBS, spaces.Discrete(2)), "here: holds no step")
 
 
 def test_transitions_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -563,7 +563,7 @@ def test_a_crash_while_reading_ends_in_one_sentence(
 
 def test_what_is_read_in_another_process_is_the_same_here(tmp_path: Path) -> None:
     path = d4rl(tmp_path / "d.hdf5")
-    pid, found = read_foreign(path, lambda file: (os.getpid(), Part(file, "observations").numbers()))
+    pid, found = read_foreign(path, lambda file: (os.getpid(), StoredArray(file, "observations").numbers()))
     assert pid != os.getpid()
     with h5py.File(path) as file:
         np.testing.assert_array_equal(found, file["observations"][:])
@@ -650,7 +650,7 @@ def test_actions_may_lie_outside_of_their_bounds_as_far_as_rounding_goes() -> No
         beyond = share * (high - low)
         for action in (low - beyond, [1.0, high[1] + beyond[1]]):
             rows = np.tile(np.array(action), (6, 1))
-            found = Dataset([replace(vectors(), action=rows)], "here")
+            found = EpisodeDataset([replace(vectors(), action=rows)], "here")
             if fits:
                 check_fits(found, OBS, space)
             else:
@@ -664,5 +664,5 @@ def test_content_that_does_not_fit_is_named(tmp_path: Path) -> None:
     refused(lambda: check_fits(dataset, 5, fits), "episode 0 has observations of 3 numbers, env's have 5")
     box = spaces.Box(-1, 1, (1,))
     refused(lambda: check_fits(dataset, OBS, box), "episode 0 took actions that are indices, env's are vectors")
-    wide = Dataset([vectors()], "here")
+    wide = EpisodeDataset([vectors()], "here")
     refused(lambda: check_fits(wide, OBS, box), "episode 0 took actions of 2 numbers, env's have 1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,23 @@ import gymnasium
 import h5py
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from PIL import Image
 
+import populations
 from evopipe import parse_params
 from evopipe.data.collect import collect, totals
 from evopipe.data.d4rl import read_d4rl
-from evopipe.data.episodes import Episode
+from evopipe.data.episodes import RecordedEpisode
 from evopipe.data.minari import read_minari, read_own, write_minari
 from evopipe.data.transitions import pack, read_transitions, statistics, write_transitions
 from evopipe.envs.pool import EnvPool
 from evopipe.layout import DATASET, TRANSITIONS
+from evopipe.policies import policy
 from evopipe.problems.specs import make_spec
 from evopipe.regimes.warm import read_warm
+from evopipe.run.spec import first_members
 from evopipe.schema.blocks import CollectConfig, EnvConfig
 from evopipe.stages import buffer, fetch
 
@@ -31,7 +35,7 @@ LENGTHS = (3, 1, 4, 2)
 TERMINATED = (True, False, False, True)
 
 
-def episodes(continuous: bool = False, start: int = 0) -> list[Episode]:
+def episodes(continuous: bool = False, start: int = 0) -> list[RecordedEpisode]:
     """Step t of episode e shows (e, t, 10 e + t), pays e + t / 8, and its action tells both."""
     found = []
     for e, (steps, terminated) in enumerate(zip(LENGTHS, TERMINATED, strict=True)):
@@ -41,7 +45,7 @@ def episodes(continuous: bool = False, start: int = 0) -> list[Episode]:
         action = np.stack((index / 2 - 1, 1 - index / 4), axis=1).astype(np.float32) if continuous else index + start
         last = np.arange(steps) == steps - 1
         reward = (e + t[:-1] / 8).astype(np.float32)
-        found.append(Episode(obs, action, reward, last & terminated, last & (not terminated), 100 + e))
+        found.append(RecordedEpisode(obs, action, reward, last & terminated, last & (not terminated), 100 + e))
     return found
 
 
@@ -120,8 +124,11 @@ def test_minaris_files_give_every_episode_back(continuous: bool, own: bool, tmp_
 
 def test_more_than_ten_episodes_stay_in_order(tmp_path: Path) -> None:
     """In a file `episode_10` stands before `episode_2`."""
-    written = [Episode(np.full((2, 1), k, np.float32), np.array([k % 2]), np.array([k], np.float32), np.array([True]),
-                       np.array([False]), k) for k in range(12)]  # fmt: skip
+    ends = np.array([True]), np.array([False])
+    written = [
+        RecordedEpisode(np.full((2, 1), k, np.float32), np.array([k % 2]), np.array([k], np.float32), *ends, k)
+        for k in range(12)
+    ]
     write_minari(tmp_path / "set", written, name="T-v0/c", observation_space=spaces.Box(-99.0, 99.0, (1,), np.float32),
                  action_space=spaces.Discrete(2), env_spec=None, algorithm="a", description="d")  # fmt: skip
     assert [float(each.reward[0]) for each in read_own(tmp_path / "set").episodes] == list(range(12))
@@ -166,7 +173,7 @@ def test_d4rls_rows_without_what_followed_leave_out_what_is_not_known(tmp_path: 
 # --- collected --------------------------------------------------------------------------------------------------------
 
 
-def collected(seed: int = 1, env: str = "CartPole-v1", **more: Any) -> tuple[list[Episode], dict[str, Any]]:
+def collected(seed: int = 1, env: str = "CartPole-v1", **more: Any) -> tuple[list[RecordedEpisode], dict[str, Any]]:
     cfg = CollectConfig.model_validate({"episodes": 6, "policies": {"random": 1.0}, **more})
     with closing(EnvPool(EnvConfig(id=env), 1, what="behaviour")) as pool:
         return collect(cfg, pool, env, seed)
@@ -223,6 +230,32 @@ def test_mixes_have_their_shares_and_scores() -> None:
     assert random["episodes"] == 60 - ruled["episodes"]
     assert random["transitions"] == sum(map(len, found)) - 60 * ruled["episodes"]
     assert random["return"]["mean"] == pytest.approx(random["transitions"] / random["episodes"])
+
+
+def test_a_policy_with_a_memory_begins_each_episode_with_none(tmp_path: Path) -> None:
+    """Its actions are those of the policy by itself, which remembers its own episode."""
+    p = populations.problem(algo="ppo", config={"network": {"encoder_kind": "lstm", "latent": 16}, "learn_step": 64})
+    member = first_members(p, 1)[0][0]
+    g = torch.Generator().manual_seed(2)  # as it begins, what it remembers decides nothing
+    tensors = {**member.tensors, "actor": torch.randn(member.tensors["actor"].shape, generator=g)}
+    with closing(EnvPool(p.env, 1)) as pool:
+        about: dict[str, Any] = {"algo": "ppo", "env": {"id": "CartPole-v1", "kwargs": {}}}
+        spaces_of = {**pool.actions.to_json(), **pool.observations.to_json()}
+        about |= {"config": p.algo_config.model_dump(mode="json"), **spaces_of}
+    policy.save(tmp_path / "elite", "ppo", replace(member, tensors=tensors), about, False, "", True)
+    actor = policy.load(tmp_path / "elite").on_rows()
+    cfg = CollectConfig.model_validate({"episodes": 6, "policies": {"policy": 1.0}, "policy_path": "elite"})
+    with closing(EnvPool(EnvConfig(id="CartPole-v1"), 1, what="behaviour")) as pool:
+        found, _ = collect(cfg, pool, "CartPole-v1", 1, actor)
+    without = []
+    for episode in found:
+        memory, actions = None, []
+        for obs in episode.obs[:-1]:
+            without.append(int(actor.step(obs, None)[0]))
+            action, memory = actor.step(obs, memory)
+            actions.append(int(action))
+        assert episode.action.tolist() == actions
+    assert without != [int(a) for episode in found for a in episode.action]
 
 
 def test_medium_is_the_poor_rule_with_three_tenths_of_chance() -> None:

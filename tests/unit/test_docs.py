@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
+from evopipe import searchers
 from evopipe.envs.check import check
 from evopipe.problems.specs import make_spec
 from evopipe.schema.params import Params, parse_params
@@ -111,9 +112,11 @@ def _known(key: str, schema: Any) -> bool:
             from evopipe import algos
 
             name = steps[1]
-            return name in algos.names(schema is LanguageParams) and (
+            return name in algos.names(schema.PROBLEM) and (
                 len(steps) == 2 or _below(algos.get(name).Config, steps[2:])
             )
+        if steps[: number + 1] == ["search"] and steps[1:2] and steps[1] in searchers.OWN:
+            return _below(searchers.get(steps[1]).Config, steps[2:])
     return True
 
 
@@ -146,8 +149,19 @@ def test_what_counts_as_a_known_key() -> None:
         "algos.dqn.evolve.lr.max",
         "fetch.collect",
         "env.id",
+        "search.budget",
+        "search.halving.eta",
     )
-    bad = "train.replay.size", "algos.foo", "algos.dqn.lrr", "algos.dqn.evolve.lr.step", "env.idd", "train.algo.x"
+    bad = (
+        "search.halvin",
+        "search.halving.etas",
+        "train.replay.size",
+        "algos.foo",
+        "algos.dqn.lrr",
+        "algos.dqn.evolve.lr.step",
+        "env.idd",
+        "train.algo.x",
+    )
     assert [known(key) for key in good + bad] == [True] * len(good) + [False] * len(bad)
 
 

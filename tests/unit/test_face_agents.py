@@ -27,7 +27,7 @@ from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import first_members
 from evopipe.searchers.apply import evolve
 from evopipe.stages import buffer, fetch
-from evopipe.types import Batch
+from evopipe.types import ACTS, GONE, Batch
 from populations import finish, same
 
 NET = {"arch": "mlp", "hidden_size": [16, 16]}
@@ -305,6 +305,24 @@ def test_a_team_learns_from_its_own_steps_by_a_loop_of_ones_own(algo: str, kwarg
         assert torch.equal(one.action, two.action)
     with pytest.raises(UsageError, match="parts of a rollout have unlike lengths"):
         agent.learn((*steps[:5], steps[5][1:], obs))
+
+
+def test_who_has_just_ended_stands_in_nobodys_target() -> None:
+    """Its last observation, which environments give once more, is no part of a situation that others meet."""
+    seen, done = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2)
+    spaces = {"a_0": seen, "a_1": seen}, {"a_0": done, "a_1": done}
+    obs, nobody = {each: np.full(3, 0.5, np.float32) for each in spaces[0]}, dict.fromkeys(spaces[0], False)
+    learned = []
+    for following in (obs, {"a_1": obs["a_1"]}):
+        (agent,) = agilerl.create_population("MAPPO", *spaces, NET, {"BATCH_SIZE": 2, "LEARN_STEP": 2})
+        action, log_prob, _, value = agent.get_action(obs)
+        rewards, dones = dict.fromkeys(obs, 1.0), [nobody, {"a_0": True, "a_1": False}]
+        steps = [[each] * 2 for each in (obs, action, log_prob, rewards)]
+        found = steps_of(agent.breed, (*steps, dones, [value] * 2, following))
+        assert [each.next_alive.tolist() for each in found] == [[ACTS, ACTS], [GONE, ACTS]]
+        agent.learn((*steps, dones, [value] * 2, following))
+        learned.append(agent.member)
+    assert same(*learned)
 
 
 def test_a_team_with_a_memory_acts_by_it_and_is_trained_whole() -> None:

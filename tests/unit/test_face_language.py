@@ -187,6 +187,25 @@ def test_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert (read.index, read.steps) == (1, [12])
 
 
+def test_each_generation_has_its_own_fitness_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = gym(reward_fn=lambda completion, answer, question: sum(map(ord, completion)) % 17)
+    pop = trained(agents(lr=0.3), env, max_steps=12, evaluation_interval=1, log_csv=True)
+    rows = list(csv.DictReader((tmp_path / "grpo.csv").read_text().splitlines()))
+    found = [[float(row["fitness"]) for row in rows if row["agent"] == str(slot)] for slot in (0, 1)]
+    assert found == [pytest.approx(agent.fitness) for agent in pop]
+    assert any(len(set(each)) > 1 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("lora", "rank", "scale"), [(None, 8, 2.0), ({"r": 4}, 4, 2.0), ({"r": 8, "lora_alpha": 4}, 8, 0.5)]
+)
+def test_an_adapter_is_scaled_by_alpha_over_rank(lora: Any, rank: int, scale: float) -> None:
+    """As PEFT's, whose default of twice the rank here stands in for none."""
+    (agent,) = agents(1, lora_config=lora)
+    assert (agent.member.arch.rank, agent.breed.spec.language.scale) == (rank, scale)
+
+
 def test_the_interval_of_a_saved_elite_is_the_95_percent_one(tmp_path: Path) -> None:
     """By plain code from the score of each held-out row, under the elite's own greedy completions."""
     env = gym(reward_fn=lambda completion, answer, question: len(completion) + 7.0 * (answer == "9"))

@@ -21,6 +21,7 @@ from evopipe.compat.agilerl import older
 from evopipe.compat.agilerl.datasets import transitions_from
 from evopipe.compat.agilerl.environments import config_of
 from evopipe.compat.agilerl.functions import _epsilon_of
+from evopipe.compat.agilerl.learning import rollout_of
 from evopipe.compat.agilerl.train import entering
 from evopipe.rng import Purpose, member_keys
 from evopipe.run.evaluate import evaluate
@@ -546,7 +547,45 @@ def test_a_memory_goes_on_from_call_to_call_and_is_empty_where_episodes_begin(
             if step.idle[i]:
                 continue
             assert step.memory is not None
-            assert bool((step.memory[i] == 0.0).all()) == (int(step.obs[i, 1]) == 0), (t, i)
+            empty = step.begins[i] or bool((step.memory[i] == 0.0).all())
+            assert empty == (int(step.obs[i, 1]) == 0), (t, i)
+
+
+@pytest.mark.parametrize(("mode", "second"), CALLS)
+def test_what_follows_a_step_is_valued_with_what_is_remembered_after_it(
+    mode: AutoresetMode | None, second: int
+) -> None:
+    """The last one's of a rollout too, and where an episode was cut and the next one begins with nothing."""
+    net = {"encoder_config": {"hidden_state_size": 4}, "latent_dim": 8}
+    taken, _, agent = rolled(mode, second, net, {"RECURRENT": True})
+    spec, cohort = agent.breed.spec, agent.live()
+    _, memory = rollout_of(spec, cohort, taken).following(len(taken))
+    memory, held = memory.view(len(taken), 2, -1), torch.zeros(1, 2, cohort.memory)
+    assert cohort.memory
+    for step, found in zip(taken, memory, strict=True):
+        held = held.masked_fill(torch.from_numpy(step.begins)[None, :, None], 0.0)
+        held = spec.algo.step(spec.algo_config, cohort.state, torch.from_numpy(step.obs)[None], None, held, None).memory
+        torch.testing.assert_close(found, held[0])
+
+
+def test_a_rollout_that_begins_anew_ends_the_episodes_before() -> None:
+    """They were left where they were: what comes next is none of theirs."""
+    (agent,) = agents("PPO", hp={"LEARN_STEP": 4, "BATCH_SIZE": 4})
+    env = agilerl.make_vect_envs("CartPole-v1", num_envs=2)
+    for _ in range(2):
+        agilerl.collect_rollouts(agent, env, 3)
+    taken = agent.rollout_buffer.taken
+    assert [step.truncated.tolist() for step in taken] == [[t == 2] * 2 for t in range(6)]
+    assert taken[3].begins.all()
+
+
+def test_drawn_actions_are_in_the_environments_units() -> None:
+    box = gymnasium.spaces.Box(np.array([-1.0, 0.0, 2.0], np.float32), np.array([1.0, 8.0, 3.0], np.float32))
+    (agent,) = agilerl.create_population("PPO", Counting.observation_space, box, NET, {"BATCH_SIZE": 4})
+    drawn = torch.tensor([[-1.0, -1.0, -1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [2.0, -3.0, 0.5]])
+    own = [[-1.0, 0.0, 2.0], [0.0, 4.0, 2.5], [1.0, 8.0, 3.0], [2.0, -8.0, 2.75]]
+    assert agent.breed.undrawn(drawn).tolist() == own
+    torch.testing.assert_close(agent.breed.drawn(own, 4), drawn)
 
 
 @pytest.mark.parametrize(("learn_step", "steps"), [(16, 8), (17, 9)])

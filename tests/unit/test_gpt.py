@@ -15,18 +15,22 @@ from evopipe.core.member import read_architecture
 from evopipe.core.net import Net, forward
 from evopipe.core.optim import backward
 from evopipe.core.structure import Option, Widths
-from evopipe.language.gpt import GPT, Block, Cache
+from evopipe.language.gpt import GPT, Cache, TransformerLayer
 from evopipe.schema.blocks import ArchitectureBounds
 
 WIDTHS = Widths(11, 7)  # neither is a multiple of anything
 BOUNDS = ArchitectureBounds(
     max_layers=3, min_nodes=16, max_nodes=64, node_steps=(16,), min_channels=1, max_channels=4, channel_steps=(1,)
 )
-UNLIKE = ((Block(2, 32), Block(1, 48)), (Block(1, 16),), (Block(3, 16), Block(1, 16), Block(2, 32)))
+UNLIKE = (
+    (TransformerLayer(2, 32), TransformerLayer(1, 48)),
+    (TransformerLayer(1, 16),),
+    (TransformerLayer(3, 16), TransformerLayer(1, 16), TransformerLayer(2, 32)),
+)
 
 
-def gpt(*layers: Block) -> GPT:
-    return GPT(layers or (Block(2, 32), Block(1, 48)), hidden=32, head=16, length=9)
+def gpt(*layers: TransformerLayer) -> GPT:
+    return GPT(layers or (TransformerLayer(2, 32), TransformerLayer(1, 48)), hidden=32, head=16, length=9)
 
 
 def row(arch: GPT, seed: int = 0) -> torch.Tensor:
@@ -97,7 +101,9 @@ def test_pads_have_no_gradient_and_a_row_comes_back_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("signature", UNLIKE)
-def test_among_members_of_its_own_form_a_member_has_the_bits_that_it_has_alone(signature: tuple[Block, ...]) -> None:
+def test_among_members_of_its_own_form_a_member_has_the_bits_that_it_has_alone(
+    signature: tuple[TransformerLayer, ...],
+) -> None:
     archs, ids = [gpt(*signature)] * 3, tokens(3)
     rows = [row(arch, i) for i, arch in enumerate(archs)]
     many = net(archs, rows, trainable=True)
@@ -109,7 +115,9 @@ def test_among_members_of_its_own_form_a_member_has_the_bits_that_it_has_alone(s
 
 
 @pytest.mark.parametrize("signature", UNLIKE)
-def test_an_addition_leaves_the_function_as_it_was_and_learns_from_there(signature: tuple[Block, ...]) -> None:
+def test_an_addition_leaves_the_function_as_it_was_and_learns_from_there(
+    signature: tuple[TransformerLayer, ...],
+) -> None:
     arch, ids = gpt(*signature), tokens(1)
     own = row(arch)
     before, added = forward(net([arch], [own]), ids), [o for o in options(arch) if o[0].startswith("add")]
@@ -155,7 +163,7 @@ def test_online_and_target_receive_the_same_fresh_weights() -> None:
 
 
 def test_mutations_keep_to_their_bounds() -> None:
-    one, most = gpt(Block(1, 16)), gpt(*(Block(4, 64),) * 3)
+    one, most = gpt(TransformerLayer(1, 16)), gpt(*(TransformerLayer(4, 64),) * 3)
     assert [o[0] for o in options(one)] == ["add_layer", "add_heads", "add_nodes"]
     assert {o[0] for o in options(most)} == {"remove_layer", "remove_heads", "remove_nodes"}
     assert [o[1:4] for o in options(one)] == [("layers", 1, 2), ("layers.0 heads", 1, 2), ("layers.0 nodes", 16, 32)]

@@ -36,7 +36,7 @@ def test_the_command_checks_every_algorithm_and_prints_a_line_for_each_thing(tmp
     assert answer.code == 0, answer.err
     lines = answer.out.splitlines()
     alone = {name for name in algos.names() if not algos.get(name).TEAM}
-    assert {line.split()[0] for line in lines} == alone | {*algos.names(of_text=True)} - {"bc_language", "ilql"}
+    assert {line.split()[0] for line in lines} == alone | {*algos.names("text")} - {"bc_language", "ilql"}
     assert "BAD" not in answer.out
     for name in alone:
         mine = [line for line in lines if line.split()[0] == name]

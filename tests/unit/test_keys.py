@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from evopipe.errors import DiskError, MissingInputError, UsageError
-from evopipe.keys import content_key, dvc_root, state_folder
 from evopipe.schema.blocks import RuntimeConfig
+from evopipe.storage.keys import content_key, dvc_root, state_folder
 
 
 def test_dvc_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from evopipe.core.structure import Widths
 from evopipe.language.tokens import with_end
 from evopipe.ops import language as ops
 from evopipe.rng import Purpose, Stream
-from evopipe.types import Hyper, Scored, Text, Words
+from evopipe.types import Hyper, Text, TokenScores, Words
 
 pytestmark = pytest.mark.numerical
 
@@ -54,17 +54,17 @@ def rollout(seed: int = 0, **changes: Any) -> Text:
     return replace(Text(ids, real, mask, torch.zeros(P, B, T, dtype=torch.int64), reward=reward, **numbers), **changes)
 
 
-def said(seed: int = 9, value: bool = False) -> Scored:
+def said(seed: int = 9, value: bool = False) -> TokenScores:
     g = np.random.default_rng(seed)
     log_prob, entropy, of_value = (torch.from_numpy(g.standard_normal((P, B, T))).float() for _ in range(3))
-    return Scored(log_prob, entropy.abs(), of_value if value else None)
+    return TokenScores(log_prob, entropy.abs(), of_value if value else None)
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
 def expected_policy_loss(
-    cfg: Any, hp: Hyper, now: Scored, batch: Text, p: int, rows: list[int], advantage: Any, kl: bool = True
+    cfg: Any, hp: Hyper, now: TokenScores, batch: Text, p: int, rows: list[int], advantage: Any, kl: bool = True
 ) -> float:
     """A member's loss by its definition, a token at a time."""
     sequences, tokens = [], []
@@ -197,7 +197,7 @@ def test_a_reward_models_loss_by_its_definition() -> None:
     """What a head says behind a completion's last token is its reward; rows 0 to 3 were chosen, 4 to 7 rejected."""
     algo, cfg = algorithm("reward_model"), config("reward_model")
     batch, value = with_end(rollout(4)), torch.randn(P, B, T + 1, generator=torch.Generator().manual_seed(1))
-    now, hp = Scored(value[..., :-1], value[..., :-1], value), hyper(cfg)
+    now, hp = TokenScores(value[..., :-1], value[..., :-1], value), hyper(cfg)
     found, fit, told = (f(cfg, hp, now, batch) for f in (algo.loss, algo.fitness, algo.figures))
     assert batch.mask.sum(dim=-1).unique().tolist() == [1, 2, 3, 4]
     for p in range(P):
@@ -232,7 +232,7 @@ def test_a_pair_of_which_one_completion_does_not_count_is_in_no_mean() -> None:
     hp, four = hyper(cfg), [0, 2, 4, 6]
     keep = torch.ones(P, B, dtype=torch.bool)
     keep[:, [1, 7]] = False  # one of the second pair, the other one of the fourth
-    few = Scored(*(None if x is None else x[:, four] for x in now))
+    few = TokenScores(*(None if x is None else x[:, four] for x in now))
     only = {name: getattr(batch, name)[:, four] for name in ("ids", "real", "mask", "turn", "reference")}
     torch.testing.assert_close(
         algo.loss(cfg, hp, now, replace(batch, keep=keep)), algo.loss(cfg, hp, few, Text(**only))
@@ -249,7 +249,7 @@ def test_numbers_where_nothing_counts_reach_neither_loss_nor_gradient(name: str)
         if name in DIALOGUE:
             text = algo.estimate(cfg, hp, text, 2)
         leaves = [x.masked_fill(~batch.mask, -pad).requires_grad_(True) for x in now]
-        losses = algo.loss(cfg, hp, Scored(*leaves), text)
+        losses = algo.loss(cfg, hp, TokenScores(*leaves), text)
         losses.sum().backward()
         results.append([losses.detach(), *(x.grad for x in leaves if x.grad is not None)])
     for one, other in zip(*results, strict=True):
@@ -322,12 +322,12 @@ class Bigrams:
     def views(self, of: Any) -> Any:
         return of(0, V, V)
 
-    def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[torch.Tensor, Scored]:
+    def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[torch.Tensor, TokenScores]:
         before, ids = text.ids[..., -T - 1 : -1], text.ids[..., -T:]
         rows = before.flatten(1)[..., None].expand(-1, -1, V)
         logits = views.gather(1, rows).view(*before.shape, V)
         states = torch.nn.functional.one_hot(before, V).float()
-        return states, Scored(ops.log_probs(logits, ids), ops.entropy(logits), None)
+        return states, TokenScores(ops.log_probs(logits, ids), ops.entropy(logits), None)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import torch
 
 from evopipe.core.net import Net, forward
 from evopipe.core.structure import Widths
-from evopipe.language.gpt import GPT, Block
+from evopipe.language.gpt import GPT, TransformerLayer
 from evopipe.language.tasks.wordle import Wordle
-from evopipe.language.writing import Writer, crowd
+from evopipe.language.writing import Writer, joint_writer
 from evopipe.ops import language as ops
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Games, Words
@@ -145,7 +145,7 @@ def test_advantage_lowers_the_logits_of_tokens_that_are_worse_and_raises_none() 
 
 
 def nets(words: Mapping[str, Widths], members: int = P, trainable: bool = True) -> dict[str, Net]:
-    arch = GPT((Block(1, 16),), 16, 16, L)
+    arch = GPT((TransformerLayer(1, 16),), 16, 16, L)
     found = {}
     for i, (name, widths) in enumerate(words.items()):
         structure: Any = arch.stack([arch] * members, widths, CPU)
@@ -207,12 +207,14 @@ def logits_of(cfg: Any, made: dict[str, Net], hp: dict[str, Any], p: int, ids: l
 def test_games_are_played_alike_alone_and_among_others() -> None:
     cfg, made, hp = player()
     seeds = np.arange(100, 120)
-    together = TASK.play(np.tile(seeds, P), crowd([(writer(cfg, made, hp, seeds), np.arange(P * 20))], TASK.guess))
+    together = TASK.play(
+        np.tile(seeds, P), joint_writer([(writer(cfg, made, hp, seeds), np.arange(P * 20))], TASK.guess)
+    )
     for p in range(P):
         mine, h = {name: net.part(p, p + 1) for name, net in made.items()}, {n: x[p : p + 1] for n, x in hp.items()}
         for i in (0, 7):
             alone = writer(cfg, mine, h, seeds[i : i + 1])
-            played = TASK.play(seeds[i : i + 1], crowd([(alone, np.arange(1))], TASK.guess))
+            played = TASK.play(seeds[i : i + 1], joint_writer([(alone, np.arange(1))], TASK.guess))
             assert played.rows[0] == together.rows[20 * p + i]
     assert len({str(row) for row in together.rows}) > 20
 

@@ -210,4 +210,4 @@ def test_the_pipelines_of_five_letters_take_their_first_steps(tmp_path: Path) ->
 
 
 def test_algorithms_of_games_are_among_those_of_text() -> None:
-    assert [name for name in algos.names(of_text=True) if algos.get(name).REGIME == "games"] == ["bc_language", "ilql"]
+    assert [name for name in algos.names("text") if algos.get(name).REGIME == "games"] == ["bc_language", "ilql"]

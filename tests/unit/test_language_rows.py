@@ -23,8 +23,8 @@ from evopipe.problems import text_evaluate as evaluation
 from evopipe.problems.text import make_spec, spec_of
 from evopipe.problems.text_data import form_of
 from evopipe.problems.text_evaluate import _completions, _pass_at
-from evopipe.regimes.dialogue import Dialogue, Room, learn, sampling
-from evopipe.regimes.text import References, TextRows, Texts, figures
+from evopipe.regimes.dialogue import Completer, Dialogue, learn, sampling
+from evopipe.regimes.text import References, TextRows, TextSource, figures
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.language import LanguageSpec
@@ -102,7 +102,7 @@ def dialogue(algo: str = "grpo", **block: Any) -> tuple[Dialogue, Judge]:
 def test_dialogues_learn_from_rows_of_training_and_are_selected_by_those_of_validation() -> None:
     """A pass shows every row of training once; no fitness, and no confirmation, sees a row of the test."""
     regime, judge = dialogue(rows=32, group_size=4, batch_size=32)
-    corpus = regime.room.corpus
+    corpus = regime.completer.corpus
     first = []
     for _ in range(4):  # 8 prompts a tick of 32
         judge.asked.clear()
@@ -119,7 +119,7 @@ def test_dialogues_learn_from_rows_of_training_and_are_selected_by_those_of_vali
         assert len(set(judge.asked)) == min(n, 4)
 
 
-class Watched(Texts):
+class Watched(TextSource):
     """Lessons that remember which rows were asked for."""
 
     asked: list[int]
@@ -170,7 +170,7 @@ def alone(spec: LanguageSpec, corpus: Corpus, member: Member, row: int, answer: 
 def test_a_score_is_of_the_members_own_words_about_that_row() -> None:
     """To the last token, the one that ends the completion; whatever stands beside."""
     spec, corpus, members = problem("sft", batch_size=8)
-    regime = TextRows(spec, Clock.of(spec, 3), Texts(spec, corpus))
+    regime = TextRows(spec, Clock.of(spec, 3), TextSource(spec, corpus))
     cohorts = spec.form(members)
     played = regime.evaluate(cohorts, spec.seeds(Purpose.EVALUATE, 64), lambda: False)
     regime.close()
@@ -226,7 +226,7 @@ def test_members_draw_by_their_own_temperature_and_never_the_same_twice() -> Non
     for cohort in regime.cohorts:
         how = sampling(cohort, spec)
         assert how.temperature.tolist() == [0.5 + slot for slot in cohort.slots]
-        drawn = [regime.room.write(cohort, [1, 2], 4, how, when)[1] for when in (0, 0, 1)]
+        drawn = [regime.completer.write(cohort, [1, 2], 4, how, when)[1] for when in (0, 0, 1)]
         assert torch.equal(drawn[0].ids, drawn[1].ids)
         assert drawn[0].ids.shape != drawn[2].ids.shape or not torch.equal(drawn[0].ids, drawn[2].ids)
         assert len({str(row) for row in drawn[0].ids[-1].tolist()}) > 1
@@ -289,7 +289,7 @@ def test_a_round_is_gone_through_as_often_as_epochs_say_every_row_once() -> None
     regime, _ = dialogue(rows=16, group_size=4, batch_size=4, epochs=2)
     spec, members = regime.spec, regime.cohorts[0].members
     cohort, seen = regime.cohorts[0], []
-    text, _ = regime.room.write(cohort, [1, 2, 3, 4], 4, Sampling.greedy(len(members), spec.device), 0)
+    text, _ = regime.completer.write(cohort, [1, 2, 3, 4], 4, Sampling.greedy(len(members), spec.device), 0)
     number = torch.arange(16.0).expand(len(members), -1)
     text = replace(text, reward=number, advantage=0 * text.log_prob, keep=torch.ones_like(number).bool())
 
@@ -321,7 +321,7 @@ def test_best_of_is_whether_any_of_a_prompts_completions_is_right() -> None:
         return np.array([float(n == 2 and each % 4 != 0) for n, each in zip(place, asked, strict=True)]), 0
 
     index = corpus.splits["train"][:8]
-    found = _pass_at(Room(spec, corpus, judge), spec, members[1], index, 3, lambda: False)
+    found = _pass_at(Completer(spec, corpus, judge), spec, members[1], index, 3, lambda: False)
     right = [int(corpus.rows[i]["answer"]) % 4 != 0 for i in index.tolist()]
     assert 0 < sum(right) < 8
     assert found == {"best_of_3": pytest.approx(np.mean(right))}
@@ -377,7 +377,7 @@ def test_completions_are_shown_as_the_elites_and_the_bases_by_who_wrote_them() -
     spec, corpus, members = problem("grpo")
     plain = {**members[0].tensors, "policy": 0 * members[0].tensors["policy"]}
     two = [replace(members[2], slot=0), replace(members[0], slot=1, tensors=plain)]
-    room, index = Room(spec, corpus, Judge()), corpus.splits["test"]
+    room, index = Completer(spec, corpus, Judge()), corpus.splits["test"]
     shown = _completions(room, spec.form(two), index)
     for name, member in zip(("elite", "base"), two, strict=True):
         (cohort,) = spec.form_alone(replace(member, slot=0))
@@ -397,7 +397,7 @@ def test_the_same_prompt_in_another_part_is_drawn_anew(monkeypatch: pytest.Monke
         return np.zeros(len(completions)), 0
 
     monkeypatch.setattr(evaluation, "AT_ONCE", 2)
-    _pass_at(Room(spec, corpus, judge), spec, members[2], np.array([3, 9, 3, 9]), 4, lambda: False)
+    _pass_at(Completer(spec, corpus, judge), spec, members[2], np.array([3, 9, 3, 9]), 4, lambda: False)
     assert len(told) == 2
     assert told[0] != told[1]
     monkeypatch.setattr(policies, "_AT_ONCE", 2)

@@ -69,7 +69,7 @@ def on_cuda() -> Any:
 
 
 def test_one_call_asks_for_all_members_each_with_its_own_adapter(installed: None) -> None:
-    made = engine.Engine(on_cuda(), 2, 4)
+    made = engine.VLLMEngine(on_cuda(), 2, 4)
     assert made._engine.made["max_loras"] == 2
     assert not made._engine.made["trust_remote_code"]
     ids = torch.tensor([[[0, 9], [8, 7]], [[0, 12], [11, 10]]])
@@ -106,11 +106,11 @@ def test_tokens_count_by_how_much_likelier_they_are_for_the_learner_up_to_twice(
 
 def test_where_it_cannot_run_a_sentence_says_so(installed: None) -> None:
     with pytest.raises(ParamsError, match=r"language.engine: vllm runs on a CUDA device"):
-        engine.Engine(words.base(), 1, 2)
+        engine.VLLMEngine(words.base(), 1, 2)
     tiny = on_cuda()
     tiny.name = "tiny"
     with pytest.raises(ParamsError, match=r"language.engine: vllm reads a model's folder"):
-        engine.Engine(tiny, 1, 2)
+        engine.VLLMEngine(tiny, 1, 2)
     with pytest.raises(ParamsError, match=r"language.engine: vllm serves adapters alone"):
         parse_params({"language": {"engine": "vllm", "full": True}})
 
@@ -119,4 +119,4 @@ def test_without_the_extra_a_sentence_says_what_to_install(monkeypatch: pytest.M
     base = words.base()
     monkeypatch.setattr(errors.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingInputError, match=r"pip install 'evopipe\[vllm\]'"):
-        engine.Engine(base, 1, 2)
+        engine.VLLMEngine(base, 1, 2)

@@ -22,7 +22,7 @@ from evopipe.problems.text import make_spec, regime_of
 from evopipe.problems.text_data import task_of
 from evopipe.regimes import learn as steps
 from evopipe.regimes import learners
-from evopipe.regimes.learners import Learners, Share, _divide, learner_count
+from evopipe.regimes.learners import LearnerPool, Share, _divide, learner_count
 from evopipe.run.clock import Clock
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
@@ -243,4 +243,4 @@ def test_little_work_is_not_divided(monkeypatch: pytest.MonkeyPatch, runs: list[
     while not runs[0].clock.generation_over:
         runs[0].advance()
     assert runs[0].regime.learners._helpers == []
-    assert isinstance(runs[0].regime.learners, Learners)
+    assert isinstance(runs[0].regime.learners, LearnerPool)

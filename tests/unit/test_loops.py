@@ -275,16 +275,16 @@ def test_each_tick_acts_and_learns_by_draws_of_its_own(algo: str, run: Callable[
         (cohort,) = p.form(loop.members)
         obs = torch.from_numpy(loop.regime.world.pool.obs.copy()).view(3, 4, 4)
         legal = torch.ones(3, 4, p.actions, dtype=torch.bool)
-        cohort.normaliser.see(obs, cohort.healthy)
+        cohort.normaliser.update(obs, cohort.healthy)
         rate, draws = torch.full((3,), epsilon), Stream(cohort.keys, Purpose.ACT, torch.tensor([tick]))
-        actions = p.algo.act(p.algo_config, cohort.state, cohort.shown(obs), legal, rate, draws)
+        actions = p.algo.act(p.algo_config, cohort.state, cohort.normalised(obs), legal, rate, draws)
         healthy = cohort.healthy
         for i in range(due):
             when = torch.tensor([tick * 8192 + i])
             index = (rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)[:, 0] * 4 * tick).long()
             rows = torch.stack([loop.regime.replay.rows[slot, index[slot]] for slot in range(3)])
             batch = layout.unpack(rows, cohort.weight, cohort.hyper["gamma"])
-            batch = replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))
+            batch = replace(batch, obs=cohort.normalised(batch.obs), next_obs=cohort.normalised(batch.next_obs))
             draw = Stream(cohort.keys, Purpose.UPDATE, when)
             turned = (turn + i) % p.period
             _, healthy, _ = p.algo.update(p.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, turned)

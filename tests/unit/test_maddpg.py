@@ -12,8 +12,9 @@ import torch
 
 from crews import GROUPS, OBS, SPACES, TEAM, A, B, Crewed, K, P, Plain, masks, own, part, transitions
 from evopipe import algos
-from evopipe.algos import _central, _team
+from evopipe.algos import _central
 from evopipe.core.cohort import dissolve
+from evopipe.core.groups import agent_groups
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.rng import Purpose, Stream
 from evopipe.types import ACTS, CUT, Spaces, Team
@@ -437,7 +438,7 @@ def test_one_agent_alone_is_a_team_too() -> None:
     found = algos.get("maddpg").networks(algos.get("maddpg").Config(), Spaces(4, 2))
     assert found["actor"][:4] == (4, 2, "whole", 1)
     assert found["critic"][:4] == (6, 1, "whole", 1)
-    assert _team.crew(algos.get("maddpg").Config(), Spaces(4, 2)).agents == 1
+    assert agent_groups(algos.get("maddpg").Config(), Spaces(4, 2)).agents == 1
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from evopipe.mutations import (
     Traits,
     mutate,
 )
-from evopipe.mutations.rl_hp import _scaled
+from evopipe.mutations.rl_hp import scaled
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve
@@ -316,7 +316,7 @@ def test_hyper_parameters_stay_in_their_bounds_and_always_move() -> None:
     ],
 )
 def test_growing_and_shrinking_by_hand(old: float, up: bool, whole: bool, expected: float) -> None:
-    assert _scaled(old, Evolve(min=0.1 if not whole else 1, max=10), up, whole) == pytest.approx(expected)
+    assert scaled(old, Evolve(min=0.1 if not whole else 1, max=10), up, whole) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("low", "high", "after"), [(0.1, 0.5, 0.4), (0.5, 10.0, 0.6)])
@@ -331,7 +331,7 @@ def test_at_a_bound_the_only_hyper_parameter_goes_the_other_way(low: float, high
 
 def test_whole_numbers_stay_inside_bounds_that_are_none() -> None:
     between = Evolve(min=1.5, max=3.5)
-    assert [_scaled(value, between, up, True) for value, up in ((3, True), (2, False), (2, True), (3, False))] == [
+    assert [scaled(value, between, up, True) for value, up in ((3, True), (2, False), (2, True), (3, False))] == [
         3,
         2,
         3,

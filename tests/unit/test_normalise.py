@@ -89,7 +89,7 @@ def chunks(seed: int, sizes: list[int], members: int, columns: int) -> list[tupl
 def test_statistics_are_those_of_everything_at_once() -> None:
     found, given = started(3, 4), chunks(0, [1, 7, 1, 64, 3, 500], 3, 4)
     for values, which in given:
-        found.enter(values, which)
+        found.merge(values, which)
     for member in range(3):
         whole = np.concatenate([values[member][which[member]].double().numpy() for values, which in given])
         assert found.count[member] == len(whole)
@@ -111,9 +111,9 @@ def test_a_dataset_is_seen_to_its_end() -> None:
 
 def test_nothing_new_changes_no_bit() -> None:
     found = started(2, 3)
-    found.enter(*chunks(1, [50], 2, 3)[0])
+    found.merge(*chunks(1, [50], 2, 3)[0])
     before = [tensor.clone() for tensor in vars(found).values()]
-    found.enter(torch.full((2, 4, 3), torch.nan), torch.zeros(2, 4, dtype=torch.bool))
+    found.merge(torch.full((2, 4, 3), torch.nan), torch.zeros(2, 4, dtype=torch.bool))
     assert all(equal(a, b) for a, b in zip(before, vars(found).values(), strict=True))
 
 
@@ -122,9 +122,9 @@ def test_a_member_s_statistics_do_not_depend_on_its_neighbours(envs: int, column
     crowd = started(5, columns)
     alone = [started(1, columns) for _ in range(5)]
     for values, given in chunks(2, [envs] * 4, 5, columns):
-        crowd.enter(values, given)
+        crowd.merge(values, given)
         for member, one in enumerate(alone):
-            one.enter(values[member : member + 1], given[member : member + 1])
+            one.merge(values[member : member + 1], given[member : member + 1])
     for member, one in enumerate(alone):
         for all_, own in zip(vars(crowd).values(), vars(one).values(), strict=True):
             assert equal(all_[member : member + 1], own)
@@ -141,12 +141,12 @@ def test_observations_are_shown_by_mean_and_deviation_and_clipped() -> None:
     found = made(Spaces(3, 2), clip=2.0)
     g = np.random.default_rng(3)
     past, now = (g.normal(40, 9, (2, n, 3)).astype(np.float32) for n in (100, 30))
-    assert equal(found.shown(torch.from_numpy(past / 100)), torch.from_numpy(past / 100)), "before it has seen any"
-    found.see(torch.from_numpy(past), torch.ones(2, dtype=torch.bool))
+    assert equal(found.normalised(torch.from_numpy(past / 100)), torch.from_numpy(past / 100)), "before it has seen any"
+    found.update(torch.from_numpy(past), torch.ones(2, dtype=torch.bool))
     mean, deviation = past.mean(axis=1, keepdims=True), np.sqrt(past.var(axis=1, keepdims=True) + EPSILON)
     expected = np.clip((now - mean) / deviation, -2, 2)
     assert 0 < (np.abs(expected) == 2).mean() < 0.5
-    np.testing.assert_allclose(found.shown(torch.from_numpy(now)), expected, atol=1e-5)
+    np.testing.assert_allclose(found.normalised(torch.from_numpy(now)), expected, atol=1e-5)
 
 
 def test_images_and_one_hot_columns_are_left_alone() -> None:
@@ -156,8 +156,8 @@ def test_images_and_one_hot_columns_are_left_alone() -> None:
     assert found.columns.tolist() == plain
     g = torch.Generator().manual_seed(4)
     obs = torch.rand(2, 50, 14, generator=g) * 100
-    found.see(obs, torch.ones(2, dtype=torch.bool))
-    shown = found.shown(obs)
+    found.update(obs, torch.ones(2, dtype=torch.bool))
+    shown = found.normalised(obs)
     rest = [i for i in range(14) if i not in plain]
     assert torch.equal(shown[..., rest], obs[..., rest])
     assert shown[..., plain].abs().max() <= 0.5
@@ -171,11 +171,13 @@ def test_every_column_by_its_own_numbers_and_every_member_by_its_own_limit() -> 
     configs = [NormaliseConfig(observations=True, rewards=True, clip=clip) for clip in clips]
     found = Normaliser.stack([normalise.start(cfg, spaces) for cfg in configs], torch.device("cpu"))
     assert found is not None
-    found.see(torch.tensor([[0.0, 0, 10, 100], [2, 1, 30, 300]]).expand(2, -1, -1), torch.ones(2, dtype=torch.bool))
-    shown = found.shown(torch.tensor([4.0, 1, 60, 50]).expand(2, 1, -1))
+    found.update(torch.tensor([[0.0, 0, 10, 100], [2, 1, 30, 300]]).expand(2, -1, -1), torch.ones(2, dtype=torch.bool))
+    shown = found.normalised(torch.tensor([4.0, 1, 60, 50]).expand(2, 1, -1))
     torch.testing.assert_close(shown[:, 0], torch.tensor([[2.0, 1, 2, -1.5], [3, 1, 3.5, -1.5]]))
     reward, none = torch.full((2, 1), 10.0), torch.zeros(2, 1, dtype=torch.float64)
-    earned, _ = found.earn(none, reward, torch.ones(2), torch.ones(2, 1, dtype=torch.bool))  # no deviation yet
+    earned, _ = found.normalise_rewards(
+        none, reward, torch.ones(2), torch.ones(2, 1, dtype=torch.bool)
+    )  # no deviation yet
     assert earned.tolist() == [[2.0], [3.5]]
 
 
@@ -195,7 +197,7 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns() -> None:
     history: list[list[float]] = [[], []]
     for t in range(ticks):
         told = torch.from_numpy(np.where(given[t], rewards[t], np.nan))
-        shown, returns = found.earn(returns, told, torch.from_numpy(gamma), torch.from_numpy(given[t]))
+        shown, returns = found.normalise_rewards(returns, told, torch.from_numpy(gamma), torch.from_numpy(given[t]))
         for p in range(2):
             for e in range(envs):
                 if given[t, p, e]:
@@ -428,7 +430,7 @@ def test_what_is_not_finite_never_enters(algo: str, run: Callable[..., Any]) -> 
 def test_rows_that_are_not_finite_are_passed_over() -> None:
     found = made(Spaces(2, 2), members=1)
     obs = torch.tensor([[[1.0, 2.0], [torch.nan, 3.0], [3.0, torch.inf], [5.0, 4.0]]])
-    found.see(obs, torch.ones(1, dtype=torch.bool))
+    found.update(obs, torch.ones(1, dtype=torch.bool))
     assert found.observations is not None
     assert found.observations.count.tolist() == [2.0]
     assert found.observations.mean.tolist() == [[3.0, 3.0]]
@@ -544,7 +546,7 @@ def test_an_exported_policy_acts_as_the_member_is_evaluated(algo: str, run: Call
     if algo == "dqn":
         evaluated = choose(p, alone, obs, legal, None)[0].numpy()
     else:
-        seen, nothing = alone.shown(torch.from_numpy(obs)), torch.zeros(1, 500, 0)
+        seen, nothing = alone.normalised(torch.from_numpy(obs)), torch.zeros(1, 500, 0)
         fresh = torch.ones(1, 500, dtype=torch.bool)
         evaluated = step(p, alone, seen, torch.from_numpy(legal), fresh, nothing, None).action[0].numpy()
     actions = loaded.act(obs[0])
@@ -556,7 +558,7 @@ def test_an_exported_policy_acts_as_the_member_is_evaluated(algo: str, run: Call
     policy.save(tmp_path / "blind", algo, replace(member, tensors=blind), about, program=False, card="# card\n")
     assert not np.array_equal(policy.load(tmp_path / "blind").act(obs[0]), actions)
     if algo == "dqn":
-        shown = alone.shown(torch.from_numpy(obs))
+        shown = alone.normalised(torch.from_numpy(obs))
         torch.testing.assert_close(
             torch.from_numpy(loaded.q_values(obs[0])), dqn.values(p.algo_config, alone.state, shown)[0]
         )

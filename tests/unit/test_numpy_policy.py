@@ -161,6 +161,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         made.act(np.zeros(inputs + 1))
     with pytest.raises(ValueError, match="mask leaves no legal action"):
         made.act(np.zeros(inputs), np.zeros(actions))
+    np.savez(tmp_path / "newer.npz", **{**made.held, "activation": np.array("ReLU6")})
+    with pytest.raises(ValueError, match=r"no activation 'ReLU6': take the numpy_policy\.py that came with the arrays"):
+        numpy_policy.Policy(tmp_path / "newer.npz")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import populations
 from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.policies import policy
-from evopipe.policies.film import Frames, animate
+from evopipe.policies.film import FilmFrames, animate
 from evopipe.policies.play import Score, environment_of, play, watch
 from evopipe.policies.policy import Policy, TeamPolicy
 from evopipe.report.page import _Movie
@@ -69,7 +69,7 @@ def test_an_episode_is_drawn_from_its_first_state_to_its_last(seed: int, tmp_pat
 
 def test_films_take_every_episodes_frames_in_order(tmp_path: Path) -> None:
     actor, told = elite(tmp_path / "elite"), list[Score]()
-    kept = [Frames(10_000), Frames(10_000)]
+    kept = [FilmFrames(10_000), FilmFrames(10_000)]
     cfg = environment_of(actor)
     scores = watch(actor, cfg, [each.begin for each in kept], 3, seed=4, max_steps=5, tell=told.append)
     expected = [alone(actor, "Pendulum-v1", seed, 5) for seed in (4, 5, 6)]
@@ -95,9 +95,9 @@ def test_the_command_tells_each_return_and_their_mean(tmp_path: Path) -> None:
 # --- films ------------------------------------------------------------------------------------------------------------
 
 
-def filmed(count: int, fps: int, most: float = float("inf")) -> tuple[Frames, list[int]]:
+def filmed(count: int, fps: int, most: float = float("inf")) -> tuple[FilmFrames, list[int]]:
     """Frames of which the first pixel is their number, and the numbers of those that were kept."""
-    kept = Frames(8, most)
+    kept = FilmFrames(8, most)
     with kept.begin(fps) as show:
         for number in range(count):
             show(np.full((2, 2, 3), number, np.uint8))

@@ -12,7 +12,7 @@ from envs_for_tests import RandomEnd
 from evopipe.data.collect import GOOD
 from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError
 from evopipe.schema.blocks import EnvConfig
@@ -82,7 +82,7 @@ def test_a_step_is_broken_where_no_action_is_legal_and_its_episode_goes_on() -> 
         mask, terminated, truncated = (draws.random(shape) < 0.4 for shape in ((n, 3), n, n))
         obs, reward = draws.normal(size=(n, 2)).astype(np.float32), draws.normal(size=n).astype(np.float32)
         obs[draws.random((n, 2)) < 0.1] = np.nan
-        step = Step.of(space, obs, reward, terminated, truncated, mask)
+        step = RowStep.of(space, obs, reward, terminated, truncated, mask)
         assert step.broken.tolist() == [
             bool(np.isnan(obs[i]).any()) or not (mask[i].any() or terminated[i] or truncated[i]) for i in range(n)
         ]
@@ -168,7 +168,7 @@ def test_a_broken_row_is_told_apart_and_its_neighbour_goes_on(name: str) -> None
 def test_one_number_that_is_none_breaks_a_step() -> None:
     obs, reward, no = np.zeros((4, 3), np.float32), np.zeros(4, np.float32), np.zeros(4, np.bool_)
     obs[0, 2], obs[1, 0], reward[3] = np.nan, np.inf, -np.inf
-    assert Step.of(ActionSpace.of(gymnasium.spaces.Discrete(2)), obs, reward, no, no, None).broken.tolist() == [
+    assert RowStep.of(ActionSpace.of(gymnasium.spaces.Discrete(2)), obs, reward, no, no, None).broken.tolist() == [
         1,
         1,
         0,

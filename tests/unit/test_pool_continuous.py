@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from envs_for_tests import Chain
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.envs.spaces import ActionSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, ParamsError
@@ -37,7 +37,7 @@ def started(cfg: EnvConfig, rows: int, **options: Any) -> EnvPool:
     return pool
 
 
-def fields(step: Step) -> list[bytes]:
+def fields(step: RowStep) -> list[bytes]:
     return [part.tobytes() for part in step.parts]
 
 

@@ -23,7 +23,7 @@ import torch
 from envs_for_tests import Chain
 from evopipe.envs import workers as workers_module
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.envs.workers import Workers, _WorkerRows
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
 from evopipe.parallel import available_cpus
@@ -76,7 +76,7 @@ def pids(pool: EnvPool) -> list[int]:
     return [helper.pid for helper in pool._home.helpers]
 
 
-def fields(step: Step) -> list[bytes]:
+def fields(step: RowStep) -> list[bytes]:
     return [part.tobytes() for part in step.parts]
 
 

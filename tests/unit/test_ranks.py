@@ -86,13 +86,13 @@ def test_all_ranks_of_a_shard_do_what_it_is_told_and_the_first_answers(tmp_path:
         if rank == 0:
             driver, found = ranks.Ranks(cfg, partial(make, rank)), []
             for shard in (1, 0):
-                driver.tell(shard, pack({"do": "begin"}))
-                driver.heard(shard, 0.0, lambda: False)
-            driver.tell(1, message(5))
-            driver.tell(1, message(6))
-            driver.tell(0, message(7))
+                driver.send(shard, pack({"do": "begin"}))
+                driver.receive(shard, 0.0, lambda: False)
+            driver.send(1, message(5))
+            driver.send(1, message(6))
+            driver.send(0, message(7))
             for shard in (1, 0):
-                answer = driver.heard(shard, 0.0, lambda: False)
+                answer = driver.receive(shard, 0.0, lambda: False)
                 assert answer is not None
                 found.append(unpack(answer)[1]["returns"][0].tolist())
             driver.close()

@@ -25,11 +25,11 @@ from PIL import Image
 import rendering_envs  # noqa: F401  # registers them
 from evopipe.errors import DataError, MissingInputError
 from evopipe.layout import OUTS, WRITER
-from evopipe.policies.film import Frames
+from evopipe.policies.film import FilmFrames
 from evopipe.policies.play import Score
 from evopipe.report import draw, figures, read, words
 from evopipe.report.page import BUDGET, FRAMES, WIDTH, _Movie, compose, page, without_measured
-from evopipe.report.read import Node, Run
+from evopipe.report.read import FinishedRun, Node
 from evopipe.run.outs import TIMING, write_timing
 from evopipe.stages import report
 from evopipe.track.events import End, Generation, JsonlSink, Progress, Start
@@ -154,6 +154,13 @@ def test_all_colours_are_the_pages_own(plain: str) -> None:
         assert f"--{name}: #" in light
         assert f"--{name}: #" in dark.partition("* {")[0]
     assert draw.PALETTE["elite"] == "#cf4a1f"
+
+
+def test_a_name_with_dollars_is_no_formula() -> None:
+    with draw.style():
+        plot = draw.Plot("some.600", 600, 200, (50, 10, 10, 40))
+        plot.note(r"cost $\no_such$", (0, 0), (0, 0), "ink")
+        assert r">cost $\no_such$</text>" in plot.svg(Markup("A name"))
 
 
 def test_a_colour_of_no_palette_is_refused() -> None:
@@ -353,7 +360,7 @@ def node(key: tuple[int, int], number: int, parent: tuple[int, int] | None, fitn
     return Node(key, number, parent, fitness, math.nan, kind, "", False, "8 ReLU", {"lr": 1e-3, "latent units": 8.0})
 
 
-def run_of(folder: Path, nodes: list[Node]) -> Run:
+def run_of(folder: Path, nodes: list[Node]) -> FinishedRun:
     """A run with these members."""
     by_key = {n.key: n for n in nodes}
     whole = {
@@ -533,7 +540,7 @@ def test_timing_where_the_log_lost_lines(tmp_path: Path) -> None:
 
 
 def shot(frames: int, size: tuple[int, int] = (60, 40), fps: int = 50, noise: bool = False) -> _Movie:
-    chance, kept = np.random.default_rng(0), Frames(WIDTH, FRAMES)
+    chance, kept = np.random.default_rng(0), FilmFrames(WIDTH, FRAMES)
     with kept.begin(fps) as show:
         for number in range(frames):
             picture = np.full((size[1], size[0], 3), 37 * number % 250, np.uint8)
@@ -628,6 +635,14 @@ def test_a_teams_page_has_every_agents_and_groups_return_and_its_film(crew: Path
     assert cells[:6] == ["who", "red_0", "blue_0", "red_1", "all of blue", "all of red"]
     assert cells[6:12] == ["elite", *(words.figure(total * share) for share in (1 / 6, 1 / 3, 1 / 2, 1 / 3, 2 / 3))]
     assert [cells[12], cells[18]] == ["slot 0", "slot 1"]
+    assert [section["id"] for section in found.all("section")] == [*SECTIONS[:5], "agents", *SECTIONS[5:]]
+    drawn = re.findall(r'<svg [^>]*class="plot agents".*?</svg>', text)
+    assert len(drawn) == 2
+    shares = [words.figure(total * share) for share in (1 / 6, 1 / 3, 1 / 2)]
+    for figure in drawn:
+        assert re.findall(r">([^<>]+)</text>", figure)[-6:] == [
+            text for pair in zip(("red_0", "blue_0", "red_1"), shares, strict=True) for text in pair
+        ]
     assert (found.all("img")[0]["alt"] or "").startswith(
         "Animation of the elite at play. The first 9 steps of a held-out episode"
     )
@@ -651,7 +666,7 @@ def test_a_page_of_one_agent_says_nothing_of_teams(plain: str) -> None:
 # --- games of words ---------------------------------------------------------------------------------------------------
 
 
-def wordle_run(folder: Path) -> Run:
+def wordle_run(folder: Path) -> FinishedRun:
     """A run whose elite played three games, as the stage `evaluate` writes them."""
     shown = [
         {"game": {"guesses": ["ab", "cd"], "colours": ["yb", "gg"]}, "return": -1.0, "won": True},
@@ -684,6 +699,40 @@ def test_games_are_shown_as_coloured_squares_and_the_elite_beside_who_made_the_d
     assert cells[:8] == ["who", "mean return", "won", "mean guesses", "optimal", "−1.50", "100 %", "3.00"]
     assert [cells[8], cells[10], cells[11], cells[12]] == ["elite", "75 %", "2.50", "random"]
     assert "Completions" not in found.text
+
+
+# --- completions ------------------------------------------------------------------------------------------------------
+
+
+def judged_run(folder: Path) -> FinishedRun:
+    """A run of language models that a reward model scored, and the task itself too."""
+    shown = [{"prompt": "1+1=", "elite": {"text": "2", "reward": 0.75}, "base": {"text": "7", "reward": -0.5}}]
+    (folder / "reports/completions.json").write_text(json.dumps(shown))
+    (folder / "reports/language.csv").write_text("generation,slot,kl\n1,0,0.5\n1,1,0.25\n")
+    path = folder / "reports/evaluation.json"
+    scores = json.loads(path.read_text())
+    scores["elite"] |= {"task": 0.875}
+    path.write_text(json.dumps({**scores, "base": {**scores["elite"], "mean": -3.25, "task": 0.125}}))
+    return replace(read.read(folder), told=read._told(folder))
+
+
+def test_the_bases_numbers_are_the_bases_and_the_elites_its_own(copy: Path) -> None:
+    told = judged_run(copy).told
+    assert told is not None
+    assert (told.base, told.task) == (-3.25, (0.125, 0.875))
+    assert [(each.elite.text, each.elite.reward, each.base.text, each.base.reward) for each in told.completions] == [
+        ("2", 0.75, "7", -0.5)
+    ]
+    assert told.measures == {"kl": {(1, 0): 0.5, (1, 1): 0.25}}
+
+
+@pytest.mark.thorough
+def test_completions_are_shown_with_whom_they_are_of(copy: Path) -> None:
+    text = " ".join(Document(compose(judged_run(copy), {}, NO_MOVIE)).text.split())
+    assert "The base's mean score is −3.2, the elite's −295.1." in text
+    assert "the base scores 0.125 and the elite 0.875: what the reward model likes is right, too" in " ".join(
+        text.split()
+    )
 
 
 # --- size and time ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import populations
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.regimes.rollouts import _Plan, _windows, learn_from_rollout
 from evopipe.run.spec import Spec, first_members
@@ -200,12 +200,12 @@ def loops() -> Iterator[list[Any]]:
         loop.close()
 
 
-def played(loop: Any) -> list[tuple[np.ndarray, Step]]:
+def played(loop: Any) -> list[tuple[np.ndarray, RowStep]]:
     """Advance a run by a rollout; return what every environment showed and gave at each tick."""
-    log: list[tuple[np.ndarray, Step]] = []
+    log: list[tuple[np.ndarray, RowStep]] = []
     receive = loop.regime.world.pool.receive
 
-    def watched() -> Step:
+    def watched() -> RowStep:
         before = loop.regime.world.pool.obs.copy()
         log.append((before, receive()))
         return log[-1][1]
@@ -216,7 +216,7 @@ def played(loop: Any) -> list[tuple[np.ndarray, Step]]:
     return log
 
 
-def summed(log: list[tuple[np.ndarray, Step]], row: int, gamma: float, lam: float) -> np.ndarray:
+def summed(log: list[tuple[np.ndarray, RowStep]], row: int, gamma: float, lam: float) -> np.ndarray:
     """Â of one environment's steps: each summed up to the end of its episode, or of the log. A broken step is none."""
     out = np.zeros(len(log))
     for t in range(len(log)):

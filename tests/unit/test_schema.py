@@ -59,7 +59,9 @@ def test_the_root_params_file_is_complete_and_valid() -> None:
 
 
 def test_the_blocks_load_without_torch() -> None:
-    program = "import sys, evopipe.schema.blocks, evopipe.keys; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    program = (
+        "import sys, evopipe.schema.blocks, evopipe.storage.keys; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT / "src", timeout=60).returncode == 0
 
 

@@ -15,7 +15,7 @@ import torch
 
 import populations
 import reference
-from evopipe.algos._actor_critic import action_value, share_encoder, start_encoder
+from evopipe.algos._actor_critic import action_value
 from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort
@@ -26,7 +26,7 @@ from evopipe.core.morph import Change
 from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
-from evopipe.core.structure import Widths, acting_networks
+from evopipe.core.structure import Widths, acting_networks, share_encoder
 from evopipe.errors import ParamsError
 from evopipe.policies import policy
 from evopipe.run.spec import Spec, first_members
@@ -466,7 +466,7 @@ def test_the_encoders_target_starts_as_a_copy_that_does_not_learn() -> None:
     arch = Arch((), 16, (), "ReLU", False)
     net = net_of([arch], [arch.initialise(ENCODER, generators(0))], ENCODER)
     before = net.values.clone()
-    encoder, target, adam = start_encoder({"encoder": net})
+    encoder, target, adam = optim.start_encoder({"encoder": net})
     assert encoder is net
     assert target is not None
     assert not target.trainable
@@ -474,7 +474,7 @@ def test_the_encoders_target_starts_as_a_copy_that_does_not_learn() -> None:
     assert torch.equal(target.values, before)
     assert adam is not None
     assert not any(tensor.any() for tensor in (adam.mean, adam.square, adam.steps))
-    assert start_encoder({"actor": net}) == (None, None, None)
+    assert optim.start_encoder({"actor": net}) == (None, None, None)
 
 
 def test_who_acts() -> None:

@@ -19,15 +19,15 @@ import teams_for_tests
 from evopipe.envs.check import check
 from evopipe.envs.make import is_team, make_env
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.new import project
+from evopipe.problems import check as checked_params
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import Params, parse_params
 from evopipe.stages import fetch
-from evopipe.stages.check import check as checked_params
 from tiny import params
 
 
@@ -173,7 +173,7 @@ def test_images_of_a_team_are_scaled_and_channels_first() -> None:
 # --- Agents that come and go ------------------------------------------------------------------------------------------
 
 
-def played(pool: EnvPool, steps: int) -> list[Step]:
+def played(pool: EnvPool, steps: int) -> list[RowStep]:
     """So many steps of the first row, with the action 1 for everyone."""
     return [pool.step(np.ones((1, 2), np.int64)) for _ in range(steps)]
 

@@ -36,7 +36,7 @@ from evopipe.schema.blocks import TrackingConfig
 from evopipe.track.backends.mlflow import connect, serve
 from evopipe.track.events import End, Generation, JsonlSink, MemberRow, Progress, Start, Tracker
 from evopipe.track.outbox import _Trackers, sync
-from evopipe.track.record import FILES, Kept, New, Run, TrainingRecord, md5_of
+from evopipe.track.record import FILES, Kept, New, TrackedRun, TrainingRecord, md5_of
 
 KEY = "0123456789abcdef0123456789abcdef"
 MLFLOW = TrackingConfig(backends=("mlflow",))
@@ -571,11 +571,11 @@ def test_what_is_kept_survives_the_next_run(tmp_path: Path) -> None:
 def test_an_older_file_replaces_no_newer_one() -> None:
     files = {name: Kept(Path(name), "own", 0.0) for name in ("elite", "report", "train")}
     held = {"elite": "other", "report": "own"}
-    run = Run(KEY, {}, 0.0, files=files)
-    assert set(run.fresh(held)) == {"elite", "train"}
-    assert set(run.fresh(held, ["elite", "report", "members"])) == {"elite"}
+    run = TrackedRun(KEY, {}, 0.0, files=files)
+    assert set(run.missing_files(held)) == {"elite", "train"}
+    assert set(run.missing_files(held, ["elite", "report", "members"])) == {"elite"}
     run.replace = False
-    assert set(run.fresh(held)) == {"train"}
+    assert set(run.missing_files(held)) == {"train"}
 
 
 def test_the_first_word_on_a_generation_counts(tmp_path: Path) -> None:

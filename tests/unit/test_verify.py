@@ -18,7 +18,7 @@ from evopipe.schema.write import dump_yaml
 from evopipe.storage.tensors import dump_tensors
 from evopipe.verify import clones, compare
 from evopipe.verify.clones import _Clone, _Origin
-from evopipe.verify.compare import Row
+from evopipe.verify.compare import ComparedOut
 from tiny import ROOT, call
 
 GIT = ("git", "-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false")
@@ -68,7 +68,7 @@ def page(number: str, seconds: str = "3") -> str:
     return f"<p>{number}</p>\n<!-- measured -->\n<p>{seconds} s</p>\n<!-- /measured -->\n<p>end</p>\n"
 
 
-def verdicts(rows: list[Row]) -> dict[str, str]:
+def verdicts(rows: list[ComparedOut]) -> dict[str, str]:
     return {row.path: row.verdict for row in rows if row.verdict not in ("same", "measured")}
 
 
@@ -148,7 +148,9 @@ def test_locks_that_cannot_be_read(tmp_path: Path) -> None:
 # --- against a lock ---------------------------------------------------------------------------------------------------
 
 
-def against(tmp_path: Path, there: Mapping[str, str], here: Mapping[str, str], tolerance: float = 0.1) -> list[Row]:
+def against(
+    tmp_path: Path, there: Mapping[str, str], here: Mapping[str, str], tolerance: float = 0.1
+) -> list[ComparedOut]:
     """Compare two runs as with a committed lock whose outs are all at hand."""
     return compare.compare(run_of(tmp_path / "there", **there), run_of(tmp_path / "here", **here), tolerance)
 

@@ -16,7 +16,7 @@ from evopipe.errors import DataError, MissingInputError, ParamsError
 from evopipe.language import tasks
 from evopipe.language.data import read_jsonl
 from evopipe.language.tasks.wordle import Wordle
-from evopipe.language.tasks.words import Games, Vocabulary, read_words
+from evopipe.language.tasks.words import Vocabulary, WordGames, read_words
 
 WORDS = ["abba", "baba", "aabb", "caba", "dada", "abcd", "ddbb", "cccc", "bdac", "acbd"]
 
@@ -74,7 +74,7 @@ def test_colours_of_all_pairs_are_those_of_the_rules() -> None:
 
 def test_possible_words_are_those_that_agree_with_all_colours() -> None:
     vocabulary, rng = Vocabulary(WORDS), np.random.default_rng(0)
-    games, told = Games(vocabulary, 40), [[] for _ in range(40)]  # type: ignore[var-annotated]
+    games, told = WordGames(vocabulary, 40), [[] for _ in range(40)]  # type: ignore[var-annotated]
     for _ in range(3):
         guesses = rng.integers(-1, len(WORDS), 40)
         over = games.over.copy()
@@ -88,7 +88,7 @@ def test_possible_words_are_those_that_agree_with_all_colours() -> None:
 
 
 def test_a_turns_word_is_any_of_the_possible_ones_equally_often() -> None:
-    games = Games(Vocabulary(WORDS), 5000)
+    games = WordGames(Vocabulary(WORDS), 5000)
     chance = (np.arange(5000) + 0.5) / 5000
     codes = games.guess(np.zeros(5000, np.int64), chance)
     expected = Counter(colours("abba", word) for word in WORDS)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.track.record import New, Run
+from evopipe.track.record import New, TrackedRun
 
 
 def connect(config: TrackingConfig, root: Path) -> _File:
@@ -18,7 +18,7 @@ class _File:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def deliver(self, run: Run) -> New:
+    def deliver(self, run: TrackedRun) -> New:
         """Append what is not there yet; return how much that was."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{run.key}.jsonl"

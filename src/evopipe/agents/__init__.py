@@ -1,4 +1,4 @@
-"""Agents, environments and workflows of one's own: what `evopipe.AgentTrainer` trains."""
+"""Users' own agents, environments and workflows, which `evopipe.AgentTrainer` trains."""
 
 from __future__ import annotations
 

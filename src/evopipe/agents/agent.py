@@ -1,4 +1,4 @@
-"""Agents: what turns observations into a chat, and a completion into an action."""
+"""Agents: they turn observations into a chat, and a completion into an action."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from evopipe.agents.types import Action, Message, Step, Trajectory
 
 
 class BaseAgent(ABC):
-    """Keeps a chat and a trajectory. One agent serves one episode at a time; `reset` comes first."""
+    """The base class of agents. It keeps the chat and the trajectory of one episode at a time, which begins with
+    `reset`."""
 
     @property
     @abstractmethod
     def chat_completions(self) -> list[Message]:
-        """The chat that the model is to go on with. A chat that begins with the one before and its completion, as they
-        were, is learned from as one row."""
+        """The chat that the model is to continue.
+
+        If a chat begins with the previous one and its completion, unchanged, both are learned from as one row.
+        """
 
     @property
     @abstractmethod
@@ -29,11 +32,11 @@ class BaseAgent(ABC):
 
     @abstractmethod
     def update_from_env(self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any) -> None:
-        """Take an observation in: the first one, with reward 0, or what the last action led to."""
+        """Take in an observation: the first one, with reward 0, or the result of the last action."""
 
     @abstractmethod
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        """Take a completion in, add its step to the trajectory, and return the action that it means."""
+        """Take in a completion, add its step to the trajectory, and return the action that it means."""
 
     def get_current_state(self) -> Step | None:
         """Return the last step; None before the first."""
@@ -42,7 +45,7 @@ class BaseAgent(ABC):
 
 
 class ChatAgent(BaseAgent):
-    """Says what the model says: observations are the user's messages, completions the actions."""
+    """An agent whose actions are the model's completions, and whose observations are the user's messages."""
 
     def __init__(self, system_prompt: str | None = None, name: str = "agent") -> None:
         self.system_prompt, self.name = system_prompt, name
@@ -91,9 +94,9 @@ class ChatAgent(BaseAgent):
 
 
 class ToolAgent(ChatAgent):
-    """Calls tools by JSON in its completions, `{"tool": "calculator", "input": "2*3"}`; anything else is its answer.
+    """An agent that calls tools by JSON in its completions: `{"tool": "calculator", "input": "2*3"}`.
 
-    Its actions are mappings: `tool` and `input` of a call, `answer` of all else.
+    Any other completion is its answer. Its actions are mappings: `tool` and `input` for a call, `answer` for the rest.
     """
 
     def message(self, observation: Any) -> Message:

@@ -1,7 +1,7 @@
-"""Blocking code of users: in threads that nothing waits for, not even the end of the process; or in processes.
+"""Runs users' blocking code in threads that nothing waits for, not even the end of the process, or in processes.
 
-Processes are for what keeps a CPU busy, or may hang and is killed then. What a call needs travels with it, both ways,
-so that any process can take any call, and one that dies takes no other episode along.
+Processes serve for code that keeps a CPU busy, or may hang and is killed then. A call carries all that it needs, both
+ways, so that any process can take any call, and a process that dies affects no other episode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BEGINNING = 120.0  # seconds that a process may take to begin, and to import wh
 
 
 class Process:
-    """A process that takes one call at a time, and ends with its last reference, or with this process."""
+    """A process that takes one call at a time. It ends with its last reference, or with this process."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of this process hold
@@ -38,7 +38,7 @@ class Process:
         self.begun = False
 
     def begin(self, data: bytes) -> None:
-        """Wait until it has begun, and has imported what this call needs."""
+        """Wait until the process has started, and has imported what this call needs."""
         try:
             self._told(data)
         except RuntimeError as error:
@@ -47,7 +47,7 @@ class Process:
         self.begun = True
 
     def ask(self, data: bytes) -> tuple[Any, Exception | None]:
-        """Have a call done that `packed` made; return its result, or what it raised."""
+        """Make a call that `packed` returned; return its result, or the exception that it raised."""
         found: tuple[Any, Exception | None] = pickle.loads(self._told(data))
         return found
 
@@ -60,13 +60,13 @@ class Process:
             raise RuntimeError("the process that this ran in died") from None
 
     def kill(self) -> None:
-        """End it, whatever it does. Who waits for its answer is told that it died."""
+        """Kill the process. Whoever waits for its answer learns that it died."""
         self._process.kill()
         self._process.join()
 
 
 class Processes:
-    """Processes that are begun when there are calls for them, and kept until `close`, at most `most`."""
+    """At most `most` processes, which are started when there are calls for them, and kept until `close`."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -84,7 +84,11 @@ class Processes:
 
 
 def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Return a call as bytes. Raises TypeError if something of it cannot be pickled."""
+    """Return a call as bytes.
+
+    Raises:
+        TypeError: a part of it cannot be pickled.
+    """
     try:
         return pickle.dumps((function, args))
     except Exception as error:
@@ -95,7 +99,7 @@ def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def step_apart(env: Any, method: str, args: tuple[Any, ...]) -> tuple[Any, dict[str, Any]]:
-    """Call an environment's method, there; return its result, and what the environment has become."""
+    """Call an environment's method in the process; return its result, and the environment's new state."""
     return getattr(env, method)(*args), vars(env)
 
 
@@ -133,16 +137,22 @@ def _done(data: bytes) -> bytes:
 
 
 def as_exception(raised: BaseException) -> Exception:
-    """Return what users' code raised as an exception that futures and tasks hand on: SystemExit, GeneratorExit and
-    their like would end the loop, and StopIteration cannot be raised in a coroutine."""
+    """Convert what users' code raised to an exception that futures and tasks can carry.
+
+    SystemExit, GeneratorExit and their like would end the event loop, and StopIteration cannot be raised in a
+    coroutine.
+    """
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         return raised
     return RuntimeError(said(raised))
 
 
 def here(function: Callable[..., Any], *args: Any) -> Any:
-    """Call users' code in this thread; what it raises is an exception, see `as_exception`, or ends this thread's work:
-    Ctrl-C, or that it hung."""
+    """Call users' code in this thread.
+
+    Raises:
+        Exception: what the code raised, see `as_exception`. Ctrl-C and a timeout end this thread's work.
+    """
     try:
         return function(*args)
     except (KeyboardInterrupt, Hung):
@@ -152,7 +162,7 @@ def here(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class _Worker:
-    """A thread that takes one call at a time, and ends when it is told None."""
+    """A thread that takes one call at a time. It ends when it receives None."""
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -188,7 +198,8 @@ def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None, u
 
 
 class Threads:
-    """Up to `most` calls at a time; one that is given up leaves its thread to itself, and another takes its place."""
+    """Runs up to `most` calls at a time. A call that is abandoned keeps its thread, and another thread takes its
+    place."""
 
     def __init__(self, most: int, processes: Processes) -> None:
         self._slots, self._turns = asyncio.Semaphore(most), asyncio.Semaphore(processes.most)
@@ -199,9 +210,15 @@ class Threads:
         self, function: Callable[..., Any], *args: Any, blocking: Blocking, seconds: float | None,
         undo: Callable[[Any], Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Call a function or a coroutine function; TimeoutError if it takes longer than so many seconds. A plain one
-        runs in a thread, or in a process, which is killed if it is given up, where it is `blocking`; else it is not
-        timed. `undo` takes the result of a call that was given up, in a thread."""
+        """Call a function or a coroutine function.
+
+        A plain function runs in a thread, or in a process, which is killed if the call is abandoned. If it is not
+        `blocking`, it runs at once, without a time limit. `undo` is called with the result of a call that was abandoned
+        in a thread.
+
+        Raises:
+            TimeoutError: it takes longer than `seconds`.
+        """
         if inspect.iscoroutinefunction(function):
             async with asyncio.timeout(seconds):
                 return await function(*args)

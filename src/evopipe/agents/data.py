@@ -1,4 +1,4 @@
-"""Datasets of tasks, and a registry of them in the project's folder."""
+"""Datasets of tasks, and their registry in the project's folder."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from evopipe.errors import DataError, MissingInputError, UsageError, need_package, suggestion
-from evopipe.keys import dvc_root
 from evopipe.storage.files import read_bytes, write_text
+from evopipe.storage.keys import dvc_root
 
 REGISTRY = Path("data/agents")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
 class Dataset:
-    """Tasks, each a mapping. A name and a split say where the registry has it; neither is needed to train."""
+    """A list of tasks, each a mapping. `name` and `split` say where the registry has it; training needs neither."""
 
     def __init__(self, data: Sequence[Mapping[str, Any]], name: str | None = None, split: str | None = None) -> None:
         self.data = [dict(row) if isinstance(row, Mapping) else row for row in data]
@@ -44,7 +44,7 @@ class Dataset:
         return self.data
 
     def repeat(self, n: int) -> Dataset:
-        """Return every row n times, next to each other."""
+        """Return a dataset with every row n times, the repetitions adjacent."""
         return Dataset([row for row in self.data for _ in range(n)], self.name, self.split)
 
     def shuffle(self, seed: int = 0) -> Dataset:
@@ -55,7 +55,7 @@ class Dataset:
         return Dataset([self.data[i] for i in index], self.name, self.split)
 
     def get_data_path(self) -> str | None:
-        """Return the file that the registry has it in; None if it is not there."""
+        """Return the dataset's file in the registry; None if it is not there."""
         if self.name is None or self.split is None:
             return None
         path = DatasetRegistry.path(self.name, self.split)
@@ -65,8 +65,12 @@ class Dataset:
 
     @classmethod
     def load_data(cls, path: str | Path) -> Dataset:
-        """Read a file of rows: `.json` (a list), `.jsonl`, `.csv`, `.parquet` (needs the extra `language`). Raises
-        MissingInputError if it is not there; DataError if it holds something else."""
+        """Read a file of rows: `.json` (a list), `.jsonl`, `.csv`, `.parquet` (needs the extra `language`).
+
+        Raises:
+            MissingInputError: there is no such file.
+            DataError: it holds something else.
+        """
         path = Path(path)
         if path.suffix == ".parquet":
             need_package("datasets", "language", str(path))
@@ -88,7 +92,7 @@ class Dataset:
 
 
 class DatasetRegistry:
-    """Datasets by name and split, below `data/agents` of the project: `<name>/<split>.jsonl`."""
+    """Datasets by name and split, in `data/agents/<name>/<split>.jsonl` of the project."""
 
     @staticmethod
     def path(name: str, split: str = "default", folder: Path | None = None) -> Path:
@@ -109,7 +113,11 @@ class DatasetRegistry:
 
     @classmethod
     def load_dataset(cls, name: str, split: str = "default") -> Dataset:
-        """Read a split; MissingInputError, with the nearest name, if there is none."""
+        """Read a split.
+
+        Raises:
+            MissingInputError: there is none; the message names the most similar one.
+        """
         path = cls.path(name, split)
         if not path.exists():
             known = cls.get_dataset_splits(name) or cls.get_dataset_names()
@@ -134,7 +142,7 @@ class DatasetRegistry:
 
     @classmethod
     def remove_dataset_split(cls, name: str, split: str) -> bool:
-        """Remove a split; return whether it was there."""
+        """Remove a split; return whether it existed."""
         path = cls.path(name, split)
         if not path.exists():
             return False
@@ -143,7 +151,7 @@ class DatasetRegistry:
 
     @classmethod
     def remove_dataset(cls, name: str) -> bool:
-        """Remove all splits; return whether there were any."""
+        """Remove all splits of a dataset; return whether there were any."""
         folder = cls.path(name).parent
         if not folder.is_dir():
             return False

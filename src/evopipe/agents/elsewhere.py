@@ -1,4 +1,4 @@
-"""Environments of agents in the processes of a Ray cluster: what they compute does not hold up this one."""
+"""Agents' environments in the processes of a Ray cluster, so that their computations do not block this process."""
 
 from __future__ import annotations
 
@@ -84,17 +84,18 @@ class _Hosts:
 
 
 def on_ray(env_class: type[BaseEnv], processes: int | None = None, **ray_init: Any) -> type[BaseEnv]:
-    """Return a class of environments that live in a Ray cluster: that of `address=`, or one on this machine.
+    """Return a class of environments that run in a Ray cluster: the one at `address=`, or one on this machine.
 
     Args:
-        env_class: the environment; its observations and actions travel, so they must be picklable.
-        processes: how many; None: `num_cpus`, else one a CPU of this machine.
-        **ray_init: arguments of `ray.init`; without effect where this process is in a cluster already, which is said.
+        env_class: the environment; its observations and actions must be picklable.
+        processes: how many; None for `num_cpus`, or else one for each CPU of this machine.
+        **ray_init: arguments of `ray.init`. If this process is in a cluster already, they have no effect, and a warning
+            says so.
 
     Raises:
         MissingInputError: Ray is not installed.
-        ParamsError: it refuses an argument.
-        ResourceError: it does not start, or no cluster is at the address.
+        ParamsError: Ray refuses an argument.
+        ResourceError: Ray does not start, or there is no cluster at the address.
     """
     address, cpus = ray_init.pop("address", None), ray_init.get("num_cpus")
     if address is not None and not isinstance(address, str):

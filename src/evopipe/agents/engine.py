@@ -1,7 +1,7 @@
-"""Episodes at once: they run until all of them wait for the model, then one wave of completions answers them all.
+"""Runs many episodes at once: when all of them wait for the model, one wave of completions answers them.
 
-What a wave holds does not depend on the order in which coroutines or threads come to an end, so that equal runs give
-equal bits, unless an episode is so late (`wave_seconds`) that the others go on without it.
+What a wave holds does not depend on the order in which coroutines or threads finish, so that equal runs give equal
+bits. The exception is an episode so slow (`wave_seconds`) that the others continue without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evopipe.agents.blocking import Processes, Threads, as_exception, here
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
 from evopipe.agents.settings import Agents
 from evopipe.agents.types import Episode, ModelOutput, TerminationEvent, TerminationReason
-from evopipe.agents.workflow import Runner, Workflow, number
+from evopipe.agents.workflow import EpisodeRunner, Workflow, number
 from evopipe.errors import EnvironmentFailed, said, text_of
 from evopipe.parallel import available_cpus
 from evopipe.watchdog import Hung, Watchdog
@@ -45,8 +45,8 @@ class Cancelled(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
-    """One rollout of a task by a member; `place` is unique in its round and fixes the draws."""
+class EpisodeJob:
+    """One rollout of a task by a member. `place` is unique in its round, and fixes the random draws."""
 
     slot: int
     place: int
@@ -57,9 +57,9 @@ class Job:
 
 @dataclass
 class Done:
-    """An episode, and the entropies of its completions by the identity of their outputs."""
+    """A finished episode, and the entropies of its completions, by the `id()` of their outputs."""
 
-    job: Job
+    job: EpisodeJob
     episode: Episode
     attempts: int
     entropies: dict[int, list[float]]
@@ -70,7 +70,7 @@ class _Turns:
     that blocks there holds all episodes up, and is ended by `Hung` where that can be. `seconds` is what the episode may
     take, None: any."""
 
-    def __init__(self, engine: Engine, seconds: float | None) -> None:
+    def __init__(self, engine: RolloutEngine, seconds: float | None) -> None:
         self.engine, self.seconds = engine, seconds
         self._began, self._own = time.monotonic(), 0.0
         self._others, self._entered = engine.blocked, 0.0
@@ -138,10 +138,18 @@ class _Steps:
                 go, given = self.work.throw, error
 
 
-class Engine:
-    """Runs episodes as `agents` say, how many at once and how long things may take: `make` makes the workflow of one
-    from its model and runner, `decode` answers requests, in order. Who made the processes closes them (None: one a
-    CPU); what is given up has `grace` seconds to end by itself."""
+class RolloutEngine:
+    """Runs episodes, as the settings `agents` say: how many at once, and how long things may take.
+
+    Args:
+        make: makes the workflow of an episode from its model and runner.
+        tokens: converts chats to tokens.
+        limits: of tokens, for every completion.
+        decode: answers requests, in order.
+        agents: the settings.
+        processes: for blocking code; None for one for each CPU. Whoever made them closes them.
+        grace: seconds that abandoned code has to end by itself.
+    """
 
     def __init__(
         self, make: Callable[..., Workflow], tokens: Tokens, limits: Limits,
@@ -156,15 +164,20 @@ class Engine:
         self.overdue: float | None = None  # when users' code that holds the loop now will have taken too long
         self.stopping: float | None = None  # when it was seen that the caller asked to stop
 
-    def run(self, jobs: Sequence[Job], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
-        """Run all jobs; return their episodes in the jobs' order. What fails is an episode with its reason. Raises
-        Cancelled if `stopped` said so; it is asked before each wave, and again and again while there is none."""
+    def run(self, jobs: Sequence[EpisodeJob], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
+        """Run all jobs; return their episodes in the order of the jobs. A failed job gives an episode with its reason.
+
+        `stopped` is asked before each wave, and repeatedly while there is none.
+
+        Raises:
+            Cancelled: `stopped` returned True.
+        """
         self.jobs, self.stopped, self.queue = jobs, stopped, deque(range(len(jobs)))
         self.done: dict[int, Done] = {}
         self.pending: list[Request] = []
         self.waiting: Counter[int] = Counter()  # by place: calls of the model that are open
         self.asked: Counter[int] = Counter()  # by place: completions so far
-        self.runners: dict[int, Runner] = {}  # of those that are live
+        self.runners: dict[int, EpisodeRunner] = {}  # of those that are live
         self.live: dict[int, asyncio.Task[None]] = {}
         self.blocked, self.overdue, self.stopping = 0.0, None, None
         return _run_here(self._play(), self)
@@ -264,14 +277,14 @@ class Engine:
             del self.live[i]
             self.changed.set()
 
-    async def _attempt(self, i: int, job: Job, attempt: int) -> Done:
+    async def _attempt(self, i: int, job: EpisodeJob, attempt: int) -> Done:
         agents = self.agents
         model = Model(
             self.tokens, lambda request: self._submit(i, request), job.slot, job.place, job.how, self.limits,
             agents.model_seconds, _MODEL_RETRIES,
         )  # fmt: skip
         self.asked[i] = attempt << 16  # another attempt draws anew
-        self.runners[i] = Runner(self.threads, agents.env_seconds, self.grace, self.lock, self.changed.set)
+        self.runners[i] = EpisodeRunner(self.threads, agents.env_seconds, self.grace, self.lock, self.changed.set)
         workflow: Workflow | None = None
         reason, late = TerminationReason.UNKNOWN, None
         wrong: Exception | None = None
@@ -314,7 +327,7 @@ class Engine:
 
 
 def _late(raised: Exception | Hung) -> Exception:
-    """Return what a coroutine that blocked is told by; any other exception as it is."""
+    """Return the exception with which to answer a coroutine that blocked too long; any other exception unchanged."""
     if isinstance(raised, Hung):
         return TimeoutError(f"it {raised}, and held all episodes up: await what takes time, or use run_in_executor")
     return raised
@@ -416,7 +429,7 @@ async def _stop(tasks: Iterable[asyncio.Task[Any]], grace: float) -> None:
                 task.exception()  # nobody else asks for it
 
 
-def _run_here(work: Coroutine[Any, Any, _T], engine: Engine) -> _T:
+def _run_here(work: Coroutine[Any, Any, _T], engine: RolloutEngine) -> _T:
     """Run an engine's coroutine to its end: in another thread where this one has a loop that runs, as in a notebook, or
     where alarms cannot end what blocks it. Raises EnvironmentFailed if users' code blocks that thread for too long."""
     if _can_ring():

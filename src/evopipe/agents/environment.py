@@ -1,4 +1,4 @@
-"""Environments of agents: what actions lead to, and what they are worth."""
+"""Environments of agents: they say what actions lead to, and reward them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def _arguments(cls: type[Any]) -> frozenset[str]:
 
 
 class BaseEnv(ABC):
-    """One episode of one task. Its methods may be coroutines; plain ones run where `blocking` says."""
+    """The base class of environments: one episode of one task. Methods may be coroutines; `blocking` says where others
+    run."""
 
     blocking: ClassVar[Blocking] = True
     """Whether its methods may take longer than a moment: they run in threads then. `"process"`: in processes, which
@@ -28,18 +29,19 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def reset(self) -> tuple[Any, dict[str, Any]]:
-        """Begin; return the first observation and anything else."""
+        """Begin the episode; return the first observation and an info mapping."""
 
     @abstractmethod
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        """Return the next observation, the action's reward, whether the episode is over, and anything else."""
+        """Return the next observation, the action's reward, whether the episode is over, and an info mapping."""
 
     def close(self) -> None:  # noqa: B027 most have nothing to let go
-        """Let everything go; called once, whatever happened before, also while a step hangs."""
+        """Release everything. It is called once, whatever happened before, even while a step hangs."""
 
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:
-        """Make the environment of a task: what the constructor names is taken out of it, the rest is its `task`."""
+        """Make the environment of a task. Entries that the constructor names become its arguments; the rest is its
+        `task`."""
         named = _arguments(cls)
         given = {name: value for name, value in info.items() if name in named}
         if "task" in named and "task" not in given:
@@ -52,7 +54,7 @@ class BaseEnv(ABC):
 
 
 class MultiTurnEnvironment(BaseEnv):
-    """A task that takes several turns: say in `get_reward_and_next_obs` what each gives."""
+    """A task of several turns; subclasses define the result of each turn in `get_reward_and_next_obs`."""
 
     def __init__(self, task: dict[str, Any] | None = None, max_turns: int = 3) -> None:
         self.task, self.max_turns = task or {}, max_turns
@@ -72,11 +74,11 @@ class MultiTurnEnvironment(BaseEnv):
 
     @abstractmethod
     def get_reward_and_next_obs(self, task: dict[str, Any], action: Any) -> tuple[float, Any]:
-        """Return an action's reward, and what is seen next; `self.done = True` ends the episode."""
+        """Return an action's reward and the next observation; set `self.done = True` to end the episode."""
 
 
 class SingleTurnEnvironment(MultiTurnEnvironment):
-    """One answer, scored by a reward function."""
+    """A task with one answer, which a reward function scores."""
 
     def __init__(self, task: dict[str, Any] | None = None, reward_fn: RewardFunction | None = None) -> None:
         super().__init__(task, max_turns=1)
@@ -92,7 +94,7 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
 
 
 class ToolEnvironment(BaseEnv):
-    """Answers calls of tools, and scores the answer: for the actions of `ToolAgent`."""
+    """An environment for `ToolAgent`: it answers calls of tools, and scores the answer."""
 
     def __init__(
         self, task: dict[str, Any] | None = None, tools: Mapping[str, Callable[[Any], Any]] | None = None,
@@ -117,7 +119,7 @@ class ToolEnvironment(BaseEnv):
         return {}, (found.reward if isinstance(found, RewardOutput) else float(found)), True, {}
 
     def call(self, tool: str, value: Any) -> str:
-        """Return what a tool says; what it raises, and a name that there is not, become a text for the agent."""
+        """Return the output of a tool. An exception or an unknown name becomes a text for the agent."""
         if tool not in self.tools:
             return f"error: no tool {tool}"
         try:
@@ -127,13 +129,13 @@ class ToolEnvironment(BaseEnv):
 
 
 class GymEnvironment(BaseEnv):
-    """A Gymnasium environment: observations as text, actions by name; a task is `{"seed": 7}`.
+    """A Gymnasium environment with observations as text and actions by name; a task is `{"seed": 7}`.
 
     Args:
         task: may have a `seed`.
-        id: of the environment, as `gymnasium.make` takes it.
-        actions: names of its discrete actions, in order; None: the action is passed on as it is.
-        show: turns an observation into text; None: `str`, and what `render_mode="ansi"` draws where that is asked for.
+        id: the environment's id, as `gymnasium.make` takes it.
+        actions: names of its discrete actions, in order; None passes actions on unchanged.
+        show: turns an observation into text; None for `str`, and for what `render_mode="ansi"` draws if that is set.
         kwargs: arguments of `gymnasium.make`.
     """
 

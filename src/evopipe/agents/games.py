@@ -1,4 +1,4 @@
-"""Ready environments of text, small enough for a CPU."""
+"""Ready-made text environments, small enough for a CPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from evopipe.agents.environment import BaseEnv, MultiTurnEnvironment, ToolEnvironment
 from evopipe.agents.types import RewardOutput
-from evopipe.language.tasks.words import Games, Vocabulary, read_words
+from evopipe.language.tasks.words import Vocabulary, WordGames, read_words
 
 
 class CopyGame(MultiTurnEnvironment):
-    """Say the digit that was just shown: a task is `{"digits": "472"}`, a turn a digit, each worth 1."""
+    """Copy the digit that was just shown: a task is `{"digits": "472"}`; each turn has one digit, worth 1."""
 
     blocking: ClassVar[bool] = False
 
@@ -68,9 +68,9 @@ def _calculate(text: Any) -> int:
 
 
 class Calculator(ToolEnvironment):
-    """Arithmetic with a calculator: a task is `{"question": "12*34", "answer": "408"}`.
+    """Arithmetic with a calculator as a tool: a task is `{"question": "12*34", "answer": "408"}`.
 
-    With `tool` false the calculator does not answer: the same task without it.
+    If `tool` is False, the calculator does not answer: the same task without it.
     """
 
     blocking: ClassVar[bool] = False
@@ -87,7 +87,7 @@ class Calculator(ToolEnvironment):
     def tasks(
         n: int, seed: int = 0, smallest: int = 1, largest: int = 99, operators: str = "*"
     ) -> list[dict[str, Any]]:
-        """Return so many tasks of two numbers each."""
+        """Return `n` tasks of two numbers each."""
         chance = np.random.default_rng(seed)
         draws = chance.integers(smallest, largest + 1, size=(n, 2)).tolist()
         signs = chance.integers(len(operators), size=n).tolist()
@@ -96,14 +96,14 @@ class Calculator(ToolEnvironment):
 
 
 class FrozenLake(BaseEnv):
-    """A lake as text: `S` start, `F` ice, `H` hole, `G` goal, `P` where one is; actions are up, down, left, right.
+    """A frozen lake as text: `S` start, `F` ice, `H` hole, `G` goal, `P` the player; actions are up, down, left, right.
 
-    A task is `{"map": ["SFFF", …], "seed": 7}`, either may be missing; the goal is worth 1.
+    A task is `{"map": ["SFFF", …], "seed": 7}`; either may be missing. Reaching the goal is worth 1.
 
     Args:
-        task: says the map, and what the slips are drawn by.
-        slip: chance that a step goes to one of the two sides of where one wanted, each as likely.
-        max_turns: steps after which the episode ends; None: any.
+        task: the map, and the seed of the slips.
+        slip: probability that a step goes to one of the two sides instead, each equally likely.
+        max_turns: steps after which the episode ends; None for no limit.
     """
 
     blocking: ClassVar[bool] = False
@@ -130,7 +130,7 @@ class FrozenLake(BaseEnv):
         return "\n".join("".join(row) for row in rows)
 
     def moved(self, place: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
-        """Return where a move leads without a slip: one stays where the lake ends."""
+        """Return where a move leads without a slip. A move off the lake leads nowhere."""
         r, c = place[0] + move[0], place[1] + move[1]
         return (r, c) if 0 <= r < len(self.map) and 0 <= c < len(self.map[0]) else place
 
@@ -149,10 +149,10 @@ class FrozenLake(BaseEnv):
 
 
 class WordGame(MultiTurnEnvironment):
-    """Wordle: an action is a word, what is seen is its colours (`g` in its place, `y` elsewhere, `b` nowhere).
+    """Wordle: an action is a word, the observation is its colours (`g` right place, `y` elsewhere, `b` absent).
 
     A task is `{"seed": 7}`, which draws the words (see `evopipe.language.tasks.words`). A guess earns −1, the right one
-    0; what is no word of the vocabulary gets no colours, and counts.
+    0. A word that is not in the vocabulary gets no colours, but counts.
     """
 
     blocking: ClassVar[bool] = False
@@ -164,7 +164,7 @@ class WordGame(MultiTurnEnvironment):
 
     def reset(self) -> tuple[Any, dict[str, Any]]:
         super().reset()
-        self.games, self.rng = Games(self.vocabulary, 1), np.random.default_rng(self.task.get("seed"))
+        self.games, self.rng = WordGames(self.vocabulary, 1), np.random.default_rng(self.task.get("seed"))
         return "?" * self.vocabulary.length, {}
 
     def get_reward_and_next_obs(self, task: dict[str, Any], action: Any) -> tuple[float, Any]:
@@ -195,7 +195,7 @@ THINGS: dict[str, str] = {
 
 
 class TwentyQuestions(MultiTurnEnvironment):
-    """Find out what was thought of: a task is `{"secret": "bee"}`.
+    """Find out the secret by questions: a task is `{"secret": "bee"}`.
 
     A text with a question mark is a question: the first property in it is answered by yes or no. Any other text is a
     guess, and the right one is worth 1.

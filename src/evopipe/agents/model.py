@@ -1,4 +1,5 @@
-"""The model as an episode sees it: messages in, a completion out, and tokens that are never made from text twice."""
+"""The language model as an episode uses it: messages in, a completion out. Tokens are never made twice from the same
+text."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from evopipe.language.generate import before
 
 
 class Sampled(NamedTuple):
-    """How the tokens of a completion are drawn; see `language.generate.Sampling`."""
+    """How the tokens of a completion are sampled; see `language.generate.Sampling`."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -39,7 +40,7 @@ class Request:
 
 
 class Reply(NamedTuple):
-    """What a request is answered by."""
+    """The answer to a request."""
 
     ids: list[int]
     log_probs: list[float]
@@ -47,7 +48,7 @@ class Reply(NamedTuple):
 
 
 class Tokens:
-    """Chats as tokens, by a base's template."""
+    """Converts chats to tokens, by a base's chat template."""
 
     def __init__(self, base: Base) -> None:
         self.base = base
@@ -55,11 +56,15 @@ class Tokens:
         self._after = lru_cache(4096)(self._write_after)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a whole chat; DataError where the template refuses it."""
+        """Return the tokens of a whole chat.
+
+        Raises:
+            DataError: the template refuses it.
+        """
         return list(self._prompt(_key(messages)))
 
     def after(self, messages: Sequence[Message], replies: Sequence[int], last: int) -> list[int] | None:
-        """Return what a template writes behind the last of these replies, see `Base.between`."""
+        """Return what a template writes after the last of these replies, see `Base.between`."""
         held = [dict(message) for message in messages]
         for place in replies:
             held[place]["content"] = ""  # its tokens are known
@@ -79,7 +84,7 @@ def _key(messages: Sequence[Message]) -> str:
 
 @dataclass
 class Limits:
-    """Tokens that a completion may have, and a prompt before it; texts that end a completion."""
+    """The most tokens of a completion and of its prompt, and the texts that end a completion."""
 
     prompt: int
     response: int
@@ -89,8 +94,8 @@ class Limits:
 class Model:
     """The model of one episode.
 
-    A chat that begins with an earlier one and its completion, as they were, goes on with the tokens that these were:
-    text is not tokenised again. Any other chat begins anew.
+    If a chat begins with an earlier chat and its completion, unchanged, it continues with their tokens: text is not
+    tokenised again. Any other chat starts anew.
     """
 
     def __init__(
@@ -105,17 +110,17 @@ class Model:
         self.entropies: dict[int, list[float]] = {}  # by the identity of the output
 
     async def get_model_response(self, messages: str | Sequence[Message], **how: Any) -> ModelOutput:
-        """Complete a chat, or a text as it is.
+        """Complete a chat, or a plain text.
 
         Args:
             messages: the chat, each message with `role` and `content`; or a text.
-            **how: `max_tokens`, `temperature`, `top_k`, `top_p`, `stop` of this completion, where they are other
-                than the run's; what else an API takes is not read. `stop`, a text or several, ends it and is no part
-                of its text; the model's tokens keep it, and so does a chat that goes on with them.
+            **how: `max_tokens`, `temperature`, `top_k`, `top_p`, `stop` of this completion, if they differ from the
+                run's. Other arguments of APIs are ignored. `stop`, one text or several, ends the completion and is no
+                part of its text. The model's tokens keep it, and so does a chat that continues with them.
 
         Raises:
             TerminationEvent: the prompt is longer than the run allows.
-            ValueError: a number of `how` is none, or out of its range; or `stop` is no text.
+            ValueError: a setting is no number, or out of its range; or `stop` is no text.
             DataError: the template refuses the chat.
         """
         ids, replies = self._prompt(messages)
@@ -144,7 +149,7 @@ class Model:
         return out
 
     def prompt_length(self, messages: str | Sequence[Message]) -> int:
-        """Return how many tokens a chat would be."""
+        """Return the number of tokens of a chat."""
         return len(self._prompt(messages)[0])
 
     def _prompt(self, messages: str | Sequence[Message]) -> tuple[list[int], list[int]]:
@@ -197,7 +202,7 @@ def _texts(stop: Any) -> tuple[str, ...]:
 
 
 def back_off(attempt: int) -> float:
-    """Return the seconds to wait before trying again: 0.05, 0.1, 0.2 … at most 5."""
+    """Return the seconds to wait before the next attempt: 0.05, 0.1, 0.2 … at most 5."""
     return float(min(5.0, 0.05 * 2**attempt))
 
 

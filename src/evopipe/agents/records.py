@@ -1,4 +1,4 @@
-"""Episodes as files: one JSON object a line, with the tokens of each row as text, and who wrote them."""
+"""Episodes as files: one JSON object a line, with the text of each row's tokens, and who wrote them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evopipe.agents.engine import Done
-from evopipe.agents.rows import Row, rows_of
+from evopipe.agents.rows import TokenRow, rows_of
 from evopipe.language.base import Base
 from evopipe.report.episodes import episodes_page, read_episodes, reward_of
 from evopipe.storage.files import write_text
@@ -18,9 +18,11 @@ from evopipe.track.formats import score
 
 
 def record(done: Done, base: Base, masked: Collection[str]) -> dict[str, Any]:
-    """Return an episode as JSON data, with its member's slot and the rows that its trajectories are. A row is a list of
-    pieces: `text`, whether the model has `written` it, and the `step` that it belongs to. `counts` says whether the
-    episode's reason, which may be `masked`, lets anything be learned from it."""
+    """Return an episode as JSON data, with its member's slot and the rows of its trajectories.
+
+    A row is a list of pieces: `text`, whether the model has `written` it, and the `step` that it belongs to. `counts`
+    says whether anything is learned from the episode: not if its reason is among `masked`.
+    """
     told = done.episode.to_dict()
     for trajectory, each in zip(done.episode.trajectories, told["trajectories"], strict=True):
         each["rows"] = [_pieces(row, base) for row in rows_of(trajectory)]
@@ -33,7 +35,7 @@ def reason(done: Done) -> str:
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return in one sentence what episodes came to."""
+    """Summarise episodes in one sentence."""
     endings = Counter(str(each["termination_reason"]) for each in records)
     tasks = len({each["id"].rpartition(":")[0] for each in records})
     mean = sum(map(reward_of, records)) / max(1, len(records))
@@ -48,14 +50,13 @@ def _many(n: int, what: str) -> str:
 
 
 def show(title: str, files: Mapping[str, Path], page: Path) -> None:
-    """Write the page of the episodes in these files, by what they were played for; those that are not there are left
-    out."""
+    """Write an HTML page of the episodes in these files, by purpose. Missing files are skipped."""
     there = {name: read_episodes(path) for name, path in files.items() if path.exists()}
     if there:
         write_text(page, episodes_page(title, there))
 
 
-def _pieces(row: Row, base: Base) -> list[dict[str, Any]]:
+def _pieces(row: TokenRow, base: Base) -> list[dict[str, Any]]:
     first = row.turn[0] if row.turn else 0
     marked = [(False, first, token) for token in row.prompt]
     marked += zip(row.mask, row.turn, row.ids, strict=True)

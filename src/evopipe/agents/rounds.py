@@ -1,4 +1,4 @@
-"""Rounds of episodes: the data regime of agents. A tick is one round of every member, and what is learned from it."""
+"""The regime of agents. In each tick every member plays a round of episodes and learns from them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from evopipe import algos, rng
 from evopipe.agents import records
 from evopipe.agents.blocking import Processes
-from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job
+from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
-from evopipe.agents.rows import Batch, How, Played, advantages, batch_of
+from evopipe.agents.rows import AdvantageSettings, RolloutBatch, RoundTrajectory, advantages, batch_of
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import Workflow
 from evopipe.core.cohort import Cohort
@@ -93,8 +93,11 @@ def _decode_part(
 
 
 class Rounds:
-    """The regime (see `run.regime.Regime`) of agents, which learn from `tasks` and are validated on those `held` back;
-    episodes are written to a folder, where one is given."""
+    """The regime (see `run.regime.Regime`) of agents, which learn from `tasks` and are validated on the tasks `held`
+    back.
+
+    Episodes are written to a folder, if one is given.
+    """
 
     warm = 0
     threshold: float | None = None
@@ -128,15 +131,15 @@ class Rounds:
     def first(self, member: Member) -> Member:
         return member
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Nothing is kept beside the members."""
+    def inherit(self, parents: Sequence[int] | None) -> None:
+        """Do nothing: this regime keeps nothing for each member."""
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`: no episode ends here."""
+        """See `Regime.ended`. It has no values: no episode of an environment ends here."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Nothing is a slot's own."""
+        """Do nothing: this regime keeps nothing for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -144,23 +147,31 @@ class Rounds:
     # --- episodes -----------------------------------------------------------------------------------------------------
 
     def play(
-        self, cohorts: Sequence[Cohort], jobs: Sequence[Job], purpose: Purpose, when: int,
+        self, cohorts: Sequence[Cohort], jobs: Sequence[EpisodeJob], purpose: Purpose, when: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[Done]:  # fmt: skip
-        """Run episodes; return them in order, failed ones too. Stopped if `stopped` said so."""
+        """Run episodes; return them in order, failed ones too.
+
+        Raises:
+            Stopped: `stopped` returned True.
+        """
         language = self.spec.language
         places = self.spec.base.places
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
         limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
         decoder = partial(_decode, self.spec, cohorts, purpose, when)
-        engine = Engine(self.make, self.tokens, limits, decoder, self.agents, self.processes)
+        engine = RolloutEngine(self.make, self.tokens, limits, decoder, self.agents, self.processes)
         try:
             return engine.run(jobs, stopped)
         except Cancelled:
             raise Stopped from None
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
-        """Return episodes; EnvironmentFailed if more of them failed than `agents.max_error_fraction`."""
+        """Return these episodes, if not too many failed.
+
+        Raises:
+            EnvironmentFailed: a larger share of them failed than `agents.max_error_fraction`.
+        """
         wrong = [each.episode for each in done if each.episode.termination_reason in FAILED]
         if len(wrong) > self.agents.max_error_fraction * len(done):
             told = wrong[0].info.get("error", {})
@@ -174,7 +185,7 @@ class Rounds:
     def advance(self) -> None:
         """Let every member play a round of episodes, and learn from it."""
         self.whole = False
-        jobs: list[Job] = []
+        jobs: list[EpisodeJob] = []
         for cohort in self.cohorts:
             jobs += self._jobs(cohort)
         self.whole = True  # nothing has changed if an episode fails the run
@@ -207,15 +218,17 @@ class Rounds:
     def _shape(self, cohort: Cohort) -> tuple[int, int]:
         """Tasks of a round, and rollouts of each."""
         one = cohort.members[0]
-        group = self.spec.whole(one, "group_size")
-        return self.spec.whole(one, "rows") // group, group
+        group = self.spec.integer(one, "group_size")
+        return self.spec.integer(one, "rows") // group, group
 
-    def _jobs(self, cohort: Cohort) -> list[Job]:
+    def _jobs(self, cohort: Cohort) -> list[EpisodeJob]:
         tasks, group = self._shape(cohort)
         index = rows_at(self.spec.seed, len(self.tasks), self.clock.tick * tasks, tasks)
         how = [x.tolist() for x in sampling(cohort, self.spec)]
         return [
-            Job(slot, n * group + g, f"{i}:{g}", own(self.tasks[int(i)]), Sampled(how[0][p], how[1][p], how[2][p]))
+            EpisodeJob(
+                slot, n * group + g, f"{i}:{g}", own(self.tasks[int(i)]), Sampled(how[0][p], how[1][p], how[2][p])
+            )
             for p, slot in enumerate(cohort.slots) for n, i in enumerate(index) for g in range(group)
         ]  # fmt: skip
 
@@ -224,7 +237,7 @@ class Rounds:
         tasks, group = self._shape(cohort)
         played = [
             [
-                Played(each.job.place // group, trajectory, records.reason(each) not in self.masked)
+                RoundTrajectory(each.job.place // group, trajectory, records.reason(each) not in self.masked)
                 for each in member for trajectory in each.episode.trajectories if trajectory.steps
             ]
             for member in done
@@ -241,12 +254,12 @@ class Rounds:
                     text = replace(text, value=score(policy.frozen, text, cohort.state.value.frozen).value)
                 text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
             else:
-                text, silent = advantages(Batch(text, batch.owner, played), tasks, self._how(cohort))
+                text, silent = advantages(RolloutBatch(text, batch.owner, played), tasks, self._how(cohort))
             drift = learn(spec, self.clock, cohort, text)
         self._measure(cohort, text, done, batch.owner, drift, silent)
         return any(each.episode.reward for member in done for each in member)
 
-    def _how(self, cohort: Cohort) -> How:
+    def _how(self, cohort: Cohort) -> AdvantageSettings:
         cfg = self.spec.algo_config
 
         def of(algo: Any, config: Any) -> Callable[[Text, int], Text]:
@@ -255,7 +268,7 @@ class Rounds:
         estimate = {"": of(self.spec.algo, cfg)}
         for role, algo in self._estimators.items():
             estimate[role] = of(algo, algo.Config())
-        return How(self.agents.advantage, self.agents.gamma, estimate)
+        return AdvantageSettings(self.agents.advantage, self.agents.gamma, estimate)
 
     def _measure(
         self, cohort: Cohort, text: Text, done: Sequence[Sequence[Done]], owner: Sequence[Sequence[int]],
@@ -300,17 +313,19 @@ class Rounds:
 
     # --- validation ---------------------------------------------------------------------------------------------------
 
-    def validation(self, tasks: Sequence[Mapping[str, Any]], slots: Sequence[int], names: Sequence[Any]) -> list[Job]:
-        """Return the jobs of tasks as validations play them, of members in these slots."""
+    def validation(
+        self, tasks: Sequence[Mapping[str, Any]], slots: Sequence[int], names: Sequence[Any]
+    ) -> list[EpisodeJob]:
+        """Return the jobs that play tasks for validation, by the members in these slots."""
         k, how = self.agents.samples, Sampled(self.agents.temperature)
         return [
-            Job(slot, n * k + s, f"{name}:{s}", own(task), how)
+            EpisodeJob(slot, n * k + s, f"{name}:{s}", own(task), how)
             for slot in slots for n, (name, task) in enumerate(zip(names, tasks, strict=True)) for s in range(k)
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`; seeds stand for validation tasks. A failed episode counts as the lowest return of all
-        that were played: a member gains nothing by it."""
+        """See `Regime.evaluate`. Each seed selects a validation task. A failed episode counts as the lowest return that
+        was reached, so that no member gains by failing."""
         note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))
         slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples
@@ -376,7 +391,7 @@ def _length(one: Done) -> int:
 
 
 def own(value: Any) -> Any:
-    """Return a task that an episode may change: its mappings and lists are copies."""
+    """Return a copy of a task that an episode may change; its mappings and lists are copied too."""
     if isinstance(value, Mapping):
         return {key: own(each) for key, each in value.items()}
     return [own(each) for each in value] if isinstance(value, list) else value

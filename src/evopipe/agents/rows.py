@@ -1,4 +1,4 @@
-"""Episodes as rows of text: the tokens that members were shown and wrote, what of it counts, and its advantages."""
+"""Episodes as rows of text: the tokens that members read and wrote, which of them count, and their advantages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Level = Literal["trajectory", "step", "turn"]
 
 
 @dataclass
-class Row:
-    """A prompt, then completions and what the environment said between them."""
+class TokenRow:
+    """The tokens of a prompt, then completions and the environment's replies in turn."""
 
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
@@ -34,18 +34,18 @@ class Row:
         self.log_prob += [0.0] * len(shown) + list(log_probs)
 
 
-class Played(NamedTuple):
-    """A trajectory of a round: of which task and role, and whether it counts."""
+class RoundTrajectory(NamedTuple):
+    """A trajectory of a round, with its task, and whether it counts."""
 
     task: int  # which of the round's
     trajectory: Trajectory
     counts: bool
 
 
-def rows_of(trajectory: Trajectory) -> list[Row]:
-    """Return the rows of a trajectory: a step whose prompt goes on from the row before it lengthens that, any other
+def rows_of(trajectory: Trajectory) -> list[TokenRow]:
+    """Return the rows of a trajectory. A step whose prompt continues the row before extends that row; any other step
     begins one."""
-    rows: list[Row] = []
+    rows: list[TokenRow] = []
     for number, step in enumerate(trajectory.steps):
         out = step.model_output
         if out is None or not out.completion_ids:
@@ -54,13 +54,13 @@ def rows_of(trajectory: Trajectory) -> list[Row]:
         if rows and out.prompt_ids[:known] == [*rows[-1].prompt, *rows[-1].ids]:
             rows[-1].add(out.prompt_ids[known:], out.completion_ids, out.logprobs, number)
         else:
-            rows.append(Row(list(out.prompt_ids)))
+            rows.append(TokenRow(list(out.prompt_ids)))
             rows[-1].add([], out.completion_ids, out.logprobs, number)
     return rows
 
 
 def returns(steps: Sequence[Step], gamma: float) -> list[float]:
-    """Return Σ γᵏ r of every step, and tell it the step."""
+    """Compute the return Σ γᵏ r of every step, and store it in the step."""
     later = 0.0
     for step in reversed(steps):
         later = step.reward + gamma * later
@@ -69,24 +69,26 @@ def returns(steps: Sequence[Step], gamma: float) -> list[float]:
 
 
 @dataclass
-class Batch:
-    """The rows of a round of `P` members, and which trajectory each is of."""
+class RolloutBatch:
+    """The rows of a round of `P` members, and the trajectory of each row."""
 
     text: Text  # [P, B, …]; no row is there beyond a member's own
     owner: list[list[int]]  # of each member: the trajectory of each of its rows
-    played: Sequence[Sequence[Played]]  # of each member
+    played: Sequence[Sequence[RoundTrajectory]]  # of each member
 
 
-def batch_of(played: Sequence[Sequence[Played]], pad: int, device: torch.device) -> Batch:
-    """Gather the trajectories of `P` members, with each trajectory's reward at each of its rows."""
-    every: list[list[Row]] = []
+def batch_of(played: Sequence[Sequence[RoundTrajectory]], pad: int, device: torch.device) -> RolloutBatch:
+    """Gather the trajectories of `P` members as a batch. Each row has the reward of its trajectory."""
+    every: list[list[TokenRow]] = []
     owner: list[list[int]] = []
     for member in played:
         found = [(i, row) for i, each in enumerate(member) for row in rows_of(each.trajectory)]
         owner.append([i for i, _ in found])
         every.append([row for _, row in found])
     width = max(1, *(len(rows) for rows in every))
-    flat = [row for rows in every for row in (*rows, *([Row([pad], [pad], [False], [0], [0.0])] * (width - len(rows))))]
+    flat = [
+        row for rows in every for row in (*rows, *([TokenRow([pad], [pad], [False], [0], [0.0])] * (width - len(rows))))
+    ]
     prompts, seen = stacked([row.prompt for row in flat], pad, left=True)
     ids, there = stacked([row.ids for row in flat], pad, left=False)
     shape = (len(played), width, -1)
@@ -109,12 +111,12 @@ def batch_of(played: Sequence[Sequence[Played]], pad: int, device: torch.device)
         log_prob=told([row.log_prob for row in flat], torch.float32),
         reward=reward.to(device), keep=counts.to(device),
     )  # fmt: skip
-    return Batch(text, owner, played)
+    return RolloutBatch(text, owner, played)
 
 
 @dataclass(frozen=True)
-class How:
-    """How trajectories become advantages."""
+class AdvantageSettings:
+    """How advantages are computed from trajectories."""
 
     # what is compared: whole trajectories, the same for each of their steps (`step`: shared out among them), or each
     # turn with the same turn of the group's others
@@ -135,7 +137,7 @@ class _Places(NamedTuple):
     size: int
 
 
-def _places(played: Sequence[Sequence[Played]], role: str, tasks: int) -> _Places:
+def _places(played: Sequence[Sequence[RoundTrajectory]], role: str, tasks: int) -> _Places:
     own: list[dict[int, list[int]]] = []
     for member in played:
         found: dict[int, list[int]] = defaultdict(list)
@@ -148,9 +150,13 @@ def _places(played: Sequence[Sequence[Played]], role: str, tasks: int) -> _Place
     return _Places(group, of, tasks * group)
 
 
-def advantages(batch: Batch, tasks: int, how: How) -> tuple[Text, int]:
-    """Return the text with an advantage at every token, and which rows have one; and how many groups say nothing.
-    Groups are the trajectories of one task and role: nothing else is compared."""
+def advantages(batch: RolloutBatch, tasks: int, how: AdvantageSettings) -> tuple[Text, int]:
+    """Return the text with an advantage at every token, with the rows that have one marked; and the number of
+    uninformative groups.
+
+    A group is the trajectories of one task and role; only these are compared. It is uninformative if all rewards are
+    equal.
+    """
     text, played = batch.text, batch.played
     values = [[[0.0] * len(each.trajectory.steps) for each in member] for member in played]
     spread = [[[False] * len(each.trajectory.steps) for each in member] for member in played]
@@ -193,12 +199,12 @@ def advantages(batch: Batch, tasks: int, how: How) -> tuple[Text, int]:
     return replace(text, advantage=advantage.to(device), keep=kept.to(device)), silent
 
 
-def _return(t: int, each: Played) -> float | None:
+def _return(t: int, each: RoundTrajectory) -> float | None:
     steps = each.trajectory.steps
     return steps[t].mc_return if t < len(steps) else None
 
 
-def _sums(batch: Batch) -> list[dict[int, tuple[float, float]]]:
+def _sums(batch: RolloutBatch) -> list[dict[int, tuple[float, float]]]:
     """Return of each trajectory Σ log π and Σ log π_ref over its tokens."""
     text, found = batch.text, []
     assert text.log_prob is not None
@@ -213,8 +219,8 @@ def _sums(batch: Batch) -> list[dict[int, tuple[float, float]]]:
 
 
 def _compare(
-    batch: Batch, places: _Places, estimate: Callable[[Text, int], Text], value: Callable[[Played], float | None],
-    summed: Sequence[Mapping[int, tuple[float, float]]],
+    batch: RolloutBatch, places: _Places, estimate: Callable[[Text, int], Text],
+    value: Callable[[RoundTrajectory], float | None], summed: Sequence[Mapping[int, tuple[float, float]]],
 ) -> tuple[list[list[float]], list[list[bool]], int]:  # fmt: skip
     """Compare trajectories by the algorithm's own estimate, one token each; return it by place, whether it says
     anything, and how many groups do not."""

@@ -1,4 +1,4 @@
-"""What a run of agents is configured by, beside what any run of language models is: the block `agents`."""
+"""The block `agents`: settings of a run of agents, beside those of any run of language models."""
 
 from __future__ import annotations
 

@@ -17,16 +17,16 @@ from evopipe.envs.make import team_function
 
 
 class PettingZooEnvironment(BaseEnv):
-    """An environment of PettingZoo: observations as text, actions by name; a task is `{"seed": 7}`.
+    """A PettingZoo environment with observations as text and actions by name; a task is `{"seed": 7}`.
 
-    `reset` and `step` speak of those that act next, by their id: observations are a mapping of these, actions too, and
-    rewards a mapping of all. In an `AECEnv` one agent acts next, in a `ParallelEnv` all that live do.
+    `reset` and `step` return mappings by agent: observations of the agents that act next, and rewards of all. Actions
+    are a mapping too. In an `AECEnv` one agent acts next, in a `ParallelEnv` all that are alive.
 
     Args:
         task: may have a `seed`.
-        id: as `env.id` names a team: `tictactoe_v3`, `mpe2.simple_spread_v3:parallel_env`, `module:function`.
-        actions: names of discrete actions, in order; None: an action is passed on as it is.
-        show: (observation, agent) → text; None: `str`. What a mask forbids is left out of the names that are told.
+        id: a team as `env.id` names it: `tictactoe_v3`, `mpe2.simple_spread_v3:parallel_env`, `module:function`.
+        actions: names of discrete actions, in order; None passes an action on unchanged.
+        show: (observation, agent) → text; None for `str`. Actions that a mask forbids are not listed for the agent.
         kwargs: arguments of the environment.
     """
 
@@ -107,16 +107,17 @@ class PettingZooEnvironment(BaseEnv):
 
 
 class TeamWorkflow(Workflow):
-    """Agents in one environment that says who acts next, as `PettingZooEnvironment` does; each is a role.
+    """Several agents in one environment that says who acts next, such as `PettingZooEnvironment`. Each agent has a
+    role.
 
-    All that act next are asked at once. A reward for an agent that has not acted yet counts for its first step.
+    All agents that act next are asked at once. A reward for an agent that has not acted yet counts for its first step.
 
     Args:
         env_cls: the environment, whose observations and rewards are mappings by agent.
-        agent_cls: made for each agent when it first acts.
-        env_args, agent_args: of their constructors.
-        roles: the role of each agent; by itself it is the agent's own id. Only equal roles are compared.
-        max_steps: times that the environment may be stepped.
+        agent_cls: the class of the agents, which are made when they first act.
+        env_args, agent_args: arguments of the constructors.
+        roles: the role of each agent; the default is the agent's own id. Only equal roles are compared.
+        max_steps: the most steps of the environment.
     """
 
     def __init__(

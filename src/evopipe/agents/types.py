@@ -1,4 +1,4 @@
-"""What agents, environments and workflows exchange: steps, trajectories and episodes as data, to and from JSON."""
+"""The data that agents, environments and workflows exchange: steps, trajectories and episodes, to and from JSON."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TerminationEvent(Exception):
 
 @dataclass
 class ModelOutput:
-    """A completion: its text, and the tokens that it was."""
+    """A completion: its text and its tokens."""
 
     text: str = ""
     content: str = ""
@@ -106,14 +106,14 @@ class ModelOutput:
 
 @dataclass
 class Action:
-    """What an agent does, in the terms of its environment."""
+    """An agent's action, as its environment reads it."""
 
     action: Any = None
 
 
 @dataclass
 class Step:
-    """One completion of an agent, and what the environment made of it."""
+    """One completion of an agent, and its result in the environment."""
 
     chat_completions: list[Message] = field(default_factory=list)  # the chat up to here, the completion included
     observation: Any = None
@@ -141,7 +141,7 @@ class Step:
 
 @dataclass
 class Trajectory:
-    """The steps of one agent, or of one role of a workflow, which `name` tells."""
+    """The steps of one agent, or of one role of a workflow, named by `name`."""
 
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     name: str = "agent"
@@ -151,7 +151,7 @@ class Trajectory:
     info: dict[str, Any] = field(default_factory=dict)
 
     def is_cumulative(self) -> bool:
-        """Whether each step's chat begins with the whole chat of the one before."""
+        """Return whether each step's chat begins with the complete chat of the one before."""
         chats = [step.chat_completions for step in self.steps]
         return all(later[: len(chat)] == chat for chat, later in itertools.pairwise(chats))
 
@@ -164,7 +164,7 @@ class Trajectory:
 
 @dataclass
 class Episode:
-    """One run of a task: `id` is `"<task>:<rollout>"`."""
+    """One run of a task; its `id` is `"<task>:<rollout>"`."""
 
     id: str = ""
     task: Any = None
@@ -184,7 +184,7 @@ class Episode:
 
     @property
     def reward(self) -> float:
-        """Σ of its trajectories' rewards over their number; 0 without any."""
+        """The mean reward of its trajectories; 0 without any."""
         rewards = [trajectory.reward for trajectory in self.trajectories]
         return sum(rewards) / len(rewards) if rewards else 0.0
 
@@ -197,7 +197,7 @@ class Episode:
 
 @dataclass
 class RewardOutput:
-    """What a reward function found."""
+    """The result of a reward function."""
 
     reward: float
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -205,6 +205,6 @@ class RewardOutput:
 
 
 class RewardFunction(Protocol):
-    """Scores an action, or a whole answer, by what the task says."""
+    """Scores an action, or a whole answer, for a task."""
 
     def __call__(self, task_info: dict[str, Any], action: str) -> RewardOutput | float: ...

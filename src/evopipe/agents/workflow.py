@@ -1,4 +1,4 @@
-"""Workflows: what one episode of a task does, with any number of agents, environments and calls of the model."""
+"""Workflows: what happens in one episode of a task, with any number of agents, environments and calls of the model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from evopipe.agents.types import Action, Episode, Step, TerminationEvent, Termin
 from evopipe.errors import said
 
 
-class Runner:
-    """What an episode may ask of the engine: threads, and how long a call of an environment may take."""
+class EpisodeRunner:
+    """What an episode may use of the engine: threads, and time limits for calls of an environment."""
 
     def __init__(
         self, threads: Threads, env_seconds: float | None, close_seconds: float, lock: asyncio.Lock,
@@ -32,7 +32,8 @@ class Runner:
         self._lock, self._told = lock, told
 
     async def call(self, function: Callable[..., Any], *args: Any, safe: bool = True, **how: Any) -> Any:
-        """Call a function, see `Threads.call`; one that is not safe beside others of its kind waits for these."""
+        """Call a function, see `Threads.call`. A function that is not `safe` to run beside others of its kind waits for
+        them."""
         self.running += 1
         try:
             async with contextlib.nullcontext() if safe else self._lock:
@@ -43,21 +44,21 @@ class Runner:
 
 
 class Workflow(ABC):
-    """One episode at a time: `run` says what it does.
+    """The base class of workflows; subclasses define an episode in `run`.
 
-    Trajectories are those that `run` returns in an `Episode`; else those that were committed, and those of every agent
-    that is an attribute.
+    Its trajectories are those of the `Episode` that `run` returns. If it returns None, they are the committed ones, and
+    those of every agent that is an attribute.
 
     Args:
         rollout_engine: the episode's model.
-        executor: the engine's, for `run_in_executor` and for environments.
-        timeout: seconds of an episode.
-        gamma: of the returns that the steps' rewards become; 0 leaves them as they are.
-        reward_bonus_coeff: weight of a step's gain in reward over the step before, added to its reward.
+        executor: the engine's runner, for `run_in_executor` and for environments.
+        timeout: the most seconds of an episode.
+        gamma: discount of the returns that replace the steps' rewards; 0 keeps the rewards.
+        reward_bonus_coeff: weight of a bonus on a step's reward: its gain over the step before.
     """
 
     def __init__(
-        self, rollout_engine: Model, executor: Runner, timeout: float = 1e6, gamma: float = 0.0,
+        self, rollout_engine: Model, executor: EpisodeRunner, timeout: float = 1e6, gamma: float = 0.0,
         reward_bonus_coeff: float = 0.0, **kwargs: Any,
     ) -> None:  # fmt: skip
         self.rollout_engine, self.executor, self.timeout = rollout_engine, executor, timeout
@@ -67,28 +68,32 @@ class Workflow(ABC):
 
     @abstractmethod
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
-        """Do a task. `TerminationEvent` ends it for a reason."""
+        """Perform a task. A `TerminationEvent` ends it for a reason."""
 
     def reset(self, task: dict[str, Any] | None = None, uid: str | None = None) -> None:
-        """Begin anew: agents are reset, nothing is committed."""
+        """Prepare for a new episode: reset all agents, and discard what was committed."""
         self._committed, self._told = [], set()
         for agent in self._own(BaseAgent):
             agent.reset()
 
     async def run_in_executor(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run blocking code in a thread, or a process where it says so, within the time that an environment has."""
+        """Run blocking code in a thread, or in a process if it asks for one, with the time limit of an environment."""
         how = _blocks(function)
         return await self.executor.call(function, *args, blocking=how or True, seconds=self.executor.env_seconds)
 
     async def made(self, env_cls: type[Any], task: Mapping[str, Any]) -> Any:
-        """Make the environment of a task, in a thread where it is blocking; one that comes too late is closed."""
+        """Make the environment of a task, in a thread if it is blocking. One that comes too late is closed."""
         return await self.executor.call(
             env_cls.from_dict, task, safe=_safe(env_cls), blocking=_blocks(env_cls),
             seconds=self.executor.env_seconds, undo=_close_quietly,
         )  # fmt: skip
 
     async def on_env(self, env: BaseEnv, method: str, *args: Any) -> Any:
-        """Call an environment's method, in a thread where it is blocking; TimeoutError if it takes too long."""
+        """Call an environment's method, in a thread if it is blocking.
+
+        Raises:
+            TimeoutError: it takes too long.
+        """
         return await self._on_env(env, method, args, self.executor.env_seconds)
 
     async def _on_env(self, env: BaseEnv, method: str, args: tuple[Any, ...], seconds: float | None) -> Any:
@@ -104,8 +109,11 @@ class Workflow(ABC):
         self, name: str | None = None, agent: BaseAgent | None = None, trajectory: Trajectory | None = None,
         reset: bool = False,
     ) -> None:  # fmt: skip
-        """Keep a trajectory, an agent's or one's own, as it is now; without steps it is none. Raises ValueError if not
-        exactly one of `agent` and `trajectory` is given."""
+        """Keep a trajectory as it is now: an agent's, or one that is passed. A trajectory without steps is not kept.
+
+        Raises:
+            ValueError: not exactly one of `agent` and `trajectory` is given.
+        """
         if (agent is None) == (trajectory is None):
             raise ValueError("commit: give either agent or trajectory")
         held = agent.trajectory if agent is not None else trajectory
@@ -119,14 +127,14 @@ class Workflow(ABC):
             agent.reset()
 
     def collect_trajectories(self) -> list[Trajectory]:
-        """Return what was committed, then what agents have done that was not."""
+        """Return the committed trajectories, then what agents have done that was not committed."""
         rest = [agent.trajectory for agent in self._own(BaseAgent)]
         return [*self._committed, *(each for each in rest if each.steps and each.uid not in self._told)]
 
     def postprocess_episode(
         self, episode: Episode | None, task: dict[str, Any], uid: str, reason: TerminationReason | None
     ) -> Episode:
-        """Give an episode its id, its rewards and its reason."""
+        """Set an episode's id, its rewards and its reason."""
         if episode is None:
             episode = Episode(trajectories=self.collect_trajectories())
         episode.id, episode.task = uid, task
@@ -144,12 +152,12 @@ class Workflow(ABC):
         return episode
 
     def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
-        """Let a trajectory's reward be the sum of its steps', where these have any."""
+        """Set a trajectory's reward to the sum of its steps' rewards, if these have any."""
         if any(step.reward for step in trajectory.steps):
             trajectory.reward = float(sum(step.reward for step in trajectory.steps))
 
     def adjust_step_rewards(self, trajectory: Trajectory) -> None:
-        """Add the bonus of gains to steps' rewards, and turn them into returns where `gamma` is above 0."""
+        """Add the bonus for gains to steps' rewards, and replace rewards by returns if `gamma` is above 0."""
         steps = trajectory.steps
         if len(steps) < 2:
             return
@@ -165,7 +173,7 @@ class Workflow(ABC):
         return all(env.is_multithread_safe() for env in self._own(BaseEnv))
 
     async def close(self) -> str | None:
-        """Close every environment that is an attribute; return what went wrong, if something did."""
+        """Close every environment that is an attribute; return what went wrong, if anything did."""
         wrong = None
         for env in self._own(BaseEnv):
             if type(env).close is BaseEnv.close:  # nothing to let go
@@ -206,7 +214,7 @@ def _close_quietly(env: Any) -> None:
 
 
 class MultiTurnWorkflow(Workflow):
-    """An agent in an environment, until it is done or `max_steps` completions are written."""
+    """One agent in an environment, until the environment is done or `max_steps` completions are written."""
 
     cumulative = False
 
@@ -261,7 +269,8 @@ class MultiTurnWorkflow(Workflow):
 
 
 class CumulativeWorkflow(MultiTurnWorkflow):
-    """An agent in an environment whose completions and observations together have the length of one response."""
+    """One agent in an environment, whose completions and observations together are limited to the length of one
+    response."""
 
     cumulative = True
 
@@ -274,8 +283,11 @@ class SingleTurnWorkflow(MultiTurnWorkflow):
 
 
 class FlowWorkflow(Workflow):
-    """A plain function, `async def flow(task, model)`: its calls of the model are the steps of one trajectory. It
-    returns the reward, a list of one reward a call, a `Trajectory` or an `Episode`."""
+    """A plain function as a workflow, `async def flow(task, model)`. Its calls of the model are the steps of one
+    trajectory.
+
+    It returns the reward, a list of one reward for each call, a `Trajectory` or an `Episode`.
+    """
 
     def __init__(self, flow: Callable[..., Any], reward_fn: Callable[..., Any] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -317,7 +329,11 @@ _LARGEST = 1e16
 
 
 def number(found: Any, whose: Any) -> float:
-    """Return a reward as a number; ValueError if it is none, none that is finite, or larger than can be learned by."""
+    """Return a reward as a number.
+
+    Raises:
+        ValueError: it is no number, not finite, or too large to learn from.
+    """
     value = found
     with contextlib.suppress(Exception):
         value = found.item() if hasattr(found, "item") else getattr(found, "reward", found)

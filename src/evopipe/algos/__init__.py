@@ -1,13 +1,13 @@
-"""The algorithms: one file each, discovered by name; a leading underscore marks what several have in common.
+"""The algorithms: one file each, found by name. Files with a leading underscore hold what several have in common.
 
 An algorithm is a module of this package, or one that another package names by an entry point of the group
-`evopipe.algos`, which defines the names below. `REGIME` says what its members live on; each
-regime asks for names of its own. Params validation, command-line help, contract tests, evolution ranges and checkpoints
-follow from them; a missing one fails at import with a sentence. What is optional has a default.
+`evopipe.algos`. It must define the names below. `REGIME` says what its members learn from, and each regime needs
+further names. Validation of parameters, command-line help, contract tests, evolution ranges and checkpoints follow from
+these names. A missing name fails at import with a sentence; optional names have defaults.
 
-A `State` has one row a member; hyper-parameters `hp`, `healthy` and losses are `[P]`. `loss` and `update` give each
-transition's error `[P, B]` too, where there is one. An action is int64 `[P, E]`, or float32 `[P, E, A]` in [−1, 1],
-which the environment stretches to its bounds; legal actions are bool `[P, E, A]`.
+A `State` has one row a member; hyper-parameters `hp`, `healthy` and losses are `[P]`. `loss` and `update` also return
+each transition's error `[P, B]`, if there is one. An action is int64 `[P, E]`, or float32 `[P, E, A]` in [−1, 1], which
+the environment stretches to its bounds; legal actions are bool `[P, E, A]`.
 """
 
 from __future__ import annotations
@@ -33,21 +33,25 @@ REQUIRED = {
     "REGIME": "what members live on: `off_policy`, transitions; `on_policy`, their last steps; `dialogue`, completions "
     "that they write; `text`, rows of a dataset; `games`, games as tokens",
     "POLICY": "the network that acts",
-    "ACTIONS": "the kinds of action space served: `discrete`, `continuous`",
     "Config": "the pydantic schema of its block in params.yaml",
     "State": "the dataclass of everything that learns",
     "networks": "input and output width of every network",
     "init": "the state from fresh networks",
-    "greedy": "the best actions",
     "loss": "each member's loss",
     "update": "one learning step",
 }
+_ACTS = {
+    "ACTIONS": "the kinds of action space served: `discrete`, `continuous`",
+    "greedy": "the best actions",
+}
 REGIMES = {
     "off_policy": {
+        **_ACTS,
         "explore": "the exploration rate after so many environment steps of a member",
         "act": "actions while training, exploring",
     },
     "on_policy": {
+        **_ACTS,
         "step": "actions drawn from the policy or its best, with their log-probabilities, values and memory",
         "value": "values of observations",
         "schedule": "what hyper-parameters are multiplied by after so many steps",
@@ -69,10 +73,8 @@ _FIELDS = {
     "on_policy": (*"batch_size learn_step network evolve epochs gamma gae_lambda max_seq_len sequences".split(),),
 }
 """What a regime reads of a `Config`; of language models `batch_size` and `evolve`."""
-OF_TEXT = ("dialogue", "text", "games")
-"""Regimes of language models."""
-OF_ENVIRONMENTS = ("ACTIONS", "greedy")
-"""Names that an algorithm of no environment goes without."""
+PROBLEMS = {"env": ("off_policy", "on_policy"), "text": ("dialogue", "text", "games")}
+"""The regimes of each kind of problem: environments, and language models."""
 OPTIONAL: dict[str, Any] = {
     "values": None,  # (cfg, state, obs) → values of all actions, of which it takes the best
     "answers": None,  # (cfg) → `Answers`, what its policy can be asked; by default what follows from `values`
@@ -99,7 +101,7 @@ ONE_AGENT = "train.warm_start: datasets are of one agent, the environment has a 
 
 
 class Answers(NamedTuple):
-    """What a policy can be asked beside its action; None where it knows nothing of the kind."""
+    """The quantities that a policy can compute beside its action; None for those that it cannot."""
 
     value: Callable[..., Any] | None = None  # (cfg, state, obs, legal, memory) → V(s) `[P, B]`
     # (cfg, state, obs, action) → Q(s, a) `[P, B]`; of all actions `[P, B, A]` where action is None
@@ -109,7 +111,7 @@ class Answers(NamedTuple):
 
 
 class Algorithm(ModuleType):
-    """A module of this package: it defines what `REQUIRED`, `REGIMES` and `OPTIONAL` name."""
+    """The type of an algorithm's module, which defines the names in `REQUIRED`, `REGIMES` and `OPTIONAL`."""
 
     REGIME: str
     ACTIONS: tuple[str, ...]
@@ -121,11 +123,13 @@ class Algorithm(ModuleType):
 
 
 @cache
-def names(of_text: bool = False) -> tuple[str, ...]:
-    """Return the names of all algorithms that serve environments, or of those that train language models, sorted; those
-    of other packages behind evopipe's own."""
-    found = [*_own(), *plugins.names(plugins.ALGOS, _own())]
-    return tuple(name for name in found if (regime_name(name) in OF_TEXT) == of_text)
+def names(kind: str | None = "env") -> tuple[str, ...]:
+    """Return the names of the algorithms of one of `PROBLEMS`, or of all, sorted; those of other packages behind
+    evopipe's own. A regime that is unknown counts as an environment's: `get` says what is wrong with it."""
+    if kind is None:
+        return tuple(name for each in PROBLEMS for name in names(each))
+    regimes = {name: regime_name(name) for name in (*_own(), *plugins.names(plugins.ALGOS, _own()))}
+    return tuple(name for name, regime in regimes.items() if (regime in PROBLEMS["text"]) == (kind == "text"))
 
 
 def _own() -> tuple[str, ...]:
@@ -134,19 +138,22 @@ def _own() -> tuple[str, ...]:
 
 
 def plugin(name: str) -> plugins.Plugin | None:
-    """Return the entry point of an algorithm of another package; None of evopipe's own. `ParamsError` where a name is
-    both, or two packages'."""
+    """Return the entry point of another package's algorithm; None for evopipe's own.
+
+    Raises:
+        ParamsError: the name is both, or two packages have it.
+    """
     return plugins.find(plugins.ALGOS, name, "train.algo", _own())
 
 
-def working(of_text: bool = False) -> list[str]:
-    """Return those of `names` that can be used; those of other packages may not."""
-    return [name for name in names(of_text) if refused(name) is None]
+def working(kind: str | None = "env") -> list[str]:
+    """Return those of `names` that can be imported; other packages' may be broken."""
+    return [name for name in names(kind) if refused(name) is None]
 
 
 def refused(name: str) -> str | None:
-    """Return what is wrong with another package's algorithm, as the parameter that names it may be told; None where it
-    can be used."""
+    """Return why another package's algorithm cannot be used, as a sentence about the parameter that names it; None if
+    it can."""
     try:
         get(name)
     except ParamsError as error:
@@ -155,7 +162,8 @@ def refused(name: str) -> str | None:
 
 
 def regime_name(name: str) -> str:
-    """Return the regime that a file names. It is not imported: that takes a tenth of a second for all."""
+    """Return the regime that an algorithm's file names, without importing it: importing all takes a tenth of a
+    second."""
     if name in _own():
         spec = find_spec(f"{__name__}.{name}")
         file = Path(spec.origin) if spec and spec.origin else None
@@ -168,12 +176,12 @@ def regime_name(name: str) -> str:
 
 
 def on_policy(algo: Algorithm) -> bool:
-    """Whether an algorithm learns from what its members have just done, and from nothing else."""
+    """Return whether an algorithm learns from its own latest rollouts only."""
     return algo.REGIME == "on_policy"
 
 
 def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | None:
-    """Return what is wrong where an algorithm does not serve an environment's actions or agents; None where it does."""
+    """Return why an algorithm does not support an environment's actions or agents, as a sentence; None if it does."""
     team, kind = spaces.team is not None, spaces.kind
     if team == get(name).TEAM and kind in get(name).ACTIONS:
         return None  # before all of them are imported
@@ -187,7 +195,7 @@ def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | Non
 
 
 def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
-    """Return what an algorithm cannot do with the network of its configuration: key and sentence; None if it can."""
+    """Return what an algorithm cannot do with its configured network, as (key, sentence); None if it can use it."""
     algo = get(name)
     if spaces.team is not None:
         try:
@@ -222,9 +230,14 @@ def _misfit_of_a_module(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] 
 
 @cache
 def get(name: str) -> Algorithm:
-    """Return an algorithm. Raises ParamsError if there is none of that name, or it is another package's, which cannot
-    be imported or lacks a name that an algorithm must define; ImportError if a file of evopipe's own lacks one."""
-    if name not in (known := names() + names(of_text=True)):
+    """Return an algorithm by its name.
+
+    Raises:
+        ParamsError: there is none of that name, or it is another package's and cannot be imported or lacks a required
+            name.
+        ImportError: a file of evopipe's own lacks a required name.
+    """
+    if name not in (known := names(None)):
         raise ParamsError(
             f"train.algo: no algorithm {name!r}{did_you_mean(name, known)} (there are: {', '.join(known)})"
         )
@@ -254,8 +267,7 @@ def _lacks(module: ModuleType) -> str | None:
     regime = REGIMES.get(named) if isinstance(named, str) else None
     if regime is None and hasattr(module, "REGIME"):
         return f": REGIME is {named!r}, there are {' and '.join(REGIMES)}"
-    required = {name: what for name, what in REQUIRED.items() if not (named in OF_TEXT and name in OF_ENVIRONMENTS)}
-    for needed, what in (required | (regime or {})).items():
+    for needed, what in (REQUIRED | (regime or {})).items():
         if not hasattr(module, needed):
             return f" does not define {needed!r} ({what}): every such algorithm must"
     return None

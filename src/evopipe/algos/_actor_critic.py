@@ -6,39 +6,44 @@ networks read: features `[P, B, latent]` of the encoder that they share, or, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import torch
 
-from evopipe.algos import Answers
+from evopipe.algos import Answers, _hyper
 from evopipe.core import optim
-from evopipe.core.net import Net, Nets, forward
-from evopipe.core.optim import Adam
-from evopipe.core.structure import Widths
+from evopipe.core.net import Net, forward
 from evopipe.native import actor_critic as native
 from evopipe.native import build
 from evopipe.native.update import Learners
 from evopipe.ops.distributions import Distribution, distribution
-from evopipe.ops.policy import gaussian, likeliest, or_random, ornstein_uhlenbeck
+from evopipe.ops.policy import Noise as NoiseKind
+from evopipe.ops.policy import likeliest, noisy, smoothed
 from evopipe.ops.value import pick, twin_loss
 from evopipe.rng import Stream
+from evopipe.schema.declare import hyper
 from evopipe.types import Batch, Hyper, Learned, Tensor
 
-
-def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
-    """Return the heads of networks that read observations first, behind one `encoder` of the observations; where they
-    do not share, the networks as they are."""
-    if not share:
-        return dict(networks)
-    heads = {name: each._replace(inputs=each.inputs - observations, role="head") for name, each in networks.items()}
-    return {"encoder": Widths(observations, 0, "encoder"), **heads}
-
-
-def start_encoder(nets: Nets) -> tuple[Net | None, Net | None, Adam | None]:
-    """Return the encoder that networks share, its target, a copy, and its moments; None each where there is none."""
-    encoder = nets.get("encoder")
-    return (None, None, None) if encoder is None else (encoder, encoder.copy(), Adam.start(encoder))
+ActorRate = Annotated[float, _hyper.rate("the actor's Adam")]
+CriticRate = Annotated[float, _hyper.rate("the critics' Adam")]
+PolicyDelay = Annotated[int, hyper(doc="critic updates for one of the actor and the targets",
+    raising="slower, steadier actor", ge=1, le=1000)]  # fmt: skip
+TargetNoise = Annotated[float, hyper(doc="standard deviation of the noise on target actions",
+    raising="smoother targets", evolvable=True, ge=0, le=10)]  # fmt: skip
+TargetNoiseLimit = Annotated[float, hyper(doc="largest such noise", raising="smoother targets", evolvable=True, ge=0,
+    le=2)]  # fmt: skip
+RandomSteps = Annotated[int, hyper(doc="first steps of the member, with uniform actions", unit="environment steps",
+    raising="explores longer at first", ge=0, le=10**12)]  # fmt: skip
+Noise = Annotated[NoiseKind, hyper(doc="exploration noise: `gaussian`, or `ou` (Ornstein-Uhlenbeck)")]
+NoiseDeviation = Annotated[float, hyper(
+    doc="standard deviation of the noise on continuous actions while it learns online", raising="explores more", ge=0,
+    le=10)]  # fmt: skip
+NoiseReturn = Annotated[float, hyper(doc="how fast Ornstein-Uhlenbeck noise returns to 0", raising="less correlated",
+    ge=0.05, le=1)]  # fmt: skip
+SharedEncoder = Annotated[bool, hyper(
+    doc="one encoder, trained by the critics' loss alone, under heads of one hidden layer at least")]  # fmt: skip
+RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), learn_step=(1, 8))
 
 
 def explore(cfg: Any, step: int) -> float:
@@ -54,16 +59,7 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return μ(s) and `noise`, clipped; with chance epsilon `[P]` a uniform action."""
-    return noisy(cfg, greedy(cfg, state, obs, legal), epsilon, draw)
-
-
-def noisy(cfg: Any, mean: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Add `noise` to actions `[P, E, A]` and clip them; with chance epsilon `[P]` draw a uniform one instead."""
-    if getattr(cfg, "noise", "gaussian") == "gaussian":
-        noise = gaussian(draw, mean.shape[1:], cfg.noise_sd)
-    else:
-        noise = ornstein_uhlenbeck(draw, mean.shape[1:], cfg.noise_sd, cfg.ou_theta)
-    return or_random(mean + noise, epsilon, draw.part(1))
+    return noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd, cfg.noise, cfg.ou_theta)
 
 
 def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
@@ -108,12 +104,6 @@ def of_own_action(
     return lambda cfg: Answers(value, q_values)
 
 
-def clipped_noise(hp: Hyper, noise: Tensor) -> Tensor:
-    """Return standard normal noise `[P, …]` times each member's `target_noise`, clipped by its `target_clip`."""
-    deviation, limit = (hp[name].view(-1, *(1,) * (noise.ndim - 1)) for name in ("target_noise", "target_clip"))
-    return torch.minimum(torch.maximum(deviation * noise, -limit), limit)
-
-
 def clipped_double_loss(
     state: Any, hp: Hyper, batch: Batch, draw: Stream, x: Tensor, x_t: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -121,8 +111,7 @@ def clipped_double_loss(
     clipped noise (Fujimoto, van Hoof & Meger, 2018, eq. 10 and 14); x before, x_t after the step."""
     with torch.no_grad():
         action_t = torch.tanh(forward(state.actor_target, x_t))
-        noise = draw.normal(action_t[0].numel()).view(action_t.shape)
-        action_t = (action_t + clipped_noise(hp, noise)).clamp(-1.0, 1.0)
+        action_t = smoothed(action_t, draw, hp["target_noise"], hp["target_clip"])
         q1_t, q2_t = action_value(state.critics_target, x_t, action_t).unbind(dim=1)
         y = torch.addcmul(batch.reward, batch.discount, torch.minimum(q1_t, q2_t))  # [P, B]
     return twin_loss(action_value(state.critics, x, batch.action) - y[:, None], batch.weight)
@@ -141,15 +130,9 @@ def whole_update(
         noise = hp["target_noise"][:, None] * native.normals(draw, batch.action[0].numel())
     places = native.alone(cfg.spaces.observations, cfg.spaces.actions)
     return native.ddpg_update(
-        learners(state, critic), hp, places, batch, healthy, climbs, noise=noise,
+        Learners.of(state, critic), hp, places, batch, healthy, climbs, noise=noise,
         noise_clip=hp.get("target_clip", 0.0), alpha=hp["alpha"] if close else None,
     )  # fmt: skip
-
-
-def learners(state: Any, critic: str) -> Learners:
-    """Return what the kernels are to learn with, of critics by that name in the state."""
-    critics = getattr(state, critic), getattr(state, f"{critic}_target"), getattr(state, f"{critic}_adam")
-    return Learners(*critics, state.updates, state.actor, getattr(state, "actor_target", None), state.actor_adam)
 
 
 def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:

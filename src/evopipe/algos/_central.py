@@ -11,13 +11,14 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 from evopipe.algos import Answers, _actor_critic, _hyper
-from evopipe.algos._team import crew
+from evopipe.core.groups import agent_groups
 from evopipe.core.net import Net
 from evopipe.core.structure import Widths
 from evopipe.native import actor_critic as native
 from evopipe.native import build
+from evopipe.native.update import Learners
 from evopipe.ops.distributions import Distribution, distribution, relaxed
-from evopipe.ops.policy import likeliest, or_random_legal
+from evopipe.ops.policy import likeliest, noisy, or_random_legal, smoothed
 from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -32,7 +33,7 @@ RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size
 
 def networks(cfg: Any, spaces: Spaces, critics: int = 1) -> dict[str, Widths]:
     """Return actors and so many centralised critics for each of them: a group's critics lie next to each other."""
-    of, copies = crew(cfg, spaces), len(crew(cfg, spaces).groups)
+    of, copies = agent_groups(cfg, spaces), len(agent_groups(cfg, spaces).groups)
     name = "critic" if critics == 1 else "critics"
     return {
         "actor": Widths(of.observed, spaces.actions, copies=copies),
@@ -42,24 +43,24 @@ def networks(cfg: Any, spaces: Spaces, critics: int = 1) -> dict[str, Widths]:
 
 def output(cfg: Any, actor: Net, obs: Tensor) -> Tensor:
     """Return what actors say, logits or actions before tanh: `[P, K, B, O]` → `[P, K, B, A]`."""
-    of = crew(cfg)
+    of = agent_groups(cfg)
     return of.run(actor, of.named(obs))
 
 
 def _finite_output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
     """The same, finite, for observations `[P, B · K, O]`."""
     with torch.no_grad():
-        return torch.nan_to_num(output(cfg, state.actor, crew(cfg).apart(obs)))
+        return torch.nan_to_num(output(cfg, state.actor, agent_groups(cfg).apart(obs)))
 
 
 def _chances(cfg: Any, out: Tensor, legal: Tensor | None) -> Distribution:
     """Return the softmax over the legal actions: outputs and legal `[P, K, B, A]`."""
-    return distribution(cfg.spaces, out, None, crew(cfg).legal(legal, out))
+    return distribution(cfg.spaces, out, None, agent_groups(cfg).legal(legal, out))
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return tanh of what actors say, or the likeliest legal actions: obs `[P, E · K, O]`."""
-    of, out = crew(cfg), _finite_output(cfg, state, obs)
+    of, out = agent_groups(cfg), _finite_output(cfg, state, obs)
     best = likeliest(out, of.legal(None if legal is None else of.apart(legal), out), cfg.spaces.continuous)
     return of.side_by_side(of.own(best) if cfg.spaces.continuous else best)
 
@@ -67,9 +68,9 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return tanh of what actors say and `noise`, or draw from their softmax; with chance epsilon `[P]`, of each agent
     by itself, a uniform action."""
-    of = crew(cfg)
+    of = agent_groups(cfg)
     if cfg.spaces.continuous:
-        found = _actor_critic.noisy(cfg, greedy(cfg, state, obs, legal), epsilon, draw)
+        found = noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd, cfg.noise, cfg.ou_theta)
         return of.side_by_side(of.own(of.apart(found)))
     drawn = _chances(cfg, _finite_output(cfg, state, obs), of.apart(legal)).sample(draw.part(1))
     return or_random_legal(of.side_by_side(drawn), legal, epsilon, draw)
@@ -84,8 +85,8 @@ def as_numbers(cfg: Any, action: Tensor) -> Tensor:
 
 def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
     """Return every agent's Q of everyone's observations and actions, `[P, K, B]`, of twins `[2, P, K, B]`; see
-    `Crew.together`."""
-    of = crew(cfg)
+    `AgentGroups.together`."""
+    of = agent_groups(cfg)
     return of.run(critic, of.together(obs, actions)).squeeze(-1)
 
 
@@ -97,11 +98,11 @@ class _Steps(NamedTuple):
     weight: Tensor  # [P, K, B], 0 where an agent learns nothing
     seen: Tensor  # [P, B, K, O], observations as critics read them, 0s where an agent is gone
     taken: Tensor  # [P, B, K, A], actions as they read them, 0s there too
-    there: Tensor  # [P, K, B, K] bool, see `Crew.there`
+    there: Tensor  # [P, K, B, K] bool, see `AgentGroups.there`
 
     @classmethod
     def of(cls, cfg: Any, batch: Batch) -> _Steps:
-        of, ones = crew(cfg), torch.ones_like(batch.reward)
+        of, ones = agent_groups(cfg), torch.ones_like(batch.reward)
         alive, learns, next_alive = (ones if x is None else x for x in (batch.alive, batch.learns, batch.next_alive))
         weight, gone = of.first(batch.weight[..., None] * learns), (alive == 0)[..., None]
         seen, taken = (x.masked_fill(gone, 0.0) for x in (batch.obs, as_numbers(cfg, batch.action)))
@@ -111,7 +112,7 @@ class _Steps(NamedTuple):
 def _next_actions(cfg: Any, actor: Net, steps: _Steps, draw: Stream) -> Tensor:
     """Return what actors do in `next_obs`, as numbers `[P, K, B, A]`: tanh of what they say, or one-hot draws of their
     softmax."""
-    of = crew(cfg)
+    of = agent_groups(cfg)
     out, legal = output(cfg, actor, of.first(steps.batch.next_obs)), steps.batch.next_legal
     if cfg.spaces.continuous:
         return torch.tanh(out)
@@ -121,8 +122,8 @@ def _next_actions(cfg: Any, actor: Net, steps: _Steps, draw: Stream) -> Tensor:
 def _critics_loss(cfg: Any, critic: Net, target: Net, steps: _Steps, next_action: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of the weighted squared errors of each member's critics `[P]`, and each transition's mean error
     `[P, B]`, without gradient, over the agents that learn. They regress on r + γ Q⁻ of the next actions `[P, K, B, A]`,
-    of twins the lesser. Where an agent is gone critics read zeros, see `Crew.there`."""
-    of, batch = crew(cfg), steps.batch
+    of twins the lesser. Where an agent is gone critics read zeros, see `AgentGroups.there`."""
+    of, batch = agent_groups(cfg), steps.batch
     with torch.no_grad():
         gone = ~steps.there[..., None]
         then = [x[:, None].masked_fill(gone, 0.0) for x in (batch.next_obs, next_action.transpose(1, 2))]
@@ -140,7 +141,7 @@ def _critics_loss(cfg: Any, critic: Net, target: Net, steps: _Steps, next_action
 def _actor_loss(cfg: Any, actor: Net, critic: Net, steps: _Steps, draw: Stream) -> Tensor:
     """Return −Q of each agent's own policy and the others' actions in the batch, weighted, of each member `[P]`; and
     `output_penalty` times the outputs' mean square."""
-    of, batch = crew(cfg), steps.batch
+    of, batch = agent_groups(cfg), steps.batch
     out, places = output(cfg, actor, of.first(batch.obs)), of.on(batch.obs.device)
     if cfg.spaces.continuous:
         mine = torch.tanh(out)
@@ -159,7 +160,7 @@ def _whole_update(
     """Take the whole update by the CPU's own kernels, of critics by that name in the state; None where torch must."""
     if not build.serve(batch.obs) or cfg.spaces.images:
         return None
-    of, n = crew(cfg), batch.reward[0].numel() * cfg.spaces.actions
+    of, n = agent_groups(cfg), batch.reward[0].numel() * cfg.spaces.actions
     if cfg.spaces.continuous:
         noise = hp["target_noise"][:, None] * native.normals(draw, n) if critic == "critics" else None
         own, limit = None, hp.get("target_clip", 0.0)
@@ -167,7 +168,7 @@ def _whole_update(
         noise, limit = native.gumbels(draw, n), 0.0
         own = native.gumbels(draw.part(1), n) if climbs else None
     return native.ddpg_update(
-        _actor_critic.learners(state, critic), hp, of.places, batch, healthy, climbs,
+        Learners.of(state, critic), hp, of.places, batch, healthy, climbs,
         discrete=not cfg.spaces.continuous, noise=noise, own_noise=own, noise_clip=limit, temperature=cfg.temperature,
         penalty=cfg.output_penalty,
     )  # fmt: skip
@@ -182,8 +183,7 @@ def _loss(critic: str, cfg: Any, state: Any, hp: Hyper, steps: _Steps, draw: Str
     with torch.no_grad():
         action_t = _next_actions(cfg, state.actor_target, steps, draw)
         if critic == "critics" and cfg.spaces.continuous:
-            noise = draw.normal(action_t[0].numel()).view(action_t.shape)
-            action_t = (action_t + _actor_critic.clipped_noise(hp, noise)).clamp(-1.0, 1.0)
+            action_t = smoothed(action_t, draw, hp["target_noise"], hp["target_clip"])
     return _critics_loss(cfg, getattr(state, critic), getattr(state, f"{critic}_target"), steps, action_t)
 
 
@@ -209,14 +209,14 @@ def answers(critic: str) -> Callable[[Any], Answers]:
     """Return the `answers` of an algorithm with such actors and critics, of twins the least."""
 
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:
-        of = crew(cfg)
+        of = agent_groups(cfg)
         with torch.no_grad():
             found = value(cfg, getattr(state, critic), obs.unflatten(1, (-1, of.agents)), actions)
         return of.side_by_side(found.amin(dim=0) if found.ndim == 4 else found)
 
     def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
         """Where no action is given, Q of all of an agent's own, while the others do their best: `[P, B · K, A]`."""
-        of = crew(cfg)
+        of = agent_groups(cfg)
         if action is not None:
             return q_of(cfg, state, obs, as_numbers(cfg, action.unflatten(1, (-1, of.agents))))
         best = as_numbers(cfg, greedy(cfg, state, obs, None).unflatten(1, (-1, of.agents)))[:, None]  # [P, 1, B, K, A]
@@ -227,7 +227,7 @@ def answers(critic: str) -> Callable[[Any], Answers]:
         return q_values(cfg, state, obs, greedy(cfg, state, obs, legal))
 
     def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
-        of, out = crew(cfg), _finite_output(cfg, state, obs)
+        of, out = agent_groups(cfg), _finite_output(cfg, state, obs)
         may = of.legal(None if legal is None else of.apart(legal), out)
         return distribution(cfg.spaces, of.side_by_side(out), None, None if may is None else of.side_by_side(may))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 
@@ -15,7 +15,7 @@ from evopipe.core.structure import Widths
 from evopipe.ops import language as ops
 from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
-from evopipe.types import Hyper, Learned, Scored, Tensor, Text, Words
+from evopipe.types import Hyper, Learned, Tensor, Text, TokenScores, Words
 
 Rows = Annotated[int, hyper(doc="completions of a member between two rounds of updates",
     raising="steadier, less often", ge=1, le=1 << 20)]  # fmt: skip
@@ -46,15 +46,6 @@ EntropyWeight = Annotated[float, hyper(doc="weight of the entropy", raising="exp
 RatioLevel = Annotated[ops.Level, hyper(
     doc="what has a probability ratio: each token, or in the mean each turn or sequence (GSPO)")]  # fmt: skip
 MeanOver = Annotated[ops.Mean, hyper(doc="whether the loss is a mean over all tokens, or over sequences of means")]
-
-GamesAnUpdate = Annotated[int, hyper(doc="games an update", raising="steadier gradients, slower updates", ge=1,
-    le=1 << 20)]  # fmt: skip
-Decoding = Annotated[Literal["sample", "greedy", "beam"], hyper(
-    doc="how a turn is written: its tokens drawn, each the likeliest, or the likeliest turn of some")]  # fmt: skip
-WritesAt = Annotated[float, hyper(doc="what logits are divided by where tokens are drawn", raising="plays at random",
-    evolvable=True, gt=0, le=100)]  # fmt: skip
-Beams = Annotated[int, hyper(doc="likeliest beginnings of a turn that `decode: beam` keeps",
-    raising="likelier turns, slower", ge=1, le=1 << 10)]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -140,7 +131,7 @@ def present(batch: Text) -> Tensor:
     return torch.ones_like(batch.mask[..., 0]) if batch.keep is None else batch.keep
 
 
-def surrogate(cfg: Any, hp: Hyper, now: Scored, batch: Text, mask: Tensor, cispo: bool = False) -> Tensor:
+def surrogate(cfg: Any, hp: Hyper, now: TokenScores, batch: Text, mask: Tensor, cispo: bool = False) -> Tensor:
     """Return the policy's loss of every token `[P, B, T]`, with the entropy that it is to keep and, where the base's
     log-probabilities are given, its divergence from the base."""
     ratio = ops.log_ratios(now.log_prob, given(batch.log_prob), mask, cfg.level, batch.turn)

@@ -10,7 +10,6 @@ import torch
 from evopipe.algos import _hyper
 from evopipe.core import optim
 from evopipe.core.net import Net
-from evopipe.ops.distributions import Distribution
 from evopipe.schema.blocks import InitialisationConfig, NetworkConfig
 from evopipe.schema.declare import hyper
 from evopipe.types import Hyper, Learned, Sequences, Tensor
@@ -60,59 +59,21 @@ def schedule(cfg: Any, step: int) -> dict[str, float]:
     return {"lr": 1.0 + done * (cfg.lr_end - 1.0), "clip": 1.0 + done * (cfg.clip_end - 1.0)}
 
 
-def memories(memory: Tensor, *nets: Net | None) -> tuple[Tensor, ...]:
-    """Divide a memory `[…, M]` into the networks' own; those without have width 0."""
-    return tuple(memory.split([0 if net is None else net.structure.memory for net in nets], dim=-1))
-
-
-def objective(
-    cfg: Any, hp: Hyper, chances: Distribution, action: Tensor, log_prob: Tensor, advantage: Tensor, value: Tensor,
-    old_value: Tensor, target: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return what every step of a minibatch adds to the loss, and its distance ρ − 1 − log ρ from the old policy. Both
-    are `[P, …]`, as is all that is given: what policy and critic say now, what was done, its log-probability then,
-    advantages, values then and what they should be; actions may have one dimension more; hp values are `[P]`."""
-    clip, vf_coef, ent_coef = (hp[name].view(-1, *[1] * (value.ndim - 1)) for name in ("clip", "vf_coef", "ent_coef"))
-    log_ratio = chances.log_prob(action) - log_prob
-    ratio = log_ratio.exp()
-    gain = torch.minimum(ratio * advantage, torch.clamp(ratio, 1.0 - clip, 1.0 + clip) * advantage)
-    error = (value - target).square()
-    if cfg.clip_value:
-        error = torch.maximum(error, (old_value + torch.clamp(value - old_value, -clip, clip) - target).square())
-    each = -gain + 0.5 * vf_coef * error - ent_coef * chances.entropy()
-    return each, ratio - 1.0 - log_ratio
-
-
-def _clip_together(grads: list[Tensor], limit: Tensor) -> Tensor:
-    """Scale gradients `[P, n]`, as if they were one, to at most `limit` `[P]`; return their norm `[P]` before."""
-    each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
-    norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
-    scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
-    for grad in grads:
-        grad.mul_(scale)
-    return norms
-
-
-def deviations(state: Any) -> Tensor:
-    """Return a state's `log_std` `[P, n]` as a leaf, for a loss that `descend` goes down."""
-    log_std: Tensor = state.log_std.detach().requires_grad_(True)
-    log_std.grad = torch.zeros_like(log_std)
-    return log_std
-
-
 def descend(
     loss: tuple[Tensor, Tensor], log_std: Tensor, pairs: Sequence[tuple[Net | None, optim.Adam | None]], cfg: Any,
     state: Any, hp: Hyper, batch: Sequences, healthy: Tensor, turn: int,
 ) -> Learned:  # fmt: skip
-    """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`. A loss
-    is the members' losses, of `deviations`, and their distances from the old policy, `[P]`. Pairs are the networks and
-    their moments; of the state the deviations of continuous actions, `log_std` and `log_std_adam`, learn too, where
-    there are any."""
+    """Learn from one minibatch, the rollout's first where `turn` is 0, else 1.
+
+    `loss` has the members' losses and their distances from the old policy, `[P]`; `hp` values and `healthy` are `[P]`.
+    `log_std` is that of the state as a leaf, see `optim.leaf`. The networks of `pairs` learn with their moments; so do
+    the state's `log_std` and `log_std_adam` where actions are continuous.
+    """
     learners = [(net, adam) for net, adam in pairs if net is not None and adam is not None]
     losses, distance = loss
     assert log_std.grad is not None
     optim.backward(losses, *(net for net, _ in learners))
-    norms = _clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])
+    norms = optim.clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])
     given = batch.weight.flatten(1, 2).sum(dim=1) > 0
     far = given & (hp["target_kl"] > 0) & (distance > hp["target_kl"])
     state.resting.copy_(far if turn == 0 else torch.maximum(state.resting, far.float()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -16,7 +16,10 @@ from evopipe.native.value import value_update
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import q_target
 from evopipe.rng import Stream
+from evopipe.schema.declare import hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
+
+RegressionLoss = Annotated[Literal["huber", "mse"], hyper(doc="regression loss of the temporal-difference error")]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """What IPPO and MAPPO have in common: all but what their critics read, which each function is given as `seen`.
 
-`seen` makes of a crew and observations `[P, K, B, O]` what every agent's critic reads, `[P, K, B, inputs]`; of a
-target's, given a third argument `next_alive` `[P, K, B]`, without those who are not there, see `evopipe.types`. What is
-given and returned has the agents of one environment next to each other: where it is `[P, E, …]` or `[P, B, …]`, these
-are `E · K` or `B · K` rows.
+`seen` makes of a team's groups and observations `[P, K, B, O]` what every agent's critic reads, `[P, K, B, inputs]`. In
+targets it is given a third argument, `next_alive` `[P, K, B]`, and leaves out those who are not there, see
+`evopipe.types`. Arguments and results have the agents of one environment next to each other: `[P, E, …]` has
+`E · K` rows, and `[P, B, …]` has `B · K`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from evopipe.algos import Answers, _hyper, _ppo, _team
-from evopipe.algos._team import Crew, crew
+from evopipe.algos import Answers, _hyper, _ppo
 from evopipe.core import optim
+from evopipe.core.groups import AgentGroups, agent_groups
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets, remember, unroll
+from evopipe.core.net import Net, Nets, memories, remember, unroll
 from evopipe.core.structure import Widths
 from evopipe.native import policy
 from evopipe.ops.distributions import Distribution, distribution
+from evopipe.ops.policy import proximal
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces, Tensor
@@ -53,9 +54,9 @@ class Config(AlgoConfig):
     squash: _ppo.Squash = False
     max_seq_len: _ppo.Longest = 16
     sequences: _ppo.Cut = "chunked"
-    share: _team.Share = "group"
-    groups: _team.Groups = _team.BY_NAME
-    score: _team.Score = "sum"
+    share: _hyper.Share = "group"
+    groups: _hyper.Groups = _hyper.BY_NAME
+    score: _hyper.Score = "sum"
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _ppo.RANGES
 
@@ -74,7 +75,7 @@ class State:
 
 def networks(cfg: Any, spaces: Spaces, reads: int) -> dict[str, Widths]:
     """Return an actor and a critic, which reads so many numbers, for every group of agents that share them."""
-    of = crew(cfg, spaces)
+    of = agent_groups(cfg, spaces)
     copies = len(of.groups)
     return {"actor": Widths(of.observed, spaces.actions, copies=copies), "critic": Widths(reads, 1, copies=copies)}
 
@@ -82,7 +83,7 @@ def networks(cfg: Any, spaces: Spaces, reads: int) -> dict[str, Widths]:
 def init(cfg: Any, nets: Nets) -> State:
     actor, critic = nets["actor"], nets["critic"]
     *adams, zeros = optim.start(actor, critic)
-    numbers = len(crew(cfg).groups) * cfg.spaces.actions if cfg.spaces.continuous else 0
+    numbers = len(agent_groups(cfg).groups) * cfg.spaces.actions if cfg.spaces.continuous else 0
     log_std = zeros[:, None].repeat(1, numbers) + torch.tensor(cfg.std).log()
     rows: tuple[Tensor, ...] = log_std, optim.ScalarAdam.start(log_std), zeros, zeros.clone()
     return State(actor, critic, *adams, *rows)
@@ -94,7 +95,7 @@ def _parts(
     """Return what a distribution of actions is made of, each of a shape that expands to `[P, K, B, A]`: outputs, the
     logarithm of deviations, legal actions. Given are outputs and legal `[P, K, B, A]`, log_std `[P, G · A]`. What an
     agent does not have of continuous actions has entropy 0, and the same density whatever is done."""
-    of = crew(cfg)
+    of = agent_groups(cfg)
     if not cfg.spaces.continuous:
         return outputs, None, of.legal(legal, outputs)
     own = of.of_group(log_std.unflatten(1, (len(of.groups), -1)))[:, :, None]  # [P, K, 1, A]
@@ -106,7 +107,7 @@ def _policy(cfg: Any, outputs: Tensor, log_std: Tensor, legal: Tensor | None) ->
     return distribution(cfg.spaces, *_parts(cfg, outputs, log_std, legal), cfg.squash)
 
 
-def _remembered(of: Crew, net: Net, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+def _remembered(of: AgentGroups, net: Net, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
     """Take one step: x `[P, K, B, inputs]`, memory `[P, B · K, M]` → `[P, K, B, outputs]` and the memory after it."""
     out, after = remember(net, of.seated(x), of.seated(of.apart(memory)))
     return of.back(out), of.side_by_side(of.back(after))
@@ -116,11 +117,11 @@ def step(
     seen: Seen, cfg: Any, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None
 ) -> Chosen:
     """Draw actions, or take the likeliest where `draw` is None: obs `[P, E, O]`, memory `[P, E, M]` before it."""
-    of = crew(cfg)
+    of = agent_groups(cfg)
     if (found := policy.act(cfg, state, obs, legal, memory, draw, of.places)) is not None:
         return found
     with torch.no_grad():
-        of_actor, of_critic = _ppo.memories(memory, state.actor, state.critic)
+        of_actor, of_critic = memories(memory, state.actor, state.critic)
         x = of.apart(obs)
         outputs, of_actor = _remembered(of, state.actor, of.named(x), of_actor)
         values, of_critic = _remembered(of, state.critic, seen(of, x), of_critic)
@@ -135,20 +136,20 @@ def step(
 def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_alive: Tensor | None = None) -> Tensor:
     """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it. Of targets next_alive `[P, B]` says who is
     there; else the observations of those who are not are zeros."""
-    of = crew(cfg)
+    of = agent_groups(cfg)
     if (found := policy.value(cfg, state, obs, memory, of.places, next_alive)) is not None:
         return found
     with torch.no_grad():
-        _, of_critic = _ppo.memories(memory, state.actor, state.critic)
+        _, of_critic = memories(memory, state.actor, state.critic)
         x = seen(of, of.apart(obs), None if next_alive is None else of.apart(next_alive))
         return of.side_by_side(_remembered(of, state.critic, x, of_critic)[0][..., 0])
 
 
 def _chances(cfg: Any, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
     """Return the distribution of actions `[P, B, …]`: obs `[P, B, O]`, memory `[P, B, M]` before it."""
-    of = crew(cfg)
+    of = agent_groups(cfg)
     with torch.no_grad():
-        of_actor, _ = _ppo.memories(memory, state.actor, state.critic)
+        of_actor, _ = memories(memory, state.actor, state.critic)
         outputs, _ = _remembered(of, state.actor, of.named(of.apart(obs)), of_actor)
         may = None if legal is None else of.apart(legal)
         own, *rest = _parts(cfg, torch.nan_to_num(outputs), state.log_std, may)
@@ -165,7 +166,7 @@ def answers(seen: Seen) -> Answers:
 
 def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`."""
-    of = crew(cfg)
+    of = agent_groups(cfg)
     if (found := policy.greedy(cfg, state, obs, legal, of.places)) is not None:
         return found
     with torch.no_grad():
@@ -176,8 +177,8 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
     """Return the policy and the values in the states of a minibatch, both over `[P, K, B · L]`."""
-    of = crew(cfg)
-    of_actor, of_critic = _ppo.memories(batch.memory, state.actor, state.critic)
+    of = agent_groups(cfg)
+    of_actor, of_critic = memories(batch.memory, state.actor, state.critic)
     obs, begins = of.apart(batch.obs), of.seated(of.apart(batch.begins))
 
     def unrolled(net: Net, x: Tensor, memory: Tensor) -> Tensor:
@@ -192,7 +193,7 @@ def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tens
 
 def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
     """Return each member's loss, its groups' added up, and how far its policies have gone from the old ones, `[P]`."""
-    of = crew(cfg)
+    of = agent_groups(cfg)
 
     def steps(x: Tensor) -> Tensor:  # [P, K, B·L, …]
         return of.apart(x).flatten(2, 3)
@@ -205,20 +206,20 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
         advantage = (advantage - mean) / (deviation + 1e-8)
     chances, value = evaluate(seen, cfg, state, batch, log_std)
     done, then = (steps(batch.action), steps(batch.log_prob)), (steps(batch.value), steps(batch.target))
-    each, distance = _ppo.objective(cfg, hp, chances, *done, advantage, value, *then)
+    each, distance = proximal(chances, *done, advantage, value, *then, hp, cfg.clip_value)
     return (weight * each).sum(dim=(1, 2)), (all_weight * distance).sum(dim=(1, 2)).detach()
 
 
 def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: Tensor) -> Learned | None:
     """Learn from all minibatches of a rollout by the CPU's own kernels; None where `update` must take them."""
-    return policy.learn(cfg, state, hp, lessons, healthy, crew(cfg).places)
+    return policy.learn(cfg, state, hp, lessons, healthy, agent_groups(cfg).places)
 
 
 def update(
     seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int
 ) -> Learned:
     """Learn from one minibatch, the rollout's first where `turn` is 0, see `_ppo.descend`."""
-    log_std = _ppo.deviations(state)
+    log_std = optim.leaf(state.log_std)
     pairs = (state.actor, state.actor_adam), (state.critic, state.critic_adam)
     found = loss(seen, cfg, state, hp, batch, log_std)
     return _ppo.descend(found, log_std, pairs, cfg, state, hp, batch, healthy, turn)

@@ -3,9 +3,10 @@
 Pomerleau, "ALVINN: an autonomous land vehicle in a neural network", NeurIPS 1988; Bain & Sammut, "A framework for
 behavioural cloning", 1995.
 
-Supervised learning of what the dataset did. The loss of a member is a weighted mean over its batch: where actions are
-discrete of −log π(a|s), π a softmax; where they are continuous of |μ(s) − a|² / A, μ = tanh(·) in [−1, 1], which the
-environment stretches to its bounds. Rewards, next observations and discounts are not read.
+A member learns by supervision to take the dataset's actions. Its loss is a weighted mean over its batch. For discrete
+actions it is that of −log π(a|s), where π is a softmax. For continuous actions it is that of |μ(s) − a|² / A, where μ =
+tanh(·) in [−1, 1], which the environment stretches to its bounds. Rewards, next observations and discounts are not
+read.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 def explore(cfg: Config, step: int) -> float:
-    """Return the chance of a random action, were it to act while it learns."""
+    """Return the probability of a random action after `step` steps, for a member that acts while it learns."""
     return 0.05
 
 
@@ -68,7 +69,7 @@ greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Act greedily, with chance epsilon `[P]` at random: obs `[P, E, O]` → `[P, E]` int64, or `[P, E, A]`."""
+    """Choose greedily, with probability epsilon `[P]` at random: obs `[P, E, O]` → `[P, E]` int64, or `[P, E, A]`."""
     if cfg.spaces.continuous:
         return or_random(greedy(cfg, state, obs, legal), epsilon, draw)
     return epsilon_greedy(_actor_critic.output(cfg, state, obs), legal, epsilon, draw)

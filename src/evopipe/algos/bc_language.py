@@ -1,19 +1,21 @@
-"""Behaviour cloning of games: a whole small language model learns to write what the players of a dataset wrote.
+"""Behaviour cloning of games: a small language model learns to write what the players of a dataset wrote.
 
 Snell et al., "Offline RL for natural language generation with implicit language Q-learning", ICLR 2023, § 5, where it
 is the policy that others improve on.
 
-A member's loss is the mean of −log π(token | all before it) over the tokens that players wrote; what the game wrote is
-read and not learned.
+A member's loss is the mean of −log π(token | all tokens before it) over the tokens that players wrote. What the game
+wrote is read, but not learned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from evopipe.algos import _hyper, _language
+from evopipe.algos import _games, _hyper
 from evopipe.core import optim
-from evopipe.core.net import forward
+from evopipe.core.member import moments, parameters, row
+from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops import language as ops
 from evopipe.rng import Stream
@@ -29,24 +31,32 @@ class Config(AlgoConfig):
     """Hyper-parameters of behaviour cloning of games."""
 
     lr: _hyper.Rate = 2e-3
-    batch_size: _language.GamesAnUpdate = 128
+    batch_size: _games.GamesAnUpdate = 128
     grad_clip: _hyper.GradientClip = 1.0
-    decode: _language.Decoding = "sample"
-    temperature: _language.WritesAt = 1.0
-    beams: _language.Beams = 4
+    decode: _games.Decoding = "sample"
+    temperature: _games.WritesAt = 1.0
+    beams: _games.Beams = 4
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2))
 
 
-State = _language.State
-init = _language.init
+@dataclass(frozen=True)
+class State:
+    policy: Net = parameters("policy", trainable=True)
+    adam: optim.Adam = moments("policy")
+    updates: Tensor = row()  # [P] float32
 
 
 def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
     return {"policy": Widths(words.vocabulary, words.vocabulary)}
 
 
+def init(cfg: Config, nets: Nets) -> State:
+    return State(nets["policy"], *optim.start(nets["policy"]))
+
+
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
-    """Return what tokens are drawn by `[P, n, V]`, from the outputs `[P, n, …]` of the networks that write."""
+    """Return the logits `[P, n, V]` from which tokens are drawn, given the outputs `[P, n, …]` of the writing
+    networks."""
     return said["policy"]
 
 

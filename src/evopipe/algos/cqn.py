@@ -3,9 +3,9 @@
 Kumar, Zhou, Tucker & Levine, "Conservative Q-learning for offline reinforcement learning", NeurIPS 2020, CQL(H).
 
 With y = r + γ (1 − terminated) Q⁻(s′, a*), where a* maximises Q (double) or Q⁻ (not), the loss of a member is the
-weighted mean over its batch of ℓ(Q(s, a) − y) + α (log Σ exp Q(s, ·) − Q(s, a)), ℓ Huber or ½ e². The second term
-lowers the values of all legal actions and raises that of the dataset's own, so that an action that the data does not
-know is not believed to be good. α = 0 is deep Q-learning.
+weighted mean over its batch of ℓ(Q(s, a) − y) + α (log Σ exp Q(s, ·) − Q(s, a)), where ℓ is the Huber loss or ½ e². The
+second term lowers the values of all legal actions and raises that of the dataset's own action. An action that the
+dataset does not have is therefore not overrated. α = 0 is deep Q-learning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Config(AlgoConfig):
     alpha: float = hyper(1.0, doc="weight of the conservative term; 0: plain deep Q-learning",
         raising="closer to the dataset's actions", evolvable=True, ge=0, le=1000)  # fmt: skip
     double: _hyper.DoubleQ = True
-    loss: _hyper.RegressionLoss = "huber"
+    loss: _q_network.RegressionLoss = "huber"
     epsilon: _hyper.Epsilon = 0.05
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(lr=(6.25e-5, 1e-2), batch_size=(32, 512), alpha=(0.05, 5.0))

@@ -2,9 +2,9 @@
 
 Lillicrap et al., "Continuous control with deep reinforcement learning", ICLR 2016.
 
-The critic regresses on y = r + γ (1 − terminated) Q⁻(s′, μ⁻(s′)); the actor climbs Q(s, μ(s)). Actions are tanh(·) in
-[−1, 1], which the environment stretches to its bounds, in targets as well. As in TD3 the actor and the targets move
-once in `policy_delay` updates; 1 is the paper's.
+The critic regresses on y = r + γ (1 − terminated) Q⁻(s′, μ⁻(s′)); the actor maximises Q(s, μ(s)). Actions are tanh(·)
+in [−1, 1], which the environment stretches to its bounds, in targets as well. As in TD3, the actor and the targets are
+updated once in `policy_delay` updates; the paper has 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evopipe.algos._actor_critic import action_value
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
-from evopipe.core.structure import Widths
+from evopipe.core.structure import Widths, share_encoder
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -34,21 +34,21 @@ COMPILED = True
 class Config(AlgoConfig):
     """Hyper-parameters of DDPG."""
 
-    lr_actor: _hyper.ActorRate = 1e-3
-    lr_critic: _hyper.CriticRate = 1e-3
+    lr_actor: _actor_critic.ActorRate = 1e-3
+    lr_critic: _actor_critic.CriticRate = 1e-3
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
-    policy_delay: _hyper.PolicyDelay = 1
-    noise: _hyper.Noise = "gaussian"
-    noise_sd: _hyper.NoiseDeviation = 0.1
-    ou_theta: _hyper.NoiseReturn = 0.15
-    random_steps: _hyper.RandomSteps = 1_000
-    share_encoder: _hyper.SharedEncoder = False
+    policy_delay: _actor_critic.PolicyDelay = 1
+    noise: _actor_critic.Noise = "gaussian"
+    noise_sd: _actor_critic.NoiseDeviation = 0.1
+    ou_theta: _actor_critic.NoiseReturn = 0.15
+    random_steps: _actor_critic.RandomSteps = 1_000
+    share_encoder: _actor_critic.SharedEncoder = False
     network: _hyper.Network = _hyper.NETWORK
-    evolve: _hyper.Evolving = _hyper.ACTOR_CRITIC_RANGES
+    evolve: _hyper.Evolving = _actor_critic.RANGES
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,12 @@ class State:
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     o, a = spaces.observations, spaces.actions
-    return _actor_critic.share_encoder({"actor": Widths(o, a), "critic": Widths(o + a, 1)}, o, cfg.share_encoder)
+    return share_encoder({"actor": Widths(o, a), "critic": Widths(o + a, 1)}, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
     actor, critic = nets["actor"], nets["critic"]
-    return State(
-        *_actor_critic.start_encoder(nets), actor, actor.copy(), critic, critic.copy(), *optim.start(actor, critic)
-    )
+    return State(*optim.start_encoder(nets), actor, actor.copy(), critic, critic.copy(), *optim.start(actor, critic))
 
 
 explore, greedy, act = _actor_critic.explore, _actor_critic.greedy, _actor_critic.act

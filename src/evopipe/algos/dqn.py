@@ -4,7 +4,7 @@ Mnih et al., "Human-level control through deep reinforcement learning", Nature 2
 reinforcement learning with double Q-learning", AAAI 2016.
 
 With y = r + γ (1 − terminated) Q⁻(s′, a*), where a* maximises Q (double) or Q⁻ (not), the loss of a member is the
-weighted mean over its batch of ℓ(Q(s, a) − y), ℓ Huber or ½ e².
+weighted mean over its batch of ℓ(Q(s, a) − y), where ℓ is the Huber loss or ½ e².
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Config(AlgoConfig):
     tau: _hyper.TargetShare = 1e-2
     grad_clip: _hyper.GradientClip = 10.0
     double: _hyper.DoubleQ = True
-    loss: _hyper.RegressionLoss = "huber"
+    loss: _q_network.RegressionLoss = "huber"
     target: Literal["soft", "hard"] = hyper("soft",
         doc="soft: mix by `tau`; hard: copy every `target_interval` updates")  # fmt: skip
     target_interval: int = hyper(250, doc="updates between two hard copies", unit="updates",

@@ -1,17 +1,17 @@
-"""Group relative policy optimisation: completions are compared with others of the same prompt, no value is learned.
+"""Group relative policy optimisation: completions are compared with others of the same prompt, and no value is learned.
 
 Shao et al., "DeepSeekMath: pushing the limits of mathematical reasoning in open language models", 2024.
 
-With ρ = π(token) / π_old(token), A = (R − mean) / (std + 10⁻⁴) of the rewards of a prompt's completions, a member's
-loss is the mean over tokens of
+Let ρ = π(token) / π_old(token), A = (R − mean) / (std + 10⁻⁴) over the rewards of a prompt's completions, and π_ref the
+base. A member's loss is the mean over tokens of
 
-    −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)  +  β (π_ref/π − log π_ref/π − 1)  −  c_h H(π),
+    −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)  +  β (π_ref/π − log π_ref/π − 1)  −  c_h H(π).
 
-π_ref the base. Groups whose rewards are all equal say nothing: they are left out, of the mean too. What later papers
-changed are options: `dr` leaves out the division by the deviation (Liu et al., "Understanding R1-Zero-like training",
-2025; its mean over all tokens of a constant length is `mean: token`, but for a factor that Adam takes out); `level:
-sequence` is GSPO (Zheng et al., 2025); unlike ends of the clip are DAPO's (Yu et al., 2025); `cispo` clips the weight
-of a token in place of its gradient (MiniMax, "MiniMax-M1", 2025).
+Groups whose rewards are all equal carry no information, and are left out, of the mean too. Changes of later papers are
+options. `dr` omits the division by the deviation (Liu et al., "Understanding R1-Zero-like training", 2025); their mean
+over all tokens of a constant length is `mean: token`, up to a factor that Adam removes. `level: sequence` is GSPO
+(Zheng et al., 2025). Different ends of the clip are DAPO's (Yu et al., 2025). `cispo` clips the weight of a token
+instead of its gradient (MiniMax, "MiniMax-M1", 2025).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
 from evopipe.ops import language as ops
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Hyper, Scored, Tensor, Text
+from evopipe.types import Hyper, Tensor, Text, TokenScores
 
 PAPER = "https://arxiv.org/abs/2402.03300"
 REGIME = "dialogue"
@@ -66,7 +66,7 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Compare completions with those of the same prompt, of which `group` stand together."""
+    """Compute the advantages of completions within each prompt, whose `group` completions are adjacent."""
     reward = given(done.reward)
     found = ops.group_advantages(
         reward, _language.groups_of(reward, group), _language.present(done), "mean" if cfg.dr else "standardised"
@@ -74,7 +74,7 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
     return replace(done, advantage=found.value[..., None].expand(done.mask.shape), keep=found.counts)
 
 
-def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     mask = _language.counted(batch)
     each = _language.surrogate(cfg, hp, now, batch, mask, cfg.cispo)
     return ops.total(ops.token_weights(mask, cfg.mean), each)

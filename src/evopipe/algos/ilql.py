@@ -1,20 +1,21 @@
-"""Implicit language Q-learning: from games alone a language model learns to play better than those who played them.
+"""Implicit language Q-learning: from games alone, a language model learns to play better than those who played them.
 
 Snell et al., "Offline RL for natural language generation with implicit language Q-learning", ICLR 2023.
 
-A token is an action, all before it the state; the state after the last token of a turn is the one in which the player
-writes again. A transformer of its own, the critic, gives V, Q₁ and Q₂ of every token. With Q⁻ = min(Q₁⁻, Q₂⁻)(s, a) of
-the target network, which follows the critic, a member's loss is the mean over the tokens that players wrote of
+A token is an action, and all tokens before it are the state. The state after the last token of a turn is the one in
+which the player writes again. A separate transformer, the critic, gives V, Q₁ and Q₂ of every token. With Q⁻ = min(Q₁⁻,
+Q₂⁻)(s, a) of the target network, which follows the critic, a member's loss is the mean over the tokens that players
+wrote of
 
     |τ − 1(Q⁻ < V)| (Q⁻ − V)²  +  Σₖ (r + γ (1 − over) V(s′) − Qₖ)²  −  α Σₖ log softmax(Qₖ(s, ·))(a)
 
-with V(s′) a constant: an expectile of Q, so that V stands for the better actions of the games (eq. 5), Q-learning
-without asking for other actions (eq. 6), and conservative Q-learning (Kumar et al., 2020), which keeps down the values
-of tokens that nobody wrote. The policy imitates with weights exp(ω (Q⁻ − V)), at most `weight_limit`; with ω = 0 it is
-behaviour cloning.
+where V(s′) is a constant. The first term is an expectile of Q, by which V follows the better actions in the games (eq.
+5). The second is Q-learning that needs no other actions (eq. 6). The third is conservative Q-learning (Kumar et al.,
+2020), which lowers the values of tokens that nobody wrote. The policy imitates with weights exp(ω (Q⁻ − V)), at most
+`weight_limit`; ω = 0 is behaviour cloning.
 
-Tokens are drawn by log π(a|s) + β min(0, min(Q₁⁻, Q₂⁻)(s, a) − V⁻(s)): below 0 alone an advantage counts, for above it
-values of tokens that nobody wrote would be trusted.
+Tokens are drawn from log π(a|s) + β min(0, min(Q₁⁻, Q₂⁻)(s, a) − V⁻(s)). Only negative advantages count: positive ones
+would trust values of tokens that nobody wrote.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Annotated, NamedTuple
 
 import torch
 
-from evopipe.algos import _hyper, _language
+from evopipe.algos import _games, _hyper
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
@@ -47,7 +48,7 @@ class Config(AlgoConfig):
 
     lr_policy: Annotated[float, _hyper.rate("the policy's Adam")] = 1e-3
     lr_critic: Annotated[float, _hyper.rate("the critic's Adam")] = 1e-3
-    batch_size: _language.GamesAnUpdate = 64
+    batch_size: _games.GamesAnUpdate = 64
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 0.05
     grad_clip: _hyper.GradientClip = 1.0
@@ -60,9 +61,9 @@ class Config(AlgoConfig):
     weight_limit: float = hyper(20.0, doc="largest imitation weight", raising="few actions may count more", gt=0)
     beta: float = hyper(8.0, doc="β, how much advantage counts where tokens are drawn", unit="1 / return",
         raising="from imitation to the values' own opinion", evolvable=True, ge=0, le=1000)  # fmt: skip
-    decode: _language.Decoding = "greedy"
-    temperature: _language.WritesAt = 1.0
-    beams: _language.Beams = 4
+    decode: _games.Decoding = "greedy"
+    temperature: _games.WritesAt = 1.0
+    beams: _games.Beams = 4
     evolve: _hyper.Evolving = _hyper.ranges(lr_policy=(1e-5, 1e-2), lr_critic=(1e-5, 1e-2), beta=(1.0, 64.0))
 
 
@@ -77,7 +78,7 @@ class State:
 
 
 class Values(NamedTuple):
-    """What a critic says of states: Q₁ and Q₂ `[…, V]`, and V `[…]`."""
+    """The critic's values of states: Q₁ and Q₂ `[…, V]`, and V `[…]`."""
 
     first: Tensor
     second: Tensor
@@ -90,7 +91,7 @@ class Values(NamedTuple):
 
 
 class Said(NamedTuple):
-    """Outputs `[P, B, L, …]` of the three networks."""
+    """The outputs `[P, B, L, …]` of the three networks."""
 
     policy: Tensor
     critic: Tensor
@@ -98,7 +99,7 @@ class Said(NamedTuple):
 
 
 def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
-    """Return input and output width of every network: of the critic Q₁ and Q₂ of every token, then V."""
+    """Return input and output width of every network. The critic has Q₁ and Q₂ of every token, then V."""
     v = words.vocabulary
     return {"policy": Widths(v, v), "critic": Widths(v, 2 * v + 1)}
 
@@ -109,14 +110,15 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
-    """Return what tokens are drawn by `[P, n, V]`, from the outputs `[P, n, …]` of the networks that write."""
+    """Return the logits `[P, n, V]` from which tokens are drawn, given the outputs `[P, n, …]` of the writing
+    networks."""
     values = Values.of(said["critic_target"])
     advantage = torch.minimum(values.first, values.second) - values.state[..., None]
     return said["policy"].log_softmax(dim=-1) + hp["beta"][:, None, None] * advantage.clamp(max=0.0)
 
 
 def loss(cfg: Config, hp: Hyper, said: Said, batch: Games) -> tuple[Tensor, Tensor]:
-    """Return each member's losses `[P]`, the policy's and the critic's."""
+    """Return each member's losses `[P]`: the policy's and the critic's."""
     token, weight = batch.ids[..., 1:], ops.token_weights(batch.acts, "token")
     now, target = Values.of(said.critic), Values.of(said.target)
     lowest = torch.minimum(*(pick(q[..., :-1, :], token) for q in target[:2])).detach()

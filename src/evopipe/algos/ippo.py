@@ -1,24 +1,24 @@
-"""Independent proximal policy optimisation: PPO for teams, each agent by what it sees itself.
+"""Independent proximal policy optimisation: PPO for teams, in which each agent uses its own observation only.
 
 de Witt et al., "Is independent learning all you need in the StarCraft multi-agent challenge?", 2020; the equations are
 those of Schulman et al., "Proximal policy optimization algorithms", 2017.
 
-Every agent k has a policy π(aₖ|oₖ) and a value V(oₖ) of its own observation; agents of a group share both, and are told
-apart by a one-hot number. With ρ = π / π_old and the generalised advantage estimates Â of each agent's own rewards, a
-member's loss is the sum over groups of the mean over their agents' steps of
+Every agent k has a policy π(aₖ|oₖ) and a value V(oₖ) of its own observation. Agents of a group share both networks,
+which read a one-hot agent index too. With ρ = π / π_old and the generalised advantage estimates Â of each agent's own
+rewards, a member's loss is the sum over groups of the mean over their agents' steps of
 
     −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â)  +  c_v ½ (V(oₖ) − V̂)²  −  c_h H(π(·|oₖ)),   V̂ = Â + V_old(oₖ),
 
-Â normalised over the group's steps in the minibatch. A step of an agent that is gone is none. What was said of PPO's
-rest, `target_kl`, and of LSTM encoders goes for teams too.
+where Â is normalised over the group's steps in the minibatch. Steps of absent agents do not count. `target_kl` and LSTM
+encoders work as in PPO.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from evopipe.algos import Answers, _ppo, _team, _team_ppo
-from evopipe.algos._team import Crew
+from evopipe.algos import Answers, _ppo, _team_ppo
+from evopipe.core.groups import AgentGroups, agent_groups
 from evopipe.core.structure import Widths
 from evopipe.types import Spaces, Tensor
 
@@ -41,10 +41,10 @@ init, schedule, greedy, learn = _team_ppo.init, _ppo.schedule, _team_ppo.greedy,
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    return _team_ppo.networks(cfg, spaces, _team.crew(cfg, spaces).observed)
+    return _team_ppo.networks(cfg, spaces, agent_groups(cfg, spaces).observed)
 
 
-def _seen(of: Crew, obs: Tensor, next_alive: Tensor | None = None) -> Tensor:
+def _seen(of: AgentGroups, obs: Tensor, next_alive: Tensor | None = None) -> Tensor:
     """Return what critics read, an agent's own observation: `[P, K, B, O]` → `[P, K, B, inputs]`."""
     return of.named(obs)
 

@@ -1,13 +1,13 @@
-"""Implicit Q-learning: learning from a dataset without ever asking for the value of an action that is not in it.
+"""Implicit Q-learning: learns from a dataset without ever needing the value of an action that is not in it.
 
 Kostrikov, Nair & Levine, "Offline reinforcement learning with implicit Q-learning", ICLR 2022.
 
-V regresses on Q⁻ = min(Q₁⁻, Q₂⁻)(s, a) by the expectile loss |τ − 1(Q⁻ < V)| (Q⁻ − V)², so that it stands for the
-better ones of the dataset's actions (eq. 5); Q₁ and Q₂ regress on r + γ (1 − terminated) V(s′) (eq. 6); the actor
-imitates the dataset with weights exp(β (Q⁻ − V)), at most `weight_limit` (eq. 7). β = 0 is behaviour cloning.
-log π(a|s) is that of a softmax over the legal actions where they are discrete; where they are continuous,
-−½ |μ(s) − a|², a Gaussian of fixed deviation around μ = tanh(·) in [−1, 1], which the environment stretches to its
-bounds.
+V regresses on Q⁻ = min(Q₁⁻, Q₂⁻)(s, a) with the expectile loss |τ − 1(Q⁻ < V)| (Q⁻ − V)², by which it follows the
+better of the dataset's actions (eq. 5). Q₁ and Q₂ regress on r + γ (1 − terminated) V(s′) (eq. 6). The actor imitates
+the dataset with weights exp(β (Q⁻ − V)), at most `weight_limit` (eq. 7). β = 0 is behaviour cloning.
+
+For discrete actions, log π(a|s) is that of a softmax over the legal actions. For continuous ones it is −½ |μ(s) − a|²,
+a Gaussian with fixed deviation around μ = tanh(·) in [−1, 1], which the environment stretches to its bounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import masked_log_softmax
-from evopipe.ops.policy import epsilon_greedy
+from evopipe.ops.policy import epsilon_greedy, noisy
 from evopipe.ops.value import expectile_loss, pick
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
@@ -40,7 +40,7 @@ MASKED_LOSS = True
 class Config(AlgoConfig):
     """Hyper-parameters of implicit Q-learning."""
 
-    lr_actor: _hyper.ActorRate = 3e-4
+    lr_actor: _actor_critic.ActorRate = 3e-4
     lr_critic: Annotated[float, _hyper.rate("Adam for Q and V")] = 3e-4
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
@@ -53,7 +53,7 @@ class Config(AlgoConfig):
         unit="1 / return", raising="imitates the best actions only", evolvable=True, ge=0, le=1000)  # fmt: skip
     weight_limit: float = hyper(100.0, doc="largest imitation weight", raising="few actions may count more", gt=0)
     epsilon: _hyper.Epsilon = 0.05
-    noise_sd: _hyper.NoiseDeviation = 0.1
+    noise_sd: _actor_critic.NoiseDeviation = 0.1
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(
         lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), beta=(0.01, 20.0)
@@ -73,7 +73,7 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network: the mean action, or a logit for each."""
+    """Return input and output width of every network: the mean action, or a logit for each action."""
     o, a = spaces.observations, spaces.actions
     critic = Widths(o + a, 1) if spaces.continuous else Widths(o, a)
     return {"actor": Widths(o, a), "value": Widths(o, 1), "critic_1": critic, "critic_2": critic}
@@ -92,9 +92,9 @@ greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Act greedily, with noise where actions are continuous; with chance epsilon `[P]` at random."""
+    """Choose greedily, with noise if actions are continuous, and with probability epsilon `[P]` at random."""
     if cfg.spaces.continuous:
-        return _actor_critic.noisy(cfg, greedy(cfg, state, obs, legal), epsilon, draw)
+        return noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd)
     return epsilon_greedy(_actor_critic.output(cfg, state, obs), legal, epsilon, draw)
 
 
@@ -104,7 +104,8 @@ def _value(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory:
 
 
 def answers(cfg: Config) -> Answers:
-    """Return what it knows; μ(s) has a deviation that only stands for a weight, so it has no chances."""
+    """Return what the policy can compute. Its deviation only serves as a weight, so it has no probabilities of
+    actions."""
     return Answers(_value, _actor_critic.q_values, None if cfg.spaces.continuous else _actor_critic.chances)
 
 
@@ -117,7 +118,7 @@ def _log_policy(cfg: Config, state: State, batch: Batch) -> Tensor:
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses of V and Q and of the actor, and errors; no network gets a gradient from another's loss."""
+    """Return the losses of V and Q and of the actor, and errors. No network gets a gradient from another's loss."""
     value = forward(state.value, batch.obs).squeeze(-1)  # [P, B]
     with torch.no_grad():
         q_minus = of_taken(cfg, state.critics_target, batch.obs, batch.action).amin(dim=1)

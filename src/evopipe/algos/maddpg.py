@@ -3,15 +3,17 @@
 Lowe et al., "Multi-agent actor-critic for mixed cooperative-competitive environments", NeurIPS 2017.
 
 Every agent k has an actor, which reads the agent's own observation oₖ, and a critic, which reads all observations o and
-all actions a. With μ⁻ the actors that follow, critics regress on
+all actions a. With the target actors μ⁻, critics regress on
 
     yₖ = rₖ + γ (1 − terminatedₖ) Qₖ⁻(o′, μ⁻₁(o′₁), …, μ⁻_K(o′_K)),
 
-and actor k climbs Qₖ(o, a₁, …, μₖ(oₖ), …, a_K), the others' actions as they were taken. Continuous actions are tanh(·)
-in [−1, 1], which the environment stretches to its bounds. Discrete ones are drawn from a softmax, while learning and in
-targets, and get their gradient through a Gumbel-softmax, straight through. An agent that is gone leaves its loss; in
-critics its observation and its action are zeros. So are in Qₖ⁻ those of whoever does not act next, but where k was
-truncated itself: then those stand there that were truncated with it.
+and actor k maximises Qₖ(o, a₁, …, μₖ(oₖ), …, a_K), with the others' actions as they were taken. Continuous actions are
+tanh(·) in [−1, 1], which the environment stretches to its bounds. Discrete ones are drawn from a softmax, while
+learning and in targets, and get a straight-through Gumbel-softmax gradient.
+
+An absent agent does not count in its own loss; critics read zeros for its observation and action. Qₖ⁻(o′, …) reads the
+agents that act next, and zeros for the others. Only if agent k was truncated at this step does Qₖ⁻ read other agents:
+those that were truncated together with it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from evopipe.algos import _actor_critic, _central, _hyper, _team
+from evopipe.algos import _actor_critic, _central, _hyper
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
@@ -38,23 +40,23 @@ TEAM = True
 class Config(AlgoConfig):
     """Hyper-parameters of MADDPG."""
 
-    lr_actor: _hyper.ActorRate = 1e-3
-    lr_critic: _hyper.CriticRate = 3e-3
+    lr_actor: _actor_critic.ActorRate = 1e-3
+    lr_critic: _actor_critic.CriticRate = 3e-3
     batch_size: _hyper.BatchSize = 256
     learn_step: _hyper.LearnStep = 16
     gamma: _hyper.Discount = 0.95
     tau: _hyper.TargetShare = 1e-2
     grad_clip: _hyper.GradientClip = 0.5
-    policy_delay: _hyper.PolicyDelay = 1
+    policy_delay: _actor_critic.PolicyDelay = 1
     temperature: _central.Temperature = 1.0
     output_penalty: _central.OutputPenalty = 1e-3
-    noise: _hyper.Noise = "gaussian"
-    noise_sd: _hyper.NoiseDeviation = 0.1
-    ou_theta: _hyper.NoiseReturn = 0.15
-    random_steps: _hyper.RandomSteps = 1_000
-    share: _team.Share = "none"
-    groups: _team.Groups = _team.BY_NAME
-    score: _team.Score = "sum"
+    noise: _actor_critic.Noise = "gaussian"
+    noise_sd: _actor_critic.NoiseDeviation = 0.1
+    ou_theta: _actor_critic.NoiseReturn = 0.15
+    random_steps: _actor_critic.RandomSteps = 1_000
+    share: _hyper.Share = "none"
+    groups: _hyper.Groups = _hyper.BY_NAME
+    score: _hyper.Score = "sum"
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _central.RANGES
 

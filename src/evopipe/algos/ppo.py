@@ -3,13 +3,13 @@
 Schulman et al., "Proximal policy optimization algorithms", 2017, with the generalised advantage estimates Â of Schulman
 et al., "High-dimensional continuous control using generalized advantage estimation", 2016.
 
-With ρ = π(a|s) / π_old(a|s), a member's loss over a minibatch of what it has just done is the mean of
+With ρ = π(a|s) / π_old(a|s), a member's loss over a minibatch of its rollout is the mean of
 
     −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â)  +  c_v ½ (V(s) − V̂)²  −  c_h H(π(·|s)),   V̂ = Â + V_old(s),
 
-Â normalised over the minibatch. A member whose policy has gone too far from the old one, mean(ρ − 1 − log ρ) above
-`target_kl`, rests until its next rollout. With an LSTM encoder a minibatch is made of sequences, each begun with the
-memory that was there when it was played.
+where Â is normalised over the minibatch. If a member's policy has moved too far from the old one, with mean(ρ − 1 − log
+ρ) above `target_kl`, it makes no more updates until its next rollout. With an LSTM encoder, a minibatch consists of
+sequences, each of which starts with the memory that it had when it was played.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from dataclasses import dataclass
 
 import torch
 
-from evopipe.algos import Answers, _actor_critic, _hyper, _ppo
+from evopipe.algos import Answers, _hyper, _ppo
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets, forward, remember, unroll
-from evopipe.core.structure import Widths
+from evopipe.core.net import Net, Nets, forward, memories, remember, unroll
+from evopipe.core.structure import Widths, share_encoder
 from evopipe.native import policy
 from evopipe.ops.distributions import Distribution, distribution
+from evopipe.ops.policy import proximal
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces, Tensor
@@ -83,12 +84,12 @@ class State:
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     """Return input and output width of every network: a logit for each choice, or a mean for each dimension."""
     o, a = spaces.observations, spaces.actions
-    return _actor_critic.share_encoder({"actor": Widths(o, a), "critic": Widths(o, 1)}, o, cfg.share_encoder)
+    return share_encoder({"actor": Widths(o, a), "critic": Widths(o, 1)}, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
     actor, critic = nets["actor"], nets["critic"]
-    encoder, _, encoder_adam = _actor_critic.start_encoder(nets)
+    encoder, _, encoder_adam = optim.start_encoder(nets)
     *adams, zeros = optim.start(actor, critic)
     log_std = zeros[:, None].repeat(1, cfg.spaces.actions if cfg.spaces.continuous else 0) + torch.tensor(cfg.std).log()
     rows: tuple[Tensor, ...] = log_std, optim.ScalarAdam.start(log_std), zeros, zeros.clone()
@@ -105,11 +106,12 @@ def _policy(cfg: Config, outputs: Tensor, log_std: Tensor, legal: Tensor | None)
 
 def _memories(state: State, memory: Tensor) -> tuple[Tensor, ...]:
     """Divide a memory `[…, M]` into a shared encoder's, the actor's and the critic's; those without have width 0."""
-    return _ppo.memories(memory, state.encoder, state.actor, state.critic)
+    return memories(memory, state.encoder, state.actor, state.critic)
 
 
 def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None) -> Chosen:
-    """Draw actions, or take the likeliest where `draw` is None: obs `[P, E, O]`, memory `[P, E, M]` before it."""
+    """Draw actions, or take the most likely ones if `draw` is None: obs `[P, E, O]`; `memory` `[P, E, M]` is that
+    before it."""
     if (chosen := policy.act(cfg, state, obs, legal, memory, draw)) is not None:
         return chosen
     with torch.no_grad():
@@ -125,7 +127,7 @@ def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: T
 
 
 def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
-    """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it."""
+    """Return V(s) `[P, B]`: obs `[P, B, O]`; `memory` `[P, B, M]` is that before it."""
     if (found := policy.value(cfg, state, obs, memory)) is not None:
         return found
     with torch.no_grad():
@@ -147,7 +149,7 @@ def answers(cfg: Config) -> Answers:
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`."""
+    """Return the most likely legal actions for obs `[P, E, O]`, with an empty memory."""
     if (best := policy.greedy(cfg, state, obs, legal)) is not None:
         return best
     with torch.no_grad():
@@ -166,21 +168,21 @@ def _evaluate(cfg: Config, state: State, batch: Sequences, log_std: Tensor) -> t
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each member's loss, and how far its policy has gone from the old one, both `[P]`; hp values are `[P]`."""
-    flat = (x.flatten(1, 2) for x in (batch.weight, batch.advantage, batch.value, batch.target, batch.log_prob))
-    weight, advantage, old_value, target, log_prob = flat  # [P, B·L]
+    """Return each member's loss, and how far its policy has moved from the old one, both `[P]`; values of `hp` are
+    `[P]`."""
+    flat = batch.weight, batch.action, batch.log_prob, batch.advantage, batch.value, batch.target
+    weight, action, log_prob, advantage, old_value, target = (x.flatten(1, 2) for x in flat)  # [P, B·L]
     if cfg.normalise_advantage:
         mean = (weight * advantage).sum(dim=1, keepdim=True)
         deviation = (weight * (advantage - mean).square()).sum(dim=1, keepdim=True).sqrt()
         advantage = (advantage - mean) / (deviation + 1e-8)
     chances, value = _evaluate(cfg, state, batch, log_std)
-    done = batch.action.flatten(1, 2), log_prob
-    each, distance = _ppo.objective(cfg, hp, chances, *done, advantage, value, old_value, target)
+    each, distance = proximal(chances, action, log_prob, advantage, value, old_value, target, hp, cfg.clip_value)
     return (weight * each).sum(dim=1), (weight * distance).sum(dim=1).detach()
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     pairs = (state.encoder, state.encoder_adam), (state.actor, state.actor_adam), (state.critic, state.critic_adam)
-    log_std = _ppo.deviations(state)
+    log_std = optim.leaf(state.log_std)
     found = loss(cfg, state, hp, batch, log_std)
     return _ppo.descend(found, log_std, pairs, cfg, state, hp, batch, healthy, turn)

@@ -1,15 +1,16 @@
-"""Proximal policy optimisation of language models: every token is an action, and a head learns what comes of it.
+"""Proximal policy optimisation of language models: every token is an action, and a value head predicts its return.
 
 Schulman et al., "Proximal policy optimization algorithms", 2017; for language models Ouyang et al., "Training language
 models to follow instructions with human feedback", 2022.
 
-The reward of a completion is given with its last token; the advantages Â of its tokens are generalised estimates by the
-values of a head on the policy's own hidden states. With ρ = π / π_old a member's loss is the mean over tokens of
+The reward of a completion comes with its last token. The advantages Â of its tokens are generalised estimates, from the
+values of a head on the policy's own hidden states. With ρ = π / π_old and the base π_ref, a member's loss is the mean
+over tokens of
 
     −min(ρ Â, clip(ρ, 1 − ε_low, 1 + ε_high) Â)  +  c_v ½ max((V − V̂)², (V_old + clip(V − V_old, ±ε_v) − V̂)²)
         +  β (π_ref/π − log π_ref/π − 1)  −  c_h H(π),   V̂ = Â + V_old,
 
-Â standardised over all of a member's tokens, π_ref the base.
+where Â is standardised over all of a member's tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
 from evopipe.ops import language as ops
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Hyper, Scored, Tensor, Text
+from evopipe.types import Hyper, Tensor, Text, TokenScores
 
 PAPER = "https://arxiv.org/abs/2203.02155"
 REGIME = "dialogue"
@@ -33,7 +34,7 @@ POLICY = "policy"
 class Config(AlgoConfig):
     """Hyper-parameters of PPO for language models."""
 
-    lr: _hyper.ActorRate = 1e-3
+    lr: Annotated[float, _hyper.rate("the actor's Adam")] = 1e-3
     lr_value: Annotated[float, _hyper.rate("the value head's Adam")] = 1e-3
     rows: _language.Rows = 64
     group_size: _language.GroupSize = 1
@@ -70,18 +71,18 @@ networks, init = _language.networks_with_head, _language.init_with_head
 
 
 def asks(cfg: Config) -> frozenset[str]:
-    """Return what else has to be known of completions: values, and the base's log-probabilities where β counts."""
+    """Return what else must be known of completions: values, and the base's log-probabilities if β is not 0."""
     return frozenset({"value", "reference"} if _language.wants_reference(cfg) else {"value"})
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Return a rollout with the advantages of its tokens, and what their values should have been."""
+    """Return a rollout with the advantages of its tokens and their value targets."""
     mask, value = _language.counted(done), given(done.value)
     advantage = ops.token_gae(ops.on_last(given(done.reward), mask), value, mask, hp["gamma"], hp["gae_lambda"])
     return replace(done, advantage=ops.whiten(advantage, mask), target=advantage + value)
 
 
-def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     mask = _language.counted(batch)
     error = ops.value_loss(given(now.value), given(batch.value), given(batch.target), hp["clip_value"])
     each = _language.surrogate(cfg, hp, now, batch, mask) + hp["vf_coef"][:, None, None] * error

@@ -2,13 +2,13 @@
 
 Hessel et al., "Rainbow: combining improvements in deep reinforcement learning", AAAI 2018.
 
-The network gives the distribution p(s, a) of the return over `atoms` values z between `v_min` and `v_max` (C51), as
-advantages around a value, v + a − mean a, both from its last layer (dueling), with learned noise w + σ ε on the weights
-behind the latent instead of ε-greedy actions (noisy networks). With y the projection of r + γⁿ z under the target
-network's p⁻(s′, a*), where a* maximises the online network's mean (double), the loss of a member is the weighted mean
-over its batch of the cross-entropy −Σ y ln p(s, a). The priority of a transition is the divergence Σ y ln (y / p).
-Several steps (n) and priorities come from the replay: `train.replay.n_step`, `train.replay.prioritised`. Every part can
-be switched off; without all of them it is DQN.
+The network gives the distribution p(s, a) of the return over `atoms` values z between `v_min` and `v_max` (C51). Its
+last layer has a value and advantages, combined as v + a − mean a (dueling). Learned noise w + σ ε on the weights behind
+the latent replaces ε-greedy actions (noisy networks). Let y be the projection of r + γⁿ z under the target network's
+p⁻(s′, a*), where a* maximises the online network's mean (double). The loss of a member is the weighted mean over its
+batch of the cross-entropy −Σ y ln p(s, a). The priority of a transition is the divergence Σ y ln (y / p). Multi-step
+returns and priorities come from the replay buffer: `train.replay.n_step`, `train.replay.prioritised`. Every part can be
+switched off; without all of them it is DQN.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 def explore(cfg: Config, step: int) -> float:
-    """Return ε after `step` environment steps of a member: 0 where the noise explores."""
+    """Return ε after `step` environment steps of a member: 0 if the noise explores."""
     if cfg.noisy:
         return 0.0
     return cfg.eps_start + min(1.0, step / cfg.eps_steps) * (cfg.eps_end - cfg.eps_start)

@@ -4,14 +4,14 @@ Williams, "Simple statistical gradient-following algorithms for connectionist re
 language models Ahmadian et al., "Back to basics: revisiting REINFORCE style optimization for learning from human
 feedback in LLMs", 2024.
 
-The return of a completion is R − β Σ log π_old/π_ref over its tokens, π_ref the base. Its advantage A is the return,
-standardised over all of a member's completions (`baseline: batch`) or less the mean of the prompt's others (`rloo`). A
-member's loss is the mean of
+The return of a completion is R − β Σ log π_old/π_ref over its tokens, where π_ref is the base. Its advantage A is the
+return, standardised over all of a member's completions (`baseline: batch`), or minus the mean of the prompt's others
+(`rloo`). A member's loss is the mean of
 
     −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)  −  c_h H(π),   ρ = π / π_old.
 
-At a rollout's first update ρ is 1, and its gradient is −A ∂ log π, that of REINFORCE; later updates of the same
-completions, where `batch_size` or `epochs` ask for them, need the ratio.
+At the first update from a rollout ρ is 1, and the gradient is −A ∂ log π, that of REINFORCE. Later updates from the
+same completions, if `batch_size` or `epochs` ask for them, need the ratio.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
 from evopipe.ops import language as ops
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Hyper, Scored, Tensor, Text
+from evopipe.types import Hyper, Tensor, Text, TokenScores
 
 PAPER = "https://arxiv.org/abs/2402.14740"
 REGIME = "dialogue"
@@ -67,7 +67,7 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Compare the returns of completions, of which `group` of a prompt stand together."""
+    """Compute the advantages of completions from their returns; the `group` completions of a prompt are adjacent."""
     returns = given(done.reward)
     if done.reference is not None:
         apart = (given(done.log_prob) - done.reference).masked_fill(~done.mask, 0.0).sum(dim=-1)
@@ -78,7 +78,7 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
     return replace(done, advantage=found.value[..., None].expand(done.mask.shape), keep=found.counts)
 
 
-def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     mask, batch = _language.counted(batch), replace(batch, reference=None)  # the divergence is in the return
     return ops.total(ops.token_weights(mask, cfg.mean), _language.surrogate(cfg, hp, now, batch, mask))
 

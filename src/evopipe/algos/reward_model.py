@@ -1,15 +1,15 @@
-"""Reward model: of two completions it gives the one that people preferred the higher number.
+"""Reward model: it learns to give the higher number to that of two completions which people preferred.
 
 Bradley and Terry, "Rank analysis of incomplete block designs", 1952; of language models' completions Ouyang et al.,
 "Training language models to follow instructions with human feedback", 2022, § 3.5.
 
-A linear head on the hidden state behind a completion's last token gives its reward r. A member's loss is the mean over
+A linear head on the hidden state after a completion's last token gives its reward r. A member's loss is the mean over
 pairs of
 
     −log σ(r(chosen) − r(rejected)).
 
-Rewards are known but for a constant that all of a prompt's completions share: GRPO takes it out again. Where
-`language.reward` of another pipeline names the exported folder, its members learn from this model's rewards.
+Rewards are determined up to a constant that all completions of a prompt share; GRPO removes it. If `language.reward` of
+another pipeline names the exported folder, its members learn from this model's rewards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
 from evopipe.ops import language as ops
 from evopipe.schema.declare import AlgoConfig
-from evopipe.types import Hyper, Scored, Tensor, Text
+from evopipe.types import Hyper, Tensor, Text, TokenScores
 
 PAPER = "https://arxiv.org/abs/2203.02155"
 REGIME = "text"
@@ -45,23 +45,24 @@ networks, init = _language.networks_with_head, _language.init_with_head
 asks = _language.always("value", "end")
 
 
-def margins(now: Scored, batch: Text) -> Tensor:
-    """Return r(chosen) − r(rejected) of each pair, `[P, n]`: n chosen completions stand before n rejected ones."""
-    chosen, rejected = ops.behind_last(given(now.value), batch.mask).chunk(2, dim=1)
+def margins(now: TokenScores, batch: Text) -> Tensor:
+    """Return r(chosen) − r(rejected) of each pair, `[P, n]`; the n chosen completions stand before the n rejected
+    ones."""
+    chosen, rejected = ops.after_last(given(now.value), batch.mask).chunk(2, dim=1)
     return chosen - rejected
 
 
-def fitness(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
-    """Return the log-probability `[P, n]` of what was preferred, in nats."""
+def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
+    """Return the log-probability of the preferred completion of each pair, `[P, n]`, in nats."""
     return ops.preferred(margins(now, batch))
 
 
-def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tensor]:
-    """Return what a report tells of each pair `[P, n]`: whether the chosen completion has the higher reward."""
+def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
+    """Return statistics of each pair `[P, n]` for reports: whether the chosen completion has the higher reward."""
     return {"accuracy": (margins(now, batch) > 0).float()}
 
 
-def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     return ops.total(_language.pair_weights(batch), -ops.preferred(margins(now, batch)))
 
 

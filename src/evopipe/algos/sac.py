@@ -3,10 +3,10 @@
 Haarnoja et al., "Soft actor-critic algorithms and applications", 2018 (continuous); Christodoulou, "Soft actor-critic
 for discrete action settings", 2019.
 
-Two critics regress on y = r + γ (1 − terminated) V⁻(s′), V⁻(s′) = E[min(Q₁⁻, Q₂⁻)(s′, a′) − α log π(a′|s′)]; the actor
-climbs E[min(Q₁, Q₂)(s, a) − α log π(a|s)]; log α follows the entropy's distance from its target. The expectations are
-one draw of a tanh-squashed Gaussian where actions are continuous, exact sums over the legal ones where they are
-discrete.
+Two critics regress on y = r + γ (1 − terminated) V⁻(s′), V⁻(s′) = E[min(Q₁⁻, Q₂⁻)(s′, a′) − α log π(a′|s′)]. The actor
+maximises E[min(Q₁, Q₂)(s, a) − α log π(a|s)]. log α moves by the distance of the entropy from its target. For
+continuous actions the expectations are estimated by one draw of a tanh-squashed Gaussian; for discrete actions they are
+exact sums over the legal ones.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from evopipe.algos._actor_critic import action_value, of_taken
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
-from evopipe.core.structure import Widths
+from evopipe.core.structure import Widths, share_encoder
 from evopipe.native import actor_critic as native
 from evopipe.native import build
+from evopipe.native.update import Learners
 from evopipe.ops import distributions as ops
-from evopipe.ops.policy import likeliest, or_random, random_legal
-from evopipe.ops.value import masked_argmax, twin_loss
+from evopipe.ops.policy import likeliest, or_random, sampled_or_random
+from evopipe.ops.value import twin_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -43,8 +44,8 @@ MASKED_LOSS = True
 class Config(AlgoConfig):
     """Hyper-parameters of SAC."""
 
-    lr_actor: _hyper.ActorRate = 3e-4
-    lr_critic: _hyper.CriticRate = 1e-3
+    lr_actor: _actor_critic.ActorRate = 3e-4
+    lr_critic: _actor_critic.CriticRate = 1e-3
     lr_alpha: Annotated[float, _hyper.rate("the temperature's Adam", "entropy reaches its target sooner")] = 1e-3
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
@@ -56,10 +57,10 @@ class Config(AlgoConfig):
     target_entropy: float | Literal["auto"] = hyper("auto",
         doc="entropy that the temperature aims at; `auto`: −A, or 0.6 log of how many discrete actions are legal",
         unit="nats", raising="explores more")  # fmt: skip
-    random_steps: _hyper.RandomSteps = 1_000
-    share_encoder: _hyper.SharedEncoder = False
+    random_steps: _actor_critic.RandomSteps = 1_000
+    share_encoder: _actor_critic.SharedEncoder = False
     network: _hyper.Network = _hyper.NETWORK
-    evolve: _hyper.Evolving = _hyper.ACTOR_CRITIC_RANGES
+    evolve: _hyper.Evolving = _actor_critic.RANGES
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     o, a = spaces.observations, spaces.actions
     critic = Widths(o + a, 1) if spaces.continuous else Widths(o, a)
     found = {"actor": Widths(o, 2 * a if spaces.continuous else a), "critic_1": critic, "critic_2": critic}
-    return _actor_critic.share_encoder(found, o, cfg.share_encoder)
+    return share_encoder(found, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
@@ -90,7 +91,7 @@ def init(cfg: Config, nets: Nets) -> State:
     *adams, updates = optim.start(actor, critics)
     log_alpha = updates + math.log(cfg.alpha)
     rows: tuple[Tensor, ...] = log_alpha, optim.ScalarAdam.start(log_alpha), updates
-    return State(*_actor_critic.start_encoder(nets), actor, critics, critics.copy(), *adams, *rows)
+    return State(*optim.start_encoder(nets), actor, critics, critics.copy(), *adams, *rows)
 
 
 explore = _actor_critic.explore
@@ -104,24 +105,21 @@ def _drawn(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor]:
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or `[P, E]` int64, the likeliest legal action."""
+    """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or the most likely legal action, `[P, E]` int64."""
     with torch.no_grad():
         out = forward(state.actor, forward(state.encoder, obs))
     return likeliest(out[..., : cfg.spaces.actions], legal, cfg.spaces.continuous)
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Draw from the policy, with chance epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]` int64."""
+    """Draw from the policy, with probability epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]`
+    int64."""
     with torch.no_grad():
         x = forward(state.encoder, obs)
         if cfg.spaces.continuous:
             return or_random(_drawn(state, x, draw)[0], epsilon, draw.part(1))
         log_pi = ops.masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
-        u = draw.uniform(log_pi[0].numel() + 2 * obs.shape[1]).float()
-        pick_u, choose_u, gumbel_u = u.split([obs.shape[1], obs.shape[1], log_pi[0].numel()], dim=1)
-        gumbel = -torch.log(-torch.log(gumbel_u.view(log_pi.shape).clamp(1e-20, 1 - 1e-7)))
-        chosen = masked_argmax(log_pi + gumbel, legal)
-        return torch.where(pick_u < epsilon[:, None], random_legal(choose_u, legal), chosen)
+        return sampled_or_random(log_pi, legal, epsilon, draw)
 
 
 def _chances(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> ops.Distribution:
@@ -154,13 +152,7 @@ def _soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor
         return action_value(state.critics_target, x_t, action).amin(dim=1) - alpha * log_pi
     log_pi = ops.masked_log_softmax(forward(state.actor, x), batch.next_legal)
     least = forward(state.critics_target, x_t).amin(dim=1)
-    return _expected(log_pi, least - alpha[..., None] * log_pi)
-
-
-def _expected(log_pi: Tensor, values: Tensor) -> Tensor:
-    """Return Σ π(a) values(a), `[…, A]` → `[…]`; an action of probability 0 counts nothing whatever its value."""
-    pi = log_pi.exp()
-    return (pi * torch.where(pi > 0, values, 0.0)).sum(dim=-1)  # so: the gradient of 0 · ∞ is no number
+    return ops.expected(log_pi, least - alpha[..., None] * log_pi)
 
 
 def _actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
@@ -175,8 +167,8 @@ def _actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[
     log_pi = ops.masked_log_softmax(forward(state.actor, x), batch.legal)
     with torch.no_grad():
         least = forward(state.critics, x).amin(dim=1)
-    losses = (batch.weight * _expected(log_pi, alpha[..., None] * log_pi - least)).sum(dim=1)
-    return losses, -_expected(log_pi, log_pi).detach()
+    losses = (batch.weight * ops.expected(log_pi, alpha[..., None] * log_pi - least)).sum(dim=1)
+    return losses, -ops.expected(log_pi, log_pi).detach()
 
 
 def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
@@ -198,7 +190,7 @@ def _whole_update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: T
     noise, own_noise = (native.normals(each, n) if continuous else None for each in draws)
     aim = 0.6 if by_legal else float(_aim(cfg))
     return native.sac_update(
-        _actor_critic.learners(state, "critics"), state.log_alpha, state.log_alpha_adam, hp, batch, healthy,
+        Learners.of(state, "critics"), state.log_alpha, state.log_alpha_adam, hp, batch, healthy,
         discrete=not continuous, learns_alpha=cfg.learn_alpha, target_entropy=aim, by_legal=by_legal, noise=noise,
         own_noise=own_noise,
     )  # fmt: skip

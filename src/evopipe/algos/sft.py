@@ -1,9 +1,9 @@
-"""Supervised fine-tuning: the language model learns to write what a dataset wrote.
+"""Supervised fine-tuning: the language model learns to write the completions of a dataset.
 
 Ouyang et al., "Training language models to follow instructions with human feedback", 2022, § 3.5.
 
-A member's loss is the mean of −log π(token | all before it) over the tokens of completions; prompts are read and not
-learned.
+A member's loss is the mean of −log π(token | all tokens before it) over the tokens of completions. Prompts are read,
+but not learned.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from evopipe.algos import _hyper, _language
 from evopipe.ops import language as ops
 from evopipe.schema.declare import AlgoConfig
-from evopipe.types import Hyper, Scored, Tensor, Text
+from evopipe.types import Hyper, Tensor, Text, TokenScores
 
 PAPER = "https://arxiv.org/abs/2203.02155"
 REGIME = "text"
@@ -35,17 +35,17 @@ networks, init = _language.networks, _language.init
 asks = _language.always()
 
 
-def fitness(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     """Return the mean log-probability `[P, B]` of the tokens of each completion, in nats."""
     return ops.row_means(now.log_prob, batch.mask)
 
 
-def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tensor]:
-    """Return what a report tells of each row `[P, B]`: the chance of the whole completion."""
+def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
+    """Return statistics of each row `[P, B]` for reports: the probability of the whole completion."""
     return {"chance": now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).exp()}
 
 
-def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     return ops.total(ops.token_weights(_language.counted(batch), cfg.mean), -now.log_prob)
 
 

@@ -2,9 +2,9 @@
 
 Fujimoto, van Hoof & Meger, "Addressing function approximation error in actor-critic methods", ICML 2018.
 
-Two critics regress on y = r + γ (1 − terminated) min(Q₁⁻, Q₂⁻)(s′, a′), a′ = μ⁻(s′) + clipped noise; the actor climbs
-Q₁(s, μ(s)) once in `policy_delay` updates, and the targets follow then. Actions are tanh(·) in [−1, 1], which the
-environment stretches to its bounds, in targets as well.
+Two critics regress on y = r + γ (1 − terminated) min(Q₁⁻, Q₂⁻)(s′, a′), a′ = μ⁻(s′) + clipped noise. Once in
+`policy_delay` updates, the actor maximises Q₁(s, μ(s)), and the targets are updated. Actions are tanh(·) in [−1, 1],
+which the environment stretches to its bounds, in targets as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
-from evopipe.core.structure import Widths
+from evopipe.core.structure import Widths, share_encoder
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -33,23 +33,23 @@ COMPILED = True
 class Config(AlgoConfig):
     """Hyper-parameters of TD3."""
 
-    lr_actor: _hyper.ActorRate = 1e-3
-    lr_critic: _hyper.CriticRate = 1e-3
+    lr_actor: _actor_critic.ActorRate = 1e-3
+    lr_critic: _actor_critic.CriticRate = 1e-3
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
-    policy_delay: _hyper.PolicyDelay = 2
-    target_noise: _hyper.TargetNoise = 0.2
-    target_clip: _hyper.TargetNoiseLimit = 0.5
-    noise: _hyper.Noise = "gaussian"
-    noise_sd: _hyper.NoiseDeviation = 0.1
-    ou_theta: _hyper.NoiseReturn = 0.15
-    random_steps: _hyper.RandomSteps = 1_000
-    share_encoder: _hyper.SharedEncoder = False
+    policy_delay: _actor_critic.PolicyDelay = 2
+    target_noise: _actor_critic.TargetNoise = 0.2
+    target_clip: _actor_critic.TargetNoiseLimit = 0.5
+    noise: _actor_critic.Noise = "gaussian"
+    noise_sd: _actor_critic.NoiseDeviation = 0.1
+    ou_theta: _actor_critic.NoiseReturn = 0.15
+    random_steps: _actor_critic.RandomSteps = 1_000
+    share_encoder: _actor_critic.SharedEncoder = False
     network: _hyper.Network = _hyper.NETWORK
-    evolve: _hyper.Evolving = _hyper.ACTOR_CRITIC_RANGES
+    evolve: _hyper.Evolving = _actor_critic.RANGES
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,12 @@ class State:
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     o, a = spaces.observations, spaces.actions
     found = {"actor": Widths(o, a), "critic_1": Widths(o + a, 1), "critic_2": Widths(o + a, 1)}
-    return _actor_critic.share_encoder(found, o, cfg.share_encoder)
+    return share_encoder(found, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
     actor, critics = nets["actor"], Net.interleave(nets["critic_1"], nets["critic_2"])
-    return State(
-        *_actor_critic.start_encoder(nets), actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics)
-    )
+    return State(*optim.start_encoder(nets), actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics))
 
 
 explore, greedy, act = _actor_critic.explore, _actor_critic.greedy, _actor_critic.act

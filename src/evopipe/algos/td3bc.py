@@ -3,10 +3,10 @@
 Fujimoto & Gu, "A minimalist approach to offline reinforcement learning", NeurIPS 2021.
 
 Two critics regress on y = r + γ (1 − terminated) min(Q₁⁻, Q₂⁻)(s′, a′), a′ = μ⁻(s′) + clipped noise. Once in
-`policy_delay` updates the actor climbs λ Q₁(s, μ(s)) − |μ(s) − a|² / A, λ = α / mean |Q₁(s, μ(s))| over the member's
-own batch, and the targets follow. α = 0 is behaviour cloning. Actions are tanh(·) in [−1, 1], which the environment
-stretches to its bounds. (The paper normalises observations by the dataset's mean and deviation: here
-`train.normalise.observations: true` does, and is off by default.)
+`policy_delay` updates, the actor maximises λ Q₁(s, μ(s)) − |μ(s) − a|² / A with λ = α / mean |Q₁(s, μ(s))| over the
+member's own batch, and the targets are updated. α = 0 is behaviour cloning. Actions are tanh(·) in [−1, 1], which the
+environment stretches to its bounds. The paper normalises observations by the dataset's mean and deviation:
+`train.normalise.observations: true` does that, and is off by default.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
+from evopipe.ops.policy import noisy
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -36,8 +37,8 @@ COMPILED = True
 class Config(AlgoConfig):
     """Hyper-parameters of TD3+BC."""
 
-    lr_actor: _hyper.ActorRate = 3e-4
-    lr_critic: _hyper.CriticRate = 3e-4
+    lr_actor: _actor_critic.ActorRate = 3e-4
+    lr_critic: _actor_critic.CriticRate = 3e-4
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
     gamma: _hyper.Discount = 0.99
@@ -45,10 +46,10 @@ class Config(AlgoConfig):
     grad_clip: _hyper.GradientClip = 10.0
     alpha: float = hyper(2.5, doc="weight of the critic against the dataset's actions; 0: behaviour cloning",
         raising="further from the dataset's actions", evolvable=True, ge=0, le=1000)  # fmt: skip
-    policy_delay: _hyper.PolicyDelay = 2
-    target_noise: _hyper.TargetNoise = 0.2
-    target_clip: _hyper.TargetNoiseLimit = 0.5
-    noise_sd: _hyper.NoiseDeviation = 0.1
+    policy_delay: _actor_critic.PolicyDelay = 2
+    target_noise: _actor_critic.TargetNoise = 0.2
+    target_clip: _actor_critic.TargetNoiseLimit = 0.5
+    noise_sd: _actor_critic.NoiseDeviation = 0.1
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(
         lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), alpha=(0.1, 20.0)
@@ -84,7 +85,7 @@ greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    return _actor_critic.noisy(cfg, greedy(cfg, state, obs, legal), epsilon, draw)
+    return noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd)
 
 
 answers = _actor_critic.of_own_action(greedy)

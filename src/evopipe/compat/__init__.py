@@ -1,1 +1,2 @@
-"""Other libraries' spellings: their arguments become a run of evopipe's own, and nothing else happens here."""
+"""Other libraries' spellings: their arguments are translated to a run of evopipe's own, and nothing else happens
+here."""

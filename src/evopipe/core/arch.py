@@ -1,7 +1,7 @@
-"""Perceptrons: what one member's network is, and what it begins with.
+"""The architecture of a perceptron, and the weights that it starts with.
 
-A network is observation → encoder → latent → head → output; images go through a convolutional stem before. It may be
-cut behind the latent, so that several heads read one encoder.
+A network is observation → encoder → latent → head → output. If the observation has images, they pass a convolutional
+stem first. A network may be split behind the latent, so that several heads share one encoder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_STEM = Stem()
 
 @dataclass(frozen=True)
 class Arch:
-    """One member's architecture; the methods without a text are said in `Architecture`."""
+    """The architecture of one member's perceptrons. Methods without a docstring are documented in `Architecture`."""
 
     encoder: tuple[Block, ...]
     latent: int
@@ -41,7 +41,11 @@ class Arch:
 
     @classmethod
     def start(cls, cfg: NetworkConfig, images: tuple[Image, ...] = ()) -> Arch:
-        """Return the architecture that `params.yaml` describes; ParamsError if an image is smaller than a kernel."""
+        """Return the architecture that the block `network` of `params.yaml` describes.
+
+        Raises:
+            ParamsError: an image is smaller than a kernel.
+        """
         encoder, head = (tuple(Block(width) for width in part) for part in (cfg.encoder, cfg.head))
         convs = tuple(Conv(c.channels, c.kernel, c.stride) for c in cfg.conv)
         stem = Stem(images, convs) if images and convs else _NO_STEM
@@ -52,8 +56,10 @@ class Arch:
 
     @property
     def layers(self) -> dict[str, Block]:
-        """Hidden layers by name, in order: `encoder.0` …, `latent`, `head.0` …; a residual encoder is behind the
-        latent."""
+        """The hidden layers by name, in order: `encoder.0` …, `latent`, `head.0` …
+
+        A residual encoder has its layers behind the latent.
+        """
         latent = {"latent": Block(self.latent)}
         encoder, head = (
             {f"{name}.{i}": block for i, block in enumerate(blocks)}
@@ -67,17 +73,19 @@ class Arch:
 
     @property
     def recurrent(self) -> int:
-        """How many hidden layers, the first ones, are LSTM layers."""
+        """The number of LSTM layers; they are the first hidden layers."""
         return len(self.encoder) if self.kind == "lstm" else 0
 
     def own(self, widths: Widths) -> slice:
-        """Return which of the hidden layers a network has."""
+        """Return which hidden layers belong to a network with these `widths`, as a slice of `layers`."""
         behind = 1 + len(self.encoder)
         return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]
 
     def layout(self, widths: Widths, line: int = 1) -> Layout:
-        """Return where a network's parameters lie, without pads; behind the one of a blend the next begins a `line` of
-        so many."""
+        """Return where each parameter of a network lies in its flat row, without pads.
+
+        The parameter α of a blended layer takes `line` places, so that what follows is aligned.
+        """
         at = 0
 
         def part(name: str, rows: int, columns: int, groups: int = 1) -> Part:
@@ -118,9 +126,11 @@ class Arch:
         return Layout(convolutions, tuple(layers), output, at)
 
     def describe(self) -> str:
-        """Return a short text: `128+64|32|64` is two encoder layers, the latent, one head layer; `~` marks a blend.
+        """Return a short text: `128+64|32|64` means two encoder layers, the latent and one head layer; `~` marks a
+        blended layer.
 
-        Convolutions stand before, channels, kernel, stride: `16k3/2+32k3|…`; another encoder says so: `simba 64|32`.
+        Convolutions come first, as channels, kernel and stride: `16k3/2+32k3|…`. An encoder that is no MLP is named:
+        `simba 64|32`.
         """
         convs = "+".join(conv.describe() for conv in self.stem.convs)
         encoder, head = ("+".join(f"{b.width}{'~' * b.blend}" for b in part) for part in (self.encoder, self.head))
@@ -129,7 +139,7 @@ class Arch:
         return "|".join(part for part in (convs, encoder, str(self.latent), head) if part)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data; of a plain encoder the `kind` is left out."""
+        """Return the architecture as JSON data. A plain MLP has no field `kind`."""
         return {
             "encoder": [list(block) for block in self.encoder],
             "latent": self.latent,
@@ -142,7 +152,11 @@ class Arch:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Arch:
-        """Build from what `to_json` returned; ValueError where it is something else."""
+        """Build an architecture from the data that `to_json` returned.
+
+        Raises:
+            ValueError: the data is not of that form.
+        """
         with in_a_sentence(StoredArch, data):
             told = StoredArch.model_validate(data)
         encoder, head = (tuple(Block(*block) for block in part) for part in (told.encoder, told.head))
@@ -156,8 +170,10 @@ class Arch:
         return widths.copies * self.layout(widths).size
 
     def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
-        """See `Architecture`: `encoder.0.weight` `[in, out]`, `encoder.0.bias` `[out]` and so on; of several copies
-        `0.encoder.0.weight` and so on."""
+        """Split a flat row into named tensors: `encoder.0.weight` `[in, out]`, `encoder.0.bias` `[out]` and so on.
+
+        If a network has several copies, the copy's number comes first: `0.encoder.0.weight`.
+        """
         if widths.copies > 1:
             one, rows = widths._replace(copies=1), enumerate(row.chunk(widths.copies))
             return {f"{i}.{name}": part for i, own in rows for name, part in self.named(one, own).items()}
@@ -165,14 +181,14 @@ class Arch:
         return {p.name: p.of(row) if p.name.endswith("weight") else p.of(row).view(-1) for p in parts}
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """See `Architecture`.
+        """Draw the initial weights of a network, as a flat row `[n]`.
 
-        Weights are orthogonal with gain √2, at the output with the gain of `widths` (Saxe et al., 2014). Biases of
-        hidden layers and convolutions are 0, or uniform in ±1/√inputs, as torch's are: under a ReLU biases of 0 would
-        pass no gradient where an observation is all zeros, so that `auto` takes them under the other activations
-        alone. The output's biases are 0, norm gains 1, norm shifts 0, blends 0, and so are the weights back of residual
-        blocks, which begin as identities. Weights of LSTM layers are orthogonal with gain 1, their biases uniform in
-        ±1/√units, and those of their forget gates 1 (Jozefowicz et al., 2015).
+        Weights are orthogonal with gain √2, those of the output layer with the gain in `widths` (Saxe et al., 2014).
+        Biases of hidden layers and convolutions are 0 or uniform in ±1/√inputs, as torch's are. Under a ReLU, zero
+        biases pass no gradient where an observation is all zeros; `auto` therefore chooses zeros only under other
+        activations. Output biases, norm shifts and blends are 0, norm gains 1. Weights that lead back from a residual
+        block are 0, so that the block starts as the identity. Weights of LSTM layers are orthogonal with gain 1, their
+        biases uniform in ±1/√units, and the biases of their forget gates 1 (Jozefowicz et al., 2015).
         """
         if widths.copies > 1:
             one = widths._replace(copies=1)
@@ -200,17 +216,19 @@ class Arch:
 
     @property
     def family(self) -> Hashable:
-        """See `Architecture`: nothing of a convolution is padded."""
+        """See `Architecture`. Only members with equal convolutions share a family, because convolutions are never
+        padded."""
         return self.stem
 
     @property
     def signature(self) -> Hashable:
-        """See `Architecture`: padded widths, and which layers are full, where the unmasked normalisation runs."""
+        """See `Architecture`. It holds the padded widths, and which layers are full: a full layer is normalised without
+        a mask."""
         return widest([self]), tuple(block.width % WIDTH_MULTIPLE == 0 for block in self.layers.values())
 
     @staticmethod
     def work(archs: Sequence[Arch]) -> int:
-        """See `Architecture`. The first layer's inputs, unknown here, count as many as its own width."""
+        """See `Architecture`. The width of the input is not known here, so the first layer counts as square."""
         shared = widest(archs)
         gates = 8 if shared.recurrent else 1  # an LSTM layer: four gates, each reading its input and its own outputs
         blocks = (*shared.encoder, Block(shared.latent), *shared.head)

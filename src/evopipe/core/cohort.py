@@ -1,7 +1,7 @@
 """Cohorts: several members as padded tensors with a leading population axis.
 
-Training works on cohorts, evolution and storage on members. `form` and `dissolve` go from one to the other and back
-without changing a bit.
+Training works on cohorts; evolution and storage work on members. `form` and `dissolve` convert between the two without
+changing a bit.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ BATCH_MULTIPLE = 32
 
 
 class Pace(NamedTuple):
-    """How a member learns: the rows of its batch, and `when`; only members of equal `when` share a cohort."""
+    """How a member learns: its batch size, and `when` it learns. Only members with equal `when` share a cohort."""
 
     batch: int = 1
     when: Hashable = None
 
     @property
     def room(self) -> int:
-        """Rows of the padded batch that it needs."""
+        """The member's batch size, rounded up to the padded batch that it needs."""
         return round_up(self.batch, BATCH_MULTIPLE)
 
 
@@ -48,7 +48,7 @@ member and no pads."""
 
 @dataclass(frozen=True)
 class Cohort:
-    """Members that train in one batch. Row r is the member of slot `slots[r]`."""
+    """Members that train in one batch of tensors. Row r belongs to the member of slot `slots[r]`."""
 
     members: tuple[Member, ...]  # as they were when the cohort was formed: their tensors are stale
     structures: Mapping[str, Structure]  # of every network
@@ -64,25 +64,29 @@ class Cohort:
 
     @property
     def slots(self) -> list[int]:
+        """The slot of each row's member."""
         return [member.slot for member in self.members]
 
     @cached_property
-    def bare(self) -> Cohort:
-        """The same without the runner, which is to hold no cohort that holds it."""
+    def without_runner(self) -> Cohort:
+        """The same cohort with a new runner. A runner must not hold a cohort that holds the runner."""
         return replace(self, runner=Runner())
 
     @property
     def batch(self) -> int:
-        """Padded batch size B."""
+        """The padded batch size B."""
         return self.weight.shape[1]
 
     @property
     def memory(self) -> int:
-        """`M`, the numbers that a member's networks carry from step to step."""
+        """`M`, how many numbers a member's recurrent networks carry from step to step."""
         return sum(structure.memory for structure in self.structures.values())
 
     def pieces(self, memory: Tensor) -> dict[tuple[str, int], Tensor]:
-        """Return views of a memory `[…, M]`: each network's pieces, pads included, see `Structure.memory_widths`."""
+        """Split recurrent memories `[…, M]` into views, one for each network and layer, pads included.
+
+        The keys are (network, index), as in `Structure.memory_widths`.
+        """
         widths = {
             (name, i): width
             for name, structure in self.structures.items()
@@ -90,16 +94,19 @@ class Cohort:
         }
         return dict(zip(widths, memory.split([*widths.values()], dim=-1), strict=True)) if widths else {}
 
-    def shown(self, obs: Tensor, there: Tensor | None = None) -> Tensor:
-        """Return observations `[P, …, O]` as the members' networks read them; zeros where an agent of a team is not
-        there, `[P, …]` bool."""
+    def normalised(self, obs: Tensor, there: Tensor | None = None) -> Tensor:
+        """Return observations `[P, …, O]` as the members' networks read them: normalised, if the run normalises.
+
+        Where `there` `[P, …]` is False, an agent of a team is absent, and its observation is zeros.
+        """
         if self.normaliser is None:
             return obs
-        found = self.normaliser.shown(obs.flatten(1, -2)).view_as(obs)
+        found = self.normaliser.normalised(obs.flatten(1, -2)).view_as(obs)
         return found if there is None else found.masked_fill(~there[..., None], 0.0)
 
     def part(self, first: int, end: int) -> Cohort:
-        """Return some rows as a cohort on the same memory. They compute what they did before, to the bit."""
+        """Return the rows from `first` to `end` as a cohort that shares memory with this one. Their results keep every
+        bit."""
         cut = slice(first, end)
 
         def rows(f: dataclasses.Field[Any]) -> Any:
@@ -125,8 +132,8 @@ class Cohort:
         """Return every tensor of the algorithm's state, in a fixed order."""
         return [tensor for _, _, tensor, _ in _tensors(self.state)]
 
-    def seen(self) -> list[Tensor]:
-        """Return the tensors of the normaliser, in a fixed order."""
+    def normaliser_tensors(self) -> list[Tensor]:
+        """Return the tensors of the observation normaliser, in a fixed order."""
         return [] if self.normaliser is None else list(self.normaliser.held.values())
 
 
@@ -147,7 +154,7 @@ COSTS = {"cpu": _Costs(400.0, 7e-5, 16), "cuda": _Costs(400.0, 2e-7, 4096)}
 
 
 def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) -> float:
-    """Model cost of one update of these members in one cohort, µs."""
+    """Return the cost model's estimate for one update of these members in one cohort, in µs."""
     batch = max(pace(member).room for member in members)
     work = members[0].arch.work([member.arch for member in members])
     return costs.dispatch + costs.per_unit * len(members) * batch * work
@@ -207,16 +214,16 @@ def form(
     mode: Grouping = "merged",
     paths: Paths | None = None,
 ) -> list[Cohort]:
-    """Form cohorts of a population: pad, stack, move to the device.
+    """Pad and stack the members of a population into cohorts, on the device.
 
     Args:
         members: the population.
         state_type: the algorithm's `State`.
-        widths: of every network.
-        device: where cohorts live.
-        pace: how the members learn.
-        mode: who shares a cohort.
-        paths: the fast paths that the cohorts take, None for none.
+        widths: the input and output width of every network.
+        device: where the cohorts' tensors live.
+        pace: returns how a member learns.
+        mode: which members may share a cohort.
+        paths: the fast paths that the cohorts take; None for none.
     """
     groups = _group(members, pace, mode, device.type)
     return [_form(tuple(each), state_type, widths, device, pace, Runner(paths)) for each in groups]
@@ -266,7 +273,7 @@ def _form(
 
 
 def dissolve(cohorts: Sequence[Cohort]) -> list[Member]:
-    """Return the members of cohorts, in slot order, with copies of their tensors on the CPU."""
+    """Return the members of cohorts, in slot order. Their tensors are copies on the CPU."""
     found = []
     for cohort in cohorts:
         seen = () if cohort.normaliser is None else cohort.normaliser.rows()
@@ -311,9 +318,10 @@ def create(
     rows: Mapping[str, Sequence[Tensor]],
     widths: Mapping[str, Widths],
 ) -> list[Member]:
-    """Give new members, of one architecture and without tensors, their state by the algorithm's own `init`.
+    """Give new members their initial state, by the algorithm's own `init`.
 
-    Rows are every network's initial flat rows, one a member.
+    The members have one architecture and no tensors yet. `rows` holds the initial flat rows of every network, one a
+    member.
     """
     shapes = _structures(members, widths, torch.device("cpu"))
     nets = {name: Net(shape, shape.pack(rows[name]), trainable=True) for name, shape in shapes.items()}

@@ -1,7 +1,7 @@
-"""Several like networks of every member in one row: those of a team's groups of agents.
+"""Several networks of the same architecture in one row of a member: those of the agents of a team.
 
-A row of `N` numbers is `copies` rows of a padded structure, one behind the other, so that Adam, clipping, health,
-cloning, evolution and storage see one row a member. A forward pass runs all copies of all members in one batch.
+A row of `N` numbers holds `copies` rows of a padded structure, one behind the other. Adam, clipping, health, cloning,
+evolution and storage therefore see one row a member. A forward pass runs all copies of all members in one batch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from evopipe.types import Tensor
 
 
 class Copies:
-    """`copies` of every row of a `Structure`, as one; `inner` has a row for each copy, a member's next to each other,
-    all of one architecture."""
+    """A structure whose every row holds `copies` networks of one architecture.
+
+    `inner` is the structure with one row for each copy; the copies of a member are adjacent.
+    """
 
     def __init__(self, inner: Structure, copies: int) -> None:
         self.inner, self.copies = inner, copies

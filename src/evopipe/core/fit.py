@@ -1,4 +1,4 @@
-"""Whether tensors are those of a member with its architecture: what stands in a file may be anything."""
+"""Checks that tensors read from a file belong to a member of the stated architecture."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _LEAST = Arch((), 1, (Block(1),), "ReLU", False)
 def forms_of_rows(
     state_type: type[Any], init: Callable[[Mapping[str, Any]], Any], widths: Mapping[str, Widths], spaces: Spaces
 ) -> Forms:
-    """Return the forms of what no architecture changes: rows of the state, and all that a normaliser may hold.
+    """Return the forms (shape and type) of the tensors that do not depend on an architecture.
 
-    They are those of the smallest member that there could be, by the algorithm's own `init`.
+    These are rows of the algorithm's state and all tensors that a normaliser may hold. They are read off the smallest
+    possible member, which the algorithm's own `init` makes.
     """
     rows = {name: [torch.zeros(_LEAST.size(each))] for name, each in widths.items()}
     (made,) = create([Member(0, 0, None, 0, _LEAST, {}, {})], init, rows, widths)
@@ -38,7 +39,7 @@ def forms_of_rows(
 
 
 def forms_of_networks(state_type: type[Any], arch: Architecture, widths: Mapping[str, Widths]) -> Forms:
-    """Return the forms of a member's parameters, scales and moments. Nothing is allocated."""
+    """Return the forms (shape and type) of a member's parameters, scales and moments. No tensor is allocated."""
     kinds = tensor_kinds(state_type, widths)
     return {
         name: ((arch.size(widths[network]),), torch.float32) for name, (kind, network) in kinds.items() if kind != "row"
@@ -48,9 +49,10 @@ def forms_of_networks(state_type: type[Any], arch: Architecture, widths: Mapping
 def misfit(
     tensors: Mapping[str, torch.Tensor], forms: Forms, arch: Architecture, spaces: Spaces, recurrent: bool
 ) -> str | None:
-    """Say what of a member's tensors, or of its architecture, does not fit; None where all does.
+    """Return what does not fit about a member's tensors or architecture, as a sentence; None if all fits.
 
-    All that `forms` names must be there, but for a normaliser; `recurrent`: whether networks may have a memory.
+    Every tensor in `forms` must be present, except those of a normaliser. `recurrent` says whether networks may have a
+    memory.
     """
     if isinstance(arch, Arch):
         if arch.recurrent and not recurrent:

@@ -1,9 +1,9 @@
-"""Fast paths: decorators around the unchanged `act` and `update` of an algorithm.
+"""Fast paths: CUDA graphs and `torch.compile` around the unchanged `act` and `update` of an algorithm.
 
-On a GPU the arithmetic of small networks costs less than starting its kernels. A CUDA graph records the kernels of a
-whole tick once and starts them with one call. It holds tensors by address: inputs are copied into buffers, state is
-written in place, and outputs, which the next replay overwrites, are cloned. All but the graph itself also runs on the
-CPU (`buffers`). Recording never changes the state. A path that fails is given up with one warning.
+On a GPU, the arithmetic of small networks costs less than launching its kernels. A CUDA graph records the kernels of a
+tick once and launches them with one call. A graph holds tensors by address: inputs are copied into fixed buffers, state
+is written in place, and outputs are cloned because the next replay overwrites them. Everything but the graph itself
+also runs on the CPU (`buffers`). Recording never changes the state. A path that fails is abandoned with one warning.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ RECOMPILES = 64  # structures that torch.compile keeps code for; its own 8 are g
 
 
 class Paths:
-    """Which fast paths a run takes: one object a run, shared by all its cohorts.
+    """The fast paths that a run takes: one object a run, shared by all its cohorts.
 
     Args:
-        capture: `graph`: CUDA graphs. `buffers`: the same fixed tensors, the function called as it is. `none`: neither.
-        compiled: whether `update` goes through `torch.compile`; that changes the last bits of results.
+        capture: `graph` for CUDA graphs; `buffers` for the same fixed tensors without a graph; `none` for neither.
+        compiled: whether `update` goes through `torch.compile`, which changes the last bits of results.
 
     Attributes:
-        given_up: why a path was left, one sentence each.
-        recorded: how many times anything was recorded.
+        given_up: why each abandoned path failed, one sentence each.
+        recorded: the number of recordings made.
     """
 
     def __init__(self, capture: Capture = "none", compiled: bool = False) -> None:
@@ -46,14 +46,14 @@ class Paths:
 
     @classmethod
     def choose(cls, compile: Compile, device: torch.device) -> Paths:
-        """Return the paths that `runtime.compile` asks for on a device."""
+        """Return the paths that `runtime.compile` asks for on this device."""
         on_cuda = device.type == "cuda"
         if compile == "off" or (compile == "auto" and not on_cuda):
             return cls()
         return cls("graph" if on_cuda else "buffers", compiled=compile == "on")
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` through `torch.compile`, for shapes that do not change from call to call."""
+        """Return `function` compiled by `torch.compile`, for shapes that do not change from call to call."""
         if function not in self._compiled:
             import torch._dynamo.config as dynamo
 
@@ -73,7 +73,7 @@ class Paths:
 
 
 class Runner:
-    """Runs one cohort's work, recorded once and played again."""
+    """Records the work of one cohort once, and replays it."""
 
     def __init__(self, paths: Paths | None = None) -> None:
         self.paths = paths or Paths()
@@ -88,17 +88,18 @@ class Runner:
         bound: Callable[[], Sequence[Tensor]],
         written: Callable[[], Sequence[Tensor]] = lambda: (),
     ) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a piece of work, ready to be called once; if nothing is recorded, it is simply the function.
+        """Return a piece of work as a function to be called once. Without a recording it is the plain function.
 
         Args:
-            name: what it is; with it goes everything that changes shapes or operators.
-            make: returns the work, a function of tensors on the device that waits for nothing on the host. It is given
-                a decorator for the part that may be compiled.
-            inputs: what is new at every call, on the host or the device; shapes and types as at the first call.
+            name: identifies the work, and everything that changes its shapes or operators.
+            make: returns the work: a function of tensors on the device that never waits for the host. Its argument is a
+                decorator for the part that may be compiled.
+            inputs: the tensors that are new at every call, on the host or the device. Shapes and types are those of the
+                first call.
             device: where the work runs.
-            bound: returns the tensors that the work reads beside its inputs. If one is another than before, or one of
-                `written`, the work is recorded anew.
-            written: returns those that it writes, in place.
+            bound: returns the other tensors that the work reads. If one of them, or of `written`, is a different tensor
+                than before, the work is recorded anew.
+            written: returns the tensors that the work writes in place.
         """
         if self.paths.capture == "none":
             return partial(make(lambda function: function), *(upload(x, device) for x in inputs))
@@ -204,7 +205,7 @@ def _side_stream(device: torch.device) -> Iterator[None]:
 def upload(x: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor from the host to a device without waiting for the device.
 
-    A plain `.to(device)` waits for all work before it; from pinned memory it need not. `x` may be changed at once.
+    A plain `.to(device)` waits for all earlier work; a copy from pinned memory does not. `x` may be changed at once.
     """
     if device.type == "cpu" == x.device.type:
         return x

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import get_args
 
 import torch
 
+from evopipe.schema.blocks import Activation
 from evopipe.types import Tensor
 
 EPS = 1e-5
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "ReLU": lambda x: torch.relu(x),
-    "ELU": lambda x: torch.nn.functional.elu(x),
-    "GELU": lambda x: torch.nn.functional.gelu(x),
-    "Tanh": lambda x: torch.tanh(x),
-    "LeakyReLU": lambda x: torch.nn.functional.leaky_relu(x),
-    "SiLU": lambda x: torch.nn.functional.silu(x),
-    "Softsign": lambda x: torch.nn.functional.softsign(x),
-    "Sigmoid": lambda x: torch.sigmoid(x),
-    "Softplus": lambda x: torch.nn.functional.softplus(x),
-    "Identity": lambda x: x,
-}
+
+@cache
+def _forward(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the activation of torch's class of this name; not before it is used, since parameters need no torch."""
+    found: Callable[[Tensor], Tensor] = getattr(torch.nn, name)().forward
+    return found
+
+
+def _activation(name: str, x: Tensor) -> Tensor:
+    return _forward(name)(x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: partial(_activation, name) for name in get_args(Activation)}
 # The result may take the place of its argument, less memory to go through, where the gradient is computed from the
 # result either way. (ELU's would be another formula in place: a member's bits would depend on its neighbours' kinds.)
 IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -33,10 +37,10 @@ NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus"})
 
 
 def activate(x: Tensor, runs: Sequence[tuple[str, int, int]]) -> Tensor:
-    """Apply each member's activation to `[P, B, H]`, which may be overwritten.
+    """Apply each member's activation function to `[P, B, H]`, which may be overwritten.
 
-    Runs are (activation, first row, end row): members are ordered by activation, so that slices serve, which cost a
-    fifth of a `where` over all activations.
+    `runs` holds (activation, first row, end row). Members are ordered by activation, so that slices suffice; they cost
+    a fifth of a `where` over all activations.
     """
     if len(runs) == 1:
         name = runs[0][0]
@@ -46,12 +50,18 @@ def activate(x: Tensor, runs: Sequence[tuple[str, int, int]]) -> Tensor:
 
 
 def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Normalise `[P, B, H]` over each member's own units (Ba, Kiros & Hinton, 2016); zero on pads, NaN where the
-    variance of a row is not finite.
+    """Normalise `[P, B, H]` over each member's own units (Ba, Kiros & Hinton, 2016).
 
-    Gain and bias are `[P, 1, H]`, zero on pads. The mask `[P, 1, H]` is 1 on a member's own units, all 0 where it lacks
-    the layer; None where no member has pads. It takes part in the sums: a plain `x.sum(-1)` would leak gradient into
-    pads. They are no matrix products, which on some processors have other last bits for one member than for several.
+    Pads become zero. A row whose variance is not finite becomes NaN.
+
+    Args:
+        x: `[P, B, H]`.
+        gain, bias: `[P, 1, H]`, zero on pads.
+        mask: `[P, 1, H]`, 1 on a member's own units and all 0 if the member lacks the layer; None if no member has
+            pads.
+
+    The mask takes part in the sums, because a plain `x.sum(-1)` would leak gradient into pads. The sums are not matrix
+    products: on some processors those give one member other last bits than several.
     """
     if mask is None:
         out, _, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)

@@ -9,15 +9,19 @@ from evopipe.types import Tensor
 
 
 class Block(NamedTuple):
-    """One hidden layer f of a member. A blended one computes h + α (f(h) − h), α learned from 0: that is how a layer
-    joins a trained network without changing its function."""
+    """One hidden layer f of a member.
+
+    A blended layer computes h + α (f(h) − h) with a learned α that starts at 0. A new layer is blended, so that it does
+    not change a trained network's function.
+    """
 
     width: int
     blend: bool = False
 
 
 class Part(NamedTuple):
-    """One parameter tensor `[rows, columns]` from `start`; an LSTM layer's columns are in groups, its gates."""
+    """Where one parameter tensor `[rows, columns]` lies in a flat row. The columns of an LSTM layer come in groups, its
+    gates."""
 
     name: str
     start: int
@@ -30,19 +34,20 @@ class Part(NamedTuple):
         return self.columns // self.groups
 
     def of(self, row: Tensor) -> Tensor:
-        """Return its view `[rows, columns]` of a flat row."""
+        """Return the tensor as a view `[rows, columns]` of a flat row."""
         return row[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
     def grouped(self, row: Tensor) -> Tensor:
-        """Return its view `[rows, groups, units]` of a flat row."""
+        """Return the tensor as a view `[rows, groups, units]` of a flat row."""
         return self.of(row).view(self.rows, self.groups, self.units)
 
 
 class Layer(NamedTuple):
-    """One layer's parts; `gain` and `shift` where normalised, `alpha` where blended or passed by.
+    """The parameter tensors of one layer: `gain` and `shift` if it is normalised, `alpha` if it is blended or may be
+    skipped.
 
-    A residual block's weight and bias lead out of the stream, `back` and `back_bias` into it again. An LSTM layer's
-    `recurrent` reads its own outputs of the step before.
+    The weight and bias of a residual block lead out of the residual stream; `back` and `back_bias` lead into it again.
+    The `recurrent` weights of an LSTM layer read its own outputs of the previous step.
     """
 
     out: int  # effective width that the next layer reads

@@ -15,7 +15,15 @@ FORGET, CANDIDATE = 1, 3  # places among the groups
 
 
 def cell(sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one step: sums of what reaches the gates `[P, B, 4H]`, cells `[P, B, H]` → outputs and cells `[P, B, H]`."""
+    """Take one LSTM step.
+
+    Args:
+        sums: `[P, B, 4H]`, the inputs of the four gates.
+        c: `[P, B, H]`, the cells before the step.
+
+    Returns:
+        The outputs and the cells after the step, `[P, B, H]` each.
+    """
     width = c.shape[-1]
     gates, candidate = sums.split((CANDIDATE * width, width), dim=-1)
     i, f, o = gates.sigmoid().split(width, dim=-1)
@@ -24,13 +32,14 @@ def cell(sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sequence(sums: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, begins: Tensor) -> Tensor:
-    """Take `L` steps, one after another; return outputs `[P, L, B, H]`.
+    """Take `L` LSTM steps in sequence; return the outputs `[P, L, B, H]`.
 
     Args:
-        sums: `[P, L, B, 4H]`, what reaches the gates from the layer's input.
-        recurrent: `[P, H, 4H]` weights of the layer's own outputs one step before.
-        h, c: `[P, B, H]` outputs and cells before the first step.
-        begins: `[P, L, B]` bool; outputs and cells are 0 before such a step, and no gradient passes.
+        sums: `[P, L, B, 4H]`, what the gates receive from the layer's input.
+        recurrent: `[P, H, 4H]`, the weights of the layer's own outputs of the previous step.
+        h, c: `[P, B, H]`, outputs and cells before the first step.
+        begins: `[P, L, B]` bool, where an episode begins: outputs and cells are 0 before that step, and no gradient
+            passes.
     """
     kept = (~begins).to(sums.dtype)[..., None]  # a product costs a third of a `masked_fill`
     found = []

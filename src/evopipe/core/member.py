@@ -1,55 +1,38 @@
-"""Members: one individual of a population as data, and the fields that make up its state."""
+"""Members, which are the individuals of a population as plain data, and the fields of an algorithm's state."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from evopipe.core.arch import Arch
 from evopipe.core.module import Module
+from evopipe.core.readers import ARCHITECTURES
 from evopipe.core.structure import Architecture
 from evopipe.schema.blocks import EncoderKind
 from evopipe.types import Tensor
 
-
-def _adapter(data: dict[str, Any]) -> Architecture:
-    read: Callable[[dict[str, Any]], Architecture] = importlib.import_module("evopipe.language.adapters").read_adapter
-    return read(data)
-
-
-def _gpt(data: dict[str, Any]) -> Architecture:
-    read: Callable[[dict[str, Any]], Architecture] = importlib.import_module("evopipe.language.gpt").GPT.from_json
-    return read(data)
-
-
-ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Architecture]] = {
-    **dict.fromkeys(get_args(EncoderKind), Arch.from_json),
-    "lora": _adapter,
-    "full": _adapter,
-    "gpt": _gpt,
-    "module": Module.from_json,
-}
-"""How an architecture is read, by the `kind` that its JSON data names."""
+ARCHITECTURES |= {**dict.fromkeys(get_args(EncoderKind), Arch.from_json), "module": Module.from_json}
 
 
 def read_architecture(data: dict[str, Any]) -> Architecture:
-    """Build what `Architecture.to_json` returned.
+    """Build an architecture from the data that `Architecture.to_json` returned.
 
     Raises:
-        ValueError: it is another thing.
+        ValueError: the data is not of that form.
     """
     kind = data.get("kind", "mlp")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"kind: there is no architecture {kind!r:.40}")
-    return ARCHITECTURES[kind](data)
+    read: Architecture = ARCHITECTURES[kind](data)
+    return read
 
 
 @dataclass(frozen=True)
 class Member:
-    """One individual."""
+    """One individual of a population: architecture, hyper-parameters, tensors, health and fitness, as plain data."""
 
     slot: int  # its place in the population
     id: int  # unique over the run
@@ -62,45 +45,51 @@ class Member:
     fitness: tuple[float, ...] = ()  # its evaluations so far, its ancestors' before
 
     def clone(self, slot: int, id: int, key: int) -> Member:
-        """Return a child in another slot: tensors copied, nothing shared, the slot's own key."""
+        """Return a child of this member in another slot, with that slot's `key`. Its tensors are copies."""
         tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         return replace(self, slot=slot, id=id, parent=self.id, key=key, hyper=dict(self.hyper), tensors=tensors)
 
 
 def parameters(*networks: str, trainable: bool = False) -> Any:
-    """Declare a field of an algorithm's state: parameters of a network, a `Net`; None where there is no such network.
+    """Declare a field of an algorithm's state that holds the parameters of a network, as a `Net`.
 
-    Of K like networks, that they may run in one batch: a member's K rows lie next to each other, `[P · K, N]`.
+    The field is None if the configuration has no such network. If K networks are named, they run in one batch: the K
+    rows of a member are adjacent, `[P · K, N]`.
     """
     return field(metadata={"kind": "parameters", "networks": networks, "trainable": trainable})
 
 
 def scales(network: str, trainable: bool = False) -> Any:
-    """Declare a field of an algorithm's state: one scale for every parameter of `network`, for example of its noise."""
+    """Declare a field of an algorithm's state that holds one scale for every parameter of `network`, such as that of
+    its noise."""
     return field(metadata={"kind": "scales", "networks": (network,), "trainable": trainable})
 
 
 def moments(*networks: str) -> Any:
-    """Declare a field of an algorithm's state: the optimiser moments of a network or of several, an `Adam`."""
+    """Declare a field of an algorithm's state that holds the optimiser moments of one or several networks, as an
+    `Adam`."""
     return field(metadata={"kind": "moments", "networks": networks})
 
 
 def row() -> Any:
-    """Declare a field of an algorithm's state: a tensor `[P, …]` with one row a member."""
+    """Declare a field of an algorithm's state that holds a tensor `[P, …]` with one row a member."""
     return field(metadata={"kind": "row", "networks": ()})
 
 
 def names_of(f: dataclasses.Field[Any]) -> list[str]:
-    """Return a member's names for a declared field: its own; of several networks one each, `critics.critic_1`."""
+    """Return the names that a declared field's tensors have in a member.
+
+    A field of one network keeps its name; a field of several has a name for each, such as `critics.critic_1`.
+    """
     networks = f.metadata["networks"]
     return [f.name] if len(networks) < 2 else [f"{f.name}.{network}" for network in networks]
 
 
 def tensor_kinds(state_type: type[Any], networks: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Return how each tensor of a member changes with its architecture: name → (kind, network).
+    """Return how each tensor of a member changes with its architecture, as name → (kind, network).
 
-    Kinds: `parameters`, `scales`, `moments` (flat rows of a network), `row` (never changes). A network that is not
-    among `networks` has no tensors: the configuration has no use for it.
+    The kinds are `parameters`, `scales` and `moments` (flat rows of a network) and `row` (never changes). A network
+    that is not among `networks` is not used by the configuration, and has no tensors.
     """
     kinds: dict[str, tuple[str, str]] = {}
     for f in dataclasses.fields(state_type):

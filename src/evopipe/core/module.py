@@ -1,12 +1,12 @@
-"""Members whose networks are a `torch.nn.Module` of the user's own (`network.module`).
+"""Members whose networks are the user's own `torch.nn.Module` (`network.module`).
 
-The class is called with the width of its input and of its output and with `network.kwargs`, once for each of the
-algorithm's networks, and runs on a batch: `[B, inputs]` → `[B, outputs]`. A member's parameters are a flat row, as
-everywhere; the forward pass of all members is one call of the module by `torch.func`, mapped over the population axis:
-slower than evopipe's own layers, and general. A module that cannot be mapped is called member by member.
+The class is called with the width of its input, the width of its output and `network.kwargs`, once for each of the
+algorithm's networks. It maps a batch `[B, inputs]` → `[B, outputs]`. As everywhere, a member's parameters are a flat
+row. The forward pass of all members is one call of the module by `torch.func`, mapped over the population axis. That is
+general, and slower than evopipe's own layers. A module that cannot be mapped is called once for each member.
 
-It is used in `eval()`: no dropout, and no statistics of a batch. Buffers are constants, those that the constructor
-makes. Its architecture does not mutate, unless the class says how: see `Module.options`.
+The module runs in `eval()` mode: without dropout and without batch statistics. Its buffers are constants, as the
+constructor makes them. Its architecture does not mutate unless the class defines `mutations`: see `Module.options`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _TRIED = 2  # rows of a batch, and members, that a module is tried with
 
 @dataclass(frozen=True)
 class Module:
-    """One member's architecture; the methods without a text are said in `Architecture`."""
+    """The architecture of a member with the user's own module. Methods without a docstring are documented in
+    `Architecture`."""
 
     module: str  # `module:Class`
     kwargs: str = "{}"  # as JSON text, keys sorted: a value that can be compared
@@ -42,7 +43,7 @@ class Module:
 
     @classmethod
     def start(cls, module: str, kwargs: Mapping[str, Any], key: str) -> Module:
-        """Import the class that the parameter `key` names; see `own.import_name` for what is raised."""
+        """Import the class that the parameter `key` names. It raises what `own.import_name` raises."""
         import_name(module, key)
         return cls(module, json.dumps(dict(kwargs), sort_keys=True))
 
@@ -53,7 +54,7 @@ class Module:
     signature = family
 
     def describe(self) -> str:
-        """Return a short text: `nets:Net hidden=64`."""
+        """Return a short text, such as `nets:Net hidden=64`."""
         return " ".join([self.module, *(f"{name}={value}" for name, value in json.loads(self.kwargs).items())])
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +62,11 @@ class Module:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Module:
-        """Build what `to_json` returned; ValueError where it is another thing. Nothing is imported."""
+        """Build an architecture from the data that `to_json` returned, without importing anything.
+
+        Raises:
+            ValueError: the data is not of that form.
+        """
         with in_a_sentence(StoredModule, data):
             told = StoredModule.model_validate(data)
         if not NAME.fullmatch(told.module):
@@ -70,8 +75,12 @@ class Module:
 
     @property
     def kind(self) -> Callable[..., Any]:
-        """The class. `MissingInputError` if its module was not imported: a file that may come from anybody must not
-        have code imported."""
+        """The user's class.
+
+        Raises:
+            MissingInputError: its module was not imported before. A file may come from anybody, so it must not cause an
+                import.
+        """
         home, _, name = self.module.partition(":")
         found: Callable[..., Any] | None = getattr(sys.modules.get(home), name, None)
         if found is None:
@@ -82,10 +91,11 @@ class Module:
         return found
 
     def build(self, widths: Widths, seed: int) -> torch.nn.Module:
-        """Return a new module; its draws are a function of the seed, and torch's own generator stays as it is.
+        """Return a new module. Its random draws depend on the seed alone, and torch's global generator is left
+        unchanged.
 
         Raises:
-            ValueError: its constructor raised, or what it gave cannot be a network.
+            ValueError: the constructor raised, or its result cannot serve as a network.
         """
         kwargs = json.loads(self.kwargs)
         shown = ", ".join([str(widths.inputs), str(widths.outputs), *(f"{k}={v!r}" for k, v in kwargs.items())])
@@ -120,7 +130,7 @@ class Module:
         return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """See `Architecture`: by the module's own constructor."""
+        """See `Architecture`. The values are those of the module's own constructor."""
         return _flat(self.build(widths, int(rng.integers(2**63))))
 
     @staticmethod
@@ -132,8 +142,11 @@ class Module:
         return _Modules(len(archs), archs[0], widths, device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """See `Architecture`. What a class offers in `mutations(kwargs)` → `{what: new kwargs}`, a function that needs
-        no instance: what of the present ones may become what. Without it there are none."""
+        """See `Architecture`. The options are what the user's class offers.
+
+        The class may define a static function `mutations(kwargs)` that returns `{what: new kwargs}`: the changes that
+        are possible from these `kwargs`. Without it there are no options.
+        """
         offers = getattr(self.kind, "mutations", None)
         kwargs = json.loads(self.kwargs)
         for what, new in (offers(dict(kwargs)) if callable(offers) else {}).items():
@@ -142,8 +155,10 @@ class Module:
                 yield str(what), str(what), self.describe(), after.describe(), after
 
     def carry(self, new: Module, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
-        """See `Architecture`: of parameters with one name the corner that both have; what is new is as the constructor
-        makes it, or 0."""
+        """See `Architecture`. Parameters of the same name keep the corner that both shapes share.
+
+        The rest is as the constructor makes it, and 0 in scales and moments.
+        """
         carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
         held = self.named(widths, row)
         for name, part in new.named(widths, carried).items():
@@ -153,7 +168,11 @@ class Module:
         return carried
 
     def check(self, networks: Mapping[str, Widths], key: str) -> None:
-        """Try every network on a batch of zeros; `ParamsError`, which begins with the key, says what is wrong."""
+        """Run every network on a batch of zeros.
+
+        Raises:
+            ParamsError: a network fails; the message begins with `key`.
+        """
         for name, widths in networks.items():
             try:
                 found = _prototype(self.kind, self, widths.inputs, widths.outputs)

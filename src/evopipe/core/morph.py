@@ -1,19 +1,20 @@
-"""Mutations of a perceptron's architecture: which are possible, and what becomes of its rows.
+"""Mutations of a perceptron's architecture: which are possible, and how weights are carried over.
 
-Surviving weights keep their values, surviving Adam moments too. What is added leaves the function unchanged:
+Surviving weights and surviving Adam moments keep their values. What is added leaves the function unchanged:
 
-* nodes under layer normalisation: new units get the *mean* of the layer's incoming weights and bias, so each equals the
-  mean and normalises to 0. That would shrink the variance by H / (H + n): all incoming weights and biases grow by
-  √((H + n) / H) to make up for it (so that the normalisation's ε weighs as before), old gains shrink by as much, new
-  shifts are 0;
-* nodes without it: fresh incoming, zero outgoing weights; where units pass by a blended layer, so that their readers
-  are in use already, zero incoming weights;
+* nodes under layer normalisation: new units get the *mean* of the layer's incoming weights and bias, so that each
+  equals the mean and normalises to 0. That alone would shrink the variance by H / (H + n). All incoming weights and
+  biases therefore grow by √((H + n) / H), which leaves the weight of the normalisation's ε as it was; old gains shrink
+  by as much, and new shifts are 0;
+* nodes without layer normalisation: fresh incoming and zero outgoing weights. If a later layer is blended, new units
+  have readers already; their incoming weights are then zero;
 * layers: blended in with α = 0;
 * channels of a convolution: fresh incoming, zero outgoing weights;
 * a larger kernel: zero weights around the old ones, and as much more padding;
-* residual blocks, and nodes inside them: zero weights back into the stream;
-* nodes of an LSTM layer: fresh incoming, zero outgoing weights, those to the layer's old units one step later too;
-  where they would land on units in use, zero weights into their candidates, so that their cells stay empty.
+* residual blocks, and nodes inside them: zero weights back into the residual stream;
+* nodes of an LSTM layer: fresh incoming and zero outgoing weights, and zero weights to the layer's old units of the
+  next step. If new units have readers already, the weights into their candidates are zero, so that their cells stay
+  empty.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Change:
-    """An architecture before and after one mutation, and which of its networks is carried over."""
+    """An architecture before and after one mutation, for the one network (`widths`) whose rows are carried over."""
 
     old: Arch
     new: Arch
     widths: Widths
 
     def parameters(self, row: Tensor, rng: Any) -> Tensor:
-        """Return the parameters `[n']` of the changed network from those before, `[n]`; fresh ones are drawn."""
+        """Return the parameters `[n']` of the changed network from those before, `[n]`; `rng` draws the new ones."""
         fresh = self.new.initialise(self.widths, rng)
         if self._in_stem:
             return self._carry_stem(row, fresh)
@@ -65,8 +66,10 @@ class Change:
         return fresh
 
     def scales(self, row: Tensor) -> Tensor:
-        """Return the scales `[n']` of the changed network's parameters from those before, `[n]`. New ones are c /
-        √(inputs), c the mean of |σ| √(inputs) over all weights before."""
+        """Return the scales `[n']` of the changed network's parameters from those before, `[n]`.
+
+        New scales are c / √(inputs), where c is the mean of |σ| √(inputs) over all weights before.
+        """
         weights = [layer.weight.of(row) for layer in (*self._before.hidden, *self._before.output)]
         mean = sum(float(w.abs().sum()) * w.shape[0] ** 0.5 for w in weights) / sum(w.numel() for w in weights)
         out = torch.zeros(self._after.size)
@@ -76,7 +79,7 @@ class Change:
         return self._carry(row, out)
 
     def moments(self, row: Tensor) -> Tensor:
-        """Return Adam moments `[n']` from those before, `[n]`: new weights' are 0."""
+        """Return Adam moments `[n']` from those before, `[n]`. Moments of new weights are 0."""
         return self._carry(row, torch.zeros(self._after.size))
 
     @cached_property
@@ -114,8 +117,10 @@ class Change:
         return target
 
     def _carry_stem(self, source: Tensor, target: Tensor) -> Tensor:
-        """`_carry` where channels or kernels changed: nobody reads new channels; a kernel is centred in the larger one,
-        or its border cut off."""
+        """Carry over the convolutions if channels or kernels changed.
+
+        New channels have no readers. A kernel is centred in the larger one, or its border is cut off.
+        """
         stems = self.old.stem, self.new.stem
         for i, (old, new) in enumerate(zip(self._before.stem, self._after.stem, strict=True)):
             a, b = (stem.convs[i % len(stem.convs)] for stem in stems)
@@ -207,7 +212,7 @@ def _preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
 
 
 def options(bounds: ArchitectureBounds, arch: Arch, networks: Sequence[Widths]) -> Iterator[Option]:
-    """Return every possible mutation of an architecture, for a member with these networks."""
+    """Return every mutation of an architecture that the bounds allow, for a member with these networks."""
     yield from _of_layers(bounds, arch, int(any(network.joins for network in networks)))
     yield from _of_widths(bounds, arch, networks)
     yield from _of_convolutions(bounds, arch)

@@ -1,4 +1,4 @@
-"""Networks of all rows: their parameters lie in one flat tensor `[P, N]`; pads are exactly zero and stay so."""
+"""Networks of several members: their parameters lie in one flat tensor `[P, N]`, in which pads stay exactly zero."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 
 from evopipe.core.copies import Copies
 from evopipe.core.structure import Structure
-from evopipe.types import Scored, Tensor, Text
+from evopipe.types import Tensor, Text, TokenScores
 
 Nets: TypeAlias = "Mapping[str, Net]"
 
 
 @dataclass(frozen=True)
 class Net:
-    """Networks of all rows: flat parameters and the structure that gives them meaning.
+    """One network of several members: their flat parameters, and the structure that interprets them.
 
-    Where it is trainable, every view is a leaf whose `.grad` is a view of `grad`: making the flat tensor the leaf is
-    1.8 to 2.7 times slower.
+    If the network is trainable, every view is a leaf whose `.grad` is a view of `grad`. With the flat tensor as the
+    leaf, updates are 1.8 to 2.7 times slower.
     """
 
     structure: Structure
@@ -30,41 +30,43 @@ class Net:
 
     @classmethod
     def interleave(cls, *nets: Net) -> Net:
-        """Return K like networks of every member as one whose rows are a member's next to each other: `[P · K, N]`."""
+        """Merge K networks of each member into one whose rows of a member are adjacent: `[P · K, N]`."""
         values = torch.stack([net.values for net in nets], dim=1).flatten(0, 1)
         return cls(nets[0].structure.repeat(len(nets)), values, nets[0].trainable)
 
     @cached_property
     def grad(self) -> Tensor:
-        """`[P, N]` gradients, filled by backward."""
+        """The gradients `[P, N]`, which `backward` fills."""
         return torch.zeros_like(self.values)
 
     @cached_property
     def views(self) -> Any:
-        """What the structure's forward pass reads: leaves with preset gradients where trainable."""
+        """The views that the structure's forward pass reads. If the network is trainable, they are leaves with preset
+        gradients."""
         return self.structure.views(self._view)
 
     @cached_property
     def frozen(self) -> Net:
-        """The same parameters as constants: a loss that goes through them leaves them no gradient."""
+        """The same parameters as constants, which get no gradient."""
         return replace(self, trainable=False)
 
     @cached_property
     def pair(self) -> tuple[Net, Net]:
-        """Of two networks a member, all first ones and all second ones, as constants."""
+        """Split a net with two networks a member into all first and all second networks, as constants."""
         first, second = (self.frozen.part(i, None, 2) for i in range(2))
         return first, second
 
     @cached_property
     def firsts(self) -> Net:
-        """Of copies in pairs, twin behind twin, all first ones, as constants: one a row, `[P · copies / 2, N]`."""
+        """Return the first network of every pair of adjacent copies, as constants with one network a row,
+        `[P · copies / 2, N]`."""
         shape = self.structure
         assert isinstance(shape, Copies)
         rows = self.values.view(len(self.values) * shape.copies, -1)
         return Net(shape.inner.part(0, None, 2), rows[::2])
 
-    def apart(self) -> Net:
-        """Return a constant network whose views are tensors of their own: a program that is saved wants them so."""
+    def separated(self) -> Net:
+        """Return a constant copy whose views are separate tensors, as `torch.export` needs them."""
         apart = replace(self, trainable=False)
         views = apart.structure.views(lambda *at: apart._view(*at).clone(memory_format=torch.contiguous_format))
         apart.__dict__["views"] = views  # where `cached_property` keeps them
@@ -72,11 +74,11 @@ class Net:
 
     @property
     def finite(self) -> Tensor:
-        """Which rows `[P]` have only finite parameters. A sum is NaN or infinite where one number is."""
+        """Return which rows `[P]` have only finite parameters. A row's sum is NaN or infinite if one number is."""
         return torch.isfinite(self.values.sum(dim=1))
 
     def part(self, first: int, end: int | None, every: int = 1) -> Net:
-        """Return some of the rows, on the same memory."""
+        """Return every `every`-th row from `first` to `end`, sharing memory with this network."""
         return Net(self.structure.part(first, end, every), self.values[first:end:every], self.trainable)
 
     def _view(self, start: int, rows: int, columns: int) -> Tensor:
@@ -97,11 +99,13 @@ class Net:
 
 
 def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
-    """Run each member's network on its own batch: `[P, B, inputs]` → `[P, B, outputs]`, of an encoder `[P, B, latent]`.
+    """Run each member's network on its own batch: `[P, B, inputs]` → `[P, B, outputs]`; an encoder gives
+    `[P, B, latent]`.
 
-    K networks a member all read its one batch: → `[P, K, B, outputs]`. Without a network, as where there is no shared
-    encoder, x passes. One with a memory takes one step from an empty one. `views` stand in the place of the network's
-    own parameters, for example noisy ones. Copies of a member's network read a batch each, `[P · copies, B, …]`.
+    If each member has K networks, all K read the member's batch: → `[P, K, B, outputs]`. If a member's network has
+    copies, each copy has its own batch, `[P · copies, B, …]`. A recurrent network takes one step from an empty memory.
+    If `net` is None, as without a shared encoder, x is returned. `views` replace the network's own parameters, for
+    example by noisy ones.
     """
     if net is None:
         return x
@@ -113,19 +117,28 @@ def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
 
 
 def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one step with a memory: x `[P, B, inputs]` → `[P, B, outputs]`; without a network x passes.
+    """Take one step of a recurrent network: x `[P, B, inputs]` → outputs `[P, B, outputs]` and the memory after the
+    step.
 
-    The memory `[P, B, M]` is the step before's, zeros where an episode begins; that after the step is returned too.
+    `memory` `[P, B, M]` is the one after the previous step, zeros where an episode begins. If `net` is None, x is
+    returned.
     """
     if net is None or not net.structure.memory:
         return forward(net, x), memory
     return net.structure.remember(net.views, x, memory)
 
 
-def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
-    """Take `L` steps with a memory: x `[P, B, L, inputs]` → `[P, B, L, outputs]`; without a network x passes.
+def memories(memory: Tensor, *nets: Net | None) -> tuple[Tensor, ...]:
+    """Divide a memory `[…, M]` into the networks' own; those without have width 0."""
+    return tuple(memory.split([0 if net is None else net.structure.memory for net in nets], dim=-1))
 
-    The memory `[P, B, M]` is that before the first step. No gradient passes where an episode begins, `[P, B, L]` bool.
+
+def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
+    """Take `L` steps of a recurrent network: x `[P, B, L, inputs]` → `[P, B, L, outputs]`. If `net` is None, x is
+    returned.
+
+    `memory` `[P, B, M]` is the one before the first step. Where an episode begins (`begins` `[P, B, L]` bool), the
+    memory is cleared and no gradient passes.
     """
     if net is None:
         return x
@@ -135,13 +148,13 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
     return out
 
 
-def score(policy: Net, text: Text, value: Net | None = None, entropy: bool = False) -> Scored:
-    """Return what each member's language model, and its value head if there is one, say of its own rows of text.
+def score(policy: Net, text: Text, value: Net | None = None, entropy: bool = False) -> TokenScores:
+    """Run each member's language model, and its value head if it has one, on its own rows of text.
 
-    Entropies are 0 unless they are asked for: they take as much memory as the logits.
+    Entropies are computed only if `entropy` is True, and are 0 otherwise: they take as much memory as the logits.
     """
     structure: Any = policy.structure
-    scored: Scored
+    scored: TokenScores
     hidden, scored = structure.score(policy.views, text, entropy, value is not None)
     if value is None:
         return scored

@@ -1,9 +1,9 @@
-"""Observations and rewards brought to one scale by what a member has seen, which is part of its state.
+"""Normalisation of observations and rewards by running statistics, which are part of a member's state.
 
 An observation x becomes clip((x − μ) / √(σ² + ε), −c, c), column by column, with mean and variance of the observations
 that the member has acted on. A reward r becomes clip(r / √(σ² + ε), −c, c), with the variance of the discounted returns
-R ← γ R + r so far. Both are merged in as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-computing sample variances", 1979. Columns of images and one-hot columns are left as they are.
+R ← γ R + r so far. New values are merged as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+computing sample variances", 1979. Columns of images and one-hot columns are not normalised.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ GROUPS = {frozenset(names) for names in (SHOWN, (_CLIP, *_RETURNS), KINDS)}
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and variance of N columns, of each member its own, in float64."""
+    """Running mean and variance of N columns, separately for each member, in float64."""
 
     count: Tensor  # [P], values of each column so far
     mean: Tensor  # [P, N]
     square: Tensor  # [P, N], sum of the squared distances from the mean
 
-    def enter(self, values: Tensor, given: Tensor) -> None:
-        """Take in n values of each column, in place: values `[P, n, N]`; given `[P, n]`, which of them count. A member
-        of whom none counts keeps its statistics to the bit."""
+    def merge(self, values: Tensor, given: Tensor) -> None:
+        """Merge n values of each column into the statistics, in place.
+
+        Args:
+            values: `[P, n, N]`.
+            given: `[P, n]`, which values count. The statistics of a member for which none counts keep every bit.
+        """
         # One column's values lie together, so that their sum does not depend on how many members there are.
         x = torch.where(given[..., None], values.double(), 0.0).transpose(1, 2).contiguous()  # [P, N, n]
         count = given.sum(dim=1).double()
@@ -55,7 +59,7 @@ class Statistics:
         self.count.copy_(total)
 
     def scale(self) -> Tensor:
-        """Return 1 / √(σ² + ε), `[P, N]` float32; 1 before the first value."""
+        """Return 1 / √(σ² + ε), `[P, N]` float32. Before the first value it is 1."""
         seen = self.count[:, None]
         variance = torch.where(seen > 0, self.square / seen.clamp(min=1.0), 1.0 - EPSILON)
         return (variance + EPSILON).rsqrt().float()
@@ -63,60 +67,66 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Normaliser:
-    """What the members of a cohort have seen: `held` are a member's tensors by name, one row a member; the columns,
-    which all have in common, as they are."""
+    """The running statistics of a cohort's members.
+
+    `held` maps a tensor's name to the members' tensors, stacked to one row a member. The indices of the normalised
+    columns are equal for all members, and not stacked.
+    """
 
     held: Mapping[str, Tensor]
 
     @classmethod
     def stack(cls, members: Sequence[Mapping[str, Tensor]], device: torch.device) -> Normaliser | None:
-        """Return the normaliser of members, given as their tensors; None where they have none."""
+        """Stack the statistics of members into a normaliser. Return None if the members have none."""
         rows = {name: [m[name] for m in members] for name in KINDS if name in members[0]}
         held = {name: own[0] if name == COLUMNS else torch.stack(own) for name, own in rows.items()}
         return cls({name: tensor.to(device) for name, tensor in held.items()}) if held else None
 
     @property
     def clip(self) -> Tensor:
-        """`[P]` float32, largest size of a normalised number."""
+        """The largest size of a normalised number, `[P]` float32."""
         return self.held[_CLIP]
 
     @property
     def columns(self) -> Tensor | None:
-        """`[N]` int64, the columns of an observation that are normalised; None where none are."""
+        """The columns of an observation that are normalised, `[N]` int64; None if none is."""
         return self.held.get(COLUMNS)
 
     @cached_property
     def observations(self) -> Statistics | None:
-        """Of these columns; None where observations stay as they are."""
+        """The statistics of the columns that are normalised; None if observations are not normalised."""
         return self._statistics(_OBSERVATIONS)
 
     @cached_property
     def returns(self) -> Statistics | None:
-        """Of the discounted returns, N = 1; None where rewards stay as they are."""
+        """The statistics of the discounted returns, N = 1; None if rewards are not normalised."""
         return self._statistics(_RETURNS)
 
     def _statistics(self, names: Sequence[str]) -> Statistics | None:
         return Statistics(*(self.held[name] for name in names)) if names[0] in self.held else None
 
     def rows(self) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        """Walk it: (name in a member's tensors, one tensor a member)."""
+        """Iterate over the tensors as (name in a member's tensors, one tensor for each member)."""
         for name, tensor in self.held.items():
             yield name, [tensor] * len(self.clip) if name == COLUMNS else tensor.unbind(0)
 
     def part(self, first: int, end: int) -> Normaliser:
-        """Return that of some members, on the same memory."""
+        """Return the normaliser of the rows from `first` to `end`, sharing memory with this one."""
         return Normaliser({name: x if name == COLUMNS else x[first:end] for name, x in self.held.items()})
 
-    def see(self, obs: Tensor, healthy: Tensor, there: Tensor | None = None) -> None:
-        """Take in observations `[P, E, O]`, in place: finite ones, of members that are healthy `[P]`, and of those that
-        are there `[P, E]` bool: the zeros of an agent that is gone were seen by nobody."""
+    def update(self, obs: Tensor, healthy: Tensor, there: Tensor | None = None) -> None:
+        """Update the statistics with observations `[P, E, O]`, in place.
+
+        Observations that are not finite do not count, nor do those of members that are not `healthy` `[P]`. Where
+        `there` `[P, E]` is False, an agent has left the episode, and its zeros do not count either.
+        """
         if self.observations is not None:
             values = self._chosen(obs)
             given = values.isfinite().all(dim=-1) & healthy[:, None]
-            self.observations.enter(values, given if there is None else given & there)
+            self.observations.merge(values, given if there is None else given & there)
 
-    def shown(self, obs: Tensor) -> Tensor:
-        """Return observations `[P, B, O]` as networks read them."""
+    def normalised(self, obs: Tensor) -> Tensor:
+        """Return normalised observations `[P, B, O]`, as networks read them."""
         if self.observations is None or self.columns is None:
             return obs
         limit = self.clip[:, None, None]
@@ -128,22 +138,26 @@ class Normaliser:
         assert self.columns is not None
         return obs if len(self.columns) == obs.shape[-1] else obs.index_select(-1, self.columns)
 
-    def earn(self, returns: Tensor, reward: Tensor, gamma: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in a step's rewards `[P, E]`, in place; return them as members learn from them, and the new returns.
+    def normalise_rewards(self, returns: Tensor, reward: Tensor, gamma: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Update the statistics with a step's rewards, in place; return the normalised rewards and the new discounted
+        returns.
 
-        Returns `[P, E]` float64 are discounted ones of the running episodes, gamma is `[P]`; given `[P, E]` bool says
-        which rewards count.
+        Args:
+            returns: `[P, E]` float64, the discounted returns of the running episodes.
+            reward: `[P, E]`.
+            gamma: `[P]`, the discount.
+            given: `[P, E]` bool, which rewards count.
         """
         if self.returns is None:
             return reward, returns
         returns = torch.where(given, returns * gamma[:, None] + reward, returns)
-        self.returns.enter(returns[..., None], given)
+        self.returns.merge(returns[..., None], given)
         limit = self.clip[:, None]
         return (reward * self.returns.scale()).clamp(-limit, limit), returns
 
 
 def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, Tensor]:
-    """Return the tensors of a member that has seen nothing yet; none where nothing is normalised."""
+    """Return the tensors of a member that has seen nothing yet; none if nothing is normalised."""
     columns = plain_columns(spaces)
     found = {_CLIP: torch.tensor(cfg.clip)}
     if cfg.observations and len(columns):
@@ -159,7 +173,7 @@ def _nothing(names: Sequence[str], columns: int) -> dict[str, Tensor]:
 
 
 def plain_columns(spaces: Spaces) -> Tensor:
-    """Return the columns `[N]` of an observation that are neither of an image nor one-hot."""
+    """Return the columns `[N]` of an observation that belong neither to an image nor to a one-hot code."""
     plain = torch.ones(spaces.observations, dtype=torch.bool)
     for first, end in [*((image.start, image.start + image.size) for image in spaces.images), *spaces.one_hot]:
         plain[first:end] = False
@@ -167,17 +181,17 @@ def plain_columns(spaces: Spaces) -> Tensor:
 
 
 def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
-    """Return a member's tensors after it has seen observations `[n, O]` of a dataset too."""
+    """Return a member's tensors, updated with the observations `[n, O]` of a dataset."""
     normaliser = Normaliser.stack([tensors], torch.device("cpu"))
     if normaliser is None:
         return dict(tensors)
     for rows in obs.split(_CHUNK):
-        normaliser.see(rows[None], torch.ones(1, dtype=torch.bool))
+        normaliser.update(rows[None], torch.ones(1, dtype=torch.bool))
     return {**tensors, **{name: rows[0].clone() for name, rows in normaliser.rows()}}
 
 
 def describe(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Return as JSON data how an observation changes before a network reads it, and by which tensors."""
+    """Return how an observation is normalised before a network reads it, and by which tensors, as JSON data."""
     if COLUMNS not in tensors:
         return []
     what = f"columns: clip((x - mean) / sqrt(square / count + {EPSILON}), -clip, clip)"

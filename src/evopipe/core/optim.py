@@ -1,4 +1,4 @@
-"""Adam and gradient clipping over flat rows: every member its own learning rate, step count and norm."""
+"""Adam and gradient clipping over flat rows: every member has its own learning rate, step count and norm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from evopipe.core.net import Net
+from evopipe.core.net import Net, Nets
 from evopipe.core.structure import Structure
 from evopipe.native import optimiser as native
 from evopipe.native.networks import BETA1, BETA2, EPS
@@ -19,7 +19,7 @@ from evopipe.types import Tensor
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam's moments (Kingma & Ba, 2015) of one network's rows: `mean` and `square` `[P, N]`, `steps` `[P]` float32."""
+    """Adam's moments of one network's rows (Kingma & Ba, 2015): `mean` and `square` `[P, N]`, `steps` `[P]` float32."""
 
     structure: Structure
     mean: Tensor
@@ -32,19 +32,35 @@ class Adam:
         return cls(net.structure, zeros, zeros.clone(), torch.zeros(len(zeros), device=zeros.device))
 
     def part(self, first: int, end: int) -> Adam:
-        """Return the moments of some of the rows, on the same memory."""
+        """Return the moments of the rows from `first` to `end`, sharing memory with these."""
         kept = (tensor[first:end] for tensor in (self.mean, self.square, self.steps))
         return Adam(self.structure.part(first, end), *kept)
 
 
 def start(*nets: Net) -> tuple[Any, ...]:
-    """Return zero moments for networks, then the updates that their members took: 0 each, `[P]`."""
+    """Return zero moments for each network, then the number of updates that each member took: 0, `[P]`."""
     values = nets[0].values
     return *map(Adam.start, nets), torch.zeros(len(values), device=values.device)
 
 
+def start_encoder(nets: Nets) -> tuple[Net | None, Net | None, Adam | None]:
+    """Return the encoder that networks share, its target, a copy, and its moments; None each where there is none."""
+    encoder = nets.get("encoder")
+    return (None, None, None) if encoder is None else (encoder, encoder.copy(), Adam.start(encoder))
+
+
+def leaf(value: Tensor) -> Tensor:
+    """Return numbers of a state as a leaf of torch's graph, with zeros as its gradient, on the same memory."""
+    found: Tensor = value.detach().requires_grad_(True)
+    found.grad = torch.zeros_like(found)
+    return found
+
+
 def backward(losses: Tensor, *nets: Net) -> None:
-    """Fill `net.grad` of each network from losses `[P]`: summed once, here, so that no gradient crosses members."""
+    """Fill `net.grad` of each network by backpropagation from losses `[P]`.
+
+    The losses are summed here and nowhere else, so that no gradient crosses members.
+    """
     if not torch.compiler.is_compiling():
         _take_layout_warning()
     for net in nets:
@@ -64,11 +80,24 @@ def _take_layout_warning() -> None:
 
 
 def clip_gradients(net: Net, limit: Tensor) -> Tensor:
-    """Scale the gradient of every row to at most its member's `limit` `[P]` in place; return the norms before, summed
-    over a member's rows, `[P]`. A global norm would spread one member's NaN to all."""
+    """Clip the gradient of every row to a norm of at most its member's `limit` `[P]`, in place.
+
+    Return the norms before clipping, summed over a member's rows, `[P]`. A global norm would spread one member's NaN to
+    all.
+    """
     norms: Tensor = torch.linalg.vector_norm(net.grad, dim=1)
     net.grad.mul_((_by_row(limit, net) / (norms + 1e-6)).clamp(max=1.0)[:, None])
     return norms if len(norms) == len(limit) else norms.view(len(limit), -1).sum(dim=1)
+
+
+def clip_together(grads: list[Tensor], limit: Tensor) -> Tensor:
+    """Scale gradients `[P, n]`, as if they were one, to at most `limit` `[P]`; return their norm `[P]` before."""
+    each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
+    scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
+    for grad in grads:
+        grad.mul_(scale)
+    return norms
 
 
 def _by_row(values: Tensor, net: Net) -> Tensor:
@@ -78,7 +107,8 @@ def _by_row(values: Tensor, net: Net) -> Tensor:
 
 
 def step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
-    """Take one Adam step in place for the active members `[P]`, with learning rates `[P]`; others stay as they are."""
+    """Take one Adam step in place for the `active` members `[P]`, with learning rates `lr` `[P]`. Other members are
+    unchanged."""
     if native.serve(net, net.values, net.grad, adam.mean):
         native.adam(net, adam.mean, adam.square, adam.steps, lr, active, (BETA1, BETA2), EPS)
         return
@@ -94,10 +124,15 @@ def descend(
     losses: Tensor, healthy: Tensor, limit: Tensor,
     *learners: tuple[Net | None, Adam | None, Tensor],
 ) -> Tensor:  # fmt: skip
-    """Take one step down each member's loss `[P]`; return which members took it: those healthy before, and finite.
+    """Take one gradient step on each member's loss `[P]`, in place; return which members `[P]` took it.
 
-    Limit `[P]` is of the gradient norm of each network. Learners are networks, their moments and learning rates `[P]`;
-    None for a shared encoder where there is none.
+    A member takes the step if it was healthy before and its loss and gradients are finite.
+
+    Args:
+        losses: `[P]`.
+        healthy: `[P]` bool.
+        limit: `[P]`, the largest gradient norm of each network.
+        learners: networks, each with its moments and learning rates `[P]`; None for an encoder that is not there.
     """
     found = [(net, adam, lr) for net, adam, lr in learners if net is not None and adam is not None]
     backward(losses, *(net for net, _, _ in found))
@@ -171,7 +206,8 @@ def _fused_is_sound() -> bool:
 
 
 class ScalarAdam:
-    """Adam for single numbers of a member, `[P]` or `[P, n]`: each has a state of 3, two moments and the steps."""
+    """Adam for single numbers of a member, `[P]` or `[P, n]`. The state of each is 3 numbers: two moments and the step
+    count."""
 
     @staticmethod
     def start(value: Tensor) -> Tensor:
@@ -180,7 +216,8 @@ class ScalarAdam:
 
     @staticmethod
     def step(value: Tensor, state: Tensor, grad: Tensor, lr: Tensor, active: Tensor) -> None:
-        """Take one step in place where `active`; values and grad are `[…]`, lr and active expand to that."""
+        """Take one step in place where `active` is True. `value` and `grad` are `[…]`; `lr` and `active` broadcast to
+        that."""
         mean, square, steps = state.unbind(dim=-1)
         mean, square, steps = torch.lerp(mean, grad, 1 - BETA1), torch.lerp(square, grad * grad, 1 - BETA2), steps + 1
         unbias1, unbias2 = (-torch.expm1(steps * math.log(beta)) for beta in (BETA1, BETA2))
@@ -190,8 +227,12 @@ class ScalarAdam:
 
 
 def polyak(target: Net | None, online: Net | None, weight: Tensor) -> None:
-    """target ← target + weight · (online − target) in place, `weight` `[P]`; nothing where there are none. 1 copies and
-    0 leaves, both to the bit; where online is not finite, neither is the result, whatever the weight."""
+    """Move a target network towards the online one: target ← target + weight · (online − target), in place; weight is
+    `[P]`.
+
+    Nothing happens if the networks are None. Weight 1 copies and weight 0 keeps, both to the bit. If an online number
+    is not finite, neither is the result, whatever the weight.
+    """
     if target is None or online is None:
         return
     if native.serve(target, target.values, online.values):

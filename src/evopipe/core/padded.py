@@ -1,6 +1,6 @@
-"""Perceptrons of several members with unlike architectures as one `core.structure` `Structure`.
+"""Perceptrons of several members with different architectures as one `Structure` (`core.structure`).
 
-Layers are padded to common widths, members that lack a layer pass it by. Pads are exactly zero and stay so.
+Layers are padded to common widths, and members that lack a layer skip it. Pads are exactly zero and stay so.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ WIDTH_MULTIPLE = 16  # hidden widths are padded to a multiple of this
 
 
 def round_up(value: float, multiple: int) -> int:
-    """Return the least multiple that is not below the whole part of a value."""
+    """Truncate a value to an integer, and return the least multiple that is not below it."""
     return -(-int(value) // multiple) * multiple
 
 
 def widest(archs: Sequence[Arch]) -> Arch:
-    """Return the architecture with room for all of these: layers as wide as the widest, rounded up. A layer that some
-    lack or blend is blended, but no residual block: one that a member lacks adds the nothing that its pads are."""
+    """Return the smallest architecture that holds all of these: each layer as wide as the widest, rounded up.
+
+    A layer that some members lack or blend is blended. A residual block is not: for a member that lacks it, its pads
+    add 0.
+    """
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
         return tuple(
@@ -66,8 +69,10 @@ class Views(NamedTuple):
 
 
 class Padded:
-    """The padded structure that the networks of several members share; its methods are those of a `Structure`. Rows
-    must be ordered by activation, and all stems equal."""
+    """The padded structure that the networks of several members share; its methods are those of `Structure`.
+
+    Rows must be ordered by activation, and all convolutional stems must be equal.
+    """
 
     def __init__(self, archs: Sequence[Arch], widths: Widths, device: torch.device) -> None:
         if any(arch.stem != archs[0].stem for arch in archs):
@@ -100,7 +105,7 @@ class Padded:
         self.memory_widths = [room.width for _, room in rooms[: self.recurrent] for _ in range(2)]
         self.memory = sum(self.memory_widths)
         self.index = [self._scatter_index(arch) for arch in archs]
-        self.plans: dict[tuple[int, int], dense.Plan] = {}  # of its dense layers, by what they read
+        self.plans: dict[tuple[int, int], dense.LayerPlan] = {}  # of its dense layers, by what they read
         self.served: dict[tuple[int, int], tuple[Views, Views]] = {}  # first and last layers known to be in place
 
     def _mask(self, column: Sequence[Block | None], width: int) -> Tensor | None:
@@ -118,10 +123,10 @@ class Padded:
         return tuple(torch.tensor(x, device=self.device)[:, None, None] for x in (fixed, learned))  # type: ignore[return-value]
 
     def _mask_after(self, residual: int) -> list[Tensor | None]:
-        """Return the masks of the layers, `residual` of them of a residual encoder, whose outputs need one.
+        """Return the masks of the layers whose outputs need one; `residual` of the layers belong to a residual encoder.
 
-        Pads are 0 by themselves, and nobody reads them; but where a layer is blended, or the next one is, its pads
-        share places with units that are read, and a gradient would come back.
+        Pads are 0 and have no readers. Only if a layer or the next one is blended do its pads share places with units
+        that are read, so that a gradient would flow back.
         """
         zero_stays = not any(arch.activation in NOT_ZERO_AT_ZERO for arch in self.archs)
         read_next = [*self.blends[1:], None]
@@ -144,8 +149,11 @@ class Padded:
         return index.to(self.device)
 
     def own_places(self, last: int) -> Tensor | None:
-        """Return which of its own layers each of the `last` ones is to a member, counted from the first of these,
-        `[last, P]`, and some other where it lacks one; None where nobody does."""
+        """Return which of a member's own layers each of the `last` layers is, counted from the first of them:
+        `[last, P]`.
+
+        The entry is arbitrary where a member lacks the layer. Return None if no member lacks one.
+        """
         hidden = self.names[len(self.names) + 1 - last :]
         present = [[name in arch.layers for arch in self.archs] for name in hidden]
         if all(map(all, present)):
@@ -302,10 +310,10 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
-    """Return parameters with factorised Gaussian noise behind the latent (Fortunato et al., 2018, § 3.1 b).
+    """Return the parameters with factorised Gaussian noise behind the latent (Fortunato et al., 2018, § 3.1 b).
 
-    w + σ f(ε_in) f(ε_out), b + σ f(ε_out), f(x) = sign(x) √|x|; one draw a member, the same for its whole batch.
-    `scale` holds σ of every parameter; of it only weights and biases are used.
+    Weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x) √|x|. A member draws once for its
+    whole batch. `scale` holds σ of every parameter; only those of weights and biases are used.
     """
     shape = net.structure
     assert isinstance(shape, Padded)
@@ -326,7 +334,7 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
 
 
 def noise_scale(structure: Structure, sigma: float) -> Tensor:
-    """Return the scales `[P, N]` that noisy networks begin with: σ / √(inputs) for weights and biases, 0 on pads."""
+    """Return the initial noise scales `[P, N]` of noisy networks: σ / √(inputs) for weights and biases, 0 on pads."""
     assert isinstance(structure, Padded)
     rows = []
     for arch in structure.archs:

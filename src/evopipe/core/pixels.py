@@ -1,4 +1,4 @@
-"""Images of bytes: a byte b stands for the float32 number b / 255 of an observation."""
+"""Images of bytes: a byte b represents the float32 number b / 255 of an observation."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _ROWS = 256  # looked at at once
 
 
 def nearest(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Return the byte nearest to each number; x is written to."""
+    """Return the byte nearest to each number in [0, 1]; x is overwritten."""
     np.clip(x, 0, 1, out=x)
     x *= np.float32(255)
     return np.rint(x, out=x).astype(np.uint8)
 
 
 def numbers(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return what bytes stand for."""
+    """Return the numbers b / 255 that bytes represent, as float32."""
     found: npt.NDArray[np.float32] = np.divide(pixels, np.float32(255), dtype=np.float32)
     return found
 
 
 def exact(x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | None:
-    """Return the bytes that numbers `[n, …]` float32 are, bit for bit; None where one is no byte."""
+    """Return the bytes that represent numbers `[n, …]` float32 bit for bit; None if a number has no such byte."""
     found = np.empty(x.shape, np.uint8)
     for at in range(0, len(x), _ROWS):
         part = x[at : at + _ROWS]

@@ -1,7 +1,7 @@
-"""The convolutional stem: what a network makes of the images in its input before its encoder reads them.
+"""The convolutional stem: turns the images in a network's input into features that its encoder reads.
 
-Every image has convolutions of its own, all of the same shape. What comes out, flattened, stands behind the input's
-other columns. A convolution's weight is `[channels in · kernel², channels out]`. Members of one cohort have equal
+Every image has its own convolutions, all of the same shape. Their flattened outputs come after the input's other
+columns. The weight of a convolution is `[channels in · kernel², channels out]`. The members of a cohort have equal
 stems, so that nothing is padded.
 """
 
@@ -17,8 +17,11 @@ from evopipe.types import Image, Tensor
 
 
 class Conv(NamedTuple):
-    """One convolution. Mutation keeps the size of what it gives: a kernel that outgrew the configured one pads its
-    input by `padding`, a smaller one cuts so much off where `padding` is negative."""
+    """One convolution of the stem.
+
+    A mutation of the kernel keeps the size of the output: a kernel larger than the configured one pads its input by
+    `padding`; for a smaller one `padding` is negative, and the input is cropped.
+    """
 
     channels: int
     kernel: int
@@ -35,7 +38,7 @@ class Stem(NamedTuple):
     convs: tuple[Conv, ...] = ()
 
     def shapes(self, image: Image) -> list[tuple[int, int, int]]:
-        """(channels, height, width) of an image, and of what each convolution gives."""
+        """Return (channels, height, width) of an image, and of the output of each convolution."""
         found = [(image.channels, image.height, image.width)]
         for conv in self.convs:
             height, width = ((side + 2 * conv.padding - conv.kernel) // conv.stride + 1 for side in found[-1][1:])
@@ -43,7 +46,7 @@ class Stem(NamedTuple):
         return found
 
     def misfit(self) -> str | None:
-        """Say where an image is smaller than a kernel; None where all fit."""
+        """Return where an image is smaller than a kernel, as a sentence; None if all kernels fit."""
         for image in self.images:
             for number, ((_, height, width), conv) in enumerate(zip(self.shapes(image), self.convs, strict=False), 1):
                 if min(height, width) + 2 * conv.padding < conv.kernel:
@@ -55,7 +58,7 @@ class Stem(NamedTuple):
         return None
 
     def parts(self) -> list[tuple[str, int, int]]:
-        """(name, rows, columns) of every convolution's weight, image by image: `conv.0.0` …"""
+        """Return (name, rows, columns) of every convolution's weight, image by image: `conv.0.0` …"""
         return [
             (f"conv.{i}.{j}", before[0] * conv.kernel**2, conv.channels)
             for i, image in enumerate(self.images)
@@ -63,19 +66,19 @@ class Stem(NamedTuple):
         ]
 
     def vector(self, inputs: int) -> int:
-        """How many of the input's columns lie in no image."""
+        """Return how many of the input's columns belong to no image."""
         return inputs - sum(image.size for image in self.images)
 
     def features(self) -> list[tuple[int, int]]:
-        """(channels, places of each) of what comes out of every image."""
+        """Return (channels, places) of the features of every image; features are channels · places numbers."""
         return [(c, h * w) for c, h, w in (self.shapes(image)[-1] for image in self.images)]
 
     def reads(self, inputs: int) -> int:
-        """Width that the encoder reads, from the width of the input."""
+        """Return the width that the encoder reads, from the width of the input."""
         return self.vector(inputs) + sum(c * places for c, places in self.features())
 
     def work(self) -> int:
-        """Multiplications for one input."""
+        """Return the multiplications for one input."""
         total = 0
         for image in self.images:
             shapes = self.shapes(image)
@@ -86,8 +89,11 @@ class Stem(NamedTuple):
     def run(self, x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], runs: Sequence[tuple[str, int, int]]) -> Tensor:
         """Turn inputs `[P, B, inputs]` into what the encoder reads, `[P, B, reads]`.
 
-        Layers are weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each
-        convolution, in the order of `parts`; for runs see `activate`.
+        Args:
+            x: the inputs.
+            layers: weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each
+                convolution, in the order of `parts`.
+            runs: see `activate`.
         """
         vector, found, at = [], [], 0
         for i, image in enumerate(self.images):

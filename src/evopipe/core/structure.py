@@ -1,8 +1,8 @@
-"""What the core asks of networks, whatever they are made of.
+"""The protocols that the core asks of networks, whatever they are made of.
 
-An `Architecture` is one member's, as data. A `Structure` is one network of several members: rows of numbers, and the
-forward pass that reads them. Adam, clipping, health, cloning, evolution, checkpoints and lineage ask no more than this.
-Perceptrons padded to common widths (`core.arch`, `core.padded`) are one such pair.
+An `Architecture` describes the networks of one member, as data. A `Structure` is one network of several members: rows
+of numbers, and the forward pass that reads them. Adam, clipping, health, cloning, evolution, checkpoints and lineage
+need no more than these. Padded perceptrons (`core.arch`, `core.padded`) are one such pair.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from evopipe.types import Tensor
 
 
 class Widths(NamedTuple):
-    """Input and output width of a network, and which part of an architecture it is.
+    """The input and output width of a network, and which part of an architecture it is.
 
-    An `encoder` ends with the latent and has no output layer: its outputs are 0. A `head` begins behind the latent; it
-    reads so many inputs of its own, actions for example, then the latent.
+    An `encoder` ends with the latent; it has no output layer, and its `outputs` are 0. A `head` begins behind the
+    latent: it reads `inputs` numbers of its own, such as actions, and then the latent. `whole` is both.
 
-    Of a team's network a member may have several `copies`, alike in architecture, each with parameters of its own.
+    A team's member may have several `copies` of a network: equal in architecture, each with its own parameters.
 
-    Fresh parameters are drawn with this `gain` of the output layer, and with these `biases` of the hidden layers.
+    `gain` scales the initial weights of the output layer; `biases` says how those of the hidden layers are drawn.
     """
 
     inputs: int
@@ -36,15 +36,28 @@ class Widths(NamedTuple):
 
     @property
     def joins(self) -> bool:
-        """Whether it is a head that reads inputs of its own: it needs a hidden layer. Without one Q(s, a) would be one
-        term of the features and one of the action, and the best action the same everywhere."""
+        """Whether the network is a head with inputs of its own, which must then have a hidden layer.
+
+        Without one, Q(s, a) would be a term of the features plus a term of the action, and the best action the same
+        everywhere.
+        """
         return self.role == "head" and self.inputs > 0
 
 
 def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
-    """Return the policy's network, and before it the encoder that it reads where it is a head."""
+    """Return the names of the networks that acting needs: the policy, preceded by the encoder if the policy is a
+    head."""
     encoders = [name for name, widths in networks.items() if widths.role == "encoder"]
     return [*encoders, policy] if networks[policy].role == "head" else [policy]
+
+
+def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
+    """Return the heads of networks that read observations first, behind one `encoder` of the observations; where they
+    do not share, the networks as they are."""
+    if not share:
+        return dict(networks)
+    heads = {name: each._replace(inputs=each.inputs - observations, role="head") for name, each in networks.items()}
+    return {"encoder": Widths(observations, 0, "encoder"), **heads}
 
 
 Option: TypeAlias = tuple[str, str, Any, Any, Any]
@@ -54,12 +67,12 @@ ViewOf: TypeAlias = "Callable[[int, int, int], Tensor]"
 
 
 class Structure(Protocol):
-    """One network of several members, in rows.
+    """One network of several members: how their rows of numbers are laid out, and the forward pass that reads them.
 
     Attributes:
-        copies: how many like networks a row holds, one behind the other; their forward pass reads `[P · copies, B, …]`.
-        size: `N`, numbers in a row: whole cache lines, so that a kernel over many rows treats each as it would alone.
-        memory_widths: numbers of each piece of what it carries from step to step; none if it has no memory.
+        copies: how many equal networks a row holds, one behind the other; the forward pass reads `[P · copies, B, …]`.
+        size: `N`, the numbers in a row. Rows are whole cache lines, so that a kernel treats each as it would alone.
+        memory_widths: the width of each part of the recurrent memory; empty if the network is not recurrent.
         memory: `M`, their sum.
     """
 
@@ -75,37 +88,40 @@ class Structure(Protocol):
     def memory(self) -> int: ...
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        """Place members' own flat rows `[n_p]` into rows `[P, N]`, zeros elsewhere."""
+        """Place members' own flat rows `[n_p]` into rows `[P, N]`, with zeros elsewhere."""
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Return members' own flat rows `[n_p]` (copies)."""
+        """Return members' own flat rows `[n_p]`, as copies."""
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
-        """Return the structure of some of the rows: what they compute stays the same to the bit."""
+        """Return the structure of every `every`-th row from `first` to `end`. What those rows compute keeps every
+        bit."""
 
     def repeat(self, times: int) -> Structure:
-        """Return the structure with every row so many times, one after another."""
+        """Return the structure with every row repeated `times` times, the repetitions adjacent."""
 
     def views(self, of: ViewOf) -> Any:
-        """Return what the forward pass reads, made of views into the rows."""
+        """Return the views into the rows that the forward pass reads; `of` makes one."""
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
-        """Run every row on its own batch: `[P, B, inputs]` → `[P, B, outputs]`; one with a memory from an empty one."""
+        """Run every row on its own batch: `[P, B, inputs]` → `[P, B, outputs]`. A recurrent network starts with an
+        empty memory."""
 
     def remember(self, views: Any, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """See `core.net.remember`; asked only if there is a memory."""
+        """See `core.net.remember`. It is called only if the network is recurrent."""
 
     def unroll(self, views: Any, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
-        """See `core.net.unroll`; asked only if there is a memory."""
+        """See `core.net.unroll`. It is called only if the network is recurrent."""
 
 
 class Architecture(Protocol):
-    """One member's architecture, shared by all its networks: a frozen dataclass.
+    """The architecture of one member, shared by all its networks: a frozen dataclass.
 
     Attributes:
-        activation: of the hidden layers: rows of a cohort are ordered by it; empty if mutation is not to choose it.
-        family: what all members of a cohort must have in common.
-        signature: what they have in common if a member's arithmetic is to depend on itself alone.
+        activation: that of the hidden layers, by which the rows of a cohort are ordered; empty if it must not mutate.
+        family: equal for all members of a cohort.
+        signature: equal for all members of a cohort in the mode `exact`, in which a member's arithmetic depends on
+            itself alone.
     """
 
     @property
@@ -119,31 +135,33 @@ class Architecture(Protocol):
         """Return a short text for people."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data, for `core.member.read_architecture`: a `kind`, and what else it needs."""
+        """Return JSON data that `core.member.read_architecture` reads: a `kind`, and what else it needs."""
 
     def size(self, widths: Widths) -> int:
-        """Return how many numbers a member's own flat row has."""
+        """Return the length of a member's own flat row."""
 
     def named(self, widths: Widths, row: Tensor) -> Mapping[str, Tensor]:
-        """Split a member's own flat row into its tensors (views) by name; noise goes to those of two dimensions."""
+        """Split a member's own flat row into views of its tensors, by name. Mutation adds noise to those of two
+        dimensions."""
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """Draw a member's own flat row `[n]` from a `numpy.random.Generator`."""
 
     @staticmethod
     def work(archs: Sequence[Any]) -> int:
-        """Return the multiplications for one input of a row that these share."""
+        """Return the multiplications for one input in a structure that these architectures share."""
 
     @staticmethod
     def stack(archs: Sequence[Any], widths: Widths, device: torch.device) -> Structure:
-        """Return the structure of one network of members with these, ordered by activation, and all of one family."""
+        """Return the structure of one network of several members. Their architectures are of one family, ordered by
+        activation."""
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """Return every mutation that is possible, for members with these networks."""
+        """Return every mutation that the bounds allow, for a member with these networks."""
 
     def carry(self, new: Any, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
         """Return a flat row `[n]` as one of a mutated architecture, `[n']`.
 
-        The kind is `parameters`, `scales` or `moments`, see `core.member`. Equal generators give online and target
-        networks equal fresh weights.
+        `kind` is `parameters`, `scales` or `moments`, see `core.member`. Generators of equal state give online and
+        target networks the same new weights.
         """

@@ -1,4 +1,5 @@
-"""Collecting: episodes of behaviour policies in an environment; rules for a few, whose data is better than random."""
+"""Collection of datasets: episodes of behaviour policies in an environment. A few environments have rule-based
+policies."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from evopipe.data.episodes import Episode
+from evopipe.data.episodes import RecordedEpisode
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.rng import Purpose, host
 from evopipe.schema.blocks import CollectConfig
@@ -26,18 +27,21 @@ Behaviour = Callable[[EnvPool, np.random.Generator], Any]
 
 def collect(
     cfg: CollectConfig, pool: EnvPool, env_id: str, seed: int, exported: Any = None
-) -> tuple[list[Episode], dict[str, Any]]:
-    """Play episodes in a pool of one row, each by one of the behaviour policies that have a weight; return what the
-    report says of them too.
+) -> tuple[list[RecordedEpisode], dict[str, Any]]:
+    """Play episodes in a pool of one row, each by one of the behaviour policies with a weight; return them and their
+    statistics.
 
-    Rules are found by the environment's id. An episode's draws are a function of the run's seed and its own number.
-    `exported` is the policy on rows that `policy` stands for. `ParamsError` if no policy with a weight is there for
-    this environment, or the exported one is another's; `EnvironmentFailed` if it raised, or no episode gave a step.
+    Rule-based policies are found by the environment's id. An episode's draws depend on the run's seed and the episode's
+    number. `exported` is the exported policy that `policy` stands for.
+
+    Raises:
+        ParamsError: no policy with a weight exists for this environment, or the exported one belongs to another.
+        EnvironmentFailed: the environment raised, or no episode had a step.
     """
     behaviours, notes = _behaviours(cfg, pool, env_id, exported)
     names = sorted(behaviours)
     weights = np.array([cfg.policies[name] for name in names], np.float64)
-    played: list[tuple[str, Episode]] = []
+    played: list[tuple[str, RecordedEpisode]] = []
     broken = 0
     for number in range(cfg.episodes):
         rng = host(seed, Purpose.BEHAVIOUR, number)
@@ -54,8 +58,8 @@ def collect(
     return [episode for _, episode in played], {"notes": notes, "broken_steps": broken, "policies": by_policy}
 
 
-def totals(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Count episodes and transitions, and describe the undiscounted returns; None where there are no episodes."""
+def totals(episodes: Sequence[RecordedEpisode]) -> dict[str, Any]:
+    """Count episodes and transitions, and summarise undiscounted returns; None if there are no episodes."""
     returns = [episode.reward.sum(dtype=np.float64) for episode in episodes]
     return {
         "episodes": len(episodes),
@@ -64,11 +68,13 @@ def totals(episodes: Sequence[Episode]) -> dict[str, Any]:
     }
 
 
-def _roll(pool: EnvPool, behave: Behaviour, rng: np.random.Generator, max_steps: int | None) -> tuple[Episode, bool]:
+def _roll(
+    pool: EnvPool, behave: Behaviour, rng: np.random.Generator, max_steps: int | None
+) -> tuple[RecordedEpisode, bool]:
     """Play one episode in the pool's only row; True where a broken step cut it short (that step is left out)."""
     seed = int(rng.integers(2**31))
     pool.reset([0], [seed])
-    obs, actions, steps = [pool.obs[0].copy()], [], list[Step]()
+    obs, actions, steps = [pool.obs[0].copy()], [], list[RowStep]()
     while True:
         action = behave(pool, rng)
         step = pool.step([action])
@@ -87,7 +93,7 @@ def _roll(pool: EnvPool, behave: Behaviour, rng: np.random.Generator, max_steps:
     if actions:
         taken[:] = actions
     own = pool.actions.own(taken).reshape(taken.shape)
-    return Episode(np.stack(obs), own, reward, terminated, truncated, seed), bool(step.broken[0])
+    return RecordedEpisode(np.stack(obs), own, reward, terminated, truncated, seed), bool(step.broken[0])
 
 
 def _behaviours(

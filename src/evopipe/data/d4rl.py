@@ -1,4 +1,4 @@
-"""HDF5 files in D4RL layout: https://github.com/Farama-Foundation/D4RL."""
+"""Reads HDF5 files in D4RL layout: https://github.com/Farama-Foundation/D4RL."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ import gymnasium
 import h5py
 import numpy as np
 
-from evopipe.data.episodes import Dataset, Episode
-from evopipe.data.hdf5 import Array, Part, Unusable, read_foreign, same_length
+from evopipe.data.episodes import EpisodeDataset, RecordedEpisode
+from evopipe.data.hdf5 import Array, StoredArray, Unusable, read_foreign, same_length
 from evopipe.data.observations import read_rows
 
 
-def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> Dataset:
+def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> EpisodeDataset:
     """Read observations, actions, rewards, terminals [, timeouts] [, next_observations].
 
-    Such a file records no spaces: its observations are read by the environment's (a group for a Dict or Tuple, as in
-    Minari's files), or must be rows already where `shows` is None. Its actions are indices where they are whole
-    numbers, also ones that stand in a column of floats, as in some of AgileRL's, where they are known to be `discrete`.
+    Such a file records no spaces. Its observations are read by the environment's space `shows` (a group for a Dict or
+    Tuple, as in Minari's files); if `shows` is None, they must be rows already. Integer actions are indices. So are
+    integers stored as floats, as in some of AgileRL's files, if actions are known to be `discrete`.
 
-    Episodes end at terminals and timeouts, and are never bridged (AgileRL's files have no timeouts, so that where an
-    episode was cut there is not known: `notes` says so). Where the file has no next observations, the last
-    step of an episode that was cut has no true one and is left out (`dropped` counts them); the last step of an episode
-    that terminated is kept, with its own observation repeated, from which nothing bootstraps. For errors see
-    `read_foreign`; what cannot be used is named by dataset and index.
+    Episodes end at terminals and timeouts, and are never joined. AgileRL's files have no timeouts, so truncations are
+    unknown there; `notes` says so. If the file has no next observations, the last step of a truncated episode has no
+    true one and is left out (`dropped` counts them). The last step of a terminated episode is kept, with its own
+    observation repeated, from which nothing bootstraps.
+
+    Raises:
+        MissingInputError, DataError, ResourceError: see `read_foreign`; the message names dataset and index.
     """
     arrays = read_foreign(Path(path), lambda file: _arrays(file, shows, discrete))
     timed, following = "timeouts" in arrays, "next_observations" in arrays
@@ -39,21 +41,21 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
         notes = []
     if dropped:
         notes.append(f"{dropped} last steps of cut episodes left out: the file has no next observation for them")
-    return Dataset(kept, str(path), dropped=dropped, notes=tuple(notes))
+    return EpisodeDataset(kept, str(path), dropped=dropped, notes=tuple(notes))
 
 
 def _arrays(file: h5py.File, shows: gymnasium.Space[Any] | None, discrete: bool) -> dict[str, Array]:
     """Read the columns that are there."""
     arrays = {
-        "actions": Part(file, "actions").actions(discrete),
-        "observations": read_rows(Part(file, "observations"), None, shows),
-        "rewards": Part(file, "rewards").rewards(),
-        "terminals": Part(file, "terminals").flags(),
+        "actions": StoredArray(file, "actions").actions(discrete),
+        "observations": read_rows(StoredArray(file, "observations"), None, shows),
+        "rewards": StoredArray(file, "rewards").rewards(),
+        "terminals": StoredArray(file, "terminals").flags(),
     }
     if "timeouts" in file:
-        arrays["timeouts"] = Part(file, "timeouts").flags()
+        arrays["timeouts"] = StoredArray(file, "timeouts").flags()
     if "next_observations" in file:
-        arrays["next_observations"] = read_rows(Part(file, "next_observations"), None, shows)
+        arrays["next_observations"] = read_rows(StoredArray(file, "next_observations"), None, shows)
     same_length({name: len(array) for name, array in arrays.items()})
     if arrays.get("next_observations", arrays["observations"]).shape != arrays["observations"].shape:
         raise Unusable("datasets 'observations' and 'next_observations' differ in shape")
@@ -72,7 +74,7 @@ def _stretches(arrays: Mapping[str, Array]) -> Iterator[tuple[int, int]]:
         first = last + 1
 
 
-def _episode(arrays: Mapping[str, Array], first: int, last: int) -> Episode:
+def _episode(arrays: Mapping[str, Array], first: int, last: int) -> RecordedEpisode:
     steps = slice(first, last + 1)
     obs, terminated = arrays["observations"][steps], arrays["terminals"][steps].copy()
     if "next_observations" in arrays:
@@ -83,4 +85,4 @@ def _episode(arrays: Mapping[str, Array], first: int, last: int) -> Episode:
         steps, terminated = slice(first, last), terminated[:-1]
     truncated = np.zeros_like(terminated)
     truncated[-1:] = arrays["timeouts"][last] | ~terminated[-1:]
-    return Episode(obs, arrays["actions"][steps], arrays["rewards"][steps], terminated, truncated)
+    return RecordedEpisode(obs, arrays["actions"][steps], arrays["rewards"][steps], terminated, truncated)

@@ -1,4 +1,4 @@
-"""Episodes: what every source of data is read into, and whether it fits an environment."""
+"""Episodes: the form into which every source of data is read, and the check that they fit an environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SLACK = 1e-4  # share of its width by which an action may lie outside of a Box,
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class RecordedEpisode:
     """One episode of `T` steps."""
 
     obs: Array  # [T + 1, O] float32
@@ -34,19 +34,22 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
-    """Episodes, in their source's order, and what that says of them."""
+class EpisodeDataset:
+    """Episodes, in the order of their source, and what the source says of them."""
 
-    episodes: list[Episode]
+    episodes: list[RecordedEpisode]
     where: str  # the source's name in messages
     action_space: gymnasium.Space[Any] | None = None  # if the source records one
     dropped: int = 0  # steps left out, for their true next observation is not known
     notes: tuple[str, ...] = ()  # what else there is to say of the source, in sentences
 
 
-def check_fits(dataset: Dataset, obs_size: int, action_space: gymnasium.Space[Any]) -> None:
-    """Compare what a dataset records and holds with an environment: rows of `O` numbers, and its action space; a
-    `DataError` says how they differ, or that there is no step at all."""
+def check_fits(dataset: EpisodeDataset, obs_size: int, action_space: gymnasium.Space[Any]) -> None:
+    """Check that a dataset fits an environment: rows of `O` numbers, and its action space.
+
+    Raises:
+        DataError: they differ, or there is no step at all.
+    """
     if not any(len(episode) for episode in dataset.episodes):
         raise DataError(f"{dataset.where}: holds no step; give a dataset with at least one episode")
     actions, recorded = ActionSpace.of(action_space), dataset.action_space

@@ -1,12 +1,11 @@
-"""HDF5 files: how they are opened, and how numbers are read from them.
+"""HDF5 files: opening them, and reading numbers safely.
 
-The format does not notice damage: one changed bit can make a column zeros. So a file of evopipe's own is opened after
-its SHA-256 was compared: in a folder with a manifest (`storage/folders.py`), or alone and sealed (`transitions.py`).
-
-A dataset may come from anywhere, so nothing in it is trusted: links and storage outside of the file, objects, declared
-sizes that the file does not hold, ragged lengths and values that are not finite are refused with dataset and index.
-What anybody may have written is read in a process of its own, whose memory is limited: ten thousand bytes can unpack to
-as many as one likes, and a damaged file can crash the library that reads it.
+The format does not detect damage: one changed bit can turn a column into zeros. A file of evopipe's own is therefore
+opened only after its SHA-256 was compared: in a folder with a manifest (`storage/folders.py`), or alone and sealed
+(`transitions.py`). Nothing in a dataset from elsewhere is trusted: links and storage outside the file, objects,
+declared sizes that the file does not hold, ragged lengths and values that are not finite are refused, with dataset and
+index. A file from elsewhere is read in a separate process with limited memory: ten thousand bytes can unpack to any
+size, and a damaged file can crash the library that reads it.
 """
 
 from __future__ import annotations
@@ -36,11 +35,16 @@ _TIMES, _SPARE = 64, 2**30  # what anybody wrote may take 64 times its size and 
 
 
 class Unusable(Exception):
-    """A file's content cannot be used; whoever opened the file puts its name before the text."""
+    """The content of a file cannot be used. Whoever opened the file puts its name before the text."""
 
 
 def check_regular(path: Path) -> None:
-    """Raise MissingInputError where there is no file, DataError where there is something else."""
+    """Check that a path is a file.
+
+    Raises:
+        MissingInputError: there is nothing.
+        DataError: there is something else.
+    """
     if not path.is_file():
         if path.exists():
             raise DataError(f"{path}: is not a regular file")
@@ -49,8 +53,11 @@ def check_regular(path: Path) -> None:
 
 @contextlib.contextmanager
 def opened(source: Path | bytes, where: str) -> Iterator[h5py.File]:
-    """Open a file or the content of one: evopipe's own after its checksum, anybody's in a process of its own. What is
-    not HDF5, or the block found `Unusable`, is a `DataError`, which begins with `where`."""
+    """Open a file or its content for a `with` block: evopipe's own after its checksum, others in a separate process.
+
+    Raises:
+        DataError: it is not HDF5, or the block raised `Unusable`; the message begins with `where`.
+    """
     try:
         with h5py.File(io.BytesIO(source) if isinstance(source, bytes) else source, "r") as file:
             link = file.id.links.visit(_leads_away, info=True)  # h5py's own `visititems_links` would follow each
@@ -70,13 +77,13 @@ def _leads_away(name: bytes, info: Any) -> bytes | None:
 
 
 def read_foreign(path: Path, read: Callable[[h5py.File], _T]) -> _T:
-    """Return what `read` makes of a file: data that can be pickled.
+    """Return the result of `read` on a file, which must be picklable.
 
-    A system without helper processes (not Linux) reads it in this process, without a limit of memory.
+    On a system without helper processes (not Linux), the file is read in this process, without a limit of memory.
 
     Raises:
-        MissingInputError: it is not there.
-        DataError: it is damaged, `read` found it `Unusable`, or reading it crashed.
+        MissingInputError: there is no such file.
+        DataError: it is damaged, `read` raised `Unusable`, or reading it crashed.
         ResourceError: reading it takes more memory than its size explains.
     """
     check_regular(path)
@@ -119,8 +126,10 @@ def read_foreign(path: Path, read: Callable[[h5py.File], _T]) -> _T:
 
 
 def _limit(more: int) -> None:
-    """Let this process have so many bytes of addresses more than now, and leave no core file where it crashes. Where
-    the machine has less than that, the kernel is to end this process, not one that did nothing."""
+    """Limit this process to a number of bytes of address space more than now, without a core file if it crashes.
+
+    If the machine has less memory than that, the kernel should end this process, and no other.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = psutil.Process().memory_info().vms + more
     resource.setrlimit(resource.RLIMIT_AS, (wanted if soft == resource.RLIM_INFINITY else min(soft, wanted), hard))
@@ -129,27 +138,27 @@ def _limit(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-class Part:
-    """What lies in a group of a file under a name; `Unusable` if it is not what a method is to read."""
+class StoredArray:
+    """An entry of a group in a file, by name. Its methods raise `Unusable` if it is not what they read."""
 
     def __init__(self, group: h5py.Group, name: str) -> None:
         self._group, self._name = group, name
         self.label = f"{group.name}/{name}".strip("/")  # its path in the file
 
     def found(self) -> h5py.Group | h5py.Dataset:
-        """Return it, whatever it is."""
+        """Return the entry, whatever it is."""
         if self._name not in self._group:
             raise Unusable(f"has no dataset '{self.label}'")
         return self._group[self._name]
 
     def group(self, otherwise: str) -> h5py.Group:
-        """Return a group; of anything else say so, and go on with `otherwise`."""
+        """Return the entry as a group. If it is something else, the message ends with `otherwise`."""
         if not isinstance(found := self.found(), h5py.Group):
             raise Unusable(f"'{self.label}' is no group{otherwise}")
         return found
 
     def dataset(self) -> h5py.Dataset:
-        """Return a dataset that keeps its values in its own file, as many as it declares."""
+        """Return the entry as a dataset that stores its values in its own file, as many as it declares."""
         found = self.found()
         if not isinstance(found, h5py.Dataset):
             raise Unusable(f"'{self.label}' is a group, expected a dataset")
@@ -161,7 +170,7 @@ class Part:
         return found
 
     def numbers(self, kinds: str = "biuf", *, rank: int | None = None, limit: int | None = None) -> Array:
-        """Read the first `limit` rows, of `rank` dimensions, if their type is one of `kinds` (NumPy's letters)."""
+        """Read the first `limit` rows, of `rank` dimensions. Their type must be one of `kinds` (NumPy's letters)."""
         found = self.dataset()
         if found.dtype.kind not in kinds:
             names = {"b": "bool", "i": "integer", "f": "float"}
@@ -205,7 +214,7 @@ class Part:
         return array.reshape(-1).astype(np.int64)
 
     def finite(self, array: Array) -> Array:
-        """Return what was read as float32, if all of it is finite then."""
+        """Convert what was read to float32, which must be finite then."""
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows becomes infinite
             array = np.ascontiguousarray(array, np.float32)
         wrong = np.argwhere(~np.isfinite(array))
@@ -214,7 +223,7 @@ class Part:
         return array
 
     def wrong(self, what: str) -> Unusable:
-        """Return the error of a dataset: what it holds, or is."""
+        """Return the error that says what is wrong with a dataset."""
         return Unusable(f"dataset '{self.label}' {what}")
 
 

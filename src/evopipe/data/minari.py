@@ -1,6 +1,6 @@
-"""Minari datasets: written as Minari writes them, read by hand.
+"""Minari datasets: written as Minari writes them, read without its loader.
 
-Metadata is parsed as plain JSON; no environment and no callable is ever made from it, as Minari's own loader would.
+Metadata is parsed as plain JSON. No environment and no callable is ever made from it, as Minari's own loader would do.
 Layout: https://minari.farama.org/content/dataset_standards/.
 """
 
@@ -21,8 +21,8 @@ import gymnasium
 import h5py
 import numpy as np
 
-from evopipe.data.episodes import Dataset, Episode
-from evopipe.data.hdf5 import Part, Unusable, opened, read_foreign, same_length
+from evopipe.data.episodes import EpisodeDataset, RecordedEpisode
+from evopipe.data.hdf5 import StoredArray, Unusable, opened, read_foreign, same_length
 from evopipe.data.observations import compare, read_rows
 from evopipe.errors import DataError, MissingInputError
 from evopipe.storage.files import dump_json, make_folder, parse_json, read_bytes, temporary_prefix, translating
@@ -49,7 +49,7 @@ _DOWNLOAD = _END + "import minari,sys;minari.download_dataset(sys.argv[1],force_
 
 def write_minari(
     folder: Path,
-    episodes: Sequence[Episode],
+    episodes: Sequence[RecordedEpisode],
     *,
     name: str,
     observation_space: Space,
@@ -58,9 +58,14 @@ def write_minari(
     algorithm: str,
     description: str,
 ) -> None:
-    """Write the Minari dataset `evopipe/<name>-v0` (`MinariDataset(folder / "data")` opens it) and a manifest of
-    checksums beside it; `DiskError` if that fails. Equal content gives equal bytes. A folder in its place is replaced
-    as a whole."""
+    """Write the Minari dataset `evopipe/<name>-v0`, with a manifest of checksums beside it. Equal content gives equal
+    bytes.
+
+    `MinariDataset(folder / "data")` opens it. A folder in its place is replaced completely.
+
+    Raises:
+        DiskError: a file cannot be written.
+    """
     from minari import __version__ as minari_version
     from minari.data_collector.episode_buffer import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
@@ -99,22 +104,29 @@ def write_minari(
     write_folder(folder, {**files, f"data/{_METADATA}": dump_json(metadata, str(folder), indent=2)})
 
 
-def read_own(folder: Path) -> Dataset:
-    """Read what `write_minari` wrote; `MissingInputError` if it or its manifest is not there, `DataError` if it is
-    damaged."""
+def read_own(folder: Path) -> EpisodeDataset:
+    """Read what `write_minari` wrote.
+
+    Raises:
+        MissingInputError: it or its manifest is missing.
+        DataError: it is damaged.
+    """
     files, data = read_folder(folder, (f"data/{_METADATA}", f"data/{_CONTENT}")), folder / "data"
     metadata = _metadata(files[f"data/{_METADATA}"], f"{data / _METADATA}")
     with opened(files[f"data/{_CONTENT}"], str(data / _CONTENT)) as file:
-        return Dataset(_episodes(file, metadata, None), str(data), metadata["action_space"])
+        return EpisodeDataset(_episodes(file, metadata, None), str(data), metadata["action_space"])
 
 
-def read_minari(dataset: str | Path, shows: Space | None = None) -> Dataset:
-    """Read a Minari dataset of Discrete or Box actions, from a folder (its own, or its `data`), or by the id of a
-    remote one (`namespace/name-v0`), which is downloaded into Minari's own cache unless it is there.
+def read_minari(dataset: str | Path, shows: Space | None = None) -> EpisodeDataset:
+    """Read a Minari dataset with Discrete or Box actions: a folder (its own, or its `data`), or the id of a remote one.
 
-    The environment's observation space `shows` makes rows of its observations; without it they must be rows already, as
-    `write_minari` writes them. `MissingInputError` also if the remote cannot be reached or does not have it; for other
-    errors see `read_foreign`.
+    A remote dataset (`namespace/name-v0`) is downloaded into Minari's cache, if it is not there. The environment's
+    observation space `shows` converts its observations to rows; without it they must be rows already, as `write_minari`
+    writes them.
+
+    Raises:
+        MissingInputError: it does not exist, or the remote cannot be reached.
+        DataError, ResourceError: see `read_foreign`.
     """
     root = Path(dataset) if Path(dataset).exists() else _local_folder(str(dataset))
     data = next((folder for folder in (root / "data", root) if (folder / _METADATA).is_file()), None)
@@ -127,7 +139,7 @@ def read_minari(dataset: str | Path, shows: Space | None = None) -> Dataset:
         raise DataError(f"{data / _METADATA}: {size} bytes of metadata; a dataset's are a few thousand")
     metadata = _metadata(read_bytes(data / _METADATA), str(data / _METADATA))
     episodes = read_foreign(data / _CONTENT, lambda file: _episodes(file, metadata, shows))
-    return Dataset(episodes, str(data), metadata["action_space"])
+    return EpisodeDataset(episodes, str(data), metadata["action_space"])
 
 
 def _metadata(content: bytes, where: str) -> dict[str, Any]:
@@ -155,7 +167,7 @@ def _space(described: Any, key: str, where: str) -> Space | None:
     return space
 
 
-def _episodes(file: h5py.File, metadata: Mapping[str, Any], shows: Space | None) -> list[Episode]:
+def _episodes(file: h5py.File, metadata: Mapping[str, Any], shows: Space | None) -> list[RecordedEpisode]:
     recorded = metadata["observation_space"]
     if recorded is not None and len(recorded.shape or ()) == 1 and str(metadata.get("dataset_id")).startswith(_OWN):
         shows = None  # rows already
@@ -166,14 +178,14 @@ def _episodes(file: h5py.File, metadata: Mapping[str, Any], shows: Space | None)
     return [_episode(file, f"episode_{number}", recorded, shows) for number in range(len(file))]
 
 
-def _episode(file: h5py.File, name: str, recorded: Space | None, shows: Space | None) -> Episode:
-    group = Part(file, name).group(": not a Minari dataset")
-    parts = [Part(group, part) for part in ("actions", "rewards", "terminations", "truncations")]
+def _episode(file: h5py.File, name: str, recorded: Space | None, shows: Space | None) -> RecordedEpisode:
+    group = StoredArray(file, name).group(": not a Minari dataset")
+    parts = [StoredArray(group, part) for part in ("actions", "rewards", "terminations", "truncations")]
     taken, reward, terminated, truncated = arrays = (
         parts[0].actions(), parts[1].rewards(), parts[2].flags(), parts[3].flags(),
     )  # fmt: skip
     steps = same_length({part.label: len(array) for part, array in zip(parts, arrays, strict=True)})
-    obs = read_rows(shown := Part(group, "observations"), recorded, shows)
+    obs = read_rows(shown := StoredArray(group, "observations"), recorded, shows)
     if len(obs) != steps + 1:
         raise Unusable(f"'{shown.label}' has {len(obs)} rows for {steps} steps, expected {steps + 1}")
     early = np.flatnonzero((terminated | truncated)[:-1])
@@ -181,7 +193,9 @@ def _episode(file: h5py.File, name: str, recorded: Space | None, shows: Space | 
         raise Unusable(f"'{name}' ends at step {early[0]} and goes on: its flags cannot be right")
     truncated[-1:] |= ~terminated[-1:]  # where recording stopped, the episode is cut
     seed = group.attrs.get("seed")
-    return Episode(obs, taken, reward, terminated, truncated, int(seed) if isinstance(seed, int | np.integer) else None)
+    return RecordedEpisode(
+        obs, taken, reward, terminated, truncated, int(seed) if isinstance(seed, int | np.integer) else None
+    )
 
 
 # --- remote datasets --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Observations in files: what was recorded in an environment's own space becomes rows."""
+"""Conversion of observations in files, recorded in an environment's own space, to rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gymnasium import spaces
 from PIL import Image
 
 from evopipe.data.episodes import REMEDY
-from evopipe.data.hdf5 import Array, Part, Unusable
+from evopipe.data.hdf5 import Array, StoredArray, Unusable
 from evopipe.envs.spaces import Leaf, ObservationSpace, brief
 from evopipe.errors import ParamsError
 
@@ -21,7 +21,11 @@ Space = gymnasium.Space[Any]
 
 
 def compare(recorded: Space, shows: Space) -> None:
-    """Raise `Unusable` where observations recorded in one space would make other rows than those of another."""
+    """Check that observations recorded in one space make the same rows as those of another.
+
+    Raises:
+        Unusable: they do not.
+    """
     try:
         theirs, mine = ObservationSpace.of(recorded), ObservationSpace.of(shows)
     except ParamsError as error:
@@ -34,11 +38,12 @@ def compare(recorded: Space, shows: Space) -> None:
         raise Unusable(f"its {name} is {has}, env's {wanted}: {REMEDY}")
 
 
-def read_rows(part: Part, recorded: Space | None, shows: Space | None) -> Array:
-    """Read observations, a dataset or, for a Dict or Tuple, a group, as rows `[n, O]` float32.
+def read_rows(part: StoredArray, recorded: Space | None, shows: Space | None) -> Array:
+    """Read observations as rows `[n, O]` float32, from a dataset, or from a group for a Dict or Tuple.
 
     Args:
-        recorded: the space that they were recorded in; `shows` if the file does not say.
+        part: where they are.
+        recorded: the space in which they were recorded; equal to `shows` if the file does not say.
         shows: the environment's observation space; None if the file holds rows already.
     """
     if shows is None:
@@ -81,7 +86,7 @@ def _whole(leaf: Leaf, array: Array) -> Array:
     return array
 
 
-def _nested(part: Part, space: Space) -> Any:
+def _nested(part: StoredArray, space: Space) -> Any:
     """Read arrays `[n, …]` that are nested as in a space, as Minari stores them: a group for a Dict or Tuple."""
     if isinstance(space, spaces.Dict):
         return _members(part, space.spaces)
@@ -93,16 +98,16 @@ def _nested(part: Part, space: Space) -> Any:
     return part.numbers()
 
 
-def _members(part: Part, wanted: Mapping[str, Space]) -> dict[str, Any]:
+def _members(part: StoredArray, wanted: Mapping[str, Space]) -> dict[str, Any]:
     """Read the members of a group, each in its own space."""
     group = part.group(f", the observation space has parts {', '.join(wanted)}")
     unknown = sorted(set(group) - wanted.keys())
     if unknown:
         raise Unusable(f"'{part.label}' holds {unknown[0]!r}, which the observation space does not")
-    return {key: _nested(Part(group, key), space) for key, space in wanted.items()}
+    return {key: _nested(StoredArray(group, key), space) for key, space in wanted.items()}
 
 
-def _jpegs(part: Part, shape: tuple[int, ...]) -> Array:
+def _jpegs(part: StoredArray, shape: tuple[int, ...]) -> Array:
     """Read images that Minari stored as JPEG, a run of bytes each: `[n, *shape]` uint8."""
     stored = part.dataset()
     if (h5py.check_vlen_dtype(stored.dtype) or stored.dtype) != np.uint8:

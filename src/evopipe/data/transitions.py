@@ -1,4 +1,4 @@
-"""The packed transitions that learners read: one HDF5 file, `data/transitions.h5`."""
+"""The packed transitions from which members learn: one HDF5 file, `data/transitions.h5`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 
 from evopipe.core import pixels
-from evopipe.data.episodes import Episode
-from evopipe.data.hdf5 import Array, Part, Unusable, check_regular, opened, same_length
+from evopipe.data.episodes import RecordedEpisode
+from evopipe.data.hdf5 import Array, StoredArray, Unusable, check_regular, opened, same_length
 from evopipe.errors import DataError
 from evopipe.storage.files import RESTORE, dump_json, write_bytes
 
@@ -49,9 +49,11 @@ class Transitions:
         return len(self.action)
 
 
-def pack(episodes: Sequence[Episode], relative: Callable[[Array], Array]) -> Transitions:
-    """Flatten episodes, at least one, into transitions. `relative` turns the environment's own actions `[N, …]` into
-    indices from 0, or into vectors in [-1, 1]."""
+def pack(episodes: Sequence[RecordedEpisode], relative: Callable[[Array], Array]) -> Transitions:
+    """Flatten episodes, at least one, into transitions.
+
+    `relative` converts the environment's own actions `[N, …]` to indices from 0, or to vectors in [-1, 1].
+    """
     whole = {
         name: np.concatenate([getattr(episode, name) for episode in episodes])
         for name in ("reward", "terminated", "truncated")
@@ -66,8 +68,13 @@ def pack(episodes: Sequence[Episode], relative: Callable[[Array], Array]) -> Tra
 
 
 def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, Any]) -> None:
-    """Write transitions and their statistics as one sealed HDF5 file, atomically; equal content gives equal bytes, and
-    `DiskError` if that fails. Observations that are images of bytes from end to end are bytes in it."""
+    """Write transitions and their statistics as one sealed HDF5 file, atomically. Equal content gives equal bytes.
+
+    If observations are images of bytes throughout, they are stored as bytes.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
     memory = io.BytesIO()
     with h5py.File(memory, "w", userblock_size=SEAL) as file:
         file.attrs["format"] = _FORMAT
@@ -82,8 +89,12 @@ def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, 
 
 
 def read_transitions(path: Path, limit: int | None = None) -> Transitions:
-    """Read the first `limit` transitions (all where None). `MissingInputError` if the file is not there; `DataError` if
-    it is truncated, damaged, ragged, of a wrong type, or holds a value that is not finite."""
+    """Read the first `limit` transitions; all if None.
+
+    Raises:
+        MissingInputError: there is no such file.
+        DataError: it is truncated, damaged, ragged, of a wrong type, or holds a value that is not finite.
+    """
     with _opened(Path(path)) as file:
         if file.attrs.get("format") != _FORMAT:
             raise Unusable(f"not a transitions file of format {_FORMAT}; run the stage `buffer` again")
@@ -125,7 +136,7 @@ def _opened(path: Path) -> Iterator[h5py.File]:
 
 
 def _read(file: h5py.File, name: str, limit: int | None) -> Array:
-    part = Part(file, name)
+    part = StoredArray(file, name)
     vectors = name.endswith("obs") or (name == "action" and getattr(part.found(), "ndim", 1) == 2)
     array = part.numbers(rank=2 if vectors else 1, limit=limit)
     if name.endswith("obs") and array.dtype == np.uint8:
@@ -137,8 +148,11 @@ def _read(file: h5py.File, name: str, limit: int | None) -> Array:
 
 
 def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:
-    """Describe transitions as plain numbers: counts, returns by episode, reward, each observation element, and how
-    often each action was taken, or each element of continuous ones."""
+    """Return statistics of transitions as plain numbers: counts, returns by episode, reward, each observation element,
+    and actions.
+
+    Of discrete actions it is how often each was taken, of continuous ones each element.
+    """
     returns = np.bincount(transitions.episode, weights=transitions.reward.astype(np.float64))
     lengths = np.bincount(transitions.episode).astype(np.float64)
     played = lengths > 0

@@ -1,4 +1,4 @@
-"""What `evopipe env check ID` finds: each finding is one sentence."""
+"""The checks of `evopipe env check ID`. Each finding is one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import EnvironmentFailed, ParamsError, text_of
@@ -39,8 +39,14 @@ _IRRELEVANT = (
 
 
 def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> list[str]:
-    """Try an environment. Each finding begins with `error:` (evopipe cannot train in it) or `warning:` (it can). Raises
-    ParamsError if the id or the arguments are unknown; EnvironmentFailed if the constructor raised."""
+    """Try an environment, and return the findings.
+
+    A finding begins with `error:` if evopipe cannot train in the environment, and with `warning:` if it can.
+
+    Raises:
+        ParamsError: the id or the arguments are unknown.
+        EnvironmentFailed: the constructor raised.
+    """
     values = {"id": env_id, "kwargs": kwargs, "wrappers": wrappers}
     cfg = parsed(EnvConfig, values, "env.")
     env = make_env(cfg)
@@ -123,10 +129,10 @@ def _episodes(cfg: EnvConfig) -> Iterator[str]:
         pool.close()
 
 
-def _roll(pool: EnvPool, row: int) -> tuple[list[Step], list[int]]:
+def _roll(pool: EnvPool, row: int) -> tuple[list[RowStep], list[int]]:
     """Play random legal actions in one row: the steps, and the lengths of the episodes that ended."""
     rng, rows = np.random.default_rng(_SEED), np.array([row])
-    steps: list[Step] = []
+    steps: list[RowStep] = []
     lengths: list[int] = []
     pool.reset(rows, np.array([_SEED]))
     most = min(_STEPS, max(50, _KEPT // pool.obs[row].size))
@@ -142,7 +148,7 @@ def _roll(pool: EnvPool, row: int) -> tuple[list[Step], list[int]]:
     return steps, lengths
 
 
-def _values(pool: EnvPool, steps: list[Step]) -> Iterator[str]:
+def _values(pool: EnvPool, steps: list[RowStep]) -> Iterator[str]:
     """Look at what random episodes gave each agent, or the only one."""
     team = pool.team
     obs, reward, mask = (np.concatenate([getattr(x, name) for x in steps]) for name in ("obs", "reward", "mask"))
@@ -177,7 +183,7 @@ def _values(pool: EnvPool, steps: list[Step]) -> Iterator[str]:
                 )
 
 
-def _ends(pool: EnvPool, steps: list[Step], lengths: list[int]) -> Iterator[str]:
+def _ends(pool: EnvPool, steps: list[RowStep], lengths: list[int]) -> Iterator[str]:
     """Look for a time limit that calls itself a termination: learners would not bootstrap from its last state."""
     if any((step.terminated & step.truncated).any() for step in steps):
         yield "warning: a step was terminated and truncated at once; it is learned from as terminated"
@@ -194,7 +200,7 @@ def _ends(pool: EnvPool, steps: list[Step], lengths: list[int]) -> Iterator[str]
         )
 
 
-def _team_ends(steps: list[Step], lengths: list[int]) -> Iterator[str]:
+def _team_ends(steps: list[RowStep], lengths: list[int]) -> Iterator[str]:
     """Look for episodes without an end, and for a time limit that calls itself a termination."""
     if any((step.terminated & step.truncated).any() for step in steps):
         yield "warning: an agent was terminated and truncated at once; it is learned from as terminated"
@@ -212,7 +218,7 @@ def _team_ends(steps: list[Step], lengths: list[int]) -> Iterator[str]:
         )
 
 
-def _determinism(pool: EnvPool, first: list[Step]) -> Iterator[str]:
+def _determinism(pool: EnvPool, first: list[RowStep]) -> Iterator[str]:
     """A resumed run replays its running episodes: needs equal episodes from equal seeds, in a used environment too."""
     why = "a killed run will not continue bit for bit"
     if (t := _differs(first, _roll(pool, 1)[0])) is not None:
@@ -221,7 +227,7 @@ def _determinism(pool: EnvPool, first: list[Step]) -> Iterator[str]:
         yield f"warning: an episode depends on what its environment played before (step {t}), not on its seed: {why}"
 
 
-def _differs(first: list[Step], second: list[Step]) -> int | None:
+def _differs(first: list[RowStep], second: list[RowStep]) -> int | None:
     """Return the first step at which two rolls are not bit-identical."""
     for t, (x, y) in enumerate(zip(first, second, strict=False), start=1):
         if any(a.tobytes() != b.tobytes() for a, b in zip(x.parts, y.parts, strict=True)):

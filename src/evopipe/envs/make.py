@@ -1,4 +1,4 @@
-"""How an environment is constructed from its block of `params.yaml`."""
+"""Construction of environments from the block `env` of `params.yaml`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|mult
 
 
 def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """Construct one environment, which draws itself where `render_mode` is one of its `metadata["render_modes"]`.
+    """Construct one environment. With a `render_mode` from its `metadata["render_modes"]` it can be rendered.
 
-    `module:EnvId` imports `module` first (from the installed packages or the working folder), so that a project can
-    register its own environments. A team comes as `evopipe.envs.team.TeamEnv`.
+    For `module:EnvId`, `module` is imported first, from the installed packages or the working folder, so that a project
+    can register its own environments. A team is returned as an `evopipe.envs.team.TeamEnv`.
 
     Raises:
-        ParamsError: the id is unknown, its package is not installed, `env.kwargs` does not fit its constructor, or
-            one of `env.wrappers` does not fit around it.
+        ParamsError: the id is unknown, its package is not installed, `env.kwargs` does not fit its constructor, or one
+            of `env.wrappers` does not fit around it.
         EnvironmentFailed: the module's import or the constructor raised, or did not return.
     """
     threads = _count_threads()
@@ -79,7 +79,7 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
 
 @contextlib.contextmanager
 def opened(cfg: EnvConfig) -> Iterator[gymnasium.Env[Any, Any]]:
-    """An environment as a context, see `make_env`."""
+    """Open an environment for a `with` block, and close it at the end. See `make_env`."""
     env = make_env(cfg)
     try:
         yield env
@@ -88,21 +88,25 @@ def opened(cfg: EnvConfig) -> Iterator[gymnasium.Env[Any, Any]]:
 
 
 def names_limit(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether an environment, or a wrapper around it, says after how many steps an episode is cut: by
-    `max_episode_steps` of its spec, a team by `max_cycles`."""
+    """Return whether an environment or one of its wrappers names a time limit.
+
+    It does so by `max_episode_steps` of its spec, a team by `max_cycles`.
+    """
     if isinstance(env, TeamEnv):
         return getattr(getattr(env.parallel, "unwrapped", None), "max_cycles", None) is not None
     return env.spec is not None and env.spec.max_episode_steps is not None
 
 
 def guard(cfg: EnvConfig, progress: Callable[[], object] = lambda: None, factor: float = 1.0) -> Watchdog:
-    """Return the context in which an environment's own code runs; `factor` times as long as `env.step_seconds`."""
+    """Return the context in which an environment's own code runs, for at most `factor` times `env.step_seconds`."""
     return Watchdog(factor * cfg.step_seconds, "env.step_seconds", progress)
 
 
 def close(*envs: gymnasium.Env[Any, Any]) -> None:
-    """Close environments, which have `_CLOSING` seconds for that in all: half of them are the first one's that does not
-    return, and the others are then to be quick. One that fails to close cannot harm a finished run."""
+    """Close environments within `_CLOSING` seconds in all. One that fails to close cannot harm a finished run.
+
+    The first one that does not return has half of that time; the others share the rest.
+    """
     end, most = time.monotonic() + _CLOSING, _CLOSING / 2
     for env in envs:
         seconds = min(most, end - time.monotonic())
@@ -116,14 +120,14 @@ def close(*envs: gymnasium.Env[Any, Any]) -> None:
 
 
 def refuse(cfg: EnvConfig, names: Iterable[str]) -> None:
-    """Raise ParamsError where `env.kwargs` holds one of these names."""
+    """Raise ParamsError if `env.kwargs` holds one of these names, which evopipe sets itself."""
     for name in names:
         if name in cfg.kwargs:
             raise ParamsError(f"env.kwargs: {name!r} is set by evopipe and cannot be given; remove it")
 
 
 def has_threads(cfg: EnvConfig) -> bool:
-    """Return whether making this environment, or importing its module, has ever started threads in this process."""
+    """Return whether making this environment, or importing its module, ever started threads in this process."""
     return cfg.id in _with_threads
 
 
@@ -133,7 +137,7 @@ def _count_threads() -> int:
 
 
 def source_of(cfg: EnvConfig) -> list[Path]:
-    """Return the files, or the packages' folders, of the modules in `module:EnvId` and `module:Wrapper`, each once.
+    """Return the files or package folders of the modules in `module:EnvId` and `module:Wrapper`, each once.
 
     The modules must have been imported, as `make_env` does.
     """
@@ -144,19 +148,23 @@ def source_of(cfg: EnvConfig) -> list[Path]:
 
 
 def tensor_class(env_id: str) -> type[Any] | None:
-    """Return the class of a user's own tensor environment, `module:Class`, whose module must have been imported; None
-    where the id names something else."""
+    """Return the class of a user's own tensor environment, `module:Class`; None if the id names something else.
+
+    The module must have been imported.
+    """
     module, _, name = env_id.rpartition(":")
     found = getattr(sys.modules.get(module), name, None) if module and name not in gymnasium.registry else None
     return found if is_tensor_class(found) else None
 
 
 def is_team(cfg: EnvConfig) -> bool:
-    """Return whether an id names a team: a function of a module, `module:function`, a module of PettingZoo's or mpe2's,
-    `name_v0`, or what is registered with PettingZoo, `home/name-v0`; and nothing that is registered with Gymnasium.
+    """Return whether an id names a team.
+
+    A team is a function of a module (`module:function`), a module of PettingZoo or mpe2 (`name_v0`), or an id
+    registered with PettingZoo (`home/name-v0`). An id that is registered with Gymnasium is no team.
 
     Raises:
-        ParamsError, EnvironmentFailed: see `make_env`, of the module's import.
+        ParamsError, EnvironmentFailed: importing the module failed, see `make_env`.
     """
     if ":" not in cfg.id and not _OF_PETTINGZOO.fullmatch(cfg.id):  # nothing need be imported
         return False
@@ -170,7 +178,11 @@ def is_team(cfg: EnvConfig) -> bool:
 
 
 def team_function(env_id: str) -> Callable[..., Any]:
-    """Return what makes the team of this name, see `is_team`; ParamsError if it names none."""
+    """Return the function that makes the team of this name, see `is_team`.
+
+    Raises:
+        ParamsError: the name is no team's.
+    """
     _import_module(env_id)
     found = _find_team(env_id)
     if found is None:

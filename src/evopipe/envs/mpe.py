@@ -1,17 +1,17 @@
-"""Teams as tensors: four of the multi-agent particle environments, as `mpe2` has them, all rows in a few operators.
+"""Four of the multi-agent particle environments of `mpe2`, as tensors: all rows are stepped in a few operators.
 
-Agents are discs that accelerate in a plane; landmarks stand still. What a row is made of stands in columns `[S, R]`
-float64, one contiguous row of memory a quantity, see `tensors`: positions of what moves (every x, then every y), its
-velocities, positions of landmarks, and where there is such a thing what the speaker said and which landmark is the
-goal. Actions are int64 `[R, K]`, or float32 `[R, K, A]` in [0, 1]; observations are `[R, K, O]` float32, 0 what an
-agent does not have. Every number is computed in mpe2's order and precision by element-wise operators, and sums are
-taken term by term: a row comes out the same, bit for bit, wherever it stands and whatever stands beside it. Of mpe2 it
-differs by no more than the libraries' `exp` and `log1p` do, which are within a unit in the last place of each other.
-Two discs in the very same point do not push each other here; in mpe2 both then vanish into NaN.
+Agents are discs that accelerate in a plane; landmarks stand still. The state of a row lies in columns `[S, R]` float64,
+one contiguous row of memory for each quantity (see `tensors`): positions of what moves (every x, then every y),
+velocities, positions of landmarks and, if the environment has them, what the speaker said and which landmark is the
+goal. Actions are int64 `[R, K]`, or float32 `[R, K, A]` in [0, 1]; observations are `[R, K, O]` float32, padded with 0
+where an agent has fewer numbers. Every number is computed in mpe2's order and precision by element-wise operators, and
+sums are taken term by term: a row has the same bits wherever it stands and whatever stands beside it. It differs from
+mpe2 by no more than the libraries' `exp` and `log1p` do, which are within a unit in the last place of each other. Two
+discs at the very same point do not push each other here; in mpe2 both become NaN.
 
-The fields are the arguments of mpe2's functions, with their defaults. `dynamic_rescaling` changes pictures only and
-`benchmark_data` what an environment tells beside: both are without effect. A `curriculum` stays in its first stage, as
-it does in mpe2 until a program moves it on.
+The fields are the arguments of mpe2's functions, with their defaults. `dynamic_rescaling` only changes pictures and
+`benchmark_data` only extra information, so neither has an effect here. A `curriculum` stays in its first stage, as it
+does in mpe2 until a program advances it.
 
 Sources: `mpe2` 1.1.1; Lowe et al., "Multi-agent actor-critic for mixed cooperative-competitive environments", 2017.
 """
@@ -49,7 +49,7 @@ class _Arguments(Schema):
     benchmark_data: bool = False
 
     def _space(self, names: list[str], observations: list[int], actions: list[int] | None = None) -> TeamSpace:
-        """Return the space of agents that see and do so many numbers, or choose among so many actions."""
+        """Return the space of agents with these numbers of observed values and of action values or choices."""
         sizes = actions or [_PUSHES] * len(names)
         each = [
             ActionSpace("continuous", (n,), bounds=(np.zeros(n), np.ones(n)))
@@ -68,7 +68,7 @@ class _Partial(_Arguments):
     num_landmark_neighbors: int | None = Field(None, ge=1)
 
     def _slots(self, others: int, landmarks: int) -> tuple[int, int]:
-        """How many other agents and landmarks an observation holds, where there are so many."""
+        """Return how many other agents and landmarks an observation holds, out of those that exist."""
         return self.num_agent_neighbors or others, self.num_landmark_neighbors or landmarks
 
 

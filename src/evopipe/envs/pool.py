@@ -1,9 +1,9 @@
-"""A pool of environments, one seed per episode, rebuilt exactly by re-simulation.
+"""A pool of environments, in which every episode has its own seed and can be rebuilt by playing its actions again.
 
-Gymnasium's own vector environments seed once and reset by themselves. Here the caller resets a row, with the seed of
-that very episode: an episode is a function of its seed and its actions, whatever ran in the row before, and no
-phantom row exists that a buffer would have to leave out. Where the environments live is another matter: in this process
-(`rows`), in worker processes (`workers`), in envpool's threads (`envpool`), or in tensors (`tensors`).
+Gymnasium's vector environments are seeded once and reset themselves. In a pool the caller resets a row, with the seed
+of that episode. An episode is therefore a function of its seed and its actions, whatever ran in the row before, and
+there are no phantom rows that a buffer must leave out. The environments live in this process (`rows`), in worker
+processes (`workers`), in envpool's threads (`envpool`) or in tensors (`tensors`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from evopipe.envs import backends
 from evopipe.envs.make import close, make_env, names_limit
-from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Step, Upcoming
+from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, RowStep, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.envs.team_rows import TeamRows
@@ -35,36 +35,37 @@ _FIRST_LOG = 256
 
 
 class EnvPool:
-    """`R` independent environments. A row that ended must be reset by the caller, with a seed.
+    """`R` independent environments. After an episode has ended, the caller must reset its row with a seed.
 
     Args:
-        cfg: which environment.
+        cfg: the environment's block of `params.yaml`.
         rows: `R`.
         what: the pool's name in error messages.
-        workers: processes that may hold the environments; nothing that the pool gives depends on it.
-        overlapped: the caller computes between `send` and `receive`, so a CPU should be left to it.
+        workers: worker processes that may step the environments; no result depends on them.
+        overlapped: whether the caller computes between `send` and `receive`, so that a CPU should be left to it.
 
     Attributes:
-        obs: `[R, O]`, current observation of every row.
-        mask: `[R, A]`, legal actions; all True where the environment gives no `info["action_mask"]`.
+        obs: `[R, O]`, the current observation of every row.
+        mask: `[R, A]`, legal actions; all True if the environment gives no `info["action_mask"]`.
         masked: whether the environment gives masks; known after the first reset.
         episode_return: `[R]`, undiscounted return of the running episode.
         episode_length: `[R]`, steps of the running episode.
-        actions, observations: the spaces, and the way to the environment's own actions and from its observations.
+        actions, observations: the spaces, which convert the environment's own actions and observations.
         spaces: what an algorithm knows of them.
-        team: what the agents see and do each, where several act; the four above are then common to them. All that has
-            an axis R has an axis K behind it, but for `episode_length`.
-        alive: `[R, K]` of a team, who acts; the observation of one who does not is 0, its mask the first action alone.
-        forced, is_forced: `[R, K, …]` and `[R, K]` of a team, next actions that the environment sets itself, whatever
-            is given; of indices a mask with one legal action says so alone, and they are never forced.
-        limit: steps after which an episode is truncated here, `env.step_limit`; None where the environment names a time
-            limit of its own.
-        reward_threshold: the return at which the environment counts as solved, where its spec names one.
-        upcoming: `(rows [n], ahead) → seeds [n, ahead]`, which the next resets of these rows will be given, where the
-            caller knows. Episodes are then begun ahead of time. No result depends on it.
+        team: the spaces of each agent, if there are several; the four attributes above are then what agents have in
+            common. Everything with an axis R then has an axis K behind it, except `episode_length`.
+        alive: `[R, K]`, for a team: which agents act. An agent that does not act has the observation 0, and only its
+            first action is legal.
+        forced, is_forced: `[R, K, …]` and `[R, K]`, for a team: next actions that the environment sets itself, whatever
+            the policy chooses. Actions that are indices are never forced: a mask with one legal action says the same.
+        limit: the number of steps after which this pool truncates an episode, `env.step_limit`; None if the environment
+            names its own time limit.
+        reward_threshold: the return at which the environment counts as solved, if its spec names one.
+        upcoming: `(rows [n], ahead) → seeds [n, ahead]`, the seeds of the next resets of these rows, if the caller
+            knows them. Episodes are then begun ahead of time. No result depends on it.
 
     Raises:
-        ParamsError: the environment is unknown or its spaces are not served, or `env.backend` does not offer it.
+        ParamsError: the environment is unknown, its spaces are not supported, or `env.backend` does not offer it.
         EnvironmentFailed: its constructor raised.
     """
 
@@ -119,7 +120,7 @@ class EnvPool:
         self._sent: tuple[Ints, Actions] | None = None  # rows and actions of the step that was begun
         self._longest = 0  # an upper bound of episode_length, cheaper to keep than its maximum
         self._example = first
-        self._home: backends.Home | None = None
+        self._home: backends.RowStepper | None = None
         self._rows = Rows if self.team is None else TeamRows
         self._forked = workers.fork(cfg, rows, self.spaces, overlapped) if workers else None
         if self._backend.tensors is not None:
@@ -134,33 +135,35 @@ class EnvPool:
 
     @property
     def wrapped(self) -> bool:
-        """Whether `env.wrappers` change what the environment shows."""
+        """Whether the environment has wrappers (`env.wrappers`) that change its observations."""
         return bool(self._cfg.wrappers)
 
     @property
     def begins(self) -> Bools:
-        """`[R]`, whether an episode begins: nothing of it was taken yet. Of a team `[R, K]`, whether an agent joins."""
+        """Where an episode begins, of which no step was taken yet: `[R]`. For a team it is `[R, K]`, where an agent
+        joins."""
         return np.asarray(self.episode_length == 0, np.bool_) if self.team is None else self._joined
 
     @property
     def idle(self) -> Bools:
-        """`[R, K]` of a team, whose action is not its own: an agent that is gone, or whom the environment moves."""
+        """Which agents of a team do not act by their own choice, `[R, K]`: they are absent, or the environment sets
+        their action."""
         idle: Bools = ~self.alive | self.is_forced
         return idle
 
     @property
     def row_space(self) -> gymnasium.Space[Any]:
-        """The space of the pool's own observations, which are rows: the environment's where its are rows already."""
+        """The space of the pool's flat observations. It is the environment's own space if that is flat already."""
         if self.observations.plain:
             return self.observation_space
         return gymnasium.spaces.Box(-np.inf, np.inf, (self.obs_size,), np.float32)
 
     @property
     def worker_count(self) -> int:
-        """How many worker processes hold the environments, once they are chosen."""
+        """The number of worker processes that hold the environments, once it is chosen."""
         return len(self._forked.helpers) if self._forked else 0
 
-    def _settled(self) -> backends.Home:
+    def _settled(self) -> backends.RowStepper:
         """Where the environments live: chosen at the first reset, when it may be known how dear a step is."""
         if self._home is None:
             if self._forked is not None and self._forked.open(self._example):
@@ -170,7 +173,7 @@ class EnvPool:
         return self._home
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
-        """Start a new episode in `rows` `[n]`, each from its own seed `[n]`.
+        """Begin a new episode in `rows` `[n]`, each from its own seed `[n]`.
 
         Raises:
             EnvironmentFailed: an environment raised, or its first observation or mask cannot be used.
@@ -190,14 +193,13 @@ class EnvPool:
         if self.team is not None:
             self._muster(self.team, index, begun)
 
-    def step(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> Step:
-        """Step `rows` `[n]` (all where None).
+    def step(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> RowStep:
+        """Step `rows` `[n]`; all rows if None.
 
         Args:
-            actions: indices `[n]`, or `[n, D]` where an action is several, counted from 0 whatever the space's start;
-                where the space is continuous vectors `[n, A]` in [-1, 1], which are stretched to its bounds. Of a team
-                `[n, K, …]`.
-            rows: which.
+            actions: `[n]` indices; `[n, D]` if an action is several choices, each counted from 0 whatever the space's
+                start; `[n, A]` in [-1, 1] if the space is continuous, stretched to its bounds. For a team `[n, K, …]`.
+            rows: the rows to step.
 
         Raises:
             EnvironmentFailed: an environment raised, or returned something of a wrong type or shape.
@@ -206,10 +208,13 @@ class EnvPool:
         return self.receive()
 
     def send(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
-        """Begin a step, see `step`; `receive` ends it. In between the caller may do other work.
+        """Start a step (see `step`), which `receive` finishes. The caller may do other work in between.
 
-        Until then all that the pool shows (`obs`, `mask`, `episode_return`, `episode_length`, `state()`) stays as it
-        was, and only `receive` and `close` may be called; UsageError where another step is begun.
+        Until then `obs`, `mask`, `episode_return`, `episode_length` and `state()` stay as they were, and only `receive`
+        and `close` may be called.
+
+        Raises:
+            UsageError: a step is running already.
         """
         if self._sent is not None:
             raise UsageError("the pool's last step was not received: call receive() between two send()")
@@ -220,20 +225,19 @@ class EnvPool:
         self._sent = index, action
 
     def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
-        """Return a team's actions `[n, K, …]` with those that the environment sets itself in their places, as a step
-        takes them."""
+        """Return a team's actions `[n, K, …]`, with the actions that the environment sets itself in their places."""
         if not self.is_forced.any():
             return actions
         index = self._all if rows is None else np.asarray(rows, np.int64)
         forced = self.is_forced[index].reshape(*self.is_forced[index].shape, *(1,) * (actions.ndim - 2))
         return np.where(forced, self.forced[index], actions)
 
-    def receive(self) -> Step:
-        """End the step that `send` began and return what it gave.
+    def receive(self) -> RowStep:
+        """Finish the step that `send` started, and return its results.
 
         Raises:
-            UsageError: no step was begun.
-            EnvironmentFailed: see `step`; everything the pool shows is as before the step.
+            UsageError: no step is running.
+            EnvironmentFailed: see `step`. The pool is then as before the step.
         """
         if self._sent is None:
             raise UsageError("the pool has no step to receive: call send(actions) first")
@@ -259,7 +263,7 @@ class EnvPool:
             self.mask[rows] = step.mask
         return step
 
-    def _cut(self, step: Step, rows: Ints, cut: Bools) -> Step:
+    def _cut(self, step: RowStep, rows: Ints, cut: Bools) -> RowStep:
         """Return a step with the episodes truncated that are to be cut `[n]`: of a team those of all who acted."""
         if self.team is None:
             return replace(step, truncated=step.truncated | cut)
@@ -271,7 +275,7 @@ class EnvPool:
         mask = np.where((cut & ~acted & step.alive)[:, :, None], self.team.first, step.mask)
         return replace(step, obs=obs, truncated=truncated, mask=mask, alive=alive)
 
-    def _muster(self, team: TeamSpace, rows: Ints, shown: Begun | Step) -> None:
+    def _muster(self, team: TeamSpace, rows: Ints, shown: Begun | RowStep) -> None:
         """Keep who acts next in these rows, and which actions the environment sets itself."""
         alive = np.ones_like(self.alive[rows]) if shown.alive is None else shown.alive
         self._joined[rows] = alive & ~(self.alive[rows] & (self.episode_length[rows] > 0)[:, None])
@@ -283,8 +287,11 @@ class EnvPool:
             self.forced[rows] = np.nan_to_num(shown.forced)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what rebuilds the pool: of the running episodes `seed` `[R]` (-1: never reset), `length` `[R]`,
-        `actions` `[sum(length), …]`, row after row, `return` `[R]` and `obs` `[R, O]`."""
+        """Return what rebuilds the pool, for the running episodes.
+
+        It holds `seed` `[R]` (-1 if never reset), `length` `[R]`, `actions` `[sum(length), …]` row after row, `return`
+        `[R]` and `obs` `[R, O]`.
+        """
         taken = self._log[np.arange(self._log.shape[1])[None] < self.episode_length[:, None]]
         seed, length = self._seed.copy(), self.episode_length.copy()
         obs, reward = self.obs.copy(), self.episode_return.copy()
@@ -294,11 +301,12 @@ class EnvPool:
         """Rebuild the pool by playing each running episode again.
 
         Returns:
-            `[R]`, rows whose episode came out different: the environment is not deterministic. The caller resets them.
+            `[R]`, rows whose episode came out different because the environment is not deterministic. The caller resets
+            them.
 
         Raises:
             DataError: the state belongs to another pool.
-            EnvironmentFailed: an environment raised on the way.
+            EnvironmentFailed: an environment raised.
         """
         seed, length = np.asarray(state["seed"], np.int64), np.asarray(state["length"], np.int64)
         self._check_state(seed, length, state)
@@ -333,7 +341,7 @@ class EnvPool:
             raise DataError(f"the saved {self._what} environments hold an action log that does not fit its lengths")
 
     def env(self, row: int) -> gymnasium.Env[Any, Any]:
-        """Return one row's environment, for rules that look inside. Stepping or resetting it belongs to the pool.
+        """Return the environment of one row, to be looked at. Only the pool may step or reset it.
 
         Raises:
             UsageError: the environments do not live in this process.

@@ -1,6 +1,6 @@
-"""The rows of a pool that live in one process: Gymnasium environments, stepped one by one.
+"""The environments of a pool that live in one process and are stepped one by one.
 
-The same code runs in the trainer and in worker processes, so that where an environment lives cannot change a result.
+The same code runs in the trainer and in worker processes, so the place of an environment cannot change a result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Upcoming: TypeAlias = "Callable[[Ints, int], Ints] | None"  # see `EnvPool.upcom
 
 
 class Fault(Exception):
-    """An environment raised, or returned something that cannot be used: in which row, and what."""
+    """An environment raised, or returned something that cannot be used. It holds the row and a description."""
 
     def __init__(self, row: int, text: str) -> None:
         super().__init__(row, text)  # both, so that it can go from one process to another
@@ -42,20 +42,20 @@ class Fault(Exception):
 
 
 class Begun(NamedTuple):
-    """What the first moment of `n` episodes shows; of a team `[n, K, …]`."""
+    """The first observations of `n` episodes, and their action masks; for a team `[n, K, …]`."""
 
     obs: Floats  # [n, O]
     mask: Bools | None  # [n, A], None where the environment gives none
     alive: Bools | None = None  # [n, K] of a team, who acts; None: all, and so of a single agent
-    forced: Floats | None = None  # see `Step`
+    forced: Floats | None = None  # see `RowStep`
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one step of `n` rows gave. Nothing in it is overwritten by a later step.
+class RowStep:
+    """The results of one step of `n` rows. No later step overwrites them.
 
-    Of a team all but `broken` are `[n, K, …]`: an agent that did not act has no reward, and its ends are False; one
-    that neither acted nor acts next has the observation 0.
+    For a team everything but `broken` is `[n, K, …]`. An agent that did not act has reward 0, and neither of its ends
+    is set. One that neither acted nor acts next has the observation 0.
     """
 
     obs: Floats  # [n, O], the true next observation, also where the episode ended
@@ -74,8 +74,8 @@ class Step:
     @classmethod
     def of(
         cls, actions: ActionSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, mask: Bools | None
-    ) -> Step:
-        """Find what is broken; without masks every action is legal."""
+    ) -> RowStep:
+        """Build a step, and find which rows are broken. Without masks every action is legal."""
         broken: Bools = ~(np.isfinite(obs).all(axis=1) & np.isfinite(reward))
         if mask is None:
             mask = np.ones((len(obs), actions.size), np.bool_)
@@ -85,34 +85,34 @@ class Step:
 
     @property
     def parts(self) -> list[npt.NDArray[Any]]:
-        """All arrays of it."""
+        """Return all arrays of the step."""
         found = [getattr(self, part.name) for part in fields(self)]
         return [part for part in found if part is not None]
 
     @property
     def next_alive(self) -> Floats:
-        """`[n, K]` of a team, where the step leaves each agent: GONE, ACTS or CUT, see `evopipe.types`."""
+        """Where the step leaves each agent of a team, `[n, K]`: GONE, ACTS or CUT, see `evopipe.types`."""
         assert self.alive is not None
         cut = self.truncated & ~self.terminated
         return np.where(self.alive, np.float32(ACTS), np.where(cut, np.float32(CUT), np.float32(GONE)))
 
     @property
     def over(self) -> Bools:
-        """`[n]`, the episode ended, was cut or broke: the caller begins another one in this row."""
+        """Whether the episode ended, was truncated or broke, `[n]`: the caller begins a new one in this row."""
         if self.alive is not None:
             return self.broken | ~self.alive.any(axis=1)
         return self.terminated | self.truncated | self.broken
 
 
 class Rows:
-    """Environments of one kind, addressed by their rows in the pool.
+    """Environments of one kind, each with its number in the pool.
 
     Args:
-        cfg: which environment.
+        cfg: the environment's block of `params.yaml`.
         numbers: their rows in the pool.
-        made: the first few of them, made already.
+        made: the first few of them, already constructed.
         masked: `[1]`, whether the pool's environments give action masks; known after the first reset.
-        turn: `[1]`, what changes with every environment that is made, reset or stepped.
+        turn: `[1]`, set to the row of each environment that is constructed, reset or stepped.
 
     Raises:
         ParamsError, EnvironmentFailed: see `make_env`.
@@ -161,10 +161,11 @@ class Rows:
         return Begun(observations, masks if self._masked[0] else None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Begin a step: here the work is done when its result is asked for."""
+        """Do nothing: `receive` does the work."""
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
-        """Step `rows` `[n]` with actions in an algorithm's terms: indices `[n]` or `[n, D]`, or `[n, A]` in [-1, 1].
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
+        """Step `rows` `[n]` with actions in the algorithm's encoding: indices `[n]` or `[n, D]`, or `[n, A]` in [-1,
+        1].
 
         Raises:
             Fault: an environment raised or hung, or returned something of a wrong type or shape.
@@ -202,7 +203,7 @@ class Rows:
             obs_t = np.concatenate(observations, dtype=np.float32, casting="unsafe").reshape(-1, *shape)
             reward_t = floats(rewards).astype(np.float32)
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
-        return Step.of(self._actions, obs_t, reward_t, *flags, np.stack(masks) if masks else None)
+        return RowStep.of(self._actions, obs_t, reward_t, *flags, np.stack(masks) if masks else None)
 
     def close(self) -> None:
         """Close every environment."""
@@ -226,7 +227,7 @@ class Rows:
 
 @contextlib.contextmanager
 def calling(watched: Watchdog, turn: Ints, what: str) -> Iterator[None]:
-    """Call environments, watched; what one raises, or that it hangs, is a Fault of the row whose `turn` it is."""
+    """Watch a block that calls environments. If one raises or hangs, raise a Fault for the row whose `turn` it is."""
     try:
         with watched:
             yield
@@ -239,7 +240,11 @@ def calling(watched: Watchdog, turn: Ints, what: str) -> Iterator[None]:
 
 
 def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bools:
-    """Return the mask `[A]` that an environment gave; Fault where it does not fit the actions."""
+    """Return the mask `[A]` that an environment gave.
+
+    Raises:
+        Fault: it does not fit the actions.
+    """
     try:
         mask = np.asarray(actions.flat_mask(given))
     except ValueError as error:
@@ -253,7 +258,7 @@ def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bo
 def make_rows(
     cfg: EnvConfig, numbers: range, made: Sequence[gymnasium.Env[Any, Any]], turn: Ints
 ) -> dict[int, gymnasium.Env[Any, Any]]:
-    """Make the environments of these rows but for the first few, which were made already; `turn` as in `Rows`."""
+    """Construct the environments of these rows, except the first few, which are in `made`. For `turn` see `Rows`."""
     envs = [*made]
     while len(envs) < len(numbers):
         envs.append(make_env(cfg))
@@ -262,7 +267,7 @@ def make_rows(
 
 
 def floats(rewards: Sequence[Any]) -> npt.NDArray[np.float64]:
-    """Return rewards; a whole number that no float holds is infinite."""
+    """Return rewards as floats. An integer too large for a float becomes infinite."""
     try:
         return np.array(rewards, np.float64)
     except OverflowError:
@@ -270,7 +275,11 @@ def floats(rewards: Sequence[Any]) -> npt.NDArray[np.float64]:
 
 
 def number(row: int, reward: Any, whose: str = "") -> float:
-    """Return a reward that is no plain number, but means one; Fault where it means none."""
+    """Convert a reward that is no plain number, such as a NumPy scalar.
+
+    Raises:
+        Fault: it cannot be converted.
+    """
     plain = reward.item() if isinstance(reward, np.ndarray) and reward.size == 1 else reward
     try:
         if isinstance(plain, str | bytes | bytearray | np.ndarray):
@@ -283,7 +292,7 @@ def number(row: int, reward: Any, whose: str = "") -> float:
 
 
 def picture(value: object) -> str:
-    """A short picture of a wrong value."""
+    """Return a short description of a wrong value."""
     if isinstance(value, np.ndarray):
         return f"array{list(value.shape)} of {value.dtype}"
     try:

@@ -1,9 +1,8 @@
-"""One row of a user's own tensor environment as an environment of Gymnasium: for its spaces, to watch it, and for
-whoever steps environments one by one.
+"""One row of a user's own tensor environment, as a Gymnasium environment: to read its spaces, and to watch or step it.
 
-The class stands in a module of the user's own (`env.id: module:Class`) and has what the classes in `envs.tensors` have:
-`draws`, `start`, `advance`, `observe`; beside these `observation_space` (a box of one axis) and `action_space`, of
-Gymnasium, and if it likes `max_episode_steps` and `reward_threshold`. `env.kwargs` are its constructor's arguments.
+The class stands in a module of the user's (`env.id: module:Class`). Like the classes in `envs.tensors` it has `draws`,
+`start`, `advance` and `observe`. It also has Gymnasium's `observation_space` (a Box of one axis) and `action_space`,
+and may have `max_episode_steps` and `reward_threshold`. `env.kwargs` are the arguments of its constructor.
 """
 
 from __future__ import annotations
@@ -23,12 +22,17 @@ _HAS = (*_METHODS, "draws", "observation_space", "action_space")
 
 
 def is_tensor_class(found: Any) -> bool:
-    """Whether what a module holds under a name is the class of a tensor environment: by its methods."""
+    """Return whether an object is the class of a tensor environment, judged by its methods."""
     return isinstance(found, type) and all(callable(getattr(found, name, None)) for name in _METHODS)
 
 
 class OneRow(gymnasium.Env[Any, Any]):
-    """One row; `dynamics` is the instance of the user's class, `name` what it is called in messages.
+    """One row of a tensor environment as a Gymnasium environment.
+
+    Args:
+        kind: the user's class.
+        name: the environment's name in messages.
+        kwargs: the arguments of its constructor.
 
     Raises:
         ParamsError: the class lacks something.
@@ -60,7 +64,7 @@ class OneRow(gymnasium.Env[Any, Any]):
         self._length = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the episode of a seed, the same as in a `TensorPool`."""
+        """Begin the episode of a seed, the same episode as in a `TensorPool`."""
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         draw = Stream(torch.tensor([chosen]), Purpose.EPISODE, torch.zeros(1, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""Spaces: observations become rows of float32 numbers, an algorithm's actions become the environment's own.
+"""Conversion of spaces: observations to rows of float32 numbers, an algorithm's actions to the environment's own.
 
 | observation space | columns |
 |---|---|
@@ -8,7 +8,7 @@
 | MultiBinary | 0 and 1 |
 | Dict, Tuple, also nested | their parts, one after another in the space's order |
 
-A Box is an image where it has three dimensions and is of bytes or bools, or has 1, 3 or 4 channels. Its channels are
+A Box is an image if it has three dimensions and consists of bytes or bools, or has 1, 3 or 4 channels. Its channels are
 the first dimension or the last, whichever is smaller.
 """
 
@@ -39,7 +39,7 @@ _Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of an observation, and how it becomes columns."""
+    """One array of an observation, and how it is converted to columns."""
 
     path: _Path  # keys and indices from the observation to it; empty where it is the observation
     shape: tuple[int, ...]  # of the environment's own array, `()` for a number
@@ -51,21 +51,25 @@ class Leaf:
 
     @cached_property
     def size(self) -> int:
-        """How many columns."""
+        """The number of columns."""
         return sum(self.counts) if self.counts else math.prod(self.shape)
 
     @property
     def name(self) -> str:
-        """What to call it in a sentence: `observation['map'][0]`."""
+        """The array's name in messages: `observation['map'][0]`."""
         return "observation" + "".join(f"[{key!r}]" for key in self.path)
 
     def image(self, start: int) -> Image:
-        """Describe the columns of an image that begin at `start`."""
+        """Describe the columns of this image, which begin at `start`."""
         height, width = self.shape[1:] if self.channels == 0 else self.shape[:2]
         return Image(start, self.shape[self.channels or 0], height, width)
 
     def find(self, obs: Any) -> npt.NDArray[Any]:
-        """Return its array in an observation, or in a batch of them; ValueError where it is no array of numbers."""
+        """Return this array of an observation, or of a batch of observations.
+
+        Raises:
+            ValueError: it is no array of numbers.
+        """
         try:
             for key in self.path:
                 obs = obs[key]
@@ -78,7 +82,11 @@ class Leaf:
         return array
 
     def columns(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """`[n, *shape]` → `[n, size]`; ValueError where a number of a discrete space is outside it."""
+        """Convert arrays to columns: `[n, *shape]` → `[n, size]`.
+
+        Raises:
+            ValueError: a number of a discrete space is outside it.
+        """
         if self.counts:
             return self._one_hot(values.reshape(len(values), len(self.counts)).astype(np.int64) - np.array(self.firsts))
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
@@ -101,13 +109,17 @@ class Leaf:
 
 @dataclass(frozen=True)
 class ObservationSpace:
-    """An environment's observation space, and the way from its observations to rows."""
+    """An environment's observation space, and the conversion of its observations to rows."""
 
     leaves: tuple[Leaf, ...]  # the arrays of an observation, in the order of their columns
 
     @classmethod
     def of(cls, space: object) -> ObservationSpace:
-        """Read a Gymnasium space; ParamsError where it holds something that cannot be a row, nothing, or too much."""
+        """Read a Gymnasium space.
+
+        Raises:
+            ParamsError: it holds something that cannot be converted, or nothing, or too much.
+        """
         found = cls(tuple(_leaves(space, (), space)))
         if not 0 < found.size <= LONGEST:
             raise ParamsError(
@@ -118,27 +130,27 @@ class ObservationSpace:
 
     @classmethod
     def vector(cls, size: int) -> ObservationSpace:
-        """Return the space of plain vectors."""
+        """Return the space of vectors of `size` numbers."""
         return cls((Leaf((), (size,)),))
 
     @cached_property
     def size(self) -> int:
-        """`O`, length of a row."""
+        """`O`, the length of a row."""
         return sum(leaf.size for leaf in self.leaves)
 
     @cached_property
     def plain(self) -> bool:
-        """Whether an observation is its row already: a vector."""
+        """Whether an observation is already a row, because the space is one of vectors."""
         return self == ObservationSpace.vector(self.size)
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """Which columns are images."""
+        """The columns that are images."""
         return tuple(leaf.image(start) for start, leaf in self._placed() if leaf.channels is not None)
 
     @property
     def one_hot(self) -> tuple[tuple[int, int], ...]:
-        """Which columns are one-hot: the first of them and the end, of each stretch."""
+        """The ranges of columns that are one-hot, as (first, end)."""
         return tuple((start, start + leaf.size) for start, leaf in self._placed() if leaf.counts)
 
     def _placed(self) -> Iterator[tuple[int, Leaf]]:
@@ -146,7 +158,11 @@ class ObservationSpace:
         return zip(_starts([leaf.size for leaf in self.leaves]).tolist(), self.leaves, strict=True)
 
     def row(self, obs: Any) -> npt.NDArray[np.float32]:
-        """Flatten one observation: `[O]`; ValueError where it does not fit, whose text goes on from "returned"."""
+        """Flatten one observation to a row `[O]`.
+
+        Raises:
+            ValueError: it does not fit the space; the message continues "returned …".
+        """
         rows, single = self.read(obs)
         if not single:
             raise ValueError("a batch of observations, its space says one")
@@ -154,10 +170,13 @@ class ObservationSpace:
         return row
 
     def read(self, obs: Any) -> tuple[npt.NDArray[np.float32], bool]:
-        """Flatten one observation, or a batch whose every array has one dimension more, NumPy or torch; see `row`.
+        """Flatten one observation, or a batch in which every array has one dimension more, of NumPy or torch.
 
         Returns:
             `[n, O]`, and whether it was one observation.
+
+        Raises:
+            ValueError: see `row`.
         """
         arrays = [leaf.find(obs) for leaf in self.leaves]
         single = arrays[0].ndim == len(self.leaves[0].shape)
@@ -170,14 +189,18 @@ class ObservationSpace:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), single
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data, part of an exported policy's description."""
+        """Return JSON data, which is part of an exported policy's description."""
         if self.plain:
             return {"observations": self.size}
         return {"observations": self.size, "observation": [asdict(leaf) for leaf in self.leaves]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ObservationSpace:
-        """Build from what `to_json` returned; KeyError, TypeError or ValueError where it is something else."""
+        """Build a space from the data that `to_json` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: the data is not of that form.
+        """
         if "observation" not in data:
             return cls.vector(int(data["observations"]))
         listed = ("path", "shape", "counts", "firsts")
@@ -201,7 +224,7 @@ NO_MASK = (
 
 @dataclass(frozen=True, eq=False)
 class ActionSpace:
-    """An environment's action space, and the way from an algorithm's actions to its own."""
+    """An environment's action space, and the conversion between an algorithm's actions and the environment's own."""
 
     kind: str  # see `Spaces`
     shape: tuple[int, ...]  # of the environment's own action
@@ -211,7 +234,11 @@ class ActionSpace:
 
     @classmethod
     def of(cls, space: object) -> ActionSpace:
-        """Read a Gymnasium space; ParamsError where it is not served."""
+        """Read a Gymnasium space.
+
+        Raises:
+            ParamsError: it is not supported.
+        """
         spaces = gymnasium.spaces
         if isinstance(space, spaces.Discrete):
             return cls("discrete", (), (int(space.n),), (int(space.start),))
@@ -233,7 +260,7 @@ class ActionSpace:
 
     @cached_property
     def size(self) -> int:
-        """`A`: all choices together, bits, or numbers in an action of a Box."""
+        """`A`: the number of all choices together, of bits, or of numbers in an action of a Box."""
         if self.bounds is not None:
             return len(self.bounds[0])
         return len(self.choices) if self.kind == "multibinary" else sum(self.choices)
@@ -252,14 +279,17 @@ class ActionSpace:
         return Spaces(observations.size, self.size, self.continuous, images, self.kind, self.choices, one_hot)
 
     def empty(self, *shape: int) -> npt.NDArray[Any]:
-        """Return zeros for actions in an algorithm's terms: int64 `[…]` or `[…, D]`, or float32 `[…, A]`."""
+        """Return zeros for actions in the algorithm's encoding: int64 `[…]` or `[…, D]`, or float32 `[…, A]`."""
         if self.continuous:
             return np.zeros((*shape, self.size), np.float32)
         return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
 
     def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the environment's own actions: from `[n]` or `[n, D]`, or from `[n, A]` in [-1, 1], which are clipped.
-        A number that is none counts as 0, the middle: it comes from a member that diverged."""
+        """Return the environment's own actions for indices `[n]` or `[n, D]`, or for numbers `[n, A]`, clipped to [-1,
+        1].
+
+        A NaN counts as 0, the middle; it comes from a member that diverged.
+        """
         if self.bounds is None:
             indices: npt.NDArray[np.int64] = actions.reshape(len(actions), len(self.choices)) + np.array(self.starts)
             return indices.reshape(-1, *self.shape)
@@ -278,7 +308,7 @@ class ActionSpace:
         return np.clip(2.0 * share - 1.0, -1.0, 1.0).astype(np.float32)
 
     def sample(self, legal: npt.NDArray[np.bool_], rng: np.random.Generator) -> Any:
-        """Draw an action in an algorithm's terms, uniform over the legal ones `[A]`."""
+        """Draw an action in the algorithm's encoding, uniformly over the legal ones `[A]`."""
         if self.continuous:
             return rng.uniform(-1.0, 1.0, self.size).astype(np.float32)
         if self.kind == "multibinary":
@@ -290,9 +320,12 @@ class ActionSpace:
         return int(able[rng.integers(len(able))])
 
     def flat_mask(self, mask: Any) -> Any:
-        """Return a mask as an array `[…, A]`; of several choices Gymnasium gives it as a tuple, an array for each.
-        ValueError where such a tuple does not fit the choices, or actions are numbers; its text goes on from
-        "returned"."""
+        """Return a mask as an array `[…, A]`. For several choices Gymnasium gives a tuple with an array for each.
+
+        Raises:
+            ValueError: the tuple does not fit the choices, or actions are continuous; the message continues "returned
+                …".
+        """
         if self.continuous:
             raise ValueError(f"an action_mask {NO_MASK}")
         if self.kind != "multidiscrete" or not isinstance(mask, tuple):
@@ -307,13 +340,14 @@ class ActionSpace:
         return np.concatenate(parts, axis=-1)
 
     def possible(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return whether any action is legal: `[n, A]` → `[n]`. Without any legal bit, no bit set still is one."""
+        """Return whether any action is legal: `[n, A]` → `[n]`. For bits this is always so: no bit set is an action
+        too."""
         if self.kind == "multibinary":
             return np.ones(len(mask), np.bool_)
         return np.asarray(np.logical_or.reduceat(mask, _starts(self.choices or (self.size,)), axis=1).all(axis=1))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data, part of an exported policy's description."""
+        """Return JSON data, which is part of an exported policy's description."""
         if self.kind == "discrete":
             return {"actions": self.size, "action_start": self.start}
         if self.bounds is None:
@@ -324,7 +358,11 @@ class ActionSpace:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ActionSpace:
-        """Build from what `to_json` returned; KeyError, TypeError or ValueError where it is something else."""
+        """Build a space from the data that `to_json` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: the data is not of that form.
+        """
         if "action_kind" in data:
             if data["action_kind"] not in ("multidiscrete", "multibinary"):
                 raise ValueError(f"action_kind is {data['action_kind']!r}")
@@ -376,7 +414,7 @@ def _box(space: Any, path: _Path) -> Leaf:
 
 
 def brief(space: object) -> str:
-    """Name a space in at most 200 characters."""
+    """Describe a space in at most 200 characters."""
     text = " ".join(repr(space).split())
     return text if len(text) <= 200 else text[:197] + "..."
 

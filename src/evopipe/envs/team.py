@@ -1,8 +1,8 @@
-"""Teams: an environment in which K agents act at once, by PettingZoo's parallel API.
+"""Teams: environments in which K agents act at once, by PettingZoo's parallel API.
 
-A row holds the K agents in the order of `possible_agents`: `obs [K, O]`, `action [K, …]`, `reward [K]`. Where agents
-are unlike, O and A are the widest agent's: an observation's rest is 0, choices that an agent has not are never legal,
-and numbers of a Box action that it has not are ignored.
+A row holds the K agents in the order of `possible_agents`: `obs [K, O]`, `action [K, …]`, `reward [K]`. If agents
+differ, O and A are the widest agent's: shorter observations are padded with 0, choices that an agent lacks are never
+legal, and numbers of a Box action that it lacks are ignored.
 
 PettingZoo is imported where a team is made (`evopipe.envs.make`), not here.
 """
@@ -28,10 +28,17 @@ _MASK = "action_mask"
 
 
 class TeamEnv(gymnasium.Env[Any, Any]):
-    """A PettingZoo ParallelEnv where Gymnasium's is expected: observations, actions, rewards, both ends and infos are
-    dictionaries by agent. `turns` is the AECEnv of which one agent acts at a time, where it is made of such a one;
-    `ids` are the environment's own names of its agents, `possible_agents`, at first. Raises ParamsError if it does not
-    say who its agents are and what they see and do."""
+    """A PettingZoo ParallelEnv with the interface of a Gymnasium environment. All values are dictionaries by agent.
+
+    `ids` are the environment's names of its agents, its first `possible_agents`.
+
+    Args:
+        parallel: the ParallelEnv.
+        turns: the AECEnv inside it, if agents act in turns there.
+
+    Raises:
+        ParamsError: the environment does not say who its agents are, or lacks their spaces.
+    """
 
     def __init__(self, parallel: Any, turns: Any = None) -> None:
         self.parallel, self._turns = parallel, turns
@@ -63,11 +70,15 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
     @property
     def turn(self) -> Any:
-        """Whose action counts next, where agents take turns; else None."""
+        """The agent whose action counts next, if agents act in turns; else None."""
         return None if self._turns is None else self._turns.agent_selection
 
     def wrapped(self, wrapper: Callable[..., Any], kwargs: Mapping[str, Any]) -> TeamEnv:
-        """Return it inside a wrapper of PettingZoo's environments; TypeError where that gives no ParallelEnv."""
+        """Return this team inside a wrapper for PettingZoo environments.
+
+        Raises:
+            TypeError: the wrapper does not return a ParallelEnv.
+        """
         from pettingzoo import ParallelEnv
 
         made = wrapper(self.parallel, **kwargs)
@@ -89,7 +100,7 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
 
 class Situation(NamedTuple):
-    """What `n` teams see and may do."""
+    """What `n` teams observe, and what their agents may do."""
 
     obs: npt.NDArray[np.float32]  # [n, K, O]
     alive: npt.NDArray[np.bool_]  # [n, K]
@@ -99,7 +110,7 @@ class Situation(NamedTuple):
 
 @dataclass(frozen=True)
 class TeamSpace:
-    """What a team's agents see and do, and the way between their dictionaries and rows of K agents."""
+    """The spaces of a team's agents, and the conversion between dictionaries by agent and rows of K agents."""
 
     ids: tuple[Any, ...]  # as the environment has them: text or whole numbers
     observations: tuple[ObservationSpace, ...]
@@ -108,7 +119,11 @@ class TeamSpace:
 
     @classmethod
     def of(cls, env: TeamEnv) -> TeamSpace:
-        """Read a team's spaces; ParamsError where an agent's are not served, or agents are too unlike."""
+        """Read a team's spaces.
+
+        Raises:
+            ParamsError: an agent's spaces are not supported, or the agents differ too much.
+        """
         observed, acted, masks = [], [], []
         for agent in env.ids:
             space = env.observation_space[agent]  # type: ignore[index]
@@ -156,14 +171,14 @@ class TeamSpace:
 
     @cached_property
     def observation(self) -> ObservationSpace:
-        """How one agent's row is made up: the agents' common space, or plain numbers."""
+        """The space of one agent's row: the agents' common space, or a vector."""
         if len({*self.observations}) == 1:
             return self.observations[0]
         return ObservationSpace.vector(max(space.size for space in self.observations))
 
     @cached_property
     def action(self) -> ActionSpace:
-        """One agent's actions in an algorithm's terms, the widest agent's."""
+        """The action space that fits every agent: that of the widest."""
         kind, size = self.actions[0].kind, max(action.size for action in self.actions)
         if kind == "continuous":
             return ActionSpace(kind, (size,), bounds=(np.full(size, -1.0), np.ones(size)))
@@ -183,7 +198,7 @@ class TeamSpace:
 
     @cached_property
     def free(self) -> npt.NDArray[np.bool_]:
-        """`[K, A]`, which choices an agent has; all of a Box."""
+        """Which choices each agent has, `[K, A]`; all for a Box."""
         free = np.ones((len(self.ids), self.action.size), np.bool_)
         if self.action.kind == "discrete":
             free[:] = np.arange(self.action.size) < np.array([action.size for action in self.actions])[:, None]
@@ -191,7 +206,7 @@ class TeamSpace:
 
     @cached_property
     def first(self) -> npt.NDArray[np.bool_]:
-        """`[A]`, the mask of an agent that is gone: the first action alone; all of a Box."""
+        """The mask of an absent agent, `[A]`: only its first action is legal; all for a Box."""
         first = np.ones(self.action.size, np.bool_)
         if self.action.kind != "continuous":
             first[:] = False
@@ -201,16 +216,20 @@ class TeamSpace:
 
     @property
     def masked(self) -> bool:
-        """Whether some choices are never or not always legal, as the spaces alone say."""
+        """Whether the spaces alone imply that some choices are not always legal."""
         return any(self.masks) or not bool(self.free.all())
 
     def legal(self, alive: npt.NDArray[np.bool_], given: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
-        """Return masks `[n, K, A]` of agents of whom some may act `[n, K]`; without masks `given` all is legal."""
+        """Return the masks `[n, K, A]` of agents of which `alive` `[n, K]` act. Without masks `given` all their choices
+        are legal."""
         return np.where(alive[:, :, None], self.free if given is None else given, self.first)
 
     def obs(self, observed: Mapping[Any, Any], alive: Sequence[bool] | npt.NDArray[np.bool_]) -> Any:
-        """Return the row of these observations: float32 `[K, O]`, zeros where an agent is not alive `[K]`. ValueError
-        where one is missing or does not fit, whose text goes on from "returned"."""
+        """Return observations by agent as a float32 row `[K, O]`, with zeros for agents that are not alive `[K]`.
+
+        Raises:
+            ValueError: an observation is missing or does not fit; the message continues "returned …".
+        """
         row = np.zeros((len(self.ids), self.observation.size), np.float32)
         for place, (agent, space) in enumerate(zip(self.ids, self.observations, strict=True)):
             if alive[place]:
@@ -223,7 +242,11 @@ class TeamSpace:
         return row
 
     def agent(self, key: Any) -> Any:
-        """Return the environment's id of an agent, named by it or by its text; UsageError where there is none."""
+        """Return the environment's id of an agent, from that id or its text.
+
+        Raises:
+            UsageError: there is no such agent.
+        """
         for agent, name in zip(self.ids, self.agents, strict=True):
             if key == agent or str(key) == name:
                 return agent
@@ -231,9 +254,14 @@ class TeamSpace:
         raise UsageError(f"there is no agent {key!r}{did_you_mean(str(key), self.agents)} (there are {names})")
 
     def situation(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None) -> Situation:
-        """Read observations by agent, one of each or a batch, and masks by agent, `[A]` or `[n, A]`; masks may stand in
-        the observations, too. An agent that is not in `obs` is gone, one that is not in `mask` may take all actions.
-        Raises UsageError if there is no such agent, or a shape does not fit."""
+        """Read observations by agent, one of each or a batch, and masks by agent, `[A]` or `[n, A]`.
+
+        Masks may also stand in the observations. An agent that is not in `obs` is absent; one that is not in `mask` may
+        take all its actions.
+
+        Raises:
+            UsageError: there is no such agent, or a shape does not fit.
+        """
         if not isinstance(obs, Mapping) or not obs:
             raise UsageError("obs is no dictionary of observations by agent: pass what the environment gives")
         given, masks = ({self.agent(key): value for key, value in x.items()} for x in (obs, mask or {}))
@@ -275,19 +303,22 @@ class TeamSpace:
         return own
 
     def own(self, actions: npt.NDArray[Any]) -> dict[Any, Any]:
-        """Return each agent's own action, by its id, of a team's action `[K, …]` in an algorithm's terms."""
+        """Convert a team's action `[K, …]` from the algorithm's encoding to each agent's own, by its id."""
         return {agent: own[0] for agent, own in zip(self.ids, self.own_each(actions[None]), strict=True)}
 
     def own_each(self, actions: npt.NDArray[Any]) -> list[Any]:
-        """Return each agent's own actions `[n, …]`, one after the other, of `[n, K, …]`; of Discrete ones a list."""
+        """Convert a team's actions `[n, K, …]` to a list with each agent's own actions `[n, …]`; Discrete ones are
+        lists."""
         parts = [(space, actions[:, place]) for place, space in enumerate(self.actions)]
         if self.action.kind == "discrete":
             return [space.own(part).tolist() for space, part in parts]
         return [space.own(part[:, : space.size] if self.action.continuous else part) for space, part in parts]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data, part of an exported policy's description. Ids other than text and whole numbers
-        become text."""
+        """Return JSON data, which is part of an exported policy's description.
+
+        Ids other than texts and integers become texts.
+        """
         parts = zip(self.ids, self.observations, self.actions, self.masks, strict=True)
         return {
             "team": [
@@ -300,7 +331,11 @@ class TeamSpace:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TeamSpace:
-        """Build from what `to_json` returned; KeyError, TypeError or ValueError where it is something else."""
+        """Build a space from the data that `to_json` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: the data is not of that form.
+        """
         team = data["team"]
         observations, actions = [ObservationSpace.from_json(x) for x in team], [ActionSpace.from_json(x) for x in team]
         ids, masks = tuple(x["id"] for x in team), tuple(bool(x["masked"]) for x in team)
@@ -315,8 +350,11 @@ class TeamSpace:
 
 
 def read_spaces(env: gymnasium.Env[Any, Any]) -> tuple[Spaces, dict[str, Any]]:
-    """Return what an algorithm knows of an environment's spaces, and how a policy's description has them. Raises
-    ParamsError if they are not served."""
+    """Return what an algorithm knows of an environment's spaces, and their description in an exported policy.
+
+    Raises:
+        ParamsError: the spaces are not supported.
+    """
     if isinstance(env, TeamEnv):
         team = TeamSpace.of(env)
         return team.spaces, team.to_json()

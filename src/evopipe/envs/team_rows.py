@@ -1,4 +1,4 @@
-"""The rows of a pool of teams that live in one process: what `evopipe.envs.rows` is for single agents."""
+"""The environments of a pool of teams that live in one process; the counterpart of `evopipe.envs.rows` for teams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evopipe.envs.rows import (
     Fault,
     Floats,
     Ints,
-    Step,
+    RowStep,
     Upcoming,
     calling,
     floats,
@@ -40,9 +40,12 @@ FORCED = ("continuous", "multibinary")
 def team_step(
     space: TeamSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, alive: Bools,
     mask: Bools | None = None, forced: Floats | None = None,
-) -> Step:  # fmt: skip
-    """Return a team's step and find what is broken in it; without masks an agent's every choice is legal, and so it is
-    where one was truncated and its last mask leaves none."""
+) -> RowStep:  # fmt: skip
+    """Build a team's step, and find which rows are broken.
+
+    Without masks every choice of an agent is legal. The same holds for an agent that was truncated and whose last mask
+    allows nothing.
+    """
     broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
     cut = truncated & ~terminated & ~alive
     legal = space.legal(alive | cut, mask)
@@ -50,14 +53,16 @@ def team_step(
         possible = space.action.possible(legal.reshape(-1, legal.shape[2])).reshape(alive.shape)
         broken |= ~(possible | cut).all(axis=1)
         legal = np.where((cut & ~possible)[:, :, None], space.free, legal)
-    return Step(obs, reward, terminated, truncated, broken, legal, alive, forced)
+    return RowStep(obs, reward, terminated, truncated, broken, legal, alive, forced)
 
 
 class TeamRows:
-    """Teams of one kind, addressed by their rows in the pool; arguments and errors as `Rows` has them. Who acts is who
-    stands in the environment's `agents` and has not just ended. An agent that acted and stands there no more, though
-    neither of its ends is set, is taken as truncated. One whose observation is missing where it was terminated has the
-    observation 0: nothing is learned from that."""
+    """Teams of one kind, each with its number in the pool. Arguments and errors are those of `Rows`.
+
+    An agent acts if it is in the environment's `agents` and has not just ended. An agent that acted, then is missing
+    there without either of its ends set, counts as truncated. A terminated agent without an observation gets the
+    observation 0, from which nothing is learned.
+    """
 
     def __init__(
         self, cfg: EnvConfig, numbers: range, made: Sequence[gymnasium.Env[Any, Any]], masked: Bools | None = None,
@@ -100,11 +105,11 @@ class TeamRows:
         return Begun(seen.obs, mask, alive, seen.forced)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Begin a step: here the work is done when its result is asked for."""
+        """Do nothing: `receive` does the work."""
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
-        """Step `rows` `[n]` with actions `[n, K, …]` in an algorithm's terms, those of the living count. See
-        `Rows.receive`."""
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
+        """Step `rows` `[n]` with actions `[n, K, …]` in the algorithm's encoding; only those of living agents count.
+        See `Rows.receive`."""
         seen, ids = _Seen(self._space, len(rows), self._forces), self._space.ids
         own, turn = self._space.own_each(actions), self._turn
         with calling(self._guard, turn, "step"):
@@ -120,7 +125,7 @@ class TeamRows:
         return team_step(self._space, seen.obs, reward, terminated, truncated, alive, mask, seen.forced)
 
     def legal(self, alive: Bools) -> Bools:
-        """Return masks `[n, K, A]` where the environment gives none, of agents of whom some are alive `[n, K]`."""
+        """Return the masks `[n, K, A]` of an environment that gives none; `alive` `[n, K]` says which agents act."""
         return self._space.legal(alive)
 
     def close(self) -> None:
@@ -235,8 +240,10 @@ class TeamRows:
         seen.obs[i, place, : space.size] = obs
 
     def _hint(self, row: int, i: int, place: int, obs: Any, info: Any, seen: _Seen, what: str) -> None:
-        """Read an agent's mask and the action that the environment sets itself, where there are any. At the `end` of a
-        truncated one none is asked for, and none is set: nobody takes another action."""
+        """Read an agent's mask and the action that the environment sets itself, if there are any.
+
+        For an agent that was truncated (`end`), neither is needed: it takes no other action.
+        """
         if info is None:
             info = {}
         elif not isinstance(info, Mapping):
@@ -285,7 +292,7 @@ def _count(result: Any) -> str:
 
 
 class _Seen:
-    """What a step or reset of `n` rows showed so far; of those who are gone nothing."""
+    """What a step or reset of `n` rows has shown so far; nothing for absent agents."""
 
     def __init__(self, space: TeamSpace, n: int, forces: bool) -> None:
         self._agents = agents = len(space.ids)

@@ -1,16 +1,15 @@
-"""Environments as tensors: Gymnasium's classic control, all rows stepped in a few operators, on any device; teams of
-`mpe2` too, whose dynamics are in `mpe`.
+"""Environments as tensors, on any device: Gymnasium's classic control, and the teams of `mpe2` whose dynamics are in
+`mpe`.
 
 The state of `R` rows is one tensor and a step is arithmetic on it, so a loop that learns on a device never leaves it.
-Nothing in `reset_where`, `step` and `obs` makes the host wait, and what they change they change in place, so a CUDA
-graph can hold them.
+`reset_where`, `step` and `obs` never make the host wait, and change tensors in place, so a CUDA graph can hold them.
 
-Each environment has three functions on columns `[S, R]`, the physical state of `R` rows in float64, one contiguous row
-of memory a quantity: `start` makes them of so many `draws` `[draws, R]` in [0, 1), `advance` takes a step with the
-environment's own actions, int64 `[R]`, or float32 `[R, A]` within its bounds, and `observe` returns observations
-`[R, O]` float32; of a team all but the columns has an axis `K` behind `R`. The fields are the arguments of Gymnasium's
-constructor, with its defaults. Every number is computed in Gymnasium's order and precision, by element-wise operators
-(no fused multiply-add): a row comes out the same, bit for bit, wherever it stands and whatever stands beside it.
+Each environment has three functions on columns `[S, R]`: the physical state of `R` rows in float64, one contiguous row
+of memory for each quantity. `start` makes them from uniform numbers `[draws, R]` in [0, 1). `advance` takes a step with
+the environment's own actions, int64 `[R]`, or float32 `[R, A]` within its bounds. `observe` returns observations
+`[R, O]` float32. For a team, all but the columns has an axis `K` behind `R`. The fields are the arguments of
+Gymnasium's constructor, with its defaults. Every number is computed in Gymnasium's order and precision, by element-wise
+operators (no fused multiply-add): a row has the same bits wherever it stands and whatever stands beside it.
 
 Sources: `gymnasium.envs.classic_control`, which follows Barto, Sutton & Anderson (1983) for CartPole, Sutton (1996) for
 Acrobot, and Moore (1990) for MountainCar.
@@ -29,7 +28,7 @@ from pydantic import ValidationError
 
 from evopipe.envs.make import close, make_env, refuse
 from evopipe.envs.mpe import OFFERED as TEAMS
-from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
+from evopipe.envs.rows import Actions, Begun, Ints, RowStep, Upcoming
 from evopipe.envs.single import OneRow
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
@@ -218,8 +217,10 @@ OFFERED: dict[str, Callable[..., Any]] = {
 
 
 class TensorStep(NamedTuple):
-    """What one step of `n` rows gave, see `Step`; of a team everything `[n, K, …]`, and all agents end at once. Nothing
-    in it is overwritten by a later step."""
+    """The results of one step of `n` rows, see `RowStep`. No later step overwrites them.
+
+    For a team everything is `[n, K, …]`, and all agents end at once.
+    """
 
     obs: torch.Tensor  # [n, O] float32, the true next observation, also where the episode ended
     reward: torch.Tensor  # [n] float32
@@ -228,13 +229,20 @@ class TensorStep(NamedTuple):
 
 
 class TensorPool:
-    """`R` environments on one device. A row that ended must be reset by the caller, with a seed. An episode is a
-    function of its seed and its actions, whatever its row played before and whatever others play. Always the same
-    memory are `physics` `[R, S]` float64, the physical state, zeros before the first reset, and `length` `[R]` int64,
-    steps of the running episodes; `limit` is the time limit where the environment names none, `sound` whether it is
-    evopipe's own, whose numbers are always finite; `actions`, `spaces`, `team`, `masked`, `max_steps`,
-    `reward_threshold`: see `EnvPool`. Raises ParamsError if the environment is not offered as tensors, or `env.kwargs`
-    holds what it does not take."""
+    """`R` environments on one device. After an episode has ended, the caller must reset its row with a seed.
+
+    An episode is a function of its seed and its actions, whatever its row played before and whatever others play. For
+    `actions`, `spaces`, `team`, `masked`, `max_steps` and `reward_threshold` see `EnvPool`.
+
+    Attributes:
+        physics: `[R, S]` float64, the physical state, zeros before the first reset; always the same memory.
+        length: `[R]` int64, steps of the running episodes; always the same memory.
+        limit: the time limit, if the environment names none.
+        sound: whether the environment is evopipe's own, whose numbers are always finite.
+
+    Raises:
+        ParamsError: the environment is not offered as tensors, or `env.kwargs` holds an argument that it does not take.
+    """
 
     def __init__(self, cfg: EnvConfig, rows: int, device: torch.device) -> None:
         self.rows, self.device = rows, device
@@ -287,37 +295,39 @@ class TensorPool:
 
     @property
     def obs(self) -> torch.Tensor:
-        """`[R, O]` float32, current observation of every row."""
+        """The current observation of every row, `[R, O]` float32."""
         obs: torch.Tensor = self._dynamics.observe(self._columns)
         return obs
 
     @property
     def begins(self) -> torch.Tensor:
-        """`[R]` bool, whether an episode begins."""
+        """Where an episode begins, `[R]` bool."""
         return self.length == 0
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
-        """Start a new episode in `rows` `[n]`, each from its own seed `[n]`."""
+        """Begin a new episode in `rows` `[n]`, each from its own seed `[n]`."""
         index, drawn = (torch.as_tensor(x, device=self.device) for x in (rows, seeds))
         self._columns[:, index] = self._start(drawn)
         self.length[index] = 0
 
     def reset_where(self, over: torch.Tensor, seeds: torch.Tensor) -> None:
-        """Start a new episode where `over` `[R]` says so, from the rows' seeds `[R]`; waits for nothing."""
+        """Begin a new episode where `over` `[R]` is True, from the rows' seeds `[R]`. The host does not wait."""
         torch.where(over, self._start(seeds), self._columns, out=self._columns)
         self.length.masked_fill_(over, 0)
 
     def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
-        """Step `rows` `[n]`, all where None, with indices int64 `[n]`, or float32 `[n, A]` in [-1, 1]; `[n, K, …]` of a
-        team."""
+        """Step `rows` `[n]`, all if None, with indices int64 `[n]` or with float32 `[n, A]` in [-1, 1]; for a team
+        `[n, K, …]`."""
         where = slice(None) if rows is None else rows
         columns, length, found = self._after(self._columns[:, where], self.length[where], actions)
         self._columns[:, where], self.length[where] = columns, length
         return found
 
     def step_where(self, actions: torch.Tensor, where: torch.Tensor) -> TensorStep:
-        """Step the first `n` rows, but leave those as they are for which `where` `[n]` is false; see `step`. What a
-        step gives of these means nothing. Waits for nothing."""
+        """Step those of the first `n` rows for which `where` `[n]` is True. The host does not wait.
+
+        The other rows stay as they are, and their results mean nothing. For `actions` see `step`.
+        """
         n = len(where)
         columns, length, found = self._after(self._columns[:, :n], self.length[:n], actions)
         self._columns[:, :n] = torch.where(where, columns, self._columns[:, :n])
@@ -341,13 +351,13 @@ class TensorPool:
         return {"state": self.physics.cpu().numpy().copy(), "length": self.length.cpu().numpy().copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-        """Take over what `state` returned; no row `[R]` comes out different."""
+        """Restore what `state` returned. The result `[R]` is False for every row: none comes out different."""
         self.physics.copy_(torch.from_numpy(state["state"]))
         self.length.copy_(torch.from_numpy(state["length"]))
         return np.zeros(self.rows, np.bool_)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def _start(self, seeds: torch.Tensor) -> torch.Tensor:
         """Initial columns `[S, n]` of these seeds `[n]`."""
@@ -379,7 +389,7 @@ def _made(kind: Callable[..., _Made], cfg: EnvConfig, arguments: Mapping[str, An
 
 
 class TensorRows:
-    """The rows of an `EnvPool` as tensors on the CPU: NumPy in and out, any rows at a time; see `TensorPool`."""
+    """The environments of an `EnvPool` as tensors on the CPU, with NumPy in and out, for any rows; see `TensorPool`."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -390,15 +400,15 @@ class TensorRows:
         return Begun(self._pool.obs.numpy()[rows], None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Begin a step: here the work is done when its result is asked for."""
+        """Do nothing: `receive` does the work."""
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
-        """End it, see `Rows.receive`."""
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
+        """Take the step. See `Rows.receive`."""
         step = self._pool.step(torch.tensor(actions), torch.tensor(rows))
         obs, reward, terminated, truncated = (part.numpy() for part in step)
         if self._pool.team is None:
-            return Step.of(self._pool.actions, obs, reward, terminated, truncated, None)
+            return RowStep.of(self._pool.actions, obs, reward, terminated, truncated, None)
         return team_step(self._pool.team, obs, reward, terminated, truncated, ~(terminated | truncated))
 
     def close(self) -> None:
-        """Nothing is held but memory."""
+        """Do nothing: only memory is held."""

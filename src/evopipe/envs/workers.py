@@ -1,7 +1,8 @@
-"""Worker processes that step a pool's environments, while the trainer learns or with a share of its own.
+"""Worker processes that step the environments of a pool while the trainer learns or steps a share of its own.
 
-`Workers` says how many, `_WorkerRows` is one pool's environments in them. Every row is stepped by the code that does it
-in this process (`evopipe.envs.rows`), so nothing depends on where it lives or among how many processes rows are split.
+`Workers` decides how many there are; `_WorkerRows` is one pool's environments in them. Every row is stepped by the same
+code as in this process (`evopipe.envs.rows`), so no result depends on where a row lives or on how many processes there
+are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 
 from evopipe.envs.make import close, guard, has_threads
-from evopipe.envs.rows import Actions, Begun, Fault, Ints, Rows, Step, Upcoming
+from evopipe.envs.rows import Actions, Begun, Fault, Ints, Rows, RowStep, Upcoming
 from evopipe.envs.team_rows import FORCED, TeamRows
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, said
 from evopipe.parallel import Died, Helper, available_cpus, can_help, dismiss, shared_memory
@@ -38,20 +39,20 @@ _PATIENCE = 1.5  # times as long as a worker may the trainer wait for it: it has
 _OPEN, _RESET, _STEP = range(3)
 _MEMORY = " (often because memory ran out: lower env.num_envs or population.size)"
 _WAY_OUT = "; runtime.env_workers: 0 steps them in the trainer's process"
-_STEP_FIELDS = tuple(field.name for field in fields(Step))
+_STEP_FIELDS = tuple(field.name for field in fields(RowStep))
 
 
 class Workers:
-    """How many processes step the environments of a run's pools, and what a step costs.
+    """Decides how many processes step the environments of a run's pools, and measures what a step costs.
 
-    Each pool forks its own; they end with it, with this, and with this process, whatever ends it.
+    Each pool forks its own workers. They end with the pool, with this object and with this process, whatever ends it.
 
     Args:
-        workers: how many; `auto`: by the number of CPUs that this process may use, fewer or none for a small pool.
-        learners: processes that compute while a pool steps whose steps they overlap.
+        workers: how many; `auto` decides by the CPUs that this process may use, with fewer or none for a small pool.
+        learners: the number of learner processes that compute while environments step.
 
     Raises:
-        ParamsError: workers were asked for, and this system can have none.
+        ParamsError: workers were asked for, and this system cannot have any.
     """
 
     def __init__(self, workers: int | Literal["auto"] = "auto", learners: int = 1) -> None:
@@ -66,9 +67,12 @@ class Workers:
         self._pools: list[_WorkerRows] = []
 
     def count(self, rows: int, overlapped: bool, step_cost: float | None = None) -> int:
-        """How many workers a pool of so many environments should use, besides this process where it takes a share.
+        """Return how many workers a pool with `rows` environments should use, beside this process if it takes a share.
 
-        `overlapped`: the caller computes while they step. `step_cost`: microseconds of a step, where known.
+        Args:
+            rows: environments in the pool.
+            overlapped: whether the caller computes while they step.
+            step_cost: microseconds of a step, if known.
         """
         if not self.auto:
             return min(self.workers, rows)
@@ -83,16 +87,18 @@ class Workers:
         return ticks.index(min(ticks)) if min(ticks) < _WORTH * alone else 0
 
     def step_cost(self, cfg: EnvConfig) -> float | None:
-        """Microseconds that a step of this environment took in the pools of these workers, None where none was."""
+        """Return the microseconds that a step of this environment took in the pools of these workers; None if there was
+        none."""
         pools = [pool.shared for pool in self._pools if pool.cfg.on_gymnasium == cfg.on_gymnasium]
         steps = sum(int(shared["stepped"].sum()) for shared in pools)
         return sum(int(shared["spent"].sum()) for shared in pools) / steps / 1000 if steps else None
 
     def fork(self, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool) -> _WorkerRows | None:
-        """Fork as many workers as a pool may come to use, before the trainer's memory and threads grow.
+        """Fork as many workers as a pool may need, before the trainer's memory and threads grow.
 
         Returns:
-            The pool's rows there, for `open` to choose how many processes stay; None where there are none.
+            The pool's environments in them, whose `open` then decides how many processes stay; None if there are no
+            workers.
 
         Raises:
             ParamsError: a number of workers was asked for, and a process cannot be forked.
@@ -109,7 +115,11 @@ class Workers:
         return self._pools[-1]
 
     def give_up(self, cfg: EnvConfig, why: str) -> None:
-        """Let a pool do without workers; ParamsError where a number of them was asked for."""
+        """Let a pool continue without workers.
+
+        Raises:
+            ParamsError: a number of workers was asked for.
+        """
         if not self.auto:
             raise ParamsError(
                 f"runtime.env_workers: the environment {cfg.id!r} cannot live in worker processes: {why}; set it to 0"
@@ -303,10 +313,10 @@ class _WorkerRows:
         self.shared["action"][rows] = actions
         self._ask(_STEP, rows)
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """End it, see `Rows.receive`."""
         self._end(rows)
-        return Step(*(self.shared[name][rows] for name in _STEP_FIELDS if name in self.shared))
+        return RowStep(*(self.shared[name][rows] for name in _STEP_FIELDS if name in self.shared))
 
     def close(self) -> None:
         """Close the environments, in the middle of a step too, and end the processes."""

@@ -1,7 +1,7 @@
-"""Members as changes to one frozen base: low-rank adapters, or changes of every weight, stacked in rows `[P, N]`.
+"""Members as changes of one frozen base, stacked in rows `[P, N]`: low-rank adapters, or changes of every weight.
 
 Hu et al., "LoRA: low-rank adaptation of large language models", 2021: a linear layer W x becomes W x + s · B A x. The
-base runs once for a batch `[P · B, L]`, see `hooks`. Of a plain head, as of values, a row is a linear layer: weights,
+base runs once for a batch `[P · B, L]`, see `hooks`. A head, such as a value head, is a linear layer in a row: weights,
 then biases.
 """
 
@@ -21,11 +21,11 @@ from evopipe.language.base import Base
 from evopipe.language.layers import Shapes, numbers, place, views_of
 from evopipe.native.networks import LINE
 from evopipe.schema.blocks import ArchitectureBounds
-from evopipe.types import Scored, Tensor, Text
+from evopipe.types import Tensor, Text, TokenScores
 
 
 class Adapted(Widths):
-    """Width of a network that adapts a base, which it knows; `Widths` of any other."""
+    """The width of a network that adapts a base, together with that base. Other networks have plain `Widths`."""
 
     base: Base
 
@@ -42,7 +42,7 @@ def _of_head(widths: Widths) -> Shapes:
 
 @dataclass(frozen=True)
 class LoRA:
-    """Adapters of a rank on every linear layer: of each A `[in, rank]`, then B `[rank, out]`."""
+    """The architecture of low-rank adapters on every linear layer: of each A `[in, rank]`, then B `[rank, out]`."""
 
     rank: int
     scale: float = 2.0
@@ -73,7 +73,7 @@ class LoRA:
     size, named = layers.size_of, layers.parts_of
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw A from U(−1/√in, 1/√in), as PEFT does; B is 0, so that the member begins as the base."""
+        """Draw A from U(−1/√in, 1/√in), as PEFT does. B is 0, so that the member starts as the base."""
         row = torch.zeros(self.size(widths))
         for name, part in self.named(widths, row).items():
             if name.endswith(".a"):
@@ -90,8 +90,8 @@ class LoRA:
         return _Members(tuple(archs), widths, replace(archs[0], rank=LoRA.work(archs)), device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """A rank may grow, to `bounds.max_nodes`: A has new columns, B new rows of 0, so that the member stays what it
-        is."""
+        """See `Architecture`. A rank may grow up to `bounds.max_nodes`: A gets new columns, B new rows of 0, which
+        changes no output."""
         for more in (1, 2, 4):
             if self.rank + more <= bounds.max_nodes:
                 yield "add_rank", "rank", self.rank, self.rank + more, replace(self, rank=self.rank + more)
@@ -107,13 +107,17 @@ class LoRA:
         return carried
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return what a structure's views add beside the base's modules, see `hooks.adapting`."""
+        """Return what a structure's views add to the base's modules, see `hooks.adapting`."""
         pairs = zip(base.linear, views[::2], views[1::2], strict=True)
         return {layer.name: hooks.LowRank(a, b, self.scale) for layer, a, b in pairs}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LoRA:
-        """Build what `to_json` returned; ValueError where it is another thing."""
+        """Build an architecture from the data that `to_json` returned.
+
+        Raises:
+            ValueError: the data is not of that form.
+        """
         rank, scale = data.get("rank"), data.get("scale")
         if type(rank) is not int or not 1 <= rank <= 4096:
             raise ValueError(f"rank: must be a whole number from 1 to 4096, got {rank!r:.40}")
@@ -124,7 +128,8 @@ class LoRA:
 
 @dataclass(frozen=True)
 class Full:
-    """A change of every weight of the base, 0 at first: what a tiny model learns from scratch."""
+    """The architecture of a change of every weight of the base, 0 at first; with it a tiny model learns from
+    scratch."""
 
     activation: str = ""
     family: str = "full"
@@ -161,11 +166,11 @@ class Full:
         return row.clone()
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return what a structure's views add beside the base's modules, see `hooks.adapting`."""
-        found: dict[str, hooks.Change] = {}
+        """Return what a structure's views add to the base's modules, see `hooks.adapting`."""
+        found: dict[str, hooks.WeightDelta] = {}
         for layer, view in zip(base.weights, views, strict=True):
             for module, kind in layer.modules:
-                found.setdefault(module, hooks.Change({})).parts[kind] = view
+                found.setdefault(module, hooks.WeightDelta({})).parts[kind] = view
         return found
 
 
@@ -173,7 +178,11 @@ Adapter: TypeAlias = LoRA | Full
 
 
 def read_adapter(data: dict[str, Any]) -> Adapter:
-    """Build what `to_json` of either returned; ValueError where it is another thing."""
+    """Build an adapter of either kind from the data that `to_json` returned.
+
+    Raises:
+        ValueError: the data is not of that form.
+    """
     return Full() if data.get("kind") == "full" else LoRA.from_json(data)
 
 
@@ -208,7 +217,7 @@ class _Members:
         assert isinstance(self.widths, Adapted)
         return hooks.adapting(self.widths.base, self.shared.beside(self.widths.base, views))
 
-    def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[Tensor | None, Scored]:
+    def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[Tensor | None, TokenScores]:
         """See `hooks.score`."""
         assert isinstance(self.widths, Adapted)
         return hooks.score(self.widths.base, text, entropy, hidden, lambda: self.active(views), views)

@@ -1,4 +1,4 @@
-"""The base model that members adapt, frozen and there once, and its tokenizer.
+"""The frozen base model that all members adapt, held once, and its tokenizer.
 
 No file is ever unpickled, and no code of a repository is run: weights come from safetensors, architectures from
 `transformers`.
@@ -25,7 +25,7 @@ from evopipe.errors import DataError, MissingInputError, need_package
 from evopipe.language import chats
 from evopipe.language.encoding import PLACE, Encoder, Marked, encoder_of, plain
 from evopipe.language.hub import REACH_SECONDS, first_line, quiet, reach
-from evopipe.language.layers import Layer, all_weights, linear_layers
+from evopipe.language.layers import BaseWeight, all_weights, linear_layers
 from evopipe.language.together import Together
 from evopipe.language.weights import ANEW, check_config, check_model, headers, misfit
 from evopipe.rng import Purpose
@@ -66,23 +66,26 @@ class Base:
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
 
     @cached_property
-    def linear(self) -> tuple[Layer, ...]:
-        """Every linear layer but the last one."""
+    def linear(self) -> tuple[BaseWeight, ...]:
+        """Every linear layer except the last one."""
         return linear_layers(self.model, self.model.get_output_embeddings(), self.name)
 
     @cached_property
-    def weights(self) -> tuple[Layer, ...]:
+    def weights(self) -> tuple[BaseWeight, ...]:
         """Every weight, for `language.full`."""
         return all_weights(self.model, self.name)
 
     @property
     def places(self) -> int | None:
-        """Most tokens of a row, as the model's configuration says; None where it has no limit of its own."""
+        """The most tokens of a row, as the model's configuration says; None if it has no limit."""
         return None if self.model is None else getattr(self.model.config, "max_position_embeddings", None)
 
-    def told(self, tokenizer: Any) -> Base:
-        """Return the base with a tokenizer; both run the same model, and share what members add to it. Raises DataError
-        if they do not belong together, or no token ends a text."""
+    def with_tokenizer(self, tokenizer: Any) -> Base:
+        """Return the base with a tokenizer. Both run the same model, and share what members add to it.
+
+        Raises:
+            DataError: model and tokenizer do not belong together, or no token ends a text.
+        """
         if len(tokenizer) > self.words.vocabulary:
             raise DataError(
                 f"language.model: {self.name} has a tokenizer of {len(tokenizer)} tokens and a model of "
@@ -105,31 +108,35 @@ class Base:
 
     @property
     def encoder(self) -> Encoder:
-        """What makes tokens of text."""
+        """The encoder of text to tokens."""
         return encoder_of(self.tokenizer, len(self.tokenizer))
 
     def data(self, text: str) -> Marked:
-        """Return text that a dataset, an environment or a model wrote."""
+        """Mark a text as data, because a dataset, an environment or a model wrote it."""
         return Marked(text) if self.special_tokens else Marked.as_data(text)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text of data, by itself."""
+        """Return the tokens of a text of data, on its own."""
         return self.encoder.encode(self.data(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def show(self, ids: Sequence[int]) -> str:
-        """Return all tokens as text, those of the template too."""
+        """Return tokens as text, including those of the template."""
         return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def prompt(
         self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None, go_on: bool = False
     ) -> list[int]:
-        """Return the tokens of a prompt, at least one: a text as it is, or messages through the chat template. With
-        `go_on` the last message is one that the model goes on with; else it begins its own. Special tokens that stand
-        in the prompt are plain text, those of `system` act. Raises DataError if there is no chat template, or it
-        refuses the messages."""
+        """Return the tokens of a prompt, at least one: a plain text, or messages through the chat template.
+
+        With `go_on`, the model continues the last message; else it begins its own. Special tokens in the prompt are
+        plain text; those in `system` take effect.
+
+        Raises:
+            DataError: there is no chat template, or it refuses the messages.
+        """
         text, begin = self._asked(prompt, chat, system, go_on)
         return [*begin, *self.encoder.encode(text)] or [self.ends[0]]
 
@@ -137,15 +144,18 @@ class Base:
         self, prompt: str | Sequence[Mapping[str, str]], completions: Sequence[str], chat: bool, system: str | None,
         go_on: bool = False,
     ) -> tuple[list[int], list[list[int]]]:  # fmt: skip
-        """Return the tokens of a prompt, see `prompt`, and those of each completion with its end. Both are read as one
-        text and cut where the completion begins. Where a token stands on both sides of the cut, the completion is made
-        into tokens as a text that has begun: the prompt is what the model is shown, whatever follows."""
+        """Return the tokens of a prompt (see `prompt`), and those of each completion with its end.
+
+        Both are tokenised as one text, which is cut where the completion begins. If a token would lie on both sides of
+        the cut, the completion is tokenised separately, as the continuation of a text. The prompt is thus what the
+        model reads, whatever follows.
+        """
         text, _ = self._asked(prompt, chat, system, go_on)
         chatting = chat or not isinstance(prompt, str)
         end = chats.turn_end(self.tokenizer) if chatting else ""
         found = []
         for completion in completions:
-            whole = text.then(self.data(plain(completion))).then(Marked(end))
+            whole = text.joined(self.data(plain(completion))).joined(Marked(end))
             if chatting:
                 messages, own = self._messages(prompt, system)
                 if go_on:
@@ -157,22 +167,25 @@ class Base:
                 if stop >= len(text) and shown.text.text.startswith(text.text):  # else it opens answers in another way
                     stop += len(end) if shown.text.text.startswith(end, stop) else 0
                     whole = shown.text.part(0, stop)
-            ids = self.encoder.behind(whole, len(text))
+            ids = self.encoder.tokens_from(whole, len(text))
             found.append([*ids, *(() if end and ids[-1:] and ids[-1] in self.ends else self.ends[:1])])
         return self.prompt(prompt, chat, system, go_on), found
 
     def conversation(
         self, messages: Sequence[Mapping[str, str]], system: str | None
     ) -> tuple[list[int], list[tuple[list[int], bool]]]:
-        """Return the tokens of a chat before its first answer, and all that follows in pieces: answers, each with the
-        end of its turn, which are learned, and what stands between them. It is read as the one text that the template
-        writes; for tokens on both sides of a cut, and for errors, see `completed` and `chats.answers`."""
+        """Return the tokens of a chat before its first answer, and the rest in pieces with a flag: answers, which are
+        learned, and what stands between them.
+
+        An answer includes the end of its turn. The chat is tokenised as the one text that the template writes. For
+        tokens on both sides of a cut see `completed`; for errors see `chats.answers`.
+        """
         told, own = self._messages(messages, system)
         shown = self._shown(told, own)
         spans = chats.answers(self.tokenizer, self.name, told, shown)
         cuts = [place for span in spans for place in span]
         pieces = [
-            (self.encoder.behind(shown.text.part(0, end), start), i % 2 == 0)
+            (self.encoder.tokens_from(shown.text.part(0, end), start), i % 2 == 0)
             for i, (start, end) in enumerate(itertools.pairwise(cuts))
         ]
         if not chats.turn_end(self.tokenizer):  # the last answer is to end, too
@@ -180,9 +193,14 @@ class Base:
         return self.encoder.encode(shown.text.part(0, cuts[0])) or [self.ends[0]], pieces
 
     def between(self, messages: Sequence[Mapping[str, Any]], replies: Sequence[int], last: int) -> list[int] | None:
-        """Return what the template writes behind the last of these replies, messages of the model whose tokens are
-        known; of which `last` is the very last: where that ended the turn, the template does not end it again. None
-        where it does not show each reply once. Raises DataError as `prompt` does."""
+        """Return the tokens that the template writes after the last of these replies, which are the model's messages.
+
+        `last` is the last token of that reply. If it ended the turn, the template's end is left out. Return None if the
+        template does not show each reply once.
+
+        Raises:
+            DataError: see `prompt`.
+        """
         if not self.tokenizer.chat_template:
             return None
         shown = self._shown(messages, 0, replies, "add_generation_prompt")
@@ -190,7 +208,7 @@ class Base:
         if text.count(PLACE) != len(replies):
             return None
         at = text.rindex(PLACE) + 1
-        ids, ended = self.encoder.going_on(shown.text.part(at)), self.encoder.going_on(Marked(end))
+        ids, ended = self.encoder.continuation(shown.text.part(at)), self.encoder.continuation(Marked(end))
         return ids[len(ended) :] if ended and last == ended[-1] and text.startswith(end, at) else ids
 
     def _messages(
@@ -210,15 +228,19 @@ class Base:
     ) -> tuple[Marked, tuple[int, ...]]:
         """Return a prompt as text, and the tokens before it."""
         if isinstance(prompt, str) and not chat:
-            return Marked(system or "").then(self.data(plain(prompt))), self.encoder.begin
+            return Marked(system or "").joined(self.data(plain(prompt))), self.encoder.begin
         ending = "continue_final_message" if go_on else "add_generation_prompt"
         messages, own = self._messages(prompt, system)
         return self._shown(messages, own, ending=ending).text, ()
 
 
 def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
-    """Load or make a base. Raises MissingInputError if the extra `language` is not installed, a folder or hub id is not
-    there, or lacks a file; DataError if a file is damaged, or would need pickle or code of its own."""
+    """Load or make a base.
+
+    Raises:
+        MissingInputError: the extra `language` is not installed; or a folder or hub id does not exist, or lacks a file.
+        DataError: a file is damaged, or would need pickle or its own code.
+    """
     for package in ("transformers", "tokenizers"):
         need_package(package, "language", "language.model")
     device = device or torch.device("cpu")
@@ -233,18 +255,22 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
 
 
 def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.device) -> Base:
-    """Return a base of a model and a tokenizer of `transformers`; from here on none of the model's weights learns.
-    Without a tokenizer it reads no text, until it is `told` one. Raises DataError if they do not belong together, or no
-    token ends a text."""
+    """Return a base from a model and a tokenizer of `transformers`. From then on no weight of the model is trained.
+
+    Without a tokenizer it reads no text until `with_tokenizer` adds one.
+
+    Raises:
+        DataError: model and tokenizer do not belong together, or no token ends a text.
+    """
     model.to(device).eval().requires_grad_(False)
     vocabulary = int(model.get_output_embeddings().weight.shape[0])
     words = Words(vocabulary, int(model.get_output_embeddings().weight.shape[1]))
     bare = Base(name, model, None, digest, words, (), 0, device)
-    return bare if tokenizer is None else bare.told(tokenizer)
+    return bare if tokenizer is None else bare.with_tokenizer(tokenizer)
 
 
 def tokens_alone(tokens: Sequence[str], length: int, hidden: int, device: torch.device | None = None) -> Base:
-    """Return what stands in a base's place where members are whole models: a vocabulary, of which 0 is the pad."""
+    """Return a base without a model, for members that are small GPTs: a vocabulary in which 0 is the pad."""
     digest = hashlib.sha256(json.dumps([*tokens, length]).encode()).hexdigest()[:32]
     words, device = Words(len(tokens), hidden), device or torch.device("cpu")
     return Base("gpt", None, tuple(tokens), digest, words, (), 0, device, length=length)
@@ -262,7 +288,7 @@ def _ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def tiny_tokenizer(characters: str) -> Any:
-    """Return a tokenizer of these characters, a token each, or of all bytes where there are none."""
+    """Return a tokenizer with one token for each of these characters, or for each byte if there are none."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -310,7 +336,7 @@ def _tiny(cfg: LanguageConfig.Tiny, seed: int) -> Any:
 
 
 def digest_of(model: Any, tokenizer: str) -> str:
-    """Return what tells a model in memory, with a tokenizer of this description, from others."""
+    """Return a hash that identifies a model in memory, with a tokenizer of this description."""
     digest = hashlib.sha256(tokenizer.encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -414,7 +440,7 @@ def _digest_of_files(folder: Path) -> str:
 
 
 def stacked(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:
-    """Return rows of tokens padded to one length `[n, L]`, and where they are real, bool."""
+    """Pad rows of tokens to one length, `[n, L]`; return them, and bool `[n, L]`, which are real tokens."""
     width = max((len(row) for row in rows), default=0)
     ids = torch.full((len(rows), width), pad, dtype=torch.int64)
     real = torch.zeros(len(rows), width, dtype=torch.bool)

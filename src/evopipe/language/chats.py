@@ -1,4 +1,4 @@
-"""Chats as a model's template writes them, once: what of the text is data, and what of it the model itself wrote."""
+"""Chats as a model's template writes them: which parts of the text are data, and which the model itself wrote."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ def show(
     tokenizer: Any, encoder: Encoder, name: str, messages: Sequence[Message], own: int, special: bool,
     replies: Collection[int] = (), ending: str | None = None,
 ) -> Shown:  # fmt: skip
-    """Write a chat by the tokenizer's template. The contents of messages from `own` on are data, unless `special`;
-    where `replies` would stand there is `PLACE`. `ending` is an argument of `apply_chat_template`. Raises DataError if
-    there is no template, or it refuses the messages, or it changes what a message says and that holds a special
-    token."""
+    """Write a chat by the tokenizer's template.
+
+    The contents of messages from index `own` on are data, unless `special`. Each message in `replies` is written as
+    `PLACE`. `ending` is an argument of `apply_chat_template`.
+
+    Raises:
+        DataError: there is no template, it refuses the messages, or it alters the content of a message that holds a
+            special token.
+    """
     clean = [
         {**message, "content": PLACE} if i in replies else _with_content(message, plain)
         for i, message in enumerate(messages)
@@ -117,15 +122,17 @@ def _turn_end(tokenizer: Any, template: str) -> str:
 
 
 def turn_end(tokenizer: Any) -> str:
-    """Return what a template ends the model's turn with, to the first token that no text holds; nothing where there is
-    none."""
+    """Return the text with which a template ends the model's turn, up to the first token that no text holds; empty if
+    there is none."""
     return _turn_end(tokenizer, str(tokenizer.chat_template)) if tokenizer.chat_template else ""
 
 
 def answers(tokenizer: Any, name: str, messages: Sequence[Message], shown: Shown) -> list[tuple[int, int]]:
-    """Return which characters of a chat the model is to write: each of the assistant's messages from where the template
-    opens it to the end of its turn. Raises DataError if the template does not show one as it is, and does not say
-    itself where it stands (`{% generation %}`)."""
+    """Return the ranges of characters that the model is to write: each assistant message up to the end of its turn.
+
+    Raises:
+        DataError: the template does not show a message as it is, and does not mark it (`{% generation %}`).
+    """
     text, end, found = shown.text.text, turn_end(tokenizer), []
     clean = [_with_content(message, plain) for message in messages]
     for i, message in enumerate(clean):

@@ -1,14 +1,14 @@
-"""Rows of text: what a task makes, a JSONL file holds, or a Hugging Face dataset.
+"""Rows of text from a task, a JSONL file or a Hugging Face dataset.
 
-A row is a JSON object. What it must have depends on its form:
+A row is a JSON object. Its form says what it must have:
 
 - `reasoning`: a `prompt`, and the `answer` that a reward function compares with, a text or a number;
 - `preference`: a `prompt`, and two completions, `chosen` and `rejected`;
 - `supervised`: a `prompt` and its `completion`; or `messages`, of which the assistant's are learned;
 - `games`: what the task checks, which makes and plays them.
 
-A prompt is a text, or a list of messages. A message has a `role` and a `content`. What else a row has it keeps, for
-reward functions.
+A prompt is a text, or a list of messages, each with a `role` and a `content`. Other fields are kept, for reward
+functions.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ Row = dict[str, Any]
 
 
 def check_row(row: Any, form: str, where: str) -> None:
-    """Check a row by its form. Raises DataError if it is no object, or lacks a field, or a field has a wrong type; the
-    message begins with `where`."""
+    """Check that a row has its form.
+
+    Raises:
+        DataError: it is no object, or a field is missing or of a wrong type; the message begins with `where`.
+    """
     if not isinstance(row, dict):
         fields = f" with the fields {', '.join(FIELDS[form])}" if form in FIELDS else ""
         raise DataError(f"{where}: is {_kind(row)}, a row is an object{fields}")
@@ -72,7 +75,11 @@ def check_row(row: Any, form: str, where: str) -> None:
 
 
 def check_rows(rows: Sequence[Any], form: str, where: str) -> None:
-    """Check rows, see `check_row`; they are counted from 1. No row at all is a DataError too."""
+    """Check rows, see `check_row`; messages count them from 1.
+
+    Raises:
+        DataError: a row does not have the form, or there are none.
+    """
     if not rows:
         raise DataError(f"{where}: holds no row")
     for number, row in enumerate(rows, start=1):
@@ -109,8 +116,12 @@ def _kind(value: Any) -> str:
 
 
 def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
-    """Return `n` rows that a task makes by the run's seed. Raises EnvironmentFailed if the task raised; DataError if
-    its rows are not of the form."""
+    """Return `n` rows that a task makes from the run's seed.
+
+    Raises:
+        EnvironmentFailed: the task raised.
+        DataError: its rows do not have the form.
+    """
     with foreign(f"language.task: {name!r}: making rows"):
         rows = list(task.rows(rng.host(rng.run_key(seed), Purpose.BEHAVIOUR), n))
     check_rows(rows, form, f"language.task: {name!r}")
@@ -118,9 +129,13 @@ def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
 
 
 def read_jsonl(path: Path, form: str, check: Callable[[Row, str], None] | None = None) -> list[Row]:
-    """Return the rows of a file with one JSON object a line; lines that are empty are passed over. `check` is called
-    with each row and where it stands. Raises MissingInputError if it is not there; DataError if it cannot be used; the
-    line is named."""
+    """Return the rows of a file with one JSON object a line, without empty lines. `check` is called with each row and
+    its place.
+
+    Raises:
+        MissingInputError: there is no such file.
+        DataError: a line, which is named, cannot be used.
+    """
     if not path.is_file():
         if path.exists():
             raise DataError(f"{path}: is not a regular file")
@@ -160,10 +175,20 @@ def _parse(line: bytes, where: str) -> Any:
 
 
 def read_datasets(name: str, split: str, columns: Mapping[str, str], form: str, subset: str | None = None) -> list[Row]:
-    """Return the rows of a split, or of one configuration's, of a Hugging Face dataset: a local folder, or an id on the
-    hub. No code of it is ever run. `columns` are its columns by the names that fields have here, where they are others.
-    Raises MissingInputError if `datasets` is not installed, or there is no such dataset, or the hub cannot be reached;
-    DataError if it cannot be read, lacks a column, or its rows are not of the form."""
+    """Return the rows of a split of a Hugging Face dataset: a local folder, or an id on the hub. None of its code is
+    run.
+
+    Args:
+        name: the folder or id.
+        split: the split.
+        columns: the dataset's columns by field name, if they differ.
+        form: the form of the rows.
+        subset: a configuration of the dataset.
+
+    Raises:
+        MissingInputError: `datasets` is not installed, there is no such dataset, or the hub cannot be reached.
+        DataError: it cannot be read, lacks a column, or its rows do not have the form.
+    """
     need_package("datasets", "language", "fetch.source: datasets")
     where = f"fetch.datasets: {name}"
     with tempfile.TemporaryDirectory() as cache:
@@ -231,13 +256,22 @@ def _is_plain(value: Any) -> bool:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSONL, atomically; equal rows give equal bytes. Raises DataError if a row has no JSON form;
-    DiskError if the file cannot be written."""
+    """Write rows as JSONL, atomically. Equal rows give equal bytes.
+
+    Raises:
+        DataError: a row has no JSON form.
+        DiskError: the file cannot be written.
+    """
     write_bytes(path, [dump_json(row, f"{path}:{number}") for number, row in enumerate(rows, start=1)])
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read what `write_rows` wrote. Raises MissingInputError if it is not there; DataError if it is damaged."""
+    """Read what `write_rows` wrote.
+
+    Raises:
+        MissingInputError: there is no such file.
+        DataError: it is damaged.
+    """
     lines = read_bytes(path).splitlines(keepends=False)
     rows = [parse_json(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
     for number, row in enumerate(rows, start=1):

@@ -1,7 +1,7 @@
-"""Text as tokens, of which it is known what is data: there no special token of a tokenizer acts.
+"""Text as tokens, with marks on the parts that are data, in which special tokens have no effect.
 
-What a template, or a run's own configuration, wrote may end a turn or open one. What datasets, environments and models
-wrote may not, whatever it says: `<|end|>` in data is the seven characters.
+What a template or a run's own configuration wrote may open or end a turn. What datasets, environments and models wrote
+may not, whatever it says: `<|end|>` in data is just seven characters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PRIVATE = 0xE000  # the first character of Unicode's private use area
 
 @dataclass(frozen=True)
 class Marked:
-    """A text, and which of its characters are data: `(start, end)`, in order."""
+    """A text, and the ranges of its characters that are data: `(start, end)`, in order."""
 
     text: str
     data: tuple[tuple[int, int], ...] = ()
@@ -34,8 +34,8 @@ class Marked:
     def __len__(self) -> int:
         return len(self.text)
 
-    def then(self, other: Marked) -> Marked:
-        """Return both texts, one behind the other."""
+    def joined(self, other: Marked) -> Marked:
+        """Return this text followed by the other."""
         n = len(self.text)
         return Marked(self.text + other.text, (*self.data, *((start + n, end + n) for start, end in other.data)))
 
@@ -53,18 +53,22 @@ class _Tokens(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Return a text without the few characters that stand for something here, Unicode's noncharacters."""
+    """Return a text without Unicode's noncharacters, a few of which have a special meaning here."""
     return text.translate(_OF_NO_TEXT)
 
 
 @lru_cache(maxsize=8)
 def encoder_of(tokenizer: Any, size: int) -> Encoder:
-    """Return the encoder of a tokenizer of so many tokens. Raises DataError if it is not one of `tokenizers`."""
+    """Return the encoder of a tokenizer with `size` tokens.
+
+    Raises:
+        DataError: it is not one of the library `tokenizers`.
+    """
     return Encoder(tokenizer)
 
 
 class Encoder:
-    """A tokenizer whose special tokens have names of their own, which no data can say."""
+    """A tokenizer whose special tokens have private names, which no data can contain."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -100,30 +104,32 @@ class Encoder:
 
     @cached_property
     def begin(self) -> tuple[int, ...]:
-        """The tokens that the tokenizer begins a text with."""
+        """The tokens with which the tokenizer begins a text."""
         alone, whole = (self._tokenizer.encode("0", add_special_tokens=some) for some in (False, True))
         places = [i for i in range(len(whole)) if whole[i : i + len(alone)] == alone]
         return tuple(whole[: places[0]]) if places else ()
 
     def holds_special(self, text: str) -> bool:
-        """Whether a special token would act in a text."""
+        """Return whether a special token would take effect in a text."""
         return self._special.search(text) is not None
 
     def encode(self, text: Marked) -> list[int]:
         """Return the tokens of a text, without those that begin one."""
         return self._tokens(text).ids
 
-    def behind(self, text: Marked, at: int) -> list[int]:
-        """Return the tokens of what stands from a character on, of a text that was read as one. Where a token stands on
-        both sides, all that follows is made anew, as a text that has begun."""
+    def tokens_from(self, text: Marked, at: int) -> list[int]:
+        """Return the tokens from a character on, of a text that is tokenised as one.
+
+        If a token would lie on both sides, the rest is tokenised separately, as the continuation of a text.
+        """
         ids, offsets, place = self._tokens(text)
         cut = place[at]
         if at and any(start < cut < end for start, end in offsets):
-            return self.going_on(text.part(at))
+            return self.continuation(text.part(at))
         return [token for token, (start, _) in zip(ids, offsets, strict=True) if start >= cut]
 
-    def going_on(self, text: Marked) -> list[int]:
-        """Return the tokens of a text that stands behind another one, of which nothing is known."""
+    def continuation(self, text: Marked) -> list[int]:
+        """Return the tokens of a text that continues an unknown one."""
         if not self._renamed[0].encode(PLACE, add_special_tokens=False).ids:  # it leaves out what it does not know
             return self.encode(text)
         ids, offsets, _ = self._tokens(text, PLACE)

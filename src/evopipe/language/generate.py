@@ -1,8 +1,8 @@
-"""Completions: one loop over tokens for the prompts of all members.
+"""Generation of completions, in one loop over tokens for the prompts of all members.
 
-A prompt is read once for all its completions; what is finished leaves the batch. Every token is drawn by its member's
-key, so that a member's completions do not depend on its neighbours, and its log-probability is recorded as it was, by
-the model without temperature or filters.
+A prompt is read once for all its completions, and finished completions leave the batch. Every token is drawn with its
+member's key, so that a member's completions do not depend on its neighbours. Its log-probability is recorded, under the
+model without temperature or filters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from evopipe import rng
 from evopipe.language.base import Base
-from evopipe.language.hooks import padded, positions, sight
+from evopipe.language.hooks import attention_inputs, padded, positions
 from evopipe.rng import Purpose
 from evopipe.types import Tensor
 
@@ -25,7 +25,7 @@ _WORTH = 0.75  # share of the rows that may be left for the batch to be made sma
 
 
 class Sampling(NamedTuple):
-    """How tokens are drawn, of each member `[P]` or of each completion `[P, R]`."""
+    """How tokens are sampled, for each member `[P]` or for each completion `[P, R]`."""
 
     temperature: Tensor  # float; 0: the likeliest token
     top_k: Tensor  # int64, of the likeliest so many; 0: all
@@ -37,13 +37,13 @@ class Sampling(NamedTuple):
         return cls(zero, zero.long(), zero + 1)
 
     def rows(self, each: int) -> Sampling:
-        """Return it for so many completions of each member, `[P, R]`."""
+        """Repeat settings of members `[P]` for `each` completions of a member: `[P, R]`."""
         return Sampling(*(x[:, None].expand(-1, each) if x.ndim == 1 else x for x in self))
 
 
 @dataclass(frozen=True)
 class Written:
-    """Completions `[P, R, T]` of prompts, those of a prompt next to each other; pads behind their ends."""
+    """Completions `[P, R, T]`, those of one prompt adjacent, with pads after their ends."""
 
     ids: Tensor
     mask: Tensor  # bool, tokens that the model wrote, that which ends it included
@@ -53,11 +53,11 @@ class Written:
 
     @property
     def lengths(self) -> Tensor:
-        """`[P, R]` tokens."""
+        """The number of tokens of each completion, `[P, R]`."""
         return self.mask.sum(dim=-1)
 
     def cut(self, width: int) -> Written:
-        """Return the first so many tokens of all."""
+        """Return the first `width` tokens of all completions."""
         ids, mask, log_prob, entropy = (x[..., :width] for x in (self.ids, self.mask, self.log_prob, self.entropy))
         return Written(ids, mask, log_prob, entropy, self.ended)
 
@@ -67,14 +67,20 @@ def generate(
     base: Base, active: Callable[[], Any], ids: Tensor, real: Tensor, group: int, limit: int, sampling: Sampling,
     keys: Tensor, when: int, leave: bool = True, stop: Stops = (),
 ) -> Written:  # fmt: skip
-    """Complete prompts `[P, B, L]`, padded on the left (`real` is False there), by `group` completions each, of at most
-    `limit` tokens, as many at a time as the base has `rows_at_once`, by the processes that it is divided among.
+    """Complete prompts `[P, B, L]`, each by `group` completions of at most `limit` tokens.
+
+    Prompts are padded on the left, where `real` is False. If the base limits `rows_at_once`, completions are generated
+    in parts, by the processes among which it is divided.
 
     Args:
+        base: the base.
         active: returns the context in which the base's model is the members', see `hooks.adapting`.
-        keys: of the members, `[P]`, or of each completion, `[P, R]`, whose draws then are the same in any batch; with
-            `when` they fix the draws.
-        leave: whether finished completions leave the batch. If not, no bit of a member's depends on its neighbours'.
+        ids, real: the prompts.
+        group, limit: see above.
+        sampling: how tokens are drawn.
+        keys: of the members, `[P]`; or of each completion, `[P, R]`, whose draws are then the same in any batch.
+        when: together with `keys` it fixes the draws.
+        leave: whether finished completions leave the batch. If False, no bit of a member depends on its neighbours.
         stop: texts that end the completions of each of the P · B prompts, or nothing.
     """
     members, prompts, _ = ids.shape
@@ -105,7 +111,7 @@ def _complete(
     base: Base, ids: Tensor, real: Tensor, group: int, first: int, sampling: Sampling, draws: Tensor, told: Written,
     leave: bool, stop: Stops,
 ) -> None:  # fmt: skip
-    """Write the completions of these prompts, of which the first is number `first`, into `told`."""
+    """Write the completions of these prompts into `told`; the first prompt has the number `first`."""
     members, prompts, width = ids.shape
     rows, limit, device, model = prompts * group, told.ids.shape[-1], ids.device, base.model
     seen = torch.cat((real, torch.ones(members, prompts, limit, dtype=torch.bool, device=device)), dim=-1)
@@ -116,7 +122,7 @@ def _complete(
     ends, how = torch.tensor(base.ends, device=device), Sampling(*(x[:, first : first + rows] for x in sampling))
     alive = torch.ones(members, rows, dtype=torch.bool, device=device)
     pads = padded(real)
-    seeing = sight(real.flatten(0, 1)) if pads else {}
+    seeing = attention_inputs(real.flatten(0, 1)) if pads else {}
     out = model(input_ids=ids.flatten(0, 1), use_cache=True, logits_to_keep=1, **seeing)
     cache, logits = out.past_key_values, out.logits[:, -1].float()
     if group > 1:
@@ -172,7 +178,7 @@ def _stopped(base: Base, ids: Tensor, place_of: Tensor, alive: Tensor, group: in
 
 
 def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
-    """Return every member's completions as texts; what stopped one is no part of it."""
+    """Return every member's completions as texts, without the text that stopped them."""
     members, rows, _ = written.ids.shape
     found = []
     for p, (ids, lengths) in enumerate(zip(written.ids.tolist(), written.lengths.tolist(), strict=True)):
@@ -186,13 +192,16 @@ def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
 
 
 def before(text: str, stop: Sequence[str]) -> str:
-    """Return what of a text comes before the first of these."""
+    """Return the part of a text before the first of these stops."""
     return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
 
 
 def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
-    """Choose a token by log-probabilities `[P, n, V]`, `how` `[P, n]` and a draw from [0, 1), u `[P, n]` float64. What
-    is not finite gives some token."""
+    """Sample tokens from log-probabilities `[P, n, V]`.
+
+    `how` is `[P, n]`, and `u` `[P, n]` float64 are uniform numbers in [0, 1). Log-probabilities that are not finite
+    give an arbitrary token.
+    """
     best = log_probs.argmax(dim=-1)
     if not bool((how.temperature > 0).any()):
         return best
@@ -202,9 +211,11 @@ def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
 
 
 def chances(log_probs: Tensor, how: Sampling) -> Tensor:
-    """Return the chances `[P, n, V]` that tokens are drawn by, see `choose`: by temperature, of the k likeliest (all
-    that share the k-th place), and of these, as far as they alone are concerned, of the likeliest that reach p. So do
-    `transformers` and vLLM."""
+    """Return the probabilities `[P, n, V]` with which `choose` samples tokens.
+
+    The order is that of `transformers` and vLLM: temperature; then the k most likely tokens (all that tie for the k-th
+    place); then, renormalised, the most likely of these that reach p.
+    """
     found = (log_probs.double() / how.temperature.clamp(min=1e-6)[..., None].double()).softmax(dim=-1)
     if not (bool((how.top_k > 0).any()) or bool((how.top_p < 1).any())):
         return found

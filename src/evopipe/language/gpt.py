@@ -1,11 +1,11 @@
-"""Members that are whole small GPTs: decoder-only transformers whose layers, heads and feed-forward nodes evolve.
+"""Members that are small GPTs: decoder-only transformers whose layers, heads and feed-forward nodes evolve.
 
-Radford et al., "Language models are unsupervised multitask learners", 2019. Token and place are embedded and summed;
-each layer adds to that stream, `H` wide, what its heads attend to, then what its feed-forward nodes compute; the last
-product gives the outputs of every token: logits, or values. Each reads the stream normalised, without gain and shift,
-and nothing has a bias (Groeneveld et al., "OLMo", 2024, § 2.1).
+Radford et al., "Language models are unsupervised multitask learners", 2019. Embeddings of token and position are summed
+to a residual stream, `H` wide. Each layer adds to it what its heads attend to, then what its feed-forward nodes
+compute. A last product gives the outputs for every token: logits, or values. Every part reads the stream normalised,
+without gain and shift, and nothing has a bias (Groeneveld et al., "OLMo", 2024, § 2.1).
 
-So all pads are zeros that stay zeros: what a lacking head, node or layer would add is 0, and so is its gradient.
+All pads are therefore zeros that stay zeros: a missing head, node or layer would add 0, and its gradient is 0.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _WIDE = 0.5  # standard deviation of first embeddings: what layers add at first 
 _NARROW = 0.02  # of first outputs
 
 
-class Block(NamedTuple):
-    """A layer."""
+class TransformerLayer(NamedTuple):
+    """One layer."""
 
     heads: int
     nodes: int  # of the feed-forward part
@@ -41,9 +41,9 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class GPT:
-    """One member's architecture; the methods without a text are said in `Architecture`."""
+    """The architecture of a small GPT. Methods without a docstring are documented in `Architecture`."""
 
-    layers: tuple[Block, ...]
+    layers: tuple[TransformerLayer, ...]
     hidden: int  # `H`, width of the stream; a multiple of 16, as are `head` and all nodes
     head: int  # width of a head
     length: int  # most tokens of a row
@@ -52,18 +52,18 @@ class GPT:
     @classmethod
     def start(cls, cfg: LanguageConfig.Gpt, length: int) -> GPT:
         """Return the architecture that `params.yaml` describes."""
-        return cls((Block(cfg.heads, cfg.feedforward),) * cfg.layers, cfg.hidden, cfg.head, length)
+        return cls((TransformerLayer(cfg.heads, cfg.feedforward),) * cfg.layers, cfg.hidden, cfg.head, length)
 
     @property
     def family(self) -> tuple[str | int, ...]:
         return "gpt", self.hidden, self.head, self.length
 
     @property
-    def signature(self) -> tuple[Block, ...]:
+    def signature(self) -> tuple[TransformerLayer, ...]:
         return self.layers
 
     def describe(self) -> str:
-        """Return a short text: `gpt 64: 4h 256, 2h 128` has two layers of 4 and 2 heads, of 256 and 128 nodes."""
+        """Return a short text: `gpt 64: 4h 256, 2h 128` has two layers of 4 and 2 heads, and 256 and 128 nodes."""
         return f"gpt {self.hidden}: " + ", ".join(f"{block.heads}h {block.nodes}" for block in self.layers)
 
     def to_json(self) -> dict[str, Any]:
@@ -72,14 +72,20 @@ class GPT:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GPT:
-        """Build what `to_json` returned; ValueError where it is another thing."""
+        """Build an architecture from the data that `to_json` returned.
+
+        Raises:
+            ValueError: the data is not of that form.
+        """
         with in_a_sentence(StoredGPT, data):
             told = StoredGPT.model_validate(data)
-        return cls(tuple(Block(*block) for block in told.layers), told.hidden, told.head, told.length)
+        return cls(tuple(TransformerLayer(*block) for block in told.layers), told.hidden, told.head, told.length)
 
     def shapes(self, widths: Widths) -> Shapes:
-        """Return the shape of every matrix by name, in their order in a row; the columns of `attend` are, head by head,
-        its query, key and value."""
+        """Return the shape of every matrix by name, in their order in a row.
+
+        The columns of `attend` are query, key and value of each head in turn.
+        """
         found = {"tokens": (widths.inputs, self.hidden), "places": (self.length, self.hidden)}
         for i, (heads, nodes) in enumerate(self.layers):
             found |= {
@@ -93,8 +99,11 @@ class GPT:
     size, named = size_of, parts_of
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw from normal distributions: embeddings from a wide one, outputs from a narrow one, else of deviation
-        1 / √inputs, less by √(2 layers) where a layer adds to the stream."""
+        """Draw weights from normal distributions: wide for embeddings, narrow for outputs, else with deviation 1 /
+        √inputs.
+
+        The deviation is divided by √(2 layers) where a layer adds to the residual stream.
+        """
         row = torch.zeros(self.size(widths))
         for name, part in self.named(widths, row).items():
             deviation = {"tokens": _WIDE, "places": _WIDE, "output": _NARROW}.get(name, len(part) ** -0.5)
@@ -113,7 +122,7 @@ class GPT:
         return _GPTs(tuple(archs), widths, _widest(archs), device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """Layers and feed-forward nodes keep to their bounds, heads to those of channels."""
+        """See `Architecture`. Layers and feed-forward nodes keep to their own bounds, heads to those of channels."""
         n = len(self.layers)
         if n < bounds.max_layers:
             yield "add_layer", "layers", n, n + 1, replace(self, layers=(*self.layers, self.layers[-1]))
@@ -137,7 +146,8 @@ class GPT:
         return replace(self, layers=tuple(blocks))
 
     def carry(self, new: GPT, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
-        """What is new is drawn afresh, but adds nothing to the stream yet: the function stays what it was."""
+        """See `Architecture`. New weights are drawn, but add nothing to the residual stream yet: the function is
+        unchanged."""
         carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
         held = self.named(widths, row)
         for name, part in new.named(widths, carried).items():
@@ -149,20 +159,20 @@ class GPT:
 
 
 def _widest(archs: Sequence[GPT]) -> GPT:
-    columns = itertools.zip_longest(*(arch.layers for arch in archs), fillvalue=Block(1, LINE))
-    layers = (Block(*(max(values) for values in zip(*column, strict=True))) for column in columns)
+    columns = itertools.zip_longest(*(arch.layers for arch in archs), fillvalue=TransformerLayer(1, LINE))
+    layers = (TransformerLayer(*(max(values) for values in zip(*column, strict=True))) for column in columns)
     return replace(archs[0], layers=tuple(layers))
 
 
 class Cache:
-    """Keys and values of every layer of tokens that were read, for rows that go on."""
+    """Keys and values of the tokens read so far, in every layer, for rows that continue."""
 
     def __init__(self) -> None:
         self.held: list[tuple[Tensor, Tensor]] = []
         self.read = 0  # tokens of every row
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add what one layer makes of new tokens, `[R, heads, n, head]`; return it with all before."""
+        """Append one layer's keys and values of new tokens, `[R, heads, n, head]`; return all of that layer."""
         if layer == len(self.held):
             self.held.append((key, value))
         else:

@@ -1,6 +1,6 @@
-"""Members in the base's forward pass: hooks on its modules add what each row's own member has learned.
+"""Hooks on the modules of the base, which add what each row's member has learned to the base's forward pass.
 
-Where nothing is active the base is what it was: the reference of a KL term.
+If nothing is active, the base is unchanged: it is the reference of a KL term.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import nn
 
 from evopipe.language.base import Base
 from evopipe.language.together import Together
-from evopipe.types import Scored, Tensor, Text
+from evopipe.types import Tensor, Text, TokenScores
 
 _PART = 256  # tokens that take as long as it takes to begin with another part of the rows
 _MORE = 7  # parts, at most, that rows are divided into for their lengths' sake
 
 
 class LowRank(NamedTuple):
-    """Beside a linear layer: `W x + s · B A x`."""
+    """A low-rank term beside a linear layer: `W x + s · B A x`."""
 
     a: Tensor  # [P, in, r]
     b: Tensor  # [P, r, out]
@@ -35,8 +35,8 @@ class LowRank(NamedTuple):
         return torch.baddbmm(plain, inner, self.b, alpha=self.scale).view(out.shape).to(out.dtype)
 
 
-class Change(NamedTuple):
-    """Beside any module of `language.layers`: a change of its weight and of its bias, by kind."""
+class WeightDelta(NamedTuple):
+    """A change of a module's weight and bias, by kind, for any module of `language.layers`."""
 
     parts: dict[str, Tensor]  # [P, rows, columns] each
 
@@ -68,8 +68,10 @@ def _add(base: Base, name: str, module: nn.Module, args: Any, out: Any) -> Any:
 
 @contextmanager
 def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
-    """Return the base's model with changes in it, by module's name, for batches whose rows are members', `[P · B, …]`.
-    The hooks are made at first use."""
+    """Yield the base's model with these changes, by name of module, for batches of members' rows `[P · B, …]`.
+
+    The hooks are made at first use.
+    """
     if not base.hooked:
         for name, module in base.model.named_modules():
             if next(module.parameters(recurse=False), None) is not None:
@@ -84,13 +86,15 @@ def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
 def score(
     base: Base, text: Text, entropy: bool = False, hidden: bool = False,
     active: Callable[[], AbstractContextManager[Any]] = nullcontext, leaves: Sequence[Tensor] = (),
-) -> tuple[Tensor | None, Scored]:  # fmt: skip
-    """Score rows of text by the base with what `active` makes active in it, which is made of `leaves`. Rows of like
-    lengths pass together, each as far as its last token that counts: what stands behind it has the log-probability 0.
-    With `hidden` all passes, and the states `[P, B, T, H]` that the last `T` tokens were told from are returned, too.
-    For `entropy` see `core.net.score`. Where the base has `rows_at_once`, memory holds the activations of so many rows
-    alone: to learn, they are computed a second time. Each such part is computed by one of the processes that the base
-    is divided among."""
+) -> tuple[Tensor | None, TokenScores]:  # fmt: skip
+    """Return the log-probabilities of rows of text under the base, with the changes that `active` activates.
+
+    Rows of similar length run together, each up to its last token that counts; tokens after it have log-probability 0.
+    With `hidden`, all tokens run, and the hidden states `[P, B, T, H]` that predict the last `T` tokens are returned
+    too. For `entropy` see `core.net.score`. If the base limits `rows_at_once`, memory holds the activations of only
+    that many rows, and learning computes them a second time. Each such part is computed by one of the processes among
+    which the base is divided. `leaves` are the tensors that `active` uses.
+    """
     (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
     each = base.rows_at_once or rows
     parts, lengths, order = _parts(base, text, each, whole=hidden)
@@ -116,7 +120,7 @@ def score(
     if order is not None:
         back = order.argsort(dim=1)
         found = [take(x, back) for x in found]
-    return found[2] if hidden else None, Scored(found[0], found[1], None)
+    return found[2] if hidden else None, TokenScores(found[0], found[1], None)
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
@@ -125,9 +129,12 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def _parts(base: Base, text: Text, each: int, whole: bool) -> tuple[list[slice], list[int], Tensor | None]:
-    """Divide rows into parts of at most so many that pass one after the other. Returns the parts, how many of the last
-    `T` columns a row has for any member, and the order `[P, B]` in which the rows stand for that, each member's
-    shortest first; None: as they are, and whole."""
+    """Divide rows into parts of a limited number of rows, which run one after the other.
+
+    Returns:
+        The parts, how many of the last `T` columns any member needs, and the order `[P, B]` of the rows, each member's
+        shortest first; None if rows stay as they are.
+    """
     (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
     if whole or base.exact:
         return [slice(i, min(i + each, rows)) for i in range(0, rows, each)], [width] * rows, None
@@ -198,7 +205,7 @@ def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> 
     seen: list[Tensor] = []
     hook = base.model.get_output_embeddings().register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     try:
-        seeing = sight(real) if padded(real) else {}
+        seeing = attention_inputs(real) if padded(real) else {}
         logits = base.model(input_ids=ids, use_cache=False, logits_to_keep=width + 1, **seeing).logits
     finally:
         hook.remove()
@@ -213,21 +220,22 @@ def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> 
 
 @torch.no_grad()
 def reference(base: Base, text: Text) -> Tensor:
-    """Return the log-probabilities `[P, B, T]` of a text's last tokens by the base as it is, 0 outside the mask."""
+    """Return the log-probabilities `[P, B, T]` of a text's last tokens under the unchanged base; 0 outside the mask."""
     _, scored = score(base, text)
     return scored.log_prob.masked_fill(~text.mask, 0.0)
 
 
 def padded(real: Tensor) -> bool:
-    """Whether pads stand before a row's tokens. Those behind them no token sees, and the base need not be told of."""
+    """Return whether a row has pads before its tokens. Pads behind them need no mask, because no token attends to
+    them."""
     return not bool(real[..., 0].all())
 
 
-def sight(real: Tensor) -> dict[str, Tensor]:
-    """Return what a model must be told of rows `[n, L]` with pads before their tokens."""
+def attention_inputs(real: Tensor) -> dict[str, Tensor]:
+    """Return the attention mask and positions that a model needs for rows `[n, L]` with pads before their tokens."""
     return {"attention_mask": real.long(), "position_ids": positions(real)}
 
 
 def positions(real: Tensor) -> Tensor:
-    """Return each token's place in its row, pads not counted."""
+    """Return each token's position in its row, not counting pads."""
     return (real.long().cumsum(dim=-1) - 1).clamp(min=0)

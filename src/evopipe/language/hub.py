@@ -1,4 +1,5 @@
-"""The Hugging Face hub: asked in a thread, for without a network its library tries for minutes; and its quiet."""
+"""Access to the Hugging Face hub, with a time limit and without progress bars. Without a network its library tries for
+minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ REACH_SECONDS = 8.0
 
 
 def reach(ask: Callable[[], object], seconds: float = REACH_SECONDS) -> str | None:
-    """Return why a question to the hub has no answer within so many seconds; None where it has one."""
+    """Ask the hub in a thread; return why there is no answer within `seconds`, None if there is one."""
     said: list[str | None] = [f"no answer within {seconds:g} s"]
 
     def run() -> None:
@@ -28,13 +29,13 @@ def reach(ask: Callable[[], object], seconds: float = REACH_SECONDS) -> str | No
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, cut short; its type where it has none."""
+    """Return the first line of an error's text, shortened; its type if it has no text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 @contextlib.contextmanager
 def quiet(logging: Any) -> Iterator[None]:
-    """Keep a library's bars and advice from the terminal, by its `utils.logging`."""
+    """Silence a library's progress bars and advice, by its `utils.logging`."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""The weights of a base that members can change, and which modules read them; matrices by name as flat rows."""
+"""The weights of a base that members can change, the modules that read them, and matrices by name as flat rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 """Of matrices and vectors by name, in their order in a row."""
 
 
-class Layer(NamedTuple):
-    """A weight of the base, or for an adapter the module that it stands beside. Kinds: `linear` [out, in], `conv` [in,
-    out] (a linear layer the other way round), `embedding` [V, H], `scale` [H] of a normalisation, `bias` [H]. An
-    adapter's shape is always (in, out)."""
+class BaseWeight(NamedTuple):
+    """A weight of the base; for an adapter, the module that it stands beside.
+
+    The kinds are `linear` [out, in], `conv` [in, out] (a transposed linear layer), `embedding` [V, H], `scale` [H] of a
+    normalisation, and `bias` [H]. For an adapter the shape is always (in, out).
+    """
 
     name: str
     kind: str
@@ -35,28 +37,36 @@ def _is_linear(module: nn.Module) -> str | None:
     return "conv" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
 
 
-def linear_layers(model: nn.Module, last: nn.Module, called: str) -> tuple[Layer, ...]:
-    """Return every linear layer of a model but the last, which gives the logits; DataError where there is none."""
+def linear_layers(model: nn.Module, last: nn.Module, called: str) -> tuple[BaseWeight, ...]:
+    """Return every linear layer of a model except the last, which gives the logits.
+
+    Raises:
+        DataError: there is none.
+    """
     found = []
     for name, module in model.named_modules():
         kind = _is_linear(module)
         if kind and module is not last:
             shape: list[int] = list(module.weight.shape)
             inner, out = reversed(shape) if kind == "linear" else shape
-            found.append(Layer(name, kind, (inner, out), ((name, kind),)))
+            found.append(BaseWeight(name, kind, (inner, out), ((name, kind),)))
     if not found:
         raise DataError(f"language.model: {called} has no linear layer that an adapter could be put beside")
     return tuple(found)
 
 
-def all_weights(model: nn.Module, called: str) -> tuple[Layer, ...]:
-    """Return every weight of a model; DataError where a module reads one that no change can be put beside."""
+def all_weights(model: nn.Module, called: str) -> tuple[BaseWeight, ...]:
+    """Return every weight of a model.
+
+    Raises:
+        DataError: a module reads a weight in a way that allows no change beside it.
+    """
     readers: dict[int, list[tuple[str, str]]] = {}
     for name, module in model.named_modules():
         for part, weight in module.named_parameters(recurse=False):
             readers.setdefault(id(weight), []).append((name, _kind_of(module, f"{name}.{part}", part, called)))
     return tuple(
-        Layer(name, readers[id(weight)][0][1], tuple(weight.shape), tuple(readers[id(weight)]))
+        BaseWeight(name, readers[id(weight)][0][1], tuple(weight.shape), tuple(readers[id(weight)]))
         for name, weight in model.named_parameters()
     )
 
@@ -75,12 +85,12 @@ def _kind_of(module: nn.Module, name: str, part: str, called: str) -> str:
 
 
 def numbers(shapes: Shapes) -> int:
-    """Return how many numbers a row of such matrices has."""
+    """Return the length of a row with matrices of these shapes."""
     return sum(math.prod(shape) for shape in shapes.values())
 
 
 def size_of(self: Any, widths: Widths) -> int:
-    """See `Architecture.size`, of one that has `shapes`; as in the others below."""
+    """Implement `Architecture.size` for an architecture that has `shapes`; the functions below are alike."""
     return numbers(self.shapes(widths))
 
 
@@ -89,19 +99,19 @@ def parts_of(self: Any, widths: Widths, row: Tensor) -> dict[str, Tensor]:
 
 
 def split(row: Tensor, shapes: Shapes) -> dict[str, Tensor]:
-    """Return views of a flat row by name; it may be longer."""
+    """Return views of a flat row by name. The row may be longer."""
     parts = row[: numbers(shapes)].split([math.prod(shape) for shape in shapes.values()])
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def place(source: Tensor, target: Tensor) -> None:
-    """Copy the corner that both have."""
+    """Copy the corner that both tensors have."""
     corner = tuple(slice(min(a, b)) for a, b in zip(source.shape, target.shape, strict=True))
     target[corner] = source[corner]
 
 
 def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
-    """See `Structure.pack`; members' rows, of `archs`, are padded with zeros to common `shapes`, as in the others."""
+    """Implement `Structure.pack`: members' rows, of architectures `archs`, are padded with zeros to common `shapes`."""
     found = torch.zeros(len(rows), self.size)
     for arch, row, whole in zip(self.archs, rows, found, strict=True):
         into = split(whole, self.shapes)

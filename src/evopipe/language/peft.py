@@ -1,4 +1,4 @@
-"""Adapters as PEFT's files, and merged into their base as a model of its own."""
+"""Adapters as PEFT's files, and merged into their base as a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PREFIX = "base_model.model."
 
 
 def adapter_files(base: Base, arch: LoRA, row: Tensor) -> dict[str, bytes]:
-    """Return an adapter's row as PEFT's two files."""
+    """Return an adapter's row as the contents of PEFT's two files."""
     tensors = {}
     for name, part in arch.named(Adapted.of(base), row).items():
         layer, _, which = name.rpartition(".")
@@ -46,8 +46,12 @@ def adapter_files(base: Base, arch: LoRA, row: Tensor) -> dict[str, bytes]:
 
 
 def read_adapter(folder: Path, base: Base) -> tuple[LoRA, Tensor]:
-    """Read an adapter that PEFT wrote for this base: its rank and scale, and its row. Raises MissingInputError if one
-    of its files is not there; DataError if it is damaged, of another kind, or of another base."""
+    """Read an adapter that PEFT wrote for this base; return its architecture and its row.
+
+    Raises:
+        MissingInputError: one of its files is missing.
+        DataError: it is damaged, of another kind, or of another base.
+    """
     where = str(folder / CONFIG)
     config = parse_json(read_bytes(folder / CONFIG), where)
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
@@ -85,7 +89,7 @@ def read_adapter(folder: Path, base: Base) -> tuple[LoRA, Tensor]:
 
 
 def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
-    """Return a fresh member with an adapter that PEFT wrote in the place of its own; for errors see `read_adapter`."""
+    """Return a fresh member with its adapter replaced by one that PEFT wrote. It raises what `read_adapter` raises."""
     arch, row = read_adapter(folder, base)
     if not isinstance(fresh.arch, LoRA):
         raise DataError(f"{folder}: an adapter begins no run with language.full: set it to false")
@@ -95,7 +99,7 @@ def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
 
 
 def doubt(folder: Path, base: Base) -> str | None:
-    """Say why an adapter that PEFT wrote may be another base's, though it fits; None where it names this one."""
+    """Return why an adapter that PEFT wrote may belong to another base, although it fits; None if it names this one."""
     named = parse_json(read_bytes(folder / CONFIG), str(folder / CONFIG)).get("base_model_name_or_path")
     if isinstance(named, str) and named and Path(named).resolve() == Path(base.name).resolve():
         return None
@@ -127,8 +131,10 @@ def _merged_weights(base: Base, arch: LoRA | Full, row: Tensor) -> dict[str, Ten
 
 
 def merged_files(base: Base, arch: LoRA | Full, row: Tensor) -> dict[str, bytes]:
-    """Return a model folder's files: the base with a member's change in it, and the tokenizer. `transformers` writes
-    them from the base itself, whose weights are put back."""
+    """Return the contents of a model folder: the base with a member's change merged in, and the tokenizer.
+
+    `transformers` writes them from the base itself, whose weights are restored afterwards.
+    """
     weights: Mapping[str, Tensor] = _merged_weights(base, arch, row)
     plain = {name: tensor.detach().clone() for name, tensor in base.model.state_dict().items()}
     from transformers.utils import logging

@@ -1,7 +1,8 @@
-"""An exported player of games at work: `models/elite` of a pipeline whose members are whole small GPTs."""
+"""Exported players of games: `models/elite` of a pipeline whose members are small GPTs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,19 +20,21 @@ from evopipe.errors import DataError, UsageError
 from evopipe.language import tasks
 from evopipe.language.base import tokens_alone
 from evopipe.language.gpt import GPT
-from evopipe.language.writing import Writer, crowd
+from evopipe.language.writing import Writer, joint_writer
 from evopipe.rng import Purpose
 from evopipe.schema.language import LanguageConfig
 from evopipe.schema.stored import in_a_sentence
 from evopipe.storage.folders import read_folder
 from evopipe.storage.tensors import dump_tensors, load_tensors
+from evopipe.track.formats import score
 from evopipe.types import Hyper, Words
 
 POLICY, WEIGHTS = "policy.json", "weights.safetensors"
 
 
 class GamePolicy:
-    """A trained player of games: of a `task`; `about` is what `policy.json` says: scores, lineage, provenance."""
+    """A trained player of the games of a `task`; `about` is the content of `policy.json`: scores, lineage,
+    provenance."""
 
     def __init__(
         self, about: Mapping[str, Any], task: Any, algo: Any, cfg: Any, hyper: Hyper, nets: Mapping[str, Net]
@@ -40,31 +43,42 @@ class GamePolicy:
         self._cfg, self._hyper, self._nets = cfg, hyper, nets
 
     def act(self, seeds: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return what writes the tokens of a game a seed `[n]`, for the task's `play`."""
-        return crowd([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
+        """Return the function that writes the tokens of one game for each seed `[n]`, for the task's `play`."""
+        return joint_writer([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
 
     def play(self, games: int = 1, seed: int = 0) -> Any:
-        """Play games; return what the task's `play` does: returns, tries, which were won, and the games as data."""
+        """Play games; return what the task's `play` returns: returns, tries, which were won, and the games as data."""
         seeds = rng.seeds(np.full(games, rng.run_key(seed)), Purpose.EPISODE, np.arange(games))
         return self.task.play(seeds, self.act(seeds))
+
+    def perform(
+        self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
+    ) -> None:
+        """Play games and `show` each; `tell` what they came to."""
+        played = self.play(games, seed)
+        for row, total in zip(played.rows, played.returns, strict=True):
+            show("\n".join(squares(row)) if "guesses" in row else json.dumps(row))
+            tell(f"return {score(total)}")
+        mean, won = score(played.returns.mean()), played.won.mean()
+        tell(f"{self.about['env']['id']}: mean return {mean} of {games} game{'s' * (games > 1)}, {won:.0%} won")
 
     def generate(
         self, prompts: str | Sequence[str], max_tokens: int | None = None, temperature: float | None = None,
         seed: int = 0,
     ) -> Any:  # fmt: skip
-        """Write on where games stop.
+        """Continue games.
 
         Args:
-            prompts: a text, or a list of texts, made of the task's tokens: `<s>ab<g><b>` is one turn of a game.
-            max_tokens: tokens to be written; None: a turn.
-            temperature: what logits are divided by when tokens are drawn, 0: the likeliest; None: as it was trained.
-            seed: of the draws.
+            prompts: a text, or a list of texts, of the task's tokens: `<s>ab<g><b>` is one turn of a game.
+            max_tokens: tokens to write; None for one turn.
+            temperature: the divisor of logits in sampling; 0 for the most likely token; None for that of training.
+            seed: seed of the draws.
 
         Returns:
             A text for a text, a list of texts for a list.
 
         Raises:
-            UsageError: a value is out of its range, or a prompt has other tokens or is too long.
+            UsageError: a value is out of its range, or a prompt has unknown tokens or is too long.
         """
         many, limit = [prompts] if isinstance(prompts, str) else list(prompts), max_tokens or self.task.guess
         if type(limit) is not int or limit < 1 or (temperature is not None and not temperature >= 0):
@@ -118,7 +132,7 @@ def _networks(algo: Any, cfg: Any, words: Words) -> dict[str, Any]:
 
 
 def files(algo: Any, cfg: Any, words: Words, member: Member) -> dict[str, bytes]:
-    """Return the weights of what writes as a file's content, by its name."""
+    """Return the weights of the networks that write, as file contents by name."""
     found: dict[str, torch.Tensor] = {}
     for part, widths in _networks(algo, cfg, words).items():
         named = member.arch.named(widths, member.tensors[part])
@@ -129,9 +143,15 @@ def files(algo: Any, cfg: Any, words: Words, member: Member) -> dict[str, bytes]
 def read(
     folder: Path, about: Mapping[str, Any], algo: Any
 ) -> tuple[LanguageConfig, Any, Any, GPT, dict[str, torch.Tensor]]:
-    """Read an exported player, of which `policy.json` says `about`: the block `language`, the task, the algorithm's
-    configuration, the architecture, and a flat row of every part of the state that writes. Raises DataError if it is
-    damaged, or its task has other tokens now."""
+    """Read an exported player, of which `about` is the content of `policy.json`.
+
+    Returns:
+        The block `language`, the task, the algorithm's configuration, the architecture, and a flat row of every network
+        that writes.
+
+    Raises:
+        DataError: it is damaged, or its task now has other tokens.
+    """
     try:
         config = LanguageConfig.model_validate(about["language"])
         with in_a_sentence(algo.Config, about["config"]):
@@ -156,7 +176,7 @@ def read(
 
 
 def load(folder: Path, about: Mapping[str, Any], algo: Any) -> GamePolicy:
-    """Load an exported player, of which `policy.json` says `about`; for errors see `read`."""
+    """Load an exported player, of which `about` is the content of `policy.json`. It raises what `read` raises."""
     _, task, cfg, arch, rows = read(folder, about, algo)
     nets = {}
     for part, widths in _networks(algo, cfg, Words(len(task.tokens), arch.hidden)).items():
@@ -167,7 +187,7 @@ def load(folder: Path, about: Mapping[str, Any], algo: Any) -> GamePolicy:
 
 
 def squares(row: Mapping[str, Any]) -> list[str]:
-    """Return the turns of a game of words: letters on colours, which terminals show, and behind them as text."""
+    """Return the turns of a word game as coloured letters for terminals, followed by the colours as text."""
     shades = {"g": "green", "y": "yellow", "b": "bright_black"}
     turns = []
     for guess, told in zip(row["guesses"], row["colours"], strict=True):

@@ -1,8 +1,8 @@
-"""An exported language model at work: `models/elite` of a language pipeline."""
+"""Exported language models: `models/elite` of a language pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +31,11 @@ _AT_ONCE = 64  # prompts that are completed at a time
 
 
 class LanguagePolicy:
-    """A trained language model over a `base`, the model and its tokenizer; `about` is what `policy.json` says: scores,
-    lineage, provenance; of a reward model `head` is weights `[H]` and a bias."""
+    """A trained language model over a `base`, which is a model and its tokenizer.
+
+    `about` is the content of `policy.json`: scores, lineage, provenance. `head` is that of a reward model: weights
+    `[H]` and a bias.
+    """
 
     def __init__(
         self, base: Base, config: LanguageConfig, about: Mapping[str, Any], net: Net | None,
@@ -42,9 +45,12 @@ class LanguagePolicy:
 
     @torch.no_grad()
     def reward(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
-        """Return what a reward model gives each completion of the prompt in its place, texts or chats. Raises
-        UsageError if it is no reward model, or there are not as many completions as prompts; DataError if the chat
-        template refuses a chat."""
+        """Return the rewards that a reward model gives the completions of these prompts, texts or chats, one for each.
+
+        Raises:
+            UsageError: it is no reward model, or there are not as many completions as prompts.
+            DataError: the chat template refuses a chat.
+        """
         if self.head is None:
             raise UsageError("reward: this is no reward model; train one: train.algo: reward_model")
         if len(prompts) != len(completions):
@@ -65,27 +71,34 @@ class LanguagePolicy:
             found += (hidden[0, :, -1].to(weight.dtype) @ weight + bias).tolist()
         return found
 
+    def perform(
+        self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
+    ) -> None:
+        """`show` how each line that `ask` returns goes on, until it returns an empty one."""
+        while line := ask():
+            show(self.generate(line))
+
     def generate(
         self, prompts: str | Sequence[Any], max_tokens: int | None = None, temperature: float = 0.0, top_k: int = 0,
         top_p: float = 1.0, samples: int = 1, seed: int = 0, stop: str | Sequence[str] | None = None,
     ) -> Any:  # fmt: skip
-        """Complete prompts: the likeliest tokens unless `temperature` is above 0.
+        """Complete prompts, greedily unless `temperature` is above 0.
 
         Args:
             prompts: a text, a list of texts, or a list of chats, each a list of messages (`role`, `content`).
-            max_tokens: most tokens of a completion; None: as it was trained.
-            temperature: what logits are divided by when tokens are drawn; 0: the likeliest.
-            top_k: draw from the likeliest so many; 0: from all.
-            top_p: draw from the likeliest that have so much of the probability; 1: from all.
+            max_tokens: the most tokens of a completion; None for that of training.
+            temperature: the divisor of logits in sampling; 0 for the most likely token.
+            top_k: sample from the k most likely tokens; 0 for all.
+            top_p: sample from the most likely tokens that have this much of the probability; 1 for all.
             samples: completions of each prompt.
-            seed: of the draws.
-            stop: a text, or several, that ends a completion and is no part of it; None: as it was trained.
+            seed: seed of the draws.
+            stop: one text or several that end a completion and are no part of it; None for those of training.
 
         Returns:
-            A text for a text, a list of texts for a list; lists of so many texts in their place with `samples` above 1.
+            A text for a text, a list of texts for a list. If `samples` is above 1, each text is a list of that many.
 
         Raises:
-            UsageError: a value is out of its range, or the base has no places for so many tokens.
+            UsageError: a value is out of its range, or the base does not allow this many tokens.
             DataError: the chat template refuses a chat.
         """
         many = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -130,8 +143,12 @@ class LanguagePolicy:
 
 
 def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = None) -> LanguagePolicy:
-    """Load an exported language model, see `evopipe.policies.loading.load`, of which `policy.json` says `about`. Raises
-    MissingInputError if the folder, or its base, lacks a file; DataError if it is damaged, or belongs to another base.
+    """Load an exported language model, of which `about` is the content of `policy.json`; see
+    `evopipe.policies.loading.load`.
+
+    Raises:
+        MissingInputError: the folder, or its base, lacks a file.
+        DataError: it is damaged, or belongs to another base.
     """
     try:
         config = LanguageConfig.model_validate(about["language"])
@@ -154,7 +171,11 @@ def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = N
 
 
 def need_base(folder: Path, about: Mapping[str, Any], base: Base, remedy: str) -> None:
-    """Refuse by a DataError, which ends with `remedy`, what was trained over another base, as `policy.json` says."""
+    """Check that a model was trained over this base, as `policy.json` says.
+
+    Raises:
+        DataError: it was not; the message ends with `remedy`.
+    """
     if about.get("base") != base.digest:
         named = about.get("language")
         name = named.get("model") if isinstance(named, Mapping) else None
@@ -174,8 +195,12 @@ def _head(folder: Path, about: Mapping[str, Any], base: Base) -> tuple[Tensor, T
 
 
 def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePolicy:
-    """Load an exported reward model. Raises MissingInputError if it, or a file of it, is not there; DataError if it is
-    damaged, or no reward model."""
+    """Load an exported reward model.
+
+    Raises:
+        MissingInputError: it, or a file of it, is missing.
+        DataError: it is damaged, or no reward model.
+    """
     if not (folder / POLICY).exists():
         raise MissingInputError(f"language.reward: {folder} is no exported reward model; run what writes it")
     about = described(folder)
@@ -185,7 +210,12 @@ def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePol
 
 
 def read_change(folder: Path, base: Base) -> Tensor:
-    """Read an elite's change of all weights; MissingInputError or DataError if it is not there or does not fit."""
+    """Read an elite's change of all weights.
+
+    Raises:
+        MissingInputError: it is missing.
+        DataError: it does not fit.
+    """
     tensors = load_tensors(read_folder(folder, only=(CHANGE,))[CHANGE], str(folder / CHANGE))
     row = torch.zeros(Full().size(Adapted.of(base)))
     for name, part in Full().named(Adapted.of(base), row).items():
@@ -196,6 +226,6 @@ def read_change(folder: Path, base: Base) -> Tensor:
 
 
 def described(folder: Path) -> dict[str, Any] | None:
-    """Return what an exported folder says of a language model, or of a player of games; None where it is none."""
+    """Return the description in an exported folder of a language model or a player of games; None for anything else."""
     about = parse_json(read_folder(folder, only=(POLICY,))[POLICY], str(folder / POLICY))
     return about if isinstance(about, dict) and about.get("kind") in ("language", "games") else None

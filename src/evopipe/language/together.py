@@ -1,8 +1,8 @@
-"""Several processes that are one member together: each computes some parts of its rows, and tells the others.
+"""Several processes that work as one member: each computes some parts of its rows, and sends the results to the others.
 
-A part is so many rows, whoever computes it, and gradients are summed part after part: no bit depends on how many
-processes there are. Everything else, as the loss and the optimiser's step, all of them compute. Messages are
-`torch.distributed`'s.
+A part is a fixed number of rows, whoever computes it, and gradients are summed part after part, so no bit depends on
+the number of processes. All processes compute everything else, such as the loss and the optimiser's step. Messages are
+sent by `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 
 @dataclass(frozen=True)
 class Together:
-    """The processes of one member, this one among them. By itself it has nobody to tell."""
+    """The processes of one member, including this one. A single process sends nothing."""
 
     size: int = 1
     place: int = 0  # of this process among them
@@ -33,7 +33,7 @@ class Together:
         return part % self.size == self.place
 
     def tell(self, part: int, *tensors: Tensor) -> None:
-        """Give all the tensors of whoever computes a part, in place."""
+        """Send tensors from the process that computes a part to all others, in place."""
         if self.size == 1:
             return
         for tensor in tensors:
@@ -43,7 +43,8 @@ class Together:
                 tensor.copy_(whole)
 
     def agreed(self, stopped: Callable[[], bool], device: torch.device) -> Callable[[], bool]:
-        """Return what says to all of them whether the first is to stop; all ask it at the same places."""
+        """Return a function that tells all processes whether the first is to stop. All must call it at the same
+        places."""
         if self.size == 1:
             return stopped
 

@@ -1,6 +1,6 @@
-"""Rows of a dataset as tokens: each a prompt, then one completion, or the chosen and the rejected one.
+"""The rows of a dataset as tokens: each a prompt, then one completion, or the chosen and the rejected one.
 
-Text is tokenised here, once: what members write is learned from as the tokens that it was.
+Text is tokenised here, once. Completions that members write are learned from as the tokens that they wrote.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ class Corpus:
     digest: str  # of the base's tokens
 
     def prompt_batch(self, index: Rows, pad: int) -> tuple[Tensor, Tensor]:
-        """Return the prompts of rows `[n, L]`, padded on the left, and where they are real."""
+        """Return the prompts of rows, `[n, L]` padded on the left, and bool `[n, L]`, which are real tokens."""
         return stacked([self.prompts[int(i)] for i in index], pad, left=True)
 
     def batch(self, index: Rows, pad: int) -> Text:
-        """Return rows as one member's text, `[1, n, …]`: with two answers the chosen ones, then the rejected."""
+        """Return rows as the text of one member, `[1, n, …]`; with two answers, first all chosen ones, then all
+        rejected ones."""
         ids, real = self.prompt_batch(index, pad)
         answers = [answer[int(i)] for answer in self.answers for i in index]
         told, there = stacked(answers, pad, left=False)
@@ -83,7 +84,7 @@ class Corpus:
 
 
 def with_end(text: Text) -> Text:
-    """Return a text with a column behind it that counts nowhere: what a head says there, it has read all for."""
+    """Return a text with one more column, which counts nowhere. A head at that place has read the whole text."""
 
     def longer(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (0, 1))
@@ -95,9 +96,14 @@ def tokenise(
     rows: Sequence[Mapping[str, Any]], form: Form, base: Base, cfg: LanguageConfig, fetch: TextFetch, seed: int,
     held_out: int | None = None,
 ) -> Corpus:  # fmt: skip
-    """Turn rows into tokens and split them; what is too long is left out. Rows from `held_out` on are those of
-    validation, where it is given, and there is no test; else they are drawn by their shares. Raises DataError if
-    nothing is left of a split, or the chat template is missing or refuses a prompt."""
+    """Tokenise rows and split them, leaving out those that are too long.
+
+    If `held_out` is given, rows from there on are for validation, and there is no test split; else splits are drawn by
+    their shares.
+
+    Raises:
+        DataError: a split is empty, or the chat template is missing or refuses a prompt.
+    """
     made = [(place, row, *_row(row, form, base, cfg)) for place, row in enumerate(rows)]
     fits = [
         each for each in made
@@ -131,7 +137,11 @@ def _too_few(rows: Sequence[Any], kept: Sequence[Mapping[str, Any]], form: Form,
 
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
-    """Split games that a task encoded, `told`. Raises DataError if there are too few."""
+    """Split games that a task has encoded (`told`).
+
+    Raises:
+        DataError: there are too few.
+    """
     splits = _split(rows, "games", fetch, seed)
     if any(not len(index) for index in splits.values()):
         raise DataError(f"{len(rows)} games are too few to split: bring more")
@@ -199,7 +209,11 @@ def write_corpus(path: Path, corpus: Corpus) -> None:
 
 
 def read_corpus(path: Path) -> Corpus:
-    """Read what `write_corpus` wrote; DataError where it is damaged or another thing."""
+    """Read what `write_corpus` wrote.
+
+    Raises:
+        DataError: it is damaged, or something else.
+    """
     files = read_folder(path, only=(_ROWS, _TENSORS, _ABOUT))
     about = parse_json(files[_ABOUT], str(path / _ABOUT))
     tensors = load_tensors(files[_TENSORS], str(path / _TENSORS))

@@ -1,7 +1,7 @@
-"""Completions by vLLM, on a GPU: one call for all members, each with its adapter as a LoRA request.
+"""Completions by vLLM on a GPU: one call for all members, each with its adapter as a LoRA request.
 
-What vLLM says of its tokens' chances is what it drew them by; the policy's own log-probabilities, which learning goes
-on from, are `core.net.score`'s. How far the two are apart is for the caller to weigh: `weights`.
+The log-probabilities that vLLM reports are those it sampled with. Learning uses the policy's own, from
+`core.net.score`. The caller corrects for the difference by `weights`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from evopipe.types import Tensor
 MOST = 2.0  # weight of a token at most
 
 
-class Engine:
-    """A vLLM engine over a base, for so many members and adapters of at most so high a rank. Raises MissingInputError
-    if the extra `vllm` is not installed; ParamsError if there is no CUDA device, or the base was made here and lies in
-    no folder."""
+class VLLMEngine:
+    """A vLLM engine over a base, for a number of members and adapters up to a rank.
+
+    Raises:
+        MissingInputError: the extra `vllm` is not installed.
+        ParamsError: there is no CUDA device, or the base was made here and has no folder.
+    """
 
     def __init__(self, base: Base, members: int, rank: int) -> None:
         need_package("vllm", "vllm", "language.engine: vllm")
@@ -49,7 +52,7 @@ class Engine:
         self, adapters: Sequence[tuple[LoRA, Tensor]], ids: Tensor, real: Tensor, group: int, limit: int,
         how: Sampling, keys: Tensor, when: int, stop: Stops = (),
     ) -> Written:  # fmt: skip
-        """Complete prompts as `language.generate.generate` does; entropies are 0."""
+        """Complete prompts as `language.generate.generate` does. Entropies are 0."""
         import vllm
         from vllm.lora.request import LoRARequest
 
@@ -90,7 +93,9 @@ class Engine:
 
 
 def weights(own: Tensor, drawn: Tensor, mask: Tensor) -> Tensor:
-    """Return how much tokens count that one model drew and another learns from, all `[P, B, T]`. It is the learner's
-    chance over the other's, at most `MOST`: Yao et al., "Your efficient RL framework secretly brings you off-policy RL
-    training", 2025."""
+    """Return importance weights of tokens that one model sampled and another learns from; everything is `[P, B, T]`.
+
+    They are the learner's probability divided by the other's, at most `MOST`: Yao et al., "Your efficient RL framework
+    secretly brings you off-policy RL training", 2025.
+    """
     return (own - drawn).exp().clamp(max=MOST).masked_fill(~mask, 0.0)

@@ -1,7 +1,7 @@
-"""What a model's folder holds, by the headers of its files: asked before a model of its configuration is built.
+"""Checks of a model's folder by the headers of its files, before a model of its configuration is built.
 
-A configuration can ask for more layers than any memory holds, and building them hangs. The tensors that are there bound
-every number of it: a layer has a tensor at least, and no width is above the numbers of all tensors together.
+A configuration can ask for more layers than any memory holds, and building them would hang. The stored tensors bound
+all of its numbers: a layer has at least one tensor, and no width exceeds the numbers of all tensors together.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ ANEW, UNQUANTISED = "fetch or write it anew", "take the model that it was made o
 
 
 class Header(NamedTuple):
-    """What a file says of a tensor."""
+    """Shape and type of a tensor in a file."""
 
     shape: tuple[int, ...]
     dtype: str  # in safetensors' words, such as BF16
 
 
 def headers(folder: Path, where: str) -> dict[str, Header]:
-    """Return what the safetensors files of a folder hold, by name; DataError if one is damaged."""
+    """Return the tensors in the safetensors files of a folder, by name.
+
+    Raises:
+        DataError: a file is damaged.
+    """
     from safetensors import safe_open
 
     found: dict[str, Header] = {}
@@ -51,7 +55,11 @@ def headers(folder: Path, where: str) -> dict[str, Header]:
 
 
 def check_config(config: Mapping[str, Any], held: Mapping[str, Header], where: str) -> None:
-    """Refuse by a DataError a configuration that is quantised, or that the tensors which are `held` deny."""
+    """Check a configuration against the tensors that are `held`.
+
+    Raises:
+        DataError: it is quantised, or the tensors contradict it.
+    """
     if config.get("quantization_config") is not None:
         what = "is quantised (quantization_config in config.json), and members adapt plain weights"
         raise DataError(f"{where} {what}: {UNQUANTISED}")
@@ -82,8 +90,10 @@ def _told(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 
 def misfit(config: Any, held: Mapping[str, Header]) -> str | None:
-    """Say which tensor has another shape than a configuration of `transformers` asks for, if one has; nothing of the
-    model that it describes takes memory."""
+    """Return which tensor has another shape than a configuration of `transformers` asks for; None if none has.
+
+    The model is not allocated.
+    """
     from transformers import AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_config
@@ -97,7 +107,11 @@ def misfit(config: Any, held: Mapping[str, Header]) -> str | None:
 
 
 def check_model(model: nn.Module, held: Mapping[str, Header], dtype: str, where: str) -> None:
-    """Refuse by a DataError a model that was read, as `dtype`, of which a weight is quantised or not finite."""
+    """Check a model that was read as `dtype`.
+
+    Raises:
+        DataError: a weight is quantised or not finite.
+    """
     for name, weight in model.named_parameters():
         if name in held and held[name].dtype not in _PLAIN:
             what = f"its weight {name} is of quantised numbers ({held[name].dtype}), and members adapt plain ones"

@@ -1,4 +1,4 @@
-"""Members as players of games: what writes their tokens, for the games of all members of a cohort at once."""
+"""Members as players: the writers of tokens for the games of all members of a cohort at once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ Logits = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class Writer:
-    """Writes the next token of every game, `n` games of each of `P` members one behind the other. Tokens that were read
-    are not read again: keys and values of all before are kept. A game's draws depend on its own seed and the place of a
-    token, so that members are compared on the same ones, and neighbours change nothing."""
+    """Writes the next token of every game, `n` games of each of `P` members, one after the other.
+
+    Keys and values of earlier tokens are cached, so that no token is read twice. A game's draws depend on its own seed
+    and the position of a token. Members are therefore compared on the same draws, and neighbours change nothing.
+    """
 
     def __init__(self, nets: Mapping[str, Net], logits: Logits, cfg: Any, hyper: Hyper, seeds: np.ndarray) -> None:
         """Begin games, one of a member for each seed `[n]`: `nets` write, `cfg` has `decode` and `beams`, `hyper` the
@@ -40,9 +42,12 @@ class Writer:
 
     @torch.no_grad()
     def __call__(self, ids: np.ndarray, used: np.ndarray, turn: int = 1) -> np.ndarray:
-        """Return the next token of every game `[P · n]`: of its tokens `[P · n, L]` so many are there, `[P · n]`.
-        `turn` is how many tokens the player writes before the game answers. Beams are of whole turns, and those of all
-        games begin together."""
+        """Return the next token of every game `[P · n]`, given its tokens `[P · n, L]` and how many there are
+        `[P · n]`.
+
+        `turn` is how many tokens the player writes before the game answers. Beams cover whole turns, and those of all
+        games begin at the same time.
+        """
         shape = (self.members, self.games)
         x = torch.from_numpy(ids).to(self.device).unflatten(0, shape)
         at = torch.from_numpy(used).to(self.device).view(shape)
@@ -75,7 +80,7 @@ class Writer:
         return self.logits(outputs)
 
     def _beams(self, x: Tensor, used: Tensor, turn: int) -> Tensor:
-        """Return the likeliest turn `[P, n, turn]` that is found by keeping the `beams` likeliest beginnings."""
+        """Return the most likely turn `[P, n, turn]` found by keeping the `beams` most likely beginnings."""
         rows, scores = x[:, :, None], torch.zeros(*used.shape, 1, device=self.device)
         for i in range(turn):
             flat, beams = rows.flatten(1, 2), rows.shape[2]
@@ -97,8 +102,11 @@ def _at(x: Tensor, column: Tensor) -> Tensor:
     return x.gather(2, column[..., None, None].expand(*column.shape, 1, x.shape[-1]))[:, :, 0]
 
 
-def crowd(writers: Sequence[tuple[Writer, np.ndarray]], turn: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return what writes for the games of several writers, each of which plays the rows that stand beside it."""
+def joint_writer(
+    writers: Sequence[tuple[Writer, np.ndarray]], turn: int
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Return one function that writes for the games of several writers, each of which plays the rows listed beside
+    it."""
 
     def act(ids: np.ndarray, used: np.ndarray) -> np.ndarray:
         found = np.zeros(len(ids), np.int64)

@@ -1,11 +1,11 @@
-"""The images of a replay memory: bytes, each frame kept once.
+"""The images of a replay buffer, as bytes, each frame stored once.
 
-Rows keep what is no image, and point to frames that lie beside them. A transition brings its next frame. Its own is
-found where it is, byte for byte, the next frame of the n-th or the first transition before it from the same
-environment; else it is brought too. A frame is held as long as a row points to it, and its place then serves the next
-one: there is room for two frames a row, and on a CPU memory is taken only for places that were ever used.
+Rows hold everything but images, and point to frames that are stored beside them. A transition brings its next frame.
+Its own frame is usually, byte for byte, the next frame of the n-th or the first transition before it from the same
+environment; if not, it is stored too. A frame is kept as long as a row points to it, then its place is reused. There is
+room for two frames a row; on a CPU, memory is taken only for places that were ever used.
 
-A byte b stands for the float32 number b / 255.
+A byte b represents the float32 number b / 255.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NONE = -1
 
 
 class Frames:
-    """The frames of `N` rows of all memories together, each a transition over n steps, and which every row has.
+    """The frames of all `N` rows of all buffers, each row a transition over n steps.
 
     Attributes:
         size: `S`, bytes of a frame: all images of an observation.
         store: `[2 N, S]` uint8; on a CPU in memory that forked processes share.
         places: `[N, 2]` int64, where in `store` the own and the next frame of every row lie.
-        used: places ever used; beyond them `store` is untouched.
+        used: how many places were ever used; beyond them `store` is untouched.
     """
 
     def __init__(self, images: Sequence[Image], observations: int, rows: int, steps: int, device: torch.device) -> None:
@@ -64,14 +64,15 @@ class Frames:
         ends, starts = [0, *(image.stop for image in images)], [*(image.start for image in images), size]
         return [slice(a, b) for a, b in zip(ends, starts, strict=True)]
 
-    def bare(self, rows: np.ndarray) -> np.ndarray:
-        """Leave the images out of packed rows: `[n, size]` → `[n, size - 2 S]`."""
+    def without_images(self, rows: np.ndarray) -> np.ndarray:
+        """Remove the images from packed rows: `[n, size]` → `[n, size - 2 S]`."""
         return np.concatenate([rows[:, columns] for columns in self._between(rows.shape[1])], axis=1)
 
     def add(self, at: np.ndarray, rows: np.ndarray, source: np.ndarray, sources: int) -> None:
-        """Take the frames of packed rows `[n, size]` that replace those `at` `[n]`, all different.
+        """Store the frames of packed rows `[n, size]`, which replace the rows `at` `[n]`, all different.
 
-        Source `[n]` says which of so many environments each comes from, ascending; those of one are in order of time.
+        `source` `[n]` says which of `sources` environments each row comes from, ascending. Rows of one environment are
+        in order of time.
         """
         own, following = self._read(rows, 0), self._read(rows, self._obs)
         if len(self._last) != sources:

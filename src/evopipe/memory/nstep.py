@@ -1,13 +1,13 @@
-"""Transitions over n steps, put together as an environment is stepped.
+"""Transitions over n steps, assembled while environments are stepped.
 
-A transition begins at the oldest step of its environment's window and ends after n steps, or where the episode ends: at
-a terminal state without a bootstrap, at a truncation with the true last observation's. Rewards are kept apart, so that
-each member discounts them by its own γ (Sutton & Barto, 2018, § 7.1).
+A transition begins at the oldest step in its environment's window. It ends after n steps or with the episode: at a
+terminal state without a bootstrap, at a truncation with that of the true last observation. Rewards are kept separate,
+so that each member discounts them by its own γ (Sutton & Barto, 2018, § 7.1).
 
-Of a team each agent has a window of its own within the environment's: what it began ends where it terminates or is
-truncated, whether or not it comes back later. Where an agent is truncated while others go on, its last observation
-stands in the rows of that step alone: these are written for every start in the window, as transitions of the agents
-that were truncated, and hold none of theirs when the window is complete.
+In a team, each agent has its own window within the environment's. Its transitions end where it terminates or is
+truncated, whether or not it returns later. If an agent is truncated while others continue, only the rows of that step
+hold its last observation. These rows are written for every start in the window, as transitions of the truncated agents;
+when the window is complete, its rows hold no transition of those agents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GOES_ON, _TERMINATED, _TRUNCATED = 0, 1, 2
 
 
 class NStep:
-    """The windows of `R` environments, of `layout.steps` steps."""
+    """The windows of `R` environments, `layout.steps` steps each."""
 
     def __init__(self, layout: RowLayout, rows: int) -> None:
         n, self._layout = layout.steps, layout
@@ -56,11 +56,12 @@ class NStep:
         over: np.ndarray | None = None,
         next_alive: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Take one step of all environments, `[R, …]`; return rows `[R, n, size]`, and which are transitions `[R, n]`.
+        """Add one step of all environments, `[R, …]`; return rows `[R, n, size]`, and which of them are transitions
+        `[R, n]`.
 
-        A broken step is left out. What came before it in the window ends there, with the last good observation's
-        bootstrap. Of a team, whose numbers have an axis `K`, alive `[R, K]` says who took the step, next_alive `[R, K]`
-        where it leaves each (see `evopipe.types`), and over `[R]` where the episode ended.
+        A broken step is left out; what came before it in the window ends there, with the bootstrap of the last good
+        observation. For a team, arrays have an axis `K`; `alive` `[R, K]` says who took the step, `next_alive` `[R, K]`
+        where it leaves each agent (see `evopipe.types`), and `over` `[R]` where the episode ended.
         """
         n, index, layout = self._layout.steps, np.arange(len(obs)), self._layout
         obs, next_obs, action, reward = (x.reshape(len(obs), -1) for x in (obs, next_obs, action, reward))
@@ -135,18 +136,18 @@ class NStep:
         return own, np.where(learns, count, 0), (how == _TERMINATED).reshape(each.size, -1), learns.any(axis=2)
 
     def forget(self, rows: np.ndarray) -> None:
-        """Begin anew in these rows: their episodes were given up."""
+        """Clear the windows of these rows, whose episodes were abandoned."""
         self._first[rows] = self._next[rows] = 0
 
     def part(self, rows: np.ndarray) -> NStep:
-        """Return the windows of these rows, by themselves."""
+        """Return a copy of the windows of these rows."""
         found = NStep(self._layout, len(rows))
         arrays = self._arrays()
         found.restore({name: array[_at(array, rows)] for name, array in arrays.items()})
         return found
 
     def put(self, rows: np.ndarray, part: NStep) -> None:
-        """Take back the windows of these rows."""
+        """Write back the windows of these rows, as `part` returned them."""
         for name, array in part._arrays().items():
             own = self._arrays()[name]
             own[_at(own, rows)] = array

@@ -1,8 +1,8 @@
-"""Proportional priorities: which transitions a member samples, and how much each then counts.
+"""Proportional priorities (Schaul et al., "Prioritized experience replay", ICLR 2016).
 
-Schaul et al., "Prioritized experience replay", ICLR 2016. A sum tree on the device: every level holds the sums of
-`FAN_OUT` neighbours below, up to a top narrow enough to be added up anew at every draw; a whole batch goes down
-together. Members have trees of their own, on a shared memory too.
+They decide how often a member samples a transition, and how much it then counts. A sum tree lies on the device: every
+level holds the sums of `FAN_OUT` neighbours of the level below, up to a top that is narrow enough to be summed anew at
+every draw. A whole batch descends together. Every member has its own tree, even if members share a buffer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MOST = 1e30  # largest priority: a million of them still have a finite sum
 
 
 class Priorities:
-    """Sum trees of `P` members over `capacity` rows. Errors count to the power alpha; 0 is uniform.
+    """Sum trees of `P` members over `capacity` rows. A priority is the error to the power α; α = 0 is uniform sampling.
 
     Attributes:
-        levels: `[P, n]` each, from the rows up to at most `TOP` sums; a row that is not filled has priority 0, and so
+        levels: `[P, n]` each, from the rows up to at most `TOP` sums. Rows that are not filled have priority 0, and so
             have the few beyond the capacity that make every level `FAN_OUT` times as wide as the next.
         largest: `[P]`, the largest priority so far, which new rows get.
     """
@@ -50,8 +50,12 @@ class Priorities:
         self._add_up(slots, index)
 
     def draw(self, slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw rows `[P, B]` int64 in proportion to their priorities, for members `[P]` int64 and u `[P, B]` float64 in
-        [0, 1); return the probability `[P, B]` float32 of each too."""
+        """Draw rows `[P, B]` int64 in proportion to their priorities; return their probabilities `[P, B]` float32 too.
+
+        Args:
+            slots: `[P]` int64, the members.
+            u: `[P, B]` float64, uniform numbers in [0, 1).
+        """
         if build.serve(self.largest):
             return native.draw(self.levels, slots, u)
         top = self.levels[-1].index_select(0, slots)
@@ -74,8 +78,10 @@ class Priorities:
         return index, chosen.view(u.shape) / total.float()
 
     def update(self, slots: Tensor, index: Tensor, errors: Tensor) -> None:
-        """Set the priorities of rows `[P, B]` from how wrong each was found, `[P, B]`; one that is no number stays. Of
-        a row that is in a batch several times, the largest counts."""
+        """Set the priorities of rows `[P, B]` from their errors `[P, B]`.
+
+        An error that is NaN changes nothing. If a row is in a batch several times, the largest error counts.
+        """
         if build.serve(self.largest):
             native.update(self.levels, slots, index, errors, self.alpha, LEAST, MOST, self.largest)
             return
@@ -89,12 +95,12 @@ class Priorities:
         self._add_up(slots[:, None].expand(index.shape).reshape(-1), index.reshape(-1))
 
     def inherit(self, slots: Tensor, parents: Tensor) -> None:
-        """Let members `slots` `[n]` go on with what surprised members `parents` `[n]`, over the same rows."""
+        """Copy the priorities of members `parents` `[n]` to members `slots` `[n]`; they share the same rows."""
         for tensor in self.tensors():
             tensor.index_copy_(0, slots, tensor.index_select(0, parents))
 
     def forget(self, slots: Tensor) -> None:
-        """Give every filled row of members `slots` `[n]` priority 1, as at the start: nothing surprised them yet."""
+        """Reset the priority of every filled row of members `slots` `[n]` to 1, as at the start."""
         self.levels[0].index_copy_(0, slots, self.levels[0].index_select(0, slots).sign())
         self.largest.index_fill_(0, slots, 1.0)
         self._add_up_all()
@@ -117,7 +123,7 @@ class Priorities:
             above.copy_(below.view(-1, FAN_OUT).sum(dim=1).view(above.shape))
 
     def state(self, filled: int) -> dict[str, Tensor]:
-        """Return a copy of the priorities of the first so many rows, and of each member's largest."""
+        """Return a copy of the priorities of the first `filled` rows, and of each member's largest."""
         return {
             "priorities": self.levels[0][:, :filled].to("cpu", copy=True),
             "largest": self.largest.to("cpu", copy=True),

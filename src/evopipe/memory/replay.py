@@ -1,14 +1,15 @@
-"""Replay memory of packed rows.
+"""The replay buffer, in packed rows.
 
-A transition is one float32 row: observation, next observation, action, reward (of each step, where it spans several,
-and how many they are), terminated, and where the environment masks any the legal next actions, and those in the
-observation if the algorithm's loss reads them. Rows packed in one tensor sample 5 to 28 times faster than five
-fancy-indexed ones. Images of bytes may lie beside the rows (`evopipe.memory.frames`).
+A transition is one float32 row: observation, next observation, action, reward, terminated. If it spans several steps,
+it has the reward of each, and their number. If the environment masks actions, the legal next actions follow, and the
+legal actions too if the algorithm's loss reads them. Rows packed in one tensor are sampled 5 to 28 times faster than
+five indexed tensors. Images of bytes may be stored beside the rows (`evopipe.memory.frames`).
 
-Of a team each part is all agents', one after the other, and 2 K numbers follow: which agents acted, and where the last
-step leaves each (`next_alive`, see `evopipe.types`). Observations are as the environment gave them; who reads them
-leaves out those who are not there. Where a row spans several steps, each agent's number of steps is its own: until it
-terminates or is truncated; 0 where the row holds no transition of that agent, although it acted.
+For a team, each part holds that of all agents, one after the other, and 2 K numbers follow: which agents acted, and
+where the last step leaves each (`next_alive`, see `evopipe.types`). Observations are stored as the environment gave
+them; the reader leaves out agents that are absent. If a row spans several steps, each agent has its own number of
+steps, which ends where it terminates or is truncated. It is 0 if the row holds no transition of that agent, although it
+acted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _COHORTS = 16  # of which batches are kept
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where a transition's parts lie in a packed row."""
+    """Where the parts of a transition lie in a packed row."""
 
     obs: int  # O, of a team K · O
     actions: int  # A, of a team K · A
@@ -48,7 +49,7 @@ class RowLayout:
 
     @classmethod
     def of(cls, spaces: Spaces, masked: bool, steps: int = 1, legal: bool = False) -> RowLayout:
-        """Return the layout for an environment's spaces; `legal` is whether the algorithm has `MASKED_LOSS`."""
+        """Return the layout for an environment's spaces. `legal` says whether the algorithm has `MASKED_LOSS`."""
         k, agents = spaces.agents, spaces.agents if spaces.team else 0
         sizes = k * spaces.observations, k * spaces.actions
         return cls(*sizes, masked, spaces.continuous, steps, masked and legal, agents)
@@ -60,12 +61,12 @@ class RowLayout:
 
     @property
     def each(self) -> int:
-        """Numbers in a row that are one of each agent: `K`."""
+        """How many agents a row has numbers of: `K`, or 1."""
         return self.agents or 1
 
     @property
     def action(self) -> int:
-        """Numbers of an action in a row."""
+        """How many numbers of a row are the action."""
         return self.actions if self.continuous else self.each
 
     @property
@@ -97,11 +98,12 @@ class RowLayout:
         alive: Any = None,
         next_alive: Any = None,
     ) -> Any:
-        """Pack transitions `[n, …]` into rows `[n, size]` float32: NumPy's arrays, or tensors into tensors.
+        """Pack transitions `[n, …]` into rows `[n, size]` float32. NumPy arrays give an array, tensors a tensor.
 
-        Where they span several steps, reward is `[n, steps]`, 0 after the last, and taken `[n]` says how many they are;
-        without it rewards `[n]` are of one step each. Masks are bool `[n, A]`; without one all actions are legal.
-        Of a team all have an axis `K` at their end, or before `O` and `A`; alive and next_alive are `[n, K]`.
+        If transitions span several steps, `reward` is `[n, steps]`, 0 after the last, and `taken` `[n]` is their
+        number; without `taken`, rewards `[n]` are of one step each. Masks are bool `[n, A]`; without a mask all actions
+        are legal. For a team, arrays have an axis `K` at their end, or before `O` and `A`; `alive` and `next_alive` are
+        `[n, K]`.
         """
         n, k = len(obs), self.each
         rows: Any = np.empty((n, self.size), np.float32)
@@ -131,7 +133,7 @@ class RowLayout:
         return rows
 
     def unpack(self, rows: Tensor, weight: Tensor, gamma: Tensor) -> Batch:
-        """Split rows `[P, B, size]` into a batch of views; weight is `[P, B]`, gamma `[P]`."""
+        """Split rows `[P, B, size]` into a batch of views; `weight` is `[P, B]`, `gamma` `[P]`."""
         if self.agents:
             return self._unpack_team(rows, weight, gamma)
         o, r = self.obs, self._reward
@@ -185,13 +187,14 @@ class RowLayout:
 
 
 class Replay:
-    """`M` ring memories of packed rows: one that all members share, one a member, or one for `each` neighbours.
+    """`M` ring buffers of packed rows: one that all members share, one for each member, or one for every `each`
+    members.
 
-    Priorities are every member's, where sampling goes by them; images are the columns of an observation that are images
-    of bytes, to be kept as bytes in `frames`.
+    Priorities are kept for every member, if sampling uses them. `images` lists the columns of an observation that are
+    images of bytes, which are kept as bytes in `frames`.
 
     Attributes:
-        rows: `[M, capacity, size]`, less the columns that lie in `frames`.
+        rows: `[M, capacity, size]`, without the columns that lie in `frames`.
         position: `[M]` int64 on the host, where the next row goes.
         size: `[M]` int64 on the host, rows filled.
     """
@@ -217,7 +220,7 @@ class Replay:
         self._placed: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def tensors(self) -> list[Tensor]:
-        """Return all that sampling reads beside the priorities."""
+        """Return all tensors that sampling reads, except priorities."""
         return [self.rows, *([self.frames.places, self.frames.store] if self.frames else [])]
 
     @property
@@ -225,11 +228,11 @@ class Replay:
         return self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray, each: int | None = None) -> None:
-        """Append rows `[M, n, size]`; the oldest go where a memory is full. Those that `keep` `[M, n]` excludes are
-        left out, and those that are not finite.
+        """Append rows `[M, n, size]`; if a buffer is full, the oldest rows are overwritten.
 
-        So many columns as `each`, one beside the other, are an environment's, in order of time: `layout.steps` by
-        default, as `NStep` gives. An environment's images are kept once.
+        Rows that `keep` `[M, n]` excludes are left out, and so are rows that are not finite. `each` adjacent columns
+        belong to one environment, in order of time; the default is `layout.steps`, as `NStep` gives them. An
+        environment's images are stored once.
         """
         kept = keep & np.isfinite(rows).all(axis=2)
         if kept.shape[1] > self.capacity:  # only the last ones would survive
@@ -246,7 +249,7 @@ class Replay:
         if self.frames is not None:
             each = self.layout.steps if each is None else each
             self.frames.add(place, chosen, np.flatnonzero(kept) // each, -(-kept.size // each))
-            chosen = self.frames.bare(chosen)
+            chosen = self.frames.without_images(chosen)
         at = upload(torch.from_numpy(place), self.device)
         self._flat[at] = upload(torch.from_numpy(chosen), self.device)
         if self.priorities is not None:
@@ -261,8 +264,10 @@ class Replay:
         self.size = np.minimum(self.size + count, self.capacity)
 
     def add_all(self, rows: Tensor) -> None:
-        """Append rows `[M, n, size]` that lie on the device and are finite, each of one step and without images; see
-        `add`, which gives the same. Nothing waits for the device."""
+        """Append rows `[M, n, size]` that lie on the device; the host does not wait for it.
+
+        The rows must be finite, of one step each and without images. The result is that of `add`.
+        """
         rows = rows[:, -self.capacity :]
         n = rows.shape[1]
         at = (torch.arange(n, device=self.device) + int(self.position[0])) % self.capacity  # all are filled alike
@@ -279,22 +284,29 @@ class Replay:
         self.size = np.minimum(self.size + n, self.capacity)
 
     def clear(self, memories: Sequence[int]) -> None:
-        """Empty these memories."""
+        """Empty these buffers."""
         self.position[list(memories)] = self.size[list(memories)] = 0
 
     @property
-    def alike(self) -> bool:
-        """Whether all memories are filled alike: nothing was ever left out of one."""
+    def evenly_filled(self) -> bool:
+        """Whether all buffers hold equally many rows at equal positions: no row was ever left out of one alone."""
         return bool((self.position == self.position[0]).all())
 
     def draw_by_priority(
         self, slots: Tensor, first: Tensor, size: Tensor, u: Tensor, weight: Tensor, beta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw rows by the members' priorities: as `draw`, for u `[P, B]` and slots `[P]` int64, both on the device.
+        """Draw rows by the members' priorities.
 
-        Weight `[P, B]` is how much a place of the batch counts, 0 beyond the member's own; beta `[]` how much
-        importance weights correct. Returns rows, which they are, and `weight` times their importance weights (N · p)^−β
-        over the largest that counts, all `[P, B, …]`.
+        Args:
+            slots: `[P]` int64 on the device, the members.
+            first, size: see `draw`.
+            u: `[P, B]` float64 on the device, uniform numbers in [0, 1).
+            weight: `[P, B]`, how much a place of the minibatch counts: 0 beyond the member's own batch size.
+            beta: `[]`, how far importance weights correct for the priorities.
+
+        Returns:
+            The rows, their indices, and `weight` times the importance weights (N · p)^−β, divided by the largest that
+            counts; all `[P, B, …]`.
         """
         index, weight = self._by_priority(slots, size, u, weight, beta)
         return self._rows(index, first), index, weight
@@ -313,10 +325,10 @@ class Replay:
     def batch(
         self, draw: Stream, slots: Tensor, first: Tensor, size: Tensor, weight: Tensor, beta: Tensor, gamma: Tensor
     ) -> tuple[Batch, Tensor]:  # fmt: skip
-        """Draw a batch, by the members' priorities where there are any; return it, and which rows it holds `[P, B]`.
+        """Draw a minibatch, by priorities if there are any; return it, and the indices of its rows `[P, B]`.
 
-        Slots, first, size, weight and beta are as for `draw` and `draw_by_priority`; gamma is `[P]`. The tensors may be
-        those of the batch before that was drawn for the same weights.
+        For `slots`, `first`, `size`, `weight` and `beta` see `draw` and `draw_by_priority`; `gamma` is `[P]`. The
+        result may reuse the tensors of the minibatch that was drawn before for the same `weight`.
         """
         if build.serve(self.rows) and self.frames is None:
             return self._batches(draw, slots, first, weight, gamma).draw(draw.step, size, beta)
@@ -342,22 +354,23 @@ class Replay:
         return (rows if self.frames is None else self.frames.join(rows, at)).view(*index.shape, self.layout.size)
 
     def sample(self, slots: Sequence[int], u: Tensor) -> Tensor:
-        """Draw rows `[P, U, B, size]` uniformly, with replacement, for members `[P]` and u `[P, U, B]` in [0, 1)."""
+        """Draw rows `[P, U, B, size]` uniformly with replacement, for members `slots` `[P]` and `u` `[P, U, B]` in [0,
+        1)."""
         size = upload(torch.from_numpy(self.filled(slots)), self.device)
         return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
-        """Return on the host how many rows the memory of each of these members holds, `[P]` int64."""
+        """Return how many rows the buffer of each member holds, `[P]` int64 on the host."""
         filled: np.ndarray = self.size[self.memory_of(slots)]
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
-        """Return where the memory of each of these members begins, `[P]` int64, on the device."""
+        """Return where the buffer of each member begins, `[P]` int64 on the device."""
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return these slots, and where the memory of each begins, `[P]` int64 each, on the device: the same tensors
-        as long as few others ask."""
+        """Return these slots and where the buffer of each begins, `[P]` int64 on the device each. The tensors are
+        cached."""
         found = self._placed.get(slots)
         if found is None:
             if len(self._placed) >= _COHORTS:
@@ -366,16 +379,18 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the number of the memory of each of these members, `[P]` int64."""
+        """Return the index of each member's buffer, `[P]` int64."""
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
-        """`sample` from what is on the device already, so that a graph can hold it: first and size `[P]` are what
-        `first` and `filled` returned, u is `[P, n]` float64 in [0, 1)."""
+        """Draw rows uniformly like `sample`, from tensors on the device, so that a CUDA graph can hold it.
+
+        `first` and `size` `[P]` are what `first` and `filled` returned; `u` is `[P, n]` float64 in [0, 1).
+        """
         return self._rows((u * size[:, None]).long(), first)
 
     def state(self) -> dict[str, Tensor]:
-        """Return a copy of everything: rows of every memory as far as any is filled, positions, sizes."""
+        """Return a copy of the contents: the filled rows of every buffer, positions and sizes."""
         filled = int(self.size.max(initial=0))
         return {
             "rows": self.rows[:, :filled].to("cpu", copy=True),

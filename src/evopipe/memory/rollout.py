@@ -1,10 +1,10 @@
-"""Rollouts: what the members of a cohort have done since they last learned.
+"""Rollouts: the steps of a cohort's members since their last update.
 
 One float32 row a step: observation, action, its log-probability, the value, whether an episode begins, advantage, value
-target, whether the step may be learned from, and the legal actions where the environment masks any.
+target, whether the step may be learned from, and the legal actions if the environment masks any.
 
-The `K` agents of a team are rows next to each other: where a team plays, `E` in the shapes here is `E · K`. What came
-after a step then also says where it left each agent, `next_alive` (see `evopipe.types`).
+The `K` agents of a team are adjacent rows: for a team, `E` in the shapes here is `E · K`. What follows a step then also
+says where it left each agent, `next_alive` (see `evopipe.types`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ AFTER = 4  # numbers beside the next observation that are known of a step once i
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Where a step's parts lie in its row."""
+    """Where the parts of a step lie in its row."""
 
     spaces: Spaces
     masked: bool
 
     @property
     def log_prob(self) -> int:
-        """Where the numbers begin that every step has: log-probability, value, begins, advantage, target, valid."""
+        """Where the fixed part of a row begins: log-probability, value, begins, advantage, target, valid."""
         return self.spaces.observations + self.spaces.action_size
 
     @property
@@ -40,12 +40,12 @@ class StepLayout:
 
 
 class Rollout:
-    """What `P` members did at up to `T` ticks, in `E` environments each, with `M` numbers that networks carry on.
+    """The steps of `P` members over up to `T` ticks in `E` environments each, with `M` numbers of recurrent memory.
 
     Attributes:
         rows: `[P, T, E, size]`.
-        after: `[P, T, E, O + 4]`: the true next observation, reward, terminated, cut, valid; of a team `O + 5`, the
-            last one `next_alive`.
+        after: `[P, T, E, O + 4]`: the true next observation, reward, terminated, cut, valid. For a team it is `O + 5`,
+            the last one `next_alive`.
         memory: `[P, T + 1, E, M]`, before each step and after the last.
     """
 
@@ -62,14 +62,15 @@ class Rollout:
         return [self.rows, self.after, self.memory]
 
     def part(self, first: int, end: int) -> Rollout:
-        """Return the rollout of some members, on the same memory."""
+        """Return the rollout of the members from `first` to `end`, sharing memory with this one."""
         part = object.__new__(Rollout)
         part.layout = self.layout
         part.rows, part.after, part.memory = (tensor[first:end] for tensor in self.tensors())
         return part
 
     def enter(self, tick: int, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, chosen: Chosen) -> None:
-        """Enter what is known before a step is taken: obs `[P, E, O]`, legal `[P, E, A]`, begins `[P, E]`."""
+        """Store what is known before a step: `obs` `[P, E, O]`, `legal` `[P, E, A]`, `begins` `[P, E]` and the
+        choice."""
         rows = self.rows[:, tick]
         if not policy.enter(self.layout.spaces, rows, obs, legal if self.layout.masked else None, begins, chosen):
             action = chosen.action if chosen.action.ndim == 3 else chosen.action[..., None]
@@ -84,11 +85,11 @@ class Rollout:
         self, tick: int, next_obs: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, broken: Tensor,
         next_alive: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Enter what a step gave: the true next observation `[P, E, O]`, the rest `[P, E]`.
+        """Store the results of a step: the true next observation `[P, E, O]`, the rest `[P, E]`.
 
-        A broken step counts as one after which nothing comes, and which gave just what was expected. So does the step
-        of a team's agent that was gone; what it observes next is kept where `next_alive`, which a team needs, says that
-        it is there.
+        A broken step is stored as a last step whose reward was exactly as predicted, so that its advantage is 0. So is
+        the step of an absent agent of a team; its next observation is kept if `next_alive`, which a team needs, says
+        that it is there.
         """
         expected, after = self.rows[:, tick, :, self.layout.log_prob + 1], self.after[:, tick]
         ends = (terminated, truncated, broken)
@@ -105,19 +106,22 @@ class Rollout:
         torch.cat((usable, torch.stack((*numbers, *of_team), dim=-1)), dim=-1, out=after)
 
     def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
-        """Let what was entered at a tick be the last that is known of an episode, for pairs of member and
-        environment."""
+        """Mark a tick as the last known step of its episode, for pairs of member and environment."""
         self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
     def following(self, ticks: int) -> tuple[Tensor, ...]:
-        """Return what came after the first so many ticks: observations `[P, T · E, O]`, memory `[P, T · E, M]`, and of
-        a team `next_alive` `[P, T · E]`."""
+        """Return what followed the first `ticks` ticks: observations `[P, T · E, O]` and memory `[P, T · E, M]`.
+
+        For a team, `next_alive` `[P, T · E]` comes third.
+        """
         o, after = self.layout.spaces.observations, self.after[:, :ticks].flatten(1, 2)
         return after[..., :o], self.memory[:, 1 : ticks + 1].flatten(1, 2), *after[..., o + AFTER :].unbind(dim=-1)
 
     def estimate(self, ticks: int, next_value: Tensor, gamma: Tensor, lam: Tensor) -> None:
-        """Enter advantages and value targets of the first so many ticks: `next_value` is `[P, T · E]`, of what
-        `following` returned; gamma and λ are `[P]`."""
+        """Compute advantages and value targets of the first `ticks` ticks, and store them.
+
+        `next_value` `[P, T · E]` is the value of what `following` returned; `gamma` and `lam` (λ) are `[P]`.
+        """
         at, o = self.layout.log_prob, self.layout.spaces.observations
         reward, terminated, cut, valid = self.after[:, :ticks, :, o : o + AFTER].unbind(dim=-1)
         value = self.rows[:, :ticks, :, at + 1]
@@ -125,8 +129,13 @@ class Rollout:
         self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)
 
     def sequences(self, ticks: Tensor, env: Tensor, weight: Tensor) -> Sequences:
-        """Gather a minibatch: ticks `[P, B, L]` int64, environments `[P, B]` int64, weight `[P, B, L]`, 0 on pads, else
-        1. Of a team's environments all agents come, `[P, B · K, L]`."""
+        """Gather a minibatch of sequences.
+
+        Args:
+            ticks: `[P, B, L]` int64.
+            env: `[P, B]` int64, environments. For a team the result has all agents of each, `[P, B · K, L]`.
+            weight: `[P, B, L]`, 0 on pads, else 1.
+        """
         members, capacity, envs = self.rows.shape[:3]
         agents = self.layout.spaces.agents
         if agents > 1:
@@ -157,7 +166,7 @@ class Rollout:
         )
 
     def state(self, ticks: int) -> dict[str, Tensor]:
-        """Return a copy of the first so many ticks."""
+        """Return a copy of the first `ticks` ticks."""
         held = {"rows": self.rows[:, :ticks], "after": self.after[:, :ticks], "memory": self.memory[:, : ticks + 1]}
         return {name: tensor.to("cpu", copy=True) for name, tensor in held.items()}
 

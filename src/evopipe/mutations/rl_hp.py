@@ -22,13 +22,13 @@ def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.G
         old, whole = member.hyper[name], name in traits.whole
         grow = bool(rng.random() < 0.5)
         for up in (grow, not grow):
-            new = _scaled(old, traits.evolve[name], up, whole)
+            new = scaled(old, traits.evolve[name], up, whole)
             if new != old:
                 return replace(member, hyper={**member.hyper, name: new}), Mutation("rl_hp", name, old, new)
     return None
 
 
-def _scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
+def scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
     """Multiply by grow or shrink and clip; a whole number moves by at least 1."""
     new, low, high = old * (evolve.grow if up else evolve.shrink), evolve.min, evolve.max
     if whole:

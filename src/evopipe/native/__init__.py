@@ -1,2 +1,5 @@
-"""The CPU's own kernels, in C: `build` compiles and loads them, `header` packs what they read, `update` takes whole
-updates; `dense` runs perceptrons through them, `policy` those of PPO, `replay` draws batches."""
+"""The native kernels for CPUs, in C.
+
+`build` compiles and loads them, `header` packs the structs that they read, and `update` makes whole updates. `dense`
+runs perceptrons, `policy` acts and learns for PPO, and `replay` draws minibatches.
+"""

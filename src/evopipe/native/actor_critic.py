@@ -1,4 +1,4 @@
-"""Whole updates of actors and critics by the CPU's own kernels; `algos` has the same in torch."""
+"""Whole updates of actor-critic algorithms by the native kernels; `algos` has the same in torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,17 @@ _RATES = ("lr_actor", "lr_critic", "grad_clip", "tau")
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Who of a team's `K` agents sees and does how much of a row, which network of a member's is its own, and which of
-    those that share it an agent is. One agent alone: `Places((observations,), (actions,))`."""
+    """The parts of a row that each of a team's `K` agents observes and sets, and the networks that they share.
+
+    Attributes:
+        sees: numbers that each agent observes.
+        does: numbers of each agent's action.
+        group: which of a member's networks is the agent's.
+        seat: the agent's index among those that share that network.
+        ids: numbers of the one-hot code of that index.
+
+    A single agent has `Places((observations,), (actions,))`.
+    """
 
     sees: tuple[int, ...]
     does: tuple[int, ...]
@@ -29,7 +38,7 @@ class Places:
 
     @property
     def joint(self) -> int:
-        """Width of what a critic reads."""
+        """The width of a critic's input."""
         return sum(self.sees) + sum(self.does) + self.ids
 
     @cached_property
@@ -38,12 +47,12 @@ class Places:
 
 
 def normals(draw: Stream, n: int) -> Tensor:
-    """Return what `draw.normal(n)` returns, to its last bit or the one before."""
+    """Return what `draw.normal(n)` returns, up to the last bit."""
     return _drawn("normals", draw, n)
 
 
 def gumbels(draw: Stream, n: int) -> Tensor:
-    """Return what `ops.distributions.gumbel` does, as float32 and −40 at least."""
+    """Return what `ops.distributions.gumbel` returns, as float32 and at least −40."""
     return _drawn("gumbels", draw, n)
 
 
@@ -56,7 +65,7 @@ def _drawn(name: str, draw: Stream, n: int) -> Tensor:
 
 @cache
 def alone(observations: int, actions: int) -> Places:
-    """Return the places of one agent."""
+    """Return the places of a single agent."""
     return Places((observations,), (actions,))
 
 
@@ -65,11 +74,11 @@ def ddpg_update(
     discrete: bool = False, noise: Tensor | None = None, own_noise: Tensor | None = None, noise_clip: Row = 0.0,
     temperature: Row = 1.0, penalty: Row = 0.0, alpha: Row | None = None,
 ) -> Learned | None:  # fmt: skip
-    """Let critics regress, and where it is their turn deterministic actors follow them; None where torch must.
+    """Update critics and, if `actor_learns`, deterministic actors in place; return None if torch must do it.
 
-    Noise, `[P, K · B · A]`, is added to the next actions within `noise_clip`, or decides which are drawn; `own_noise`
-    decides which of an actor's own are. With `alpha` actors stay close to the batch's actions, as in TD3+BC. Rows of
-    weight 0 at a batch's end are not looked at: their errors are 0.
+    `noise` `[P, K · B · A]` is added to the next actions, clipped to `noise_clip`; for discrete actions it is the
+    Gumbel noise that draws them, and `own_noise` draws the actor's own. With `alpha`, actors also stay close to the
+    batch's actions, as in TD3+BC. Rows of weight 0 at the end of a minibatch are skipped: their errors are 0.
     """
     if of.actor is None or of.actor_target is None or batch.obs.dtype != torch.float32:
         return None
@@ -99,10 +108,11 @@ def sac_update(
     discrete: bool, learns_alpha: bool, target_entropy: Row, by_legal: bool, noise: Tensor | None,
     own_noise: Tensor | None,
 ) -> Learned | None:  # fmt: skip
-    """Let twin critics, a stochastic actor and, where it learns, its temperature take a step; None where torch must.
+    """Update twin critics, a stochastic actor and, if `learns_alpha`, its temperature in place; return None if torch
+    must do it.
 
-    The temperature aims at an entropy, where `by_legal` at so large a share of the logarithm of how many actions are
-    legal. Noise and `own_noise`, `[P, B · A]` standard normal, are of the next actions and of the actor's own.
+    The temperature aims at the entropy `target_entropy`; with `by_legal`, at that share of the logarithm of the number
+    of legal actions. `noise` and `own_noise` `[P, B · A]`, standard normal, draw the next actions and the actor's own.
     """
     held = log_alpha, log_alpha_adam
     rates: dict[str, Row] = {name: hp[name] for name in _RATES}

@@ -1,6 +1,6 @@
-"""Compile the kernels for this processor at first use, once a machine, and load them.
+"""Compilation of the kernels for this processor at first use, once a machine, and loading of the library.
 
-A library is loaded only if it is whole, by its digest beside it, and nobody but the user can have written it.
+A library is loaded only if its digest, stored beside it, matches, and only the user can have written it.
 """
 
 from __future__ import annotations
@@ -44,51 +44,50 @@ _chosen: Any = None
 
 
 def use(kernels: Any) -> None:
-    """Let what lies on the CPU be computed by these kernels from now on, in this process and those that it forks; None:
-    by torch."""
+    """Compute on the CPU with these kernels from now on, in this process and those that it forks; None means torch."""
     global _chosen
     _chosen = kernels
 
 
 def chosen() -> Any:
-    """Return the kernels in use; None where torch computes."""
+    """Return the kernels in use; None if torch computes."""
     return _chosen
 
 
 def kernels() -> Any:
-    """Return the kernels in use, of which there must be some."""
+    """Return the kernels in use, which must exist."""
     assert _chosen is not None
     return _chosen
 
 
 def compiler() -> str | None:
-    """Return the name and the version of what compiled the kernels in use; None where torch computes."""
+    """Return name and version of the compiler of the kernels in use; None if torch computes."""
     return None if _chosen is None else declarations().string(_chosen.compiled_by()).decode()
 
 
 def serve(*tensors: Tensor) -> bool:
-    """Whether the kernels are in use, and these lie where they can read them."""
+    """Return whether the kernels are in use, and can read these tensors."""
     return _chosen is not None and all(x.device.type == "cpu" for x in tensors) and not torch.compiler.is_compiling()
 
 
 def done(starved: int) -> None:
-    """Raise MemoryError where a kernel returned that there was no memory for it."""
+    """Raise MemoryError if a kernel reported that memory ran out."""
     if starved:
         raise MemoryError("the kernels need more for an update than there is")
 
 
 class NoKernels(Exception):
-    """The kernels cannot be had here; the message says why."""
+    """The kernels are not available on this machine; the message says why."""
 
 
 @cache
 def load(target: str = "native") -> Any:
-    """Return the compiled kernels, made by the first compiler that can: what CC names, cc, gcc, clang.
+    """Return the compiled kernels, from the first compiler that works: the one in `CC`, cc, gcc or clang.
 
-    What is said of compilers that could not goes to stderr, once.
+    Errors of compilers that do not work are printed to stderr, once.
 
     Raises:
-        NoKernels: there is no compiler, none of them could, or this processor lacks the instructions.
+        NoKernels: there is no compiler, none works, or this processor lacks the instructions.
     """
     if target == "portable" and "flags" in _processor() and "avx2" not in _processor():
         raise NoKernels("this processor has no AVX2, for which the portable kernels are made")
@@ -224,7 +223,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library lies there as it was made, and nobody but the user can have written it."""
+    """Return whether a library is there as it was made, and only the user can have written it."""
     content, digest = _own_bytes(library), _own_bytes(library.with_suffix(".sha256"))
     return content is not None and hashlib.sha256(content).hexdigest().encode() == digest
 

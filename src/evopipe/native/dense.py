@@ -1,6 +1,6 @@
-"""Dense layers of several members by the CPU's own kernels; `core.padded` has the same in torch's operators.
+"""Dense layers of several members by the native kernels; `core.padded` has the same in torch.
 
-What is computed is the same function: products, normalisation, activation and blending of each member's own units.
+Both compute the same function: products, normalisation, activation and blending of each member's own units.
 """
 
 from __future__ import annotations
@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from evopipe.native import build, header
 from evopipe.native.header import at
 from evopipe.native.networks import Net
+from evopipe.schema.blocks import Activation
 from evopipe.types import Tensor
 
-# As the source has them.
-ACTIVATIONS = (
-    "ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity",
-)  # fmt: skip
+ACTIVATIONS = get_args(Activation)  # `functions.h` counts them in the same order
 _KEEP_INPUT = frozenset({"GELU", "SiLU"})
 MOST = 64  # layers
 PANEL = 32  # columns of a packed panel, at most
@@ -28,8 +26,8 @@ _NO_WAY_BACK = (0,) * 6
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the kernels must know of a structure's dense layers."""
+class LayerPlan:
+    """The layout of a structure's dense layers, as the kernels read it."""
 
     fields: Tensor  # [P, layers, 10] int32
     members: int
@@ -40,8 +38,8 @@ class Plan:
     out: int
 
     @classmethod
-    def of(cls, structure: Any, first: int, inputs: int) -> Plan:
-        """Describe the layers from the first-th hidden one on; `inputs` is the width of what they read."""
+    def of(cls, structure: Any, first: int, inputs: int) -> LayerPlan:
+        """Describe the layers from hidden layer `first` on; `inputs` is the width of their input."""
         hidden = list(enumerate(structure.layout.hidden))[first:]
         rows, room, widest = [], 0, inputs
         for arch in structure.archs:
@@ -70,9 +68,11 @@ class Plan:
         return cls(fields, len(rows), len(every), every[0].weight.start if every else 0, room, widest, out)
 
 
-def plan_of(net: Net, inputs: int, lstm: bool = False) -> Plan | None:
-    """Return the plan of a network that reads so many numbers, from behind its LSTM layers on where it may have any;
-    None where the kernels cannot compute it."""
+def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
+    """Return the plan of a network with this many inputs; None if the kernels cannot compute it.
+
+    With `lstm` the network may have LSTM layers, and the plan begins behind them.
+    """
     structure: Any = getattr(net.structure, "inner", net.structure)
     if not build.serve(net.values) or net.values.dtype != torch.float32 or net.values.stride(1) != 1:
         return None
@@ -80,12 +80,12 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> Plan | None:
         return None
     first = structure.recurrent
     key = first, structure.layout.hidden[first - 1].out if first else inputs
-    plan: Plan = structure.plans.get(key) or structure.plans.setdefault(key, Plan.of(structure, *key))
+    plan: LayerPlan = structure.plans.get(key) or structure.plans.setdefault(key, LayerPlan.of(structure, *key))
     return plan if plan.layers <= MOST else None
 
 
 def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor | None:
-    """Run a structure's dense layers on x `[P, B, inputs]`; None where torch must."""
+    """Run a structure's dense layers on x `[P, B, inputs]`; return None if torch must do it."""
     if not layers or not build.serve(x):
         return None
     if not x.dtype == layers[0].weight.dtype == torch.float32:
@@ -93,7 +93,7 @@ def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor 
     key = first, x.shape[-1]
     plan = structure.plans.get(key)
     if plan is None:
-        plan = structure.plans[key] = Plan.of(structure, *key)
+        plan = structure.plans[key] = LayerPlan.of(structure, *key)
     if plan.layers > MOST or not x.shape[1]:
         return None
     ends = id(layers[0]), id(layers[-1])
@@ -110,7 +110,7 @@ def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor 
     return _forward(x.contiguous(), anchor, plan)[0]
 
 
-def _in_place(structure: Any, first: int, plan: Plan, layers: Sequence[Any]) -> bool:
+def _in_place(structure: Any, first: int, plan: LayerPlan, layers: Sequence[Any]) -> bool:
     """Whether parameters lie where the flat row has them: noisy ones, for example, do not."""
     base = layers[0].weight.data_ptr() - 4 * plan.start
     parts = (*structure.layout.hidden[first:], *structure.layout.output)
@@ -120,7 +120,7 @@ def _in_place(structure: Any, first: int, plan: Plan, layers: Sequence[Any]) -> 
     )
 
 
-def _forward(x: Tensor, anchor: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def _forward(x: Tensor, anchor: Tensor, plan: LayerPlan) -> tuple[Tensor, Tensor]:
     members, rows, inputs = x.shape
     assert members == plan.members
     out, saved = x.new_empty(members, rows, plan.out), x.new_empty(members, rows * plan.room)
@@ -141,7 +141,7 @@ def _dense() -> Any:
         of them in torch's graph."""
 
         @staticmethod
-        def forward(ctx: Any, x: Tensor, anchor: Tensor, plan: Plan) -> Tensor:
+        def forward(ctx: Any, x: Tensor, anchor: Tensor, plan: LayerPlan) -> Tensor:
             x = x.contiguous()
             out, saved = _forward(x, anchor, plan)
             ctx.save_for_backward(x, saved)
@@ -168,6 +168,6 @@ def _dense() -> Any:
     return _Dense
 
 
-def _values(view: Tensor, plan: Plan) -> int:
+def _values(view: Tensor, plan: LayerPlan) -> int:
     """Where the first member's row begins, of which this is the first layer's weights."""
     return view.data_ptr() - 4 * plan.start

@@ -1,5 +1,7 @@
-"""What C and Python have in common: `kernels.h`, read by cffi. Structs are packed as it says, whole, in one go: a field
-at a time costs as much as a short kernel."""
+"""Reads `kernels.h`, the header that C and Python share, with cffi, and packs its structs.
+
+A struct is packed in one call: setting one field at a time costs as much as a short kernel.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ HEADER = Path(__file__).with_name("kernels.h")
 
 @cache
 def declarations() -> Any:
-    """Return cffi's view of the header."""
+    """Return the header as parsed by cffi."""
     import cffi  # commands that compute nothing do not read it
 
     found = cffi.FFI()
@@ -24,13 +26,15 @@ def declarations() -> Any:
 
 
 def at(tensor: Tensor | None) -> int:
-    """Return where a tensor's numbers begin; None stands for C's NULL."""
+    """Return the address of a tensor's numbers; None stands for C's NULL."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 class Struct:
-    """A struct of the header. Pointers are addresses, structs within it what `pack` returned; whoever points to
-    something keeps it."""
+    """A struct of the header. Its pointers are addresses, and nested structs are what `packed` returned.
+
+    The owner of a pointer must keep alive what it points to.
+    """
 
     def __init__(self, name: str) -> None:
         ffi = declarations()
@@ -50,13 +54,13 @@ class Struct:
         return self._point(self._pointer, self.pack(*values))
 
     def packed(self, **values: Any) -> bytes:
-        """Return one with these values by name; others are 0, and structs among them empty."""
+        """Return a struct with these values by name, as bytes. Other fields are 0."""
         if unknown := values.keys() - set(self.fields):
             raise TypeError(f"the header has no field {sorted(unknown)[0]!r} there")
         return self.pack(*map(values.get, self.fields, self._nothing))
 
     def pointer(self, packed: bytes) -> Any:
-        """Return a pointer to what `packed` returned; it holds that."""
+        """Return a pointer to what `packed` returned, which it keeps alive."""
         return self._point(self._pointer, packed)
 
 

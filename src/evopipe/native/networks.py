@@ -1,4 +1,4 @@
-"""What the kernels ask of networks: rows of numbers, and Adam's moments of each."""
+"""The protocols that the kernels need of networks: rows of numbers, and Adam's moments of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 class Net(Protocol):
-    """A network of several members, as `core.net` has it: `values` and `grad` are `[rows, N]`."""
+    """A network of several members, such as `core.net.Net`: `values` and `grad` are `[rows, N]`."""
 
     @property
     def structure(self) -> Any: ...

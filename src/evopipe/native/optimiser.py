@@ -1,4 +1,4 @@
-"""Clipping, Adam and Polyak averaging of flat rows by the CPU's own kernels; `core.optim` has the same in torch."""
+"""Clipping, Adam and Polyak averaging of flat rows by the native kernels; `core.optim` has the same in torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from evopipe.types import Tensor
 
 
 def serve(net: Net, *tensors: Tensor) -> bool:
-    """Whether the kernels are in use, and can read these rows of a network: of float32, on the CPU, and whole lines
-    long. Networks of text are torch's, whatever else a process computes."""
+    """Return whether the kernels are in use and can read a network's rows: float32, on the CPU, whole cache lines long.
+
+    Networks of language models always use torch.
+    """
     structure = getattr(net.structure, "inner", net.structure)
     return (
         hasattr(structure, "plans")
@@ -25,8 +27,11 @@ def serve(net: Net, *tensors: Tensor) -> bool:
 
 
 def owned(structure: Any) -> Tensor:
-    """Return where each of R rows has its network's own numbers, `[n]` int32: where in this each row's spans begin and
-    the last one's end, then from and to which number of the row each span goes, whole cache lines."""
+    """Return where the own numbers of each of R rows lie, without pads, as `[n]` int32.
+
+    The first R + 1 entries say where in this tensor the spans of each row begin, and where the last end. The spans
+    follow, each as first and end number in the row, in whole cache lines.
+    """
     inner: Any = getattr(structure, "inner", structure)
     copies = structure.copies
     key = "owned", copies
@@ -50,8 +55,10 @@ def _spans(index: Tensor) -> Tensor:
 
 
 def clip(net: Net, limit: Tensor, losses: Tensor, healthy: Tensor) -> None:
-    """Scale the gradient of every row of a network to at most its member's limit `[P]`; healthy `[P]` becomes false
-    where a loss `[P]` or a norm is not finite. Both in place."""
+    """Clip the gradient of every row of a network to at most its member's `limit` `[P]`, in place.
+
+    `healthy` `[P]` becomes False if a loss `[P]` or a norm is not finite.
+    """
     grads, each, own = net.grad, len(net.grad) // len(limit), owned(net.structure)
     limit, losses = limit.float().contiguous(), losses.detach().float().contiguous()
     kernels().clip(header.of("clip_call")(
@@ -63,7 +70,7 @@ def adam(
     net: Net, mean: Tensor, square: Tensor, steps: Tensor, lr: Tensor, active: Tensor, betas: tuple[float, float],
     eps: float,
 ) -> None:  # fmt: skip
-    """Take one step of a network in place: moments `[P · K, N]`, steps `[P · K]`, lr and active `[P]`."""
+    """Take one Adam step of a network in place: moments `[P · K, N]`, steps `[P · K]`, `lr` and `active` `[P]`."""
     values, grads, own = net.values, net.grad, owned(net.structure)
     each, lr, active = len(values) // len(lr), lr.float().contiguous(), active.contiguous()
     kernels().adam(header.of("adam_call")(
@@ -73,7 +80,8 @@ def adam(
 
 
 def polyak(target: Net, online: Net, weight: Tensor) -> None:
-    """target ← target + weight · (online − target) in place, weight `[P]`."""
+    """Move a target network towards the online one: target ← target + weight · (online − target), in place; weight is
+    `[P]`."""
     to, of, own, weight = target.values, online.values, owned(target.structure), weight.float().contiguous()
     kernels().polyak(header.of("polyak_call")(
         len(weight), len(to) // len(weight), at(own), at(to), to.stride(0), at(of), of.stride(0), at(weight)

@@ -1,7 +1,7 @@
-"""PPO and its forms for teams by the CPU's own kernels: acting, and learning from a whole rollout in one call.
+"""PPO and its team variants by the native kernels: acting, and learning from a whole rollout in one call.
 
-`algos.ppo`, `algos.ippo` and `algos.mappo` have the same in torch, which both are held to. Served are perceptrons and
-LSTM layers on the CPU. Of a team `E` and `B` stand for `E · K` and `B · K` rows, as in these files.
+`algos.ppo`, `algos.ippo` and `algos.mappo` have the same in torch, and tests compare both. Perceptrons and LSTM layers
+on the CPU are supported. For a team, `E` and `B` stand for `E · K` and `B · K` rows, as in those files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _NETS = ("encoder", "actor", "critic")
 
 
 class Lessons(NamedTuple):
-    """Minibatches of a rollout of `P` members in `E` environments, in `stretches` of at most `L` ticks."""
+    """The minibatches of a rollout of `P` members in `E` environments. Its ticks are cut into `stretches` of at most
+    `L`."""
 
     rows: Tensor  # [P, T, E, …], see `memory.rollout`
     memory: Tensor  # [P, T + 1, E, M]
@@ -41,7 +42,7 @@ class Lessons(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """The kernels' view of a state."""
+    """The state of an algorithm, as the kernels read it."""
 
     pointer: Any
     members: int
@@ -109,7 +110,8 @@ def _describe(
 def _network(
     net: Net, adam: Adam, inputs: int, members: int, groups: int, memory: int, held: list[Any]
 ) -> bytes | None:
-    """A network that reads so many numbers; its memory stands behind that of those before it."""
+    """Return the fields of a network with this many inputs; its recurrent memory comes after that of the networks
+    before it."""
     structure: Any = getattr(net.structure, "inner", net.structure)
     plan = plan_of(net, inputs, lstm=True)
     if plan is None or structure.recurrent > MOST or len(structure.archs) != members * groups:
@@ -136,9 +138,10 @@ def _network(
 def learn(
     cfg: Any, state: Any, hp: Hyper, lessons: Lessons, healthy: Tensor, team: Places | None = None
 ) -> Learned | None:
-    """Learn from all minibatches, epoch after epoch, in place; None where torch must, minibatch by minibatch.
+    """Learn from all minibatches, epoch after epoch, in place; return None if torch must do it.
 
-    Losses are those of each member's last one; hp values and healthy are `[P]`."""
+    Losses are those of each member's last minibatch; values of `hp` and `healthy` are `[P]`.
+    """
     policy = _described(cfg, state, team)
     if policy is None:
         return None
@@ -166,8 +169,10 @@ def act(
     cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None,
     team: Places | None = None,
 ) -> Chosen | None:  # fmt: skip
-    """Draw actions, or take the likeliest where `draw` is None: obs `[P, E, O]`, memory `[P, E, M]` before it; None
-    where torch must."""
+    """Draw actions, or take the most likely ones if `draw` is None; return None if torch must do it.
+
+    `obs` is `[P, E, O]`; `memory` `[P, E, M]` is that before the step.
+    """
     policy = _described(cfg, state, team)
     if policy is None or not _readable(policy, obs, memory):
         return None
@@ -181,8 +186,11 @@ def act(
 def value(
     cfg: Any, state: Any, obs: Tensor, memory: Tensor, team: Places | None = None, next_alive: Tensor | None = None
 ) -> Tensor | None:  # fmt: skip
-    """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it; None where torch must. Of a team's targets
-    next_alive `[P, B]` says who is there."""
+    """Return V(s) `[P, B]`; None if torch must do it.
+
+    `obs` is `[P, B, O]`; `memory` `[P, B, M]` is that before it. For the targets of a team, `next_alive` `[P, B]` says
+    which agents are there.
+    """
     policy = _described(cfg, state, team)
     if policy is None or not _readable(policy, obs, memory):
         return None
@@ -192,7 +200,7 @@ def value(
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places | None = None) -> Tensor | None:
-    """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`; None where torch must."""
+    """Return the most likely legal actions for obs `[P, E, O]`, with an empty memory; None if torch must do it."""
     policy = _described(cfg, state, team)
     if policy is None:
         return None
@@ -233,7 +241,8 @@ def _say(
 def enter(
     spaces: Spaces, rows: Tensor, obs: Tensor, legal: Tensor | None, begins: Tensor, chosen: Chosen
 ) -> bool:  # fmt: skip
-    """Enter what is known before a step into rows `[P, E, …]`, see `memory.rollout`; say whether the kernels can."""
+    """Store what is known before a step in rows `[P, E, …]` (see `memory.rollout`); return whether the kernels could do
+    it."""
     kinds = (obs, chosen.log_prob, chosen.value) + ((chosen.action,) if spaces.continuous else ())
     if not _plain(rows, *kinds):
         return False
@@ -251,8 +260,11 @@ def enter(
 def finish(
     after: Tensor, expected: Tensor, next_obs: Tensor, reward: Tensor, next_alive: Tensor | None, *ends: Tensor
 ) -> bool:
-    """Enter what a step gave, `[P, E, …]`, and how it ended, bool `[P, E]` each; say whether the kernels can. Expected
-    are the values `[P, E]` in the step's row; next_alive is None but for teams."""
+    """Store the results of a step, `[P, E, …]`; return whether the kernels could do it.
+
+    `ends` are bool `[P, E]` each. `expected` are the values `[P, E]` in the step's row. `next_alive` is None except for
+    teams.
+    """
     if not _plain(after, expected, next_obs, reward, *([] if next_alive is None else [next_alive])):
         return False
     next_obs, reward, *ends = (x.contiguous() for x in (next_obs, reward, *ends))  # type: ignore[assignment]
@@ -269,9 +281,11 @@ def _plain(*tensors: Tensor) -> bool:
 
 
 def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the rows that are `over` `[R]` bool and the seeds of their next episodes, `[n]` int64 each, as `rng.seeds`
-    draws them from keys, environments and episodes begun, `[R]` int64, which are counted on in place; None where the
-    kernels are not in use."""
+    """Return the rows that are `over` `[R]` bool, and the seeds of their next episodes, `[n]` int64 each.
+
+    The seeds are those of `rng.seeds`, from keys, environments and numbers of episodes begun, `[R]` int64, which are
+    increased in place. Return None if the kernels are not in use.
+    """
     if build.chosen() is None:
         return None
     found, count = torch.empty(2, len(over), dtype=torch.int64), torch.empty(1, dtype=torch.int32)

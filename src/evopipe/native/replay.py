@@ -1,4 +1,4 @@
-"""Draws from a replay memory by the CPU's own kernels; `memory.replay` and `memory.priorities` have them in torch."""
+"""Draws from a replay buffer by the native kernels; `memory.replay` and `memory.priorities` have them in torch."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def _ends(of: _Tree, n: int) -> Tensor:
 
 
 class Batches:
-    """Batches of some members, drawn one after the other into the same tensors.
+    """Minibatches of some members, drawn one after the other into the same tensors.
 
-    `given` are the members' keys, slots, where each one's rows begin, weights `[P, B]` and γ.
+    `given` holds the members' keys, slots, where each one's rows begin, weights `[P, B]` and γ.
     """
 
     def __init__(self, layout: Any, rows: Tensor, levels: Sequence[Tensor], draw: Stream, *given: Tensor) -> None:
@@ -87,11 +87,12 @@ class Batches:
         ))  # fmt: skip
 
     def serve(self, rows: Tensor, *given: Tensor) -> bool:
-        """Whether they are of these rows, and of the very tensors that were given."""
+        """Return whether these minibatches are drawn from these rows, and for exactly these tensors."""
         return all(a is b for a, b in zip(self.given, given, strict=True)) and at(rows) == at(self._rows)
 
     def draw(self, step: Tensor, size: Tensor, beta: Tensor) -> tuple[Batch, Tensor]:
-        """Return a batch, and which rows it holds: step `[1]`, size `[P]` int64, beta `[]`, see `Replay.batch`."""
+        """Draw a minibatch; return it and the indices of its rows. `step` is `[1]`, `size` `[P]` int64, `beta` `[]`;
+        see `Replay.batch`."""
         size = size.contiguous()
         now = header.of("sample_call")(at(step), at(size), float(beta) if self._tree else 0.0)
         kernels().draw_batch(self._job, now)
@@ -99,13 +100,13 @@ class Batches:
 
 
 def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
-    """Sum anew, on every level, what is above rows `index` `[n]` of members `slots` `[n]`."""
+    """Recompute, on every level, the sums above rows `index` `[n]` of members `slots` `[n]`."""
     slots, index = slots.contiguous(), index.contiguous()
     _of_tree("tree_add_up", _Tree(levels), n=len(index), slots=at(slots), index=at(index))
 
 
 def add_up_all(levels: Sequence[Tensor]) -> None:
-    """Sum anew all levels."""
+    """Recompute the sums of all levels."""
     _of_tree("tree_add_up_all", _Tree(levels), members=len(levels[0]))
 
 
@@ -120,7 +121,10 @@ def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Te
 
 
 def importances(filled: Tensor, chance: Tensor, weight: Tensor, beta: Tensor) -> Tensor:
-    """Return weight `[P, B]` times (N · p)^−β over the largest that counts: filled `[P]` is N, chance `[P, B]` p."""
+    """Return weight `[P, B]` times the importance weights (N · p)^−β, divided by the largest that counts.
+
+    `filled` `[P]` is N, `chance` `[P, B]` is p, `beta` `[]` is β.
+    """
     filled, weight, found = filled.contiguous(), weight.contiguous(), torch.empty_like(chance)
     call = header.of("importance_call")(
         *chance.shape, at(filled), at(chance), float(beta), at(weight), at(found)

@@ -1,4 +1,4 @@
-"""What updates by the CPU's own kernels have in common: networks, learners and minibatches as these read them."""
+"""What all updates by the native kernels share: networks, learners and minibatches as the kernels read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row: TypeAlias = "float | Tensor"
 
 
 class Learners(NamedTuple):
-    """What of an algorithm's state learns, in place. A Q-network alone is the critic."""
+    """The learning parts of an algorithm's state, which updates change in place. A lone Q-network is the `critic`."""
 
     critic: Net
     critic_target: Net
@@ -33,9 +33,16 @@ class Learners(NamedTuple):
     noise_target: Net | None = None
     noise_adam: Adam | None = None
 
+    @classmethod
+    def of(cls, state: Any, critic: str) -> Learners:
+        """Return those of an algorithm's state with an actor and with critics of this name."""
+        critics = getattr(state, critic), getattr(state, f"{critic}_target"), getattr(state, f"{critic}_adam")
+        return cls(*critics, state.updates, state.actor, getattr(state, "actor_target", None), state.actor_adam)
+
 
 class Job(NamedTuple):
-    """A struct of the kernels for some learners, the objects that it was made for, and tensors that it points to."""
+    """A packed struct for an update of some learners, the arguments that it was made from, and the tensors that it
+    points to."""
 
     place: int  # of the critic's values
     given: tuple[Any, ...]
@@ -44,7 +51,7 @@ class Job(NamedTuple):
 
 
 def network(net: Net, adam: Adam | None, inputs: int, members: int) -> dict[str, Any] | None:
-    """Return the fields of a network of dense layers that reads so many numbers; None where the kernels cannot."""
+    """Return the fields of a network of dense layers with this many inputs; None if the kernels cannot compute it."""
     plan, structure = dense.plan_of(net, inputs), net.structure
     if plan is None or getattr(structure, "inner", structure).widths.role != "whole":
         return None
@@ -54,7 +61,7 @@ def network(net: Net, adam: Adam | None, inputs: int, members: int) -> dict[str,
 
 
 def rows(net: Net, adam: Adam | None, members: int) -> dict[str, Any]:
-    """Return the fields that say where a network's numbers are, and its moments."""
+    """Return the fields that locate a network's numbers and its moments."""
     moments = {} if adam is None else {
         "mean": at(adam.mean), "square": at(adam.square), "steps": at(adam.steps),
         "moment_stride": adam.mean.stride(0),
@@ -66,7 +73,7 @@ def rows(net: Net, adam: Adam | None, members: int) -> dict[str, Any]:
 
 
 def known(of: Learners, given: tuple[Any, ...]) -> Job | None:
-    """Return the job that was made for these very learners, and objects or equal numbers."""
+    """Return the job that was made before for these very learners, and for the same objects or equal numbers."""
     found: Job | None = of.critic.__dict__.get("job")  # where `cached_property` keeps things
     if found is None or found.place != of.critic.values.data_ptr() or len(found.given) != len(of) + len(given):
         return None
@@ -82,11 +89,19 @@ def make(
     name: str, of: Learners, given: tuple[Any, ...], members: int, inputs: Mapping[str, int], rates: Mapping[str, Row],
     held: Sequence[Any] = (), **more: Any,
 ) -> Job | None:  # fmt: skip
-    """Return the struct of such a name for some learners; None where torch must.
+    """Return the struct of this name for some learners; None if torch must do the update.
 
-    `inputs` are the widths that their networks read; rates are rows `[P]`, each a field of the learners or of the
-    struct, of which `more` are the others. It is kept for the next time that the same is `given`, where it points to no
-    copies: nobody would know that they are old."""
+    Args:
+        name: of the struct in `kernels.h`.
+        of: the learners.
+        given: the arguments that identify the job; it is reused when they come again. A job that points to copies is
+            not kept, because the copies would become stale.
+        members: P.
+        inputs: the width of each network's input.
+        rates: rows `[P]`, each a field of the learners or of the struct.
+        held: tensors to keep alive.
+        more: other fields of the struct.
+    """
     nets: dict[str, bytes] = {}
     for each in ("critic", "critic_target", "actor", "actor_target", "noise", "noise_target"):
         net, adam = getattr(of, each), getattr(of, f"{each}_adam", None)
@@ -119,7 +134,7 @@ def learn(
     name: str, of: Learners, job: Job, batch: Batch, healthy: Tensor, noise: Tensor | None = None,
     own_noise: Tensor | None = None, actor_learns: bool = True, draw: Stream | None = None,
 ) -> Learned:  # fmt: skip
-    """Take an update of that name from a batch, in place."""
+    """Make the update of this name from a minibatch, in place."""
     given = of.critic.__dict__.get("batch")
     if given is None or given[0] is not batch:
         given = _minibatch(batch)

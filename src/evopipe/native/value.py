@@ -1,4 +1,4 @@
-"""Whole updates of one Q-network by the CPU's own kernels; `algos.dqn`, `cqn` and `rainbow` have the same in torch."""
+"""Whole updates of one Q-network by the native kernels; `algos.dqn`, `cqn` and `rainbow` have the same in torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ def value_update(
     of: Learners, rates: Mapping[str, Row], batch: Batch, healthy: Tensor, *, double: bool, huber: bool,
     dueling: bool = False, support: Tensor | None = None, draw: Stream | None = None,
 ) -> Learned | None:  # fmt: skip
-    """Take one step in place, and mix the target; None where torch must.
+    """Make one update in place, and update the target network; return None if torch must do it.
 
-    Rates `[P]` are `lr_critic`, `grad_clip` and `tau`, the share that the target takes over; with `interval` it takes
-    over all after so many updates; `alpha` weighs the conservative term. Support `[K]` are the returns that the
-    outputs' atoms stand for; without it an action has one output. Noise on the weights is drawn from `part(1)` of
-    `draw`, the target's from `part(2)`. Rows of weight 0 at a batch's end are not looked at: their errors are 0.
+    Args:
+        of: the learners.
+        rates: rows `[P]`: `lr_critic`, `grad_clip`, and `tau`, the weight with which the target follows; or `interval`,
+            after how many updates the target is replaced. `alpha` weighs the conservative term.
+        batch: the minibatch; rows of weight 0 at its end are skipped, and their errors are 0.
+        healthy: `[P]`.
+        double, huber, dueling: see the algorithms.
+        support: `[K]`, the returns that the outputs' atoms stand for; without it each action has one output.
+        draw: draws noise on the weights from `part(1)`, and the target's from `part(2)`.
     """
     if not build.serve(batch.obs) or batch.obs.dtype != torch.float32:
         return None

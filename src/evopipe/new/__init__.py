@@ -1,1 +1,1 @@
-"""A project of one's own: the files that `evopipe new` writes."""
+"""Projects of users' own: the files that `evopipe new` writes."""

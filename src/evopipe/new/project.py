@@ -1,4 +1,4 @@
-"""Make a project of one's own: evopipe's pipeline, for evopipe as an installed package."""
+"""Makes a user's own project: evopipe's pipeline, with evopipe as an installed package."""
 
 from __future__ import annotations
 
@@ -22,10 +22,19 @@ _REQUIREMENTS = "requirements.txt"
 
 
 def make(folder: Path, env_id: str | None = None) -> str:
-    """Write a project, dvc.yaml, params.yaml, an environment, README, and a git and DVC repository; say what was made.
-    Without the id of an installed environment it has an example of one's own, `my_env.py`. Errors are UsageError (the
-    folder is not empty), MissingInputError (no DVC), ParamsError (the environment is unknown, or not served),
-    DiskError, and an EvopipeError if git or DVC failed; what was written is removed again."""
+    """Write a project: dvc.yaml, params.yaml, an environment, README, and a git and DVC repository; return what was
+    made.
+
+    Without the id of an installed environment, it has an example environment, `my_env.py`. After an error, what was
+    written is removed again.
+
+    Raises:
+        UsageError: the folder is not empty.
+        MissingInputError: DVC is not installed.
+        ParamsError: the environment is unknown, or not supported.
+        DiskError: a file cannot be written.
+        EvopipeError: git or DVC failed.
+    """
     need_package("dvc", "pipeline", "new")
     existed = folder.exists()
     if existed and (folder.is_file() or any(folder.iterdir())):
@@ -45,7 +54,7 @@ def make(folder: Path, env_id: str | None = None) -> str:
 
 
 def contents(name: str, env_id: str | None = None) -> dict[str, str]:
-    """Return the files of a project called `name`: its texts by path; see `make`."""
+    """Return the files of a project called `name`, as texts by path; see `make`."""
     stub = env_id is None
     row = f"| `{_MODULE}` | the environment: replace it by yours; `evopipe env check {_STUB}` tries it |\n"
     readme = Template(_text("README.md")).substitute(name=name, env=env_id or _STUB, environment=row if stub else "")

@@ -1,7 +1,8 @@
-"""Distributions of actions, over tensors `[P, B, …]`. Draws are a member's own; nothing is reduced over `P` or `B`.
+"""Distributions of actions, over tensors `[P, B, …]`. Each member has its own draws; nothing is reduced over `P` or
+`B`.
 
-A mask names the legal actions. An illegal one has probability 0 (its log-probability is the lowest number there is, or
-−∞), adds nothing to the entropy, gets no gradient and is never drawn, not even where a member's outputs are no numbers.
+A mask marks the legal actions. An illegal action has probability 0 (its log-probability is the lowest float, or −∞),
+adds nothing to the entropy, gets no gradient and is never drawn, even if a member's outputs are NaN.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Distribution(Protocol):
-    """What a policy gives: a distribution of actions for every member and observation. Actions are `[P, B, …]`;
-    log-probabilities (or log-densities) and entropies, in nats, are `[P, B]`."""
+    """The protocol of a policy's distribution of actions, for every member and observation.
+
+    Actions are `[P, B, …]`. Log-probabilities (or log-densities) and entropies, in nats, are `[P, B]`.
+    """
 
     def sample(self, draw: Stream) -> Tensor: ...
     def mode(self) -> Tensor: ...
@@ -179,9 +182,15 @@ class _SquashedGaussian(_Gaussian):
 def distribution(
     spaces: Spaces, outputs: Tensor, log_std: Tensor | None = None, legal: Tensor | None = None, squash: bool = False
 ) -> Distribution:
-    """Return the distribution of an environment's actions. Outputs `[P, B, A]` are logits, or means of continuous
-    actions; `log_std` of these expands to that shape. Legal is `[P, B, A]` bool, None where all are. `squash` lets
-    continuous actions pass a hyperbolic tangent."""
+    """Return the distribution of an environment's actions.
+
+    Args:
+        spaces: the environment's spaces.
+        outputs: `[P, B, A]`, logits, or means of continuous actions.
+        log_std: of continuous actions; broadcast to the shape of `outputs`.
+        legal: `[P, B, A]` bool; None if all actions are legal.
+        squash: whether continuous actions pass a hyperbolic tangent.
+    """
     if spaces.kind == "multidiscrete":
         return _MultiCategorical(outputs, spaces.choices, legal)
     if spaces.kind == "multibinary":
@@ -194,9 +203,12 @@ def distribution(
 
 
 def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a = tanh(u), u = mean + exp(log_std) · noise, and return its log-density (Haarnoja et al., 2018, app. C).
-    log π(a) = log N(u) − Σ log(1 − tanh²u), the latter as 2 (log 2 − u − softplus(−2u)), which cannot overflow. Mean,
-    log_std and noise, standard normal, are `[…, A]`, and so are actions; log-densities are `[…]`."""
+    """Sample a = tanh(u), u = mean + exp(log_std) · noise; return a and its log-density (Haarnoja et al., 2018, app.
+    C).
+
+    log π(a) = log N(u) − Σ log(1 − tanh²u). The last term is computed as 2 (log 2 − u − softplus(−2u)), which cannot
+    overflow. `mean`, `log_std`, `noise` (standard normal) and actions are `[…, A]`, log-densities `[…]`.
+    """
     u = mean + log_std.exp() * noise
     normal = -0.5 * noise * noise - log_std - _HALF_LOG_2PI
     return torch.tanh(u), (normal - _log_slope(u)).sum(dim=-1)
@@ -209,14 +221,17 @@ def _log_slope(u: Tensor) -> Tensor:
 
 
 def gumbel(draw: Stream, n: int) -> Tensor:
-    """Draw negative Gumbel numbers, `[P, n]` float64: the largest of scores less them is a softmax's draw."""
+    """Draw negative Gumbel noise, `[P, n]` float64. The argmax of scores minus this noise is a sample of their
+    softmax."""
     return torch.log(-torch.log1p(-draw.uniform(n)))
 
 
 def relaxed(logits: Tensor, legal: Tensor | None, temperature: float, draw: Stream) -> Tensor:
-    """Draw actions as one-hot vectors `[P, …, A]` with the gradient of the Gumbel-softmax of that temperature, straight
-    through (Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017). Logits are `[P, …, A]`; legal is bool of that shape,
-    or None where all are."""
+    """Sample one-hot actions `[P, …, A]` with the straight-through gradient of the Gumbel-softmax at this temperature.
+
+    Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017. `logits` are `[P, …, A]`; `legal` is bool of that shape, or None
+    if all actions are legal.
+    """
     noise = gumbel(draw, logits[0].numel()).view(logits.shape).clamp(min=-40.0).to(logits.dtype)  # −∞ only where u is 0
     scores = masked_log_softmax(logits, legal) - noise
     soft = (scores / temperature).softmax(dim=-1)
@@ -224,8 +239,15 @@ def relaxed(logits: Tensor, legal: Tensor | None, temperature: float, draw: Stre
     return hard + (soft - soft.detach())
 
 
+def expected(log_pi: Tensor, values: Tensor) -> Tensor:
+    """Return Σ π(a) values(a), `[…, A]` → `[…]`; an action of probability 0 counts nothing, whatever its value."""
+    pi = log_pi.exp()
+    return (pi * torch.where(pi > 0, values, 0.0)).sum(dim=-1)  # otherwise the gradient of 0 · ∞ would be NaN
+
+
 def masked_log_softmax(logits: Tensor, legal: Tensor | None) -> Tensor:
-    """Return log-probabilities `[…, A]`, the lowest number there is where `legal` (bool, or None) says no."""
+    """Return log-probabilities `[…, A]`: the lowest float where `legal` is False. `legal` is None if all actions are
+    legal."""
     if legal is not None:
         logits = _where_legal(logits, legal)
     return logits.log_softmax(dim=-1)

@@ -1,10 +1,10 @@
-"""What language models learn from: advantages of completions, and losses over their tokens.
+"""Equations of language-model training: advantages of completions, and losses over their tokens.
 
 Every member has `B` sequences of `T` tokens. A mask `[P, B, T]` bool says which tokens count: those that the member
-wrote, or those that it is to imitate. Log-probabilities `[P, B, T]` are the policy's (`log_prob`), the policy's when it
-wrote the tokens (`old`) and the reference's (`reference`). Whatever number stands where a mask is False, it reaches
-neither a result nor a gradient. Nothing is reduced over `P`. A loss is the `total` of what the tokens give, each with
-its share of `token_weights`.
+wrote, or those that it is to imitate. Log-probabilities `[P, B, T]` are the current policy's (`log_prob`), the policy's
+when it wrote the tokens (`old`), and the reference's (`reference`). Values where the mask is False reach neither
+results nor gradients. Nothing is reduced over `P`. A loss is the `total` of per-token terms, weighted by
+`token_weights`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from evopipe.ops.policy import clipped_surrogate
 from evopipe.types import Games, Tensor
 
 Level = Literal["token", "turn", "sequence"]
@@ -22,7 +23,7 @@ _EPS = 1e-4
 
 
 class Advantages(NamedTuple):
-    """Advantages of completions within their groups."""
+    """The advantages of completions within their groups."""
 
     value: Tensor  # [P, B], 0 where a completion does not count
     counts: Tensor  # [P, B] bool, whether the completion is there and its group's rewards differ
@@ -31,11 +32,19 @@ class Advantages(NamedTuple):
 
 
 def group_advantages(reward: Tensor, group: Tensor, present: Tensor, baseline: Baseline) -> Advantages:
-    """Compare rewards `[P, B]` within groups, any numbers int64 `[P, B]`; `present` `[P, B]` bool says what is there.
-    `standardised` is (R − mean) / (std + 10⁻⁴) with the sample's standard deviation (Shao et al., "DeepSeekMath", 2024,
-    § 4.1.2); `mean` leaves out the division (Liu et al., "Understanding R1-Zero-like training", 2025); `leave_one_out`
-    is R − the mean of the others (Kool et al., 2019; Ahmadian et al., "Back to basics", 2024). One group of all is a
-    baseline over the batch. A reward that is no number makes its group's advantages so, and no other's."""
+    """Return the advantages of rewards `[P, B]` relative to their group.
+
+    Args:
+        reward: `[P, B]`.
+        group: `[P, B]` int64, any number that identifies the group; one group for all gives a baseline over the batch.
+        present: `[P, B]` bool, which rewards exist.
+        baseline: `standardised` is (R − mean) / (std + 10⁻⁴) with the sample standard deviation (Shao et al.,
+            "DeepSeekMath", 2024, § 4.1.2). `mean` omits the division (Liu et al., "Understanding R1-Zero-like
+            training", 2025). `leave_one_out` is R − the mean of the others (Kool et al., 2019; Ahmadian et al., "Back
+            to basics", 2024).
+
+    A NaN reward makes the advantages of its group NaN, and no others.
+    """
     same = (group[:, :, None] == group[:, None, :]) & present[:, :, None] & present[:, None, :]  # [P, B, B]
     size = same.sum(dim=-1).clamp(min=1)
     others = reward[:, None, :].expand(same.shape)
@@ -56,9 +65,11 @@ def _within(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def token_weights(mask: Tensor, mean: Mean) -> Tensor:
-    """Return weights `[P, B, T]` that sum to 1 in each member, to 0 where none of its tokens counts. `token`: all
-    tokens count the same (Yu et al., "DAPO", 2025); `sequence`: all sequences do, and a sequence's tokens the same, so
-    that a token of a long one counts less."""
+    """Return weights `[P, B, T]` that sum to 1 for each member, or to 0 if none of its tokens counts.
+
+    `token` weights all tokens equally (Yu et al., "DAPO", 2025). `sequence` weights all sequences equally, and the
+    tokens of a sequence equally, so that a token of a long sequence counts less.
+    """
     counted = mask.to(torch.float32)
     if mean == "token":
         return counted / counted.sum(dim=(1, 2), keepdim=True).clamp(min=1.0)
@@ -68,18 +79,20 @@ def token_weights(mask: Tensor, mean: Mean) -> Tensor:
 
 
 def total(weight: Tensor, each: Tensor) -> Tensor:
-    """Return Σ weight · each `[P]` over `[P, B, T]` or `[P, B]`; what weighs 0 is not read."""
+    """Return Σ weight · each `[P]` over `[P, B, T]` or `[P, B]`. Terms with weight 0 are not read."""
     return (weight * _within(each, weight != 0)).flatten(1).sum(dim=1)
 
 
 def row_means(each: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over what counts in each row, `[P, B, T]` → `[P, B]`; 0 where nothing does."""
+    """Return the mean over the tokens of each row that count, `[P, B, T]` → `[P, B]`; 0 if none does."""
     return _within(each, mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
 
 
 def drift(log_prob: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """Return the largest |log π − log π_old| `[P]` of a token that counts: at a rollout's first update, how far what
-    learns is from what wrote."""
+    """Return the largest |log π − log π_old| over the tokens that count, `[P]`.
+
+    At the first update from a rollout it says how far the learner's policy is from the one that wrote the text.
+    """
     return _within(log_prob.detach() - old, mask).abs().flatten(1).amax(dim=1)
 
 
@@ -87,12 +100,12 @@ def drift(log_prob: Tensor, old: Tensor, mask: Tensor) -> Tensor:
 
 
 def log_probs(logits: Tensor, token: Tensor) -> Tensor:
-    """Return the log-probability `[…]` of each token, int64 `[…]`, under logits `[…, V]` that came before it."""
+    """Return the log-probability `[…]` of each token, int64 `[…]`, under the logits `[…, V]` that predict it."""
     return logits.gather(-1, token.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(dim=-1)
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Return the entropy `[…]` in nats of the softmax of logits `[…, V]`; a logit of −∞ adds nothing."""
+    """Return the entropy `[…]` in nats of the softmax of logits `[…, V]`. A logit of −∞ adds nothing."""
     chances = logits.log_softmax(dim=-1)
     return -(chances.exp() * chances.clamp(min=torch.finfo(chances.dtype).min)).sum(dim=-1)
 
@@ -101,9 +114,11 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: Tensor | None = None) -> Tensor:
-    """Return log π(·) / π_old(·) `[P, B, T]`: of each token, or the mean over its turn or sequence; 0 outside the mask.
-    The mean over a sequence is the ratio of GSPO (Zheng et al., "Group sequence policy optimization", 2025, eq. 7).
-    `turn` int64 `[P, B, T]` numbers the turns of a sequence from 0."""
+    """Return log π(·) / π_old(·), `[P, B, T]`, of each token, or its mean over the token's turn or sequence.
+
+    It is 0 outside the mask. The mean over a sequence is the ratio of GSPO (Zheng et al., "Group sequence policy
+    optimization", 2025, eq. 7). `turn` int64 `[P, B, T]` numbers the turns of a sequence from 0.
+    """
     each = _within(log_prob - old, mask)
     if level == "token":
         return each
@@ -121,31 +136,37 @@ def _mean_over(each: Tensor, mask: Tensor) -> Tensor:
 
 
 def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return −min(ρ A, clip(ρ, 1 − low, 1 + high) A) `[P, B, T]` (Schulman et al., 2017, eq. 7); the ends are `[P]`,
-    and may differ (Yu et al., "DAPO", 2025, eq. 10). Advantages are `[P, B, T]`, or `[P, B, 1]` of whole sequences."""
+    """Return the clipped surrogate loss −min(ρ A, clip(ρ, 1 − low, 1 + high) A), `[P, B, T]` (Schulman et al., 2017,
+    eq. 7).
+
+    `low` and `high` are `[P]`, and may differ (Yu et al., "DAPO", 2025, eq. 10). Advantages are `[P, B, T]`, or
+    `[P, B, 1]` for whole sequences.
+    """
     ratio = log_ratio.exp()
-    return -torch.minimum(ratio * advantage, _clip(ratio, low, high) * advantage)
+    return -clipped_surrogate(ratio, advantage, low[:, None, None], high[:, None, None])
 
 
 def cispo(log_prob: Tensor, log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return −clip(ρ, 1 − low, 1 + high) A log π `[P, B, T]`, the ratio a constant: every token keeps its gradient
-    (MiniMax, "MiniMax-M1", 2025, eq. 4). Shapes as `clipped`'s."""
-    return -_clip(log_ratio.detach().exp(), low, high) * advantage * log_prob
+    """Return the loss −clip(ρ, 1 − low, 1 + high) A log π, `[P, B, T]` (MiniMax, "MiniMax-M1", 2025, eq. 4).
 
-
-def _clip(ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    return torch.clamp(ratio, 1.0 - low[:, None, None], 1.0 + high[:, None, None])
+    The ratio is a constant, so every token keeps its gradient. Shapes are those of `clipped`.
+    """
+    ratio = log_ratio.detach().exp()
+    return -torch.clamp(ratio, 1.0 - low[:, None, None], 1.0 + high[:, None, None]) * advantage * log_prob
 
 
 def outside(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return which ratios `[P, B, T]` bool lie outside of [1 − low, 1 + high], ends `[P]`."""
+    """Return which ratios `[P, B, T]` bool lie outside [1 − low, 1 + high]; `low` and `high` are `[P]`."""
     ratio = log_ratio.exp()
     return (ratio < 1.0 - low[:, None, None]) | (ratio > 1.0 + high[:, None, None])
 
 
 def k3(log_prob: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    """Return π_ref/π − log π_ref/π − 1 `[P, B, T]`, 0 outside the mask: never negative, and in the mean over the
-    policy's own tokens KL(π ‖ π_ref) (Schulman, "Approximating KL divergence", 2020)."""
+    """Return the estimate π_ref/π − log π_ref/π − 1 of KL(π ‖ π_ref), `[P, B, T]` (Schulman, "Approximating KL
+    divergence", 2020).
+
+    It is never negative, and unbiased over the policy's own tokens. It is 0 outside the mask.
+    """
     gap = _within(reference - log_prob, mask)
     return torch.expm1(gap) - gap
 
@@ -154,16 +175,19 @@ def k3(log_prob: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
 
 
 def on_last(reward: Tensor, mask: Tensor) -> Tensor:
-    """Put the reward `[P, B]` of a completion on the last token that counts: `[P, B, T]`."""
+    """Put the reward `[P, B]` of a completion on its last token that counts: `[P, B, T]`."""
     places = torch.arange(1, mask.shape[-1] + 1, device=mask.device) * mask
     last = mask & (places == places.amax(dim=-1, keepdim=True))
     return last * reward[..., None]
 
 
 def token_gae(reward: Tensor, value: Tensor, mask: Tensor, gamma: Tensor, lam: Tensor) -> Tensor:
-    """Return generalised advantage estimates (Schulman et al., 2016, eq. 16) `[P, B, T]`, 0 outside the mask. Rewards
-    and values are `[P, B, T]`, γ and λ `[P]`. A token's successor is the next one of its sequence that counts: what an
-    environment wrote in between is no step. The last one has no future."""
+    """Return generalised advantage estimates of tokens, `[P, B, T]` (Schulman et al., 2016, eq. 16); 0 outside the
+    mask.
+
+    Rewards and values are `[P, B, T]`, `gamma` and `lam` (λ) `[P]`. The successor of a token is the next one of its
+    sequence that counts: text that an environment wrote in between is no step. The last token has no successor.
+    """
     gamma, decay = gamma[:, None], (gamma * lam)[:, None]
     reward, value = _within(reward, mask), _within(value, mask)
     out = torch.zeros_like(value)
@@ -177,22 +201,23 @@ def token_gae(reward: Tensor, value: Tensor, mask: Tensor, gamma: Tensor, lam: T
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """Return x `[P, B, T]` with mean 0 and variance 1 over what counts in each member; 0 outside the mask."""
+    """Shift and scale x `[P, B, T]` to mean 0 and variance 1 over each member's tokens that count; 0 outside the
+    mask."""
     weight = token_weights(mask, "token")
     apart = _within(x, mask) - total(weight, x)[:, None, None]
     return _within(apart / (total(weight, apart.square()).sqrt()[:, None, None] + _EPS), mask)
 
 
 def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tensor:
-    """Return ½ max((V − V̂)², (V_old + clip(V − V_old, ±clip) − V̂)²) `[P, B, T]`, clip `[P]`: the value, too, goes no
-    further from what it was than that."""
+    """Return the clipped value loss ½ max((V − V̂)², (V_old + clip(V − V_old, ±clip) − V̂)²), `[P, B, T]`; `clip` is
+    `[P]`."""
     limit = clip[:, None, None]
     near = old + torch.clamp(value - old, -limit, limit)
     return 0.5 * torch.maximum((value - target).square(), (near - target).square())
 
 
-def behind_last(value: Tensor, mask: Tensor) -> Tensor:
-    """Return what stands in the column behind the last token that counts, `[P, B, T]` → `[P, B]`: there must be one."""
+def after_last(value: Tensor, mask: Tensor) -> Tensor:
+    """Return the entry one place after the last token that counts, `[P, B, T]` → `[P, B]`. That place must exist."""
     places = torch.arange(1, mask.shape[-1] + 1, device=mask.device) * mask
     return value.gather(-1, places.amax(dim=-1, keepdim=True)).squeeze(-1)
 
@@ -201,26 +226,36 @@ def behind_last(value: Tensor, mask: Tensor) -> Tensor:
 
 
 class Preference(NamedTuple):
-    """What a pair of completions gives, each `[P, B]`."""
+    """The loss and the margin of pairs of completions, `[P, B]` each."""
 
     loss: Tensor
     margin: Tensor  # implicit reward of the chosen one above the rejected one's
 
 
 def preferred(margin: Tensor) -> Tensor:
-    """Return log σ(m), the log-probability that the completion with the higher reward by `margin` is preferred
-    (Bradley and Terry, 1952)."""
+    """Return log σ(m), the log-probability that a completion whose reward is higher by `margin` is preferred.
+
+    Bradley and Terry, 1952.
+    """
     return torch.nn.functional.logsigmoid(margin)
 
 
 def preference(
     chosen: Tensor, rejected: Tensor, reference: tuple[Tensor, Tensor], tokens: Tensor, beta: Tensor, nll: Tensor
 ) -> Preference:
-    """Return −log σ(m) − nll · log π(chosen) / tokens, m = β [log π/π_ref (chosen) − log π/π_ref (rejected)]. Rafailov
-    et al., "Direct preference optimization", 2023, eq. 7; the second term keeps the chosen one's probability from
-    falling along with the rejected one's (Pang et al., "Iterative reasoning preference optimization", 2024).
-    Log-probabilities are sums over a completion's tokens, `[P, B]`, of the reference those of both; `tokens` counts the
-    chosen one's; β and nll are `[P]`."""
+    """Return the DPO loss −log σ(m) − nll · log π(chosen) / tokens with m = β [log π/π_ref (chosen) − log π/π_ref
+    (rejected)].
+
+    Rafailov et al., "Direct preference optimization", 2023, eq. 7. The second term keeps the probability of the chosen
+    completion from falling along with the rejected one's (Pang et al., "Iterative reasoning preference optimization",
+    2024).
+
+    Args:
+        chosen, rejected: `[P, B]`, log-probabilities, summed over a completion's tokens.
+        reference: the same of both under the reference.
+        tokens: `[P, B]`, number of tokens of the chosen completion.
+        beta, nll: `[P]`.
+    """
     margin = beta[:, None] * ((chosen - reference[0]) - (rejected - reference[1]))
     imitation = nll[:, None] * chosen / tokens.clamp(min=1)
     return Preference(-preferred(margin) - imitation, margin.detach())
@@ -230,8 +265,15 @@ def preference(
 
 
 def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor) -> Games:
-    """Return games `[…, L]` as decisions. `real` is False in pads, which stand on the right; `acts` is True where the
-    player wrote a token, `reward` came with it, and `done` is True at the token after which a game is over."""
+    """Convert games `[…, L]` of tokens to decisions of the player.
+
+    Args:
+        ids: int64, tokens.
+        real: bool, False in pads, which stand on the right.
+        acts: bool, where the player wrote the token.
+        reward: the reward that came with the token.
+        done: bool, True at the token after which a game is over.
+    """
     width = ids.shape[-1]
     place = torch.arange(width, device=ids.device).expand(ids.shape)
     last = real.sum(dim=-1, keepdim=True) - 1

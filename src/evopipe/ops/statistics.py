@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def interquartile_mean(x: NDArray[np.float64]) -> float:
-    """Return the mean of the middle half, `x` `[n]` (Agarwal et al., NeurIPS 2021).
+    """Return the interquartile mean of `x` `[n]`, the mean of its middle half (Agarwal et al., NeurIPS 2021).
 
-    Where n is no multiple of 4, the border values count by the share of them that lies inside.
+    If n is no multiple of 4, the border values count by the share of them that lies inside.
     """
     ordered = np.sort(x)
     n = len(x)
@@ -23,13 +23,13 @@ def interquartile_mean(x: NDArray[np.float64]) -> float:
 
 
 def bootstrap_interval(x: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> list[float]:
-    """Return the 95 % percentile bootstrap interval of the mean of `x` `[n]` (Efron, 1979)."""
+    """Return the 95 % percentile bootstrap interval of the mean of `x` `[n]` (Efron, 1979), as [low, high]."""
     means = x[rng.integers(0, len(x), (resamples, len(x)))].mean(axis=1)
     return [float(end) for end in np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])]
 
 
 def mean_of_finite(x: NDArray[np.float64]) -> float:
-    """Return the mean of the finite values of `x` `[n]`; NaN where there is none."""
+    """Return the mean of the finite values of `x` `[n]`; NaN if there are none."""
     finite = x[np.isfinite(x)]
     return float(finite.mean()) if len(finite) else float("nan")
 
@@ -42,7 +42,8 @@ def standard_error(x: NDArray[np.float64]) -> float:
 def summary(
     returns: NDArray[np.float64], lengths: NDArray[np.int64], resamples: int, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """Summarise a member's episodes by their returns and lengths, `[n]`; the interval is the bootstrap's, 95 %."""
+    """Summarise a member's episodes from their returns and lengths `[n]`: mean, spread, 95 % bootstrap interval and
+    more."""
     return {
         "mean": float(returns.mean()),
         "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,

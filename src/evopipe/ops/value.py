@@ -1,5 +1,4 @@
-"""Value targets and losses, for tensors of any leading shape, and advantages. Time names: `_tm1` before a step, `_t`
-after it."""
+"""Value targets, losses and advantages, for tensors of any leading shape. `_tm1` is before a step, `_t` after it."""
 
 from __future__ import annotations
 
@@ -9,12 +8,13 @@ from evopipe.types import Tensor
 
 
 def pick(values: Tensor, action: Tensor) -> Tensor:
-    """Return the value of the action taken: `[…, A]`, int64 `[…]` → `[…]`."""
+    """Return the value of the action taken: `values` `[…, A]`, `action` int64 `[…]` → `[…]`."""
     return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
 def masked_argmax(q: Tensor, legal: Tensor | None = None) -> Tensor:
-    """Return the best legal action `[…]`; q `[…, A]`, legal bool `[…, A]` or None where all are."""
+    """Return the legal action with the highest value, `[…]`: q `[…, A]`, legal bool `[…, A]`, or None if all are
+    legal."""
     return _of_legal(q, legal).argmax(dim=-1)
 
 
@@ -25,16 +25,17 @@ def _of_legal(q: Tensor, legal: Tensor | None) -> Tensor:
 def q_target(
     r_t: Tensor, discount_t: Tensor, q_target_t: Tensor, q_selector_t: Tensor, legal_t: Tensor | None = None
 ) -> Tensor:
-    """Return the one-step target r + γ Q_target(s′, argmax_a Q_selector(s′, a)), γ 0 where the episode terminated.
+    """Return the one-step target r + γ Q_target(s′, argmax_a Q_selector(s′, a)); γ is 0 where the episode terminated.
 
-    With the online values as selector it is double Q-learning (van Hasselt, Guez & Silver, 2016, eq. 4), with the
-    target's own values plain Q-learning (Mnih et al., 2015). Values and legal actions are `[…, A]`, the rest `[…]`.
+    With the online values as selector it is double Q-learning (van Hasselt, Guez & Silver, 2016, eq. 4); with the
+    target's own values it is plain Q-learning (Mnih et al., 2015). Values and legal actions are `[…, A]`, the rest is
+    `[…]`.
     """
     return torch.addcmul(r_t, discount_t, pick(q_target_t, masked_argmax(q_selector_t, legal_t)))
 
 
 def regression_loss(value: Tensor, target: Tensor, huber: bool) -> Tensor:
-    """Return ½ e² of e = value − target (MSE), or the Huber loss with threshold 1; nothing is reduced."""
+    """Return ½ e² for e = value − target (MSE), or the Huber loss with threshold 1. Nothing is reduced."""
     if huber:  # as an operator: the function in `torch.nn` spends longer on broadcasting than on the loss
         loss: Tensor = torch.ops.aten.huber_loss.default(value, target, 0)
         return loss
@@ -43,14 +44,26 @@ def regression_loss(value: Tensor, target: Tensor, huber: bool) -> Tensor:
 
 
 def twin_loss(errors: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of two critics, Σ w (e₁² + e₂²) `[P]`, and each transition's mean |e| `[P, B]`, without gradient:
-    errors are `[P, 2, B]`, weight is `[P, B]`."""
+    """Return the loss of two critics, Σ w (e₁² + e₂²) `[P]`, and each transition's mean |e| `[P, B]`, which has no
+    gradient.
+
+    `errors` are `[P, 2, B]`, `weight` is `[P, B]`.
+    """
     return (weight[:, None] * errors.square()).sum(dim=(1, 2)), errors.detach().abs().mean(dim=1)
 
 
+def clipped_value_error(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tensor:
+    """Return the larger one of (V − V̂)² and (V′ − V̂)², where V′ is V kept within `clip` of the old value (Engstrom et
+    al., "Implementation matters in deep policy gradients", 2020, § 3). All tensors broadcast."""
+    return torch.maximum((value - target).square(), (old + torch.clamp(value - old, -clip, clip) - target).square())
+
+
 def project(z: Tensor, r_t: Tensor, discount_t: Tensor, probabilities_t: Tensor) -> Tensor:
-    """Project the distribution of r + γ z, `[…, K]`, back onto z `[K]`, evenly spaced (Bellemare, Dabney & Munos, 2017,
-    algorithm 1); the sum of the probabilities stays."""
+    """Project the distribution of r + γ z, `[…, K]`, back onto the evenly spaced z `[K]`, keeping the sum of
+    probabilities.
+
+    Bellemare, Dabney & Munos, 2017, algorithm 1.
+    """
     low, high, atoms = z[0], z[-1], len(z)
     apart = (high - low) / (atoms - 1)
     # Where r + γ z lies, counted in atoms from the lowest: written so that γ = 1, r = 0 gives whole numbers exactly.
@@ -66,15 +79,19 @@ def project(z: Tensor, r_t: Tensor, discount_t: Tensor, probabilities_t: Tensor)
 
 
 def conservative_gap(q: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
-    """Return log Σ exp Q(s, ·) − Q(s, a), a of the dataset (Kumar et al., 2020, eq. 4): `[…, A]`, int64 `[…]` → `[…]`.
-    The sum is over the legal actions, bool `[…, A]`, or None where all are."""
+    """Return the penalty log Σ exp Q(s, ·) − Q(s, a) for the dataset's action a (Kumar et al., 2020, eq. 4).
+
+    Values are `[…, A]`, actions int64 `[…]`, the result `[…]`. The sum is over the legal actions, bool `[…, A]`; None
+    if all are legal.
+    """
     return torch.logsumexp(_of_legal(q, legal), dim=-1) - pick(q, action)
 
 
 def expectile_loss(error: Tensor, tau: Tensor | float) -> Tensor:
-    """Return |τ − 1(e < 0)| e² (Newey & Powell, 1987; Kostrikov et al., 2021, eq. 5), e = target − value `[…]`.
+    """Return the expectile loss |τ − 1(e < 0)| e² of e = target − value `[…]`.
 
-    τ = ½ is half the squared error; towards 1 the value that it fits goes from the mean to the largest target.
+    Newey & Powell, 1987; Kostrikov et al., 2021, eq. 5. τ = ½ is half the squared error. As τ goes to 1, the value that
+    fits best goes from the mean of the targets to the largest.
     """
     return (tau - (error < 0).to(error.dtype)).abs() * error * error
 
@@ -85,8 +102,8 @@ def gae(
     """Return generalised advantage estimates (Schulman et al., 2016, eq. 16), `[P, T, E]`.
 
     δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t), Â_t = δ_t + γ λ (1 − cut_t) Â_{t+1}. `next_value` is V of the
-    true observation after the step, also where the episode ended there; `cut` says whether what comes after belongs to
-    another episode, terminated or truncated. Gamma and λ are `[P]`.
+    true observation after the step, also where the episode ended there. `cut` is True where what follows belongs to
+    another episode, after termination or truncation. `gamma` and `lam` (λ) are `[P]`.
     """
     gamma = gamma[:, None, None]
     delta = reward + gamma * ~terminated * next_value - value

@@ -1,1 +1,1 @@
-"""Trained members by themselves: they act, value, are saved, loaded, shown and filmed."""
+"""Policies, which are trained members on their own: acting, values, saving, loading, playing and filming."""

@@ -1,12 +1,14 @@
-"""Policies: trained members that act, and that say what they think of a situation, one observation or a batch."""
+"""Policies of one agent: a trained member that chooses actions and computes values, for one observation or a batch."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import io
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,26 +21,36 @@ from evopipe.core.member import Member, names_of, tensor_kinds
 from evopipe.core.normalise import SHOWN, Normaliser
 from evopipe.core.structure import Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.team import TeamEnv
 from evopipe.errors import UsageError
 from evopipe.ops.policy import best_legal
 from evopipe.ops.value import pick
+from evopipe.policies import numpy_policy
 from evopipe.rng import Purpose, Stream
+from evopipe.storage.tensors import dump_arrays
+
+PROGRAM = "policy.pt2"
+Moment: TypeAlias = tuple[float, bool]
+"""After a step: the reward, and whether an end state is reached."""
+Explained: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""What the code of an environment runs in, so that its errors say whose they are."""
 
 
 class Policy:
-    """One trained member that acts and values.
+    """One trained member that chooses actions and computes values.
 
     Args:
         algo: its algorithm.
         cfg: the algorithm's configuration.
-        member: its architecture and tensors: those of the acting network, what acting reads beside it, and the other
-            networks that it learned with, where they are there.
-        about: what `policy.json` says: spaces, scores, provenance.
+        member: its architecture and tensors: those of the acting network and what acting needs beside it, and those of
+            the other networks, if they are there.
+        about: the content of `policy.json`: spaces, scores, provenance.
 
     Attributes:
-        action_space: the environment's, and the way to its own actions.
-        observation_space: the environment's, and the way from its own observations.
-        memory: how many numbers it keeps from step to step; 0 unless it is recurrent.
+        action_space: the environment's action space, which converts actions.
+        observation_space: the environment's observation space, which converts observations.
+        memory: how many numbers it carries from step to step; 0 unless it is recurrent.
+        team: None: it is one agent's.
 
     Examples:
         >>> import evopipe
@@ -47,6 +59,8 @@ class Policy:
         >>> policy.act([[0.0, 0.1, 0.0, -0.1], [0.0, -0.1, 0.0, 0.1]]).shape  # an action for each observation
         (2,)
     """
+
+    team: None = None
 
     def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
         self.about, self._algo = dict(about), algo
@@ -68,20 +82,21 @@ class Policy:
 
         Args:
             obs: an observation as the environment gives it (a vector, an image, an index, a dict or tuple of such), or
-                a batch, whose every array has one dimension more; NumPy or torch.
-            mask: legal actions, `[A]` (the same for all observations) or `[B, A]`; None where all are. Of several
-                choices it may be a tuple of arrays too, one for each.
-            epsilon: above 0 it explores as in training: with the algorithm's own noise, where it has any, and with
-                this chance by a random legal action. One that learned on-policy draws from its policy.
+                a batch, in which every array has one dimension more; NumPy or torch.
+            mask: legal actions, `[A]` (the same for all observations) or `[B, A]`; None if all are legal. For several
+                choices it may be a tuple with an array for each.
+            epsilon: if above 0, it explores as in training, with the algorithm's own noise if it has any, and with this
+                probability takes a random legal action. An on-policy algorithm draws from its policy.
             seed: seed of the exploration.
 
         Returns:
-            int64 `[]` or `[B]`, `[*shape]` or `[B, *shape]` where an action is several choices or bits, or the same in
-            float32, in the environment's own bounds, where its actions are continuous; of the kind that `obs` was (a
-            NumPy scalar or array for one observation, ready for `env.step`).
+            int64 `[]` or `[B]`; `[*shape]` or `[B, *shape]` if an action is several choices or bits. Continuous actions
+            are float32 of that shape, within the environment's bounds. The type is that of `obs`: for one NumPy
+            observation a NumPy scalar or array, ready for `env.step`.
 
         Raises:
-            UsageError: a shape does not fit, no action is legal, or a value is no number; or the policy keeps a memory.
+            UsageError: a shape does not fit, no action is legal, a value is NaN, or the policy is recurrent (use
+                `step`).
         """
         if self.memory:
             raise UsageError("this policy keeps a memory: call step(obs, memory), and hand on the memory it returns")
@@ -90,19 +105,19 @@ class Policy:
     def step(
         self, obs: Any, memory: Any = None, mask: Any = None, epsilon: float = 0.0, seed: int = 0
     ) -> tuple[Any, Any]:
-        """Return the actions, as `act` does, and the memory of a policy that may be recurrent.
+        """Return the actions, as `act` does, and the new memory of a recurrent policy.
 
         Args:
             obs, mask, epsilon: as in `act`.
-            memory: what the last step of these episodes returned, `[B, memory]`; None where they begin. (Zeros in a
-                row begin that one anew.) NumPy or torch.
+            memory: what the previous step of these episodes returned, `[B, memory]`; None at the beginning. A row of
+                zeros begins a new episode in that row. NumPy or torch.
             seed: as in `act`; give each step another.
 
         Returns:
-            Actions as in `act`, and the memory after them, float32 `[B, memory]`, of the kind that `obs` was.
+            Actions as in `act`, and the memory after them, float32 `[B, memory]`, of the type of `obs`.
 
         Raises:
-            UsageError: as in `act`, or the memory is of another shape.
+            UsageError: as in `act`, or the memory has another shape.
         """
         batch, single, legal, memory = self._situation(obs, mask, memory)
         state, draw = self._cohort.state, None
@@ -130,26 +145,26 @@ class Policy:
     def value(self, obs: Any, mask: Any = None, memory: Any = None) -> Any:
         """Return the state values V(s), float32 `[]` or `[B]`, NumPy or torch as `obs` was.
 
-        It is the algorithm's own: a value network's (PPO, IQL); max Q(s, a) over legal actions (DQN, Rainbow, CQN);
-        Q(s, μ(s)) of a deterministic actor (DDPG, TD3, TD3+BC). `mask` as in `act`, `memory` as in `step`.
+        They come from a value network (PPO, IQL), are max Q(s, a) over legal actions (DQN, Rainbow, CQN), or Q(s, μ(s))
+        of a deterministic actor (DDPG, TD3, TD3+BC). `mask` is as in `act`, `memory` as in `step`.
 
         Raises:
-            UsageError: the algorithm has none, the critic was not exported, or an argument does not fit.
+            UsageError: the algorithm has no values, the critic was not exported, or an argument does not fit.
         """
         found = self._answer("value", self._answers.value)
         batch, single, legal, before = self._situation(obs, mask, memory)
         return self._like(obs, single, found(self._cfg, self._cohort.state, batch, legal, before)[0])
 
     def q_values(self, obs: Any, action: Any = None) -> Any:
-        """Return the action values Q(s, a), NumPy or torch as `obs` was; of twin critics the lesser.
+        """Return the action values Q(s, a), NumPy or torch as `obs` was. Of twin critics the smaller value counts.
 
         Args:
             obs: as in `act`.
-            action: the environment's own actions, one or a batch; None, for all: `[A]` or `[B, A]`, where actions are
-                discrete. Of `action` they are `[]` or `[B]`.
+            action: the environment's own actions, one or a batch, which gives `[]` or `[B]`. None gives the values of
+                all discrete actions, `[A]` or `[B, A]`.
 
         Raises:
-            UsageError: the algorithm has none, the critic was not exported, or an argument does not fit.
+            UsageError: the algorithm has no action values, the critic was not exported, or an argument does not fit.
         """
         found = self._answer("q_values", self._answers.q_values)
         batch, single, *_ = self._situation(obs)
@@ -161,8 +176,8 @@ class Policy:
     def probabilities(self, obs: Any, mask: Any = None, memory: Any = None) -> Any:
         """Return the probabilities π(a|s) of all actions, float32 `[A]` or `[B, A]`, NumPy or torch as `obs` was.
 
-        Of several choices they are those of each, one choice after another; of bits, that each is 1. `mask` as in
-        `act`, `memory` as in `step`.
+        For several choices they are those of each choice in turn; for bits, the probability that each is 1. `mask` is
+        as in `act`, `memory` as in `step`.
 
         Raises:
             UsageError: the policy is deterministic or its actions are continuous, or an argument does not fit.
@@ -174,8 +189,8 @@ class Policy:
     def log_prob(self, obs: Any, action: Any, mask: Any = None, memory: Any = None) -> Any:
         """Return the log-probabilities log π(a|s) of actions, float32 `[]` or `[B]`, NumPy or torch as `obs` was.
 
-        Of continuous actions it is the logarithm of their density where the environment's bounds are −1 and 1, as the
-        algorithm learned it. `action` are the environment's own, one or a batch; `mask` as in `act`, `memory` as in
+        For continuous actions it is the log-density in units in which the environment's bounds are −1 and 1, as the
+        algorithm uses it. `action` is the environment's own, one or a batch; `mask` is as in `act`, `memory` as in
         `step`.
 
         Raises:
@@ -236,7 +251,7 @@ class Policy:
         before = torch.zeros(count, self.memory) if memory is None else _tensor(memory, "memory").float()
         if before.shape != (count, self.memory):
             raise UsageError(f"memory has shape {tuple(before.shape)}; expected [{count}, {self.memory}]")
-        return self._cohort.shown(batch), single, self._legal(mask, count), before[None]
+        return self._cohort.normalised(batch), single, self._legal(mask, count), before[None]
 
     def _taken(self, action: Any, batch: int) -> torch.Tensor:
         """Return the environment's own actions, one or a batch, in the algorithm's terms, see `Batch.action`."""
@@ -296,17 +311,47 @@ class Policy:
         return policy
 
     def module(self) -> torch.nn.Module:
-        """Return the greedy policy as a plain `torch.nn.Module`: obs `[B, O]` → (actions `[B]`, action values `[B,
-        A]`).
+        """Return the greedy policy as a plain `torch.nn.Module`: obs `[B, O]` → (actions `[B]`, action values
+        `[B, A]`).
 
-        Without action values, actions alone; of more than one number they are `[B, *shape]`.
-        A policy that keeps a memory takes it too: (obs `[B, O]`, memory `[B, M]`) → (actions, memory), zeros at first.
+        Without action values it returns actions alone. Actions of several numbers are `[B, *shape]`. A recurrent policy
+        reads its memory too: (obs `[B, O]`, memory `[B, M]`) → (actions, memory), zeros at first.
         """
         return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
 
+    def modules(self) -> dict[str, tuple[torch.nn.Module, int]]:
+        """Return what programs are made of, by their files: the module, and the width of its observations."""
+        return {PROGRAM: (self.module(), self.observations)}
+
+    def misfit(self, env: Any) -> str | None:
+        """Say why it cannot act in an environment, behind the environment's name; None where it can."""
+        if isinstance(env, TeamEnv):
+            return "is for a team, the policy is not; play it where it was trained"
+        found, own = ActionSpace.of(env.action_space), self.action_space
+        has = f"{ObservationSpace.of(env.observation_space).size} observations and {found.size} {found.kind} actions"
+        wanted = f"{self.observations} observations and {self.actions} {own.kind} actions"
+        return unlike(has, wanted)
+
+    def episode(self, env: Any, explained: Explained, begun: tuple[Any, Any], limit: int) -> Iterator[Moment]:
+        """Play on in an environment that was reset with `begun`, for at most so many steps, greedily; what it does is
+        `explained`."""
+        (obs, info), memory = begun, None
+        for _ in range(limit):
+            action, memory = self.step(obs, memory, info.get("action_mask"))
+            action = int(action) if self.action_space.kind == "discrete" else action
+            with explained():
+                obs, reward, terminated, truncated, info = env.step(action)
+                moment = float(reward), bool(terminated)
+            yield moment
+            if terminated or truncated:
+                return
+
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the greedy policy as what `policies.numpy_policy` computes with, by name; ValueError says what of it
-        that cannot do."""
+        """Return the greedy policy as the arrays, by name, that `policies.numpy_policy` reads.
+
+        Raises:
+            ValueError: the policy is of a kind that NumPy policies do not support; the message says why.
+        """
         arch, space, acting = self.arch, self.action_space, acting_networks(self._algo.POLICY, self.widths)
         if not isinstance(arch, Arch) or arch.kind != "mlp" or arch.stem.convs:
             raise ValueError("its network is more than a plain perceptron")
@@ -333,7 +378,19 @@ class Policy:
         arrays |= {"kind": space.kind, "shape": np.array(space.shape, np.int64), "observations": self.observations}
         arrays["layers"] = [name for name in arch.layers if f"{name}.weight" in tensors]
         arrays |= {"activation": arch.activation, "values": self._algo.values is not None}
-        return {name: np.asarray(value) for name, value in arrays.items()}
+        made = {name: np.asarray(value) for name, value in arrays.items()}
+        rows = np.random.default_rng(0).normal(size=(64, self.observations)).astype(np.float32)
+        other = numpy_policy.Policy(io.BytesIO(dump_arrays(made))).act(rows)
+        if np.isclose(self.on_rows().act(rows), other, rtol=1e-3, atol=1e-3).mean() < 0.9:  # two may be worth the same
+            raise ValueError("its algorithm reads the network's outputs in a way of its own")
+        return made
+
+
+def unlike(has: str, wanted: str) -> str | None:
+    """Say, behind an environment's name, that its spaces are not a policy's; None where they are."""
+    if has == wanted:
+        return None
+    return f"has {has}, the policy {wanted}; play it in the environment that it was trained in"
 
 
 def _tensor(value: Any, name: str) -> torch.Tensor:
@@ -350,7 +407,7 @@ class _Greedy(torch.nn.Module):
     def __init__(self, algo: Algorithm, cfg: Any, cohort: Cohort, space: ActionSpace) -> None:
         super().__init__()
         self._algo, self._cfg, self._state, self._space = algo, cfg, cohort.state, space
-        self._normalised = cohort.shown
+        self._normalised = cohort.normalised
         self.register_buffer("weights", getattr(cohort.state, algo.POLICY).values)
         hold_bounds(self, space)
 
@@ -376,7 +433,8 @@ def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
 
 
 def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch.Tensor:
-    """Return relative actions as the environment's own, as `ActionSpace.own` does, traceable by `torch.export`."""
+    """Convert actions in [-1, 1] to the environment's own, as `ActionSpace.own` does, in a form that `torch.export` can
+    trace."""
     if space.kind == "discrete":
         return actions + space.start
     if not space.continuous:
@@ -388,7 +446,7 @@ def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch
 
 
 def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return the networks that learn, by name, and what a member's tensors call each."""
+    """Return the networks that learn, as name → name in a member's tensors."""
     return {
         network: name
         for f in dataclasses.fields(algo.State)
@@ -399,19 +457,20 @@ def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, 
 
 
 def other_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return the networks that learn and do not act, by name, and what a member's tensors call each."""
+    """Return the networks that learn and do not act, as name → name in a member's tensors."""
     acting = acting_networks(algo.POLICY, widths)
     return {network: name for network, name in online_networks(algo, widths).items() if network not in acting}
 
 
 def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what acting reads beside networks: the normaliser's rows, if any, and those that the algorithm names."""
+    """Return what acting needs beside networks: the normaliser's tensors, if any, and those that the algorithm
+    names."""
     seen = SHOWN if set(SHOWN) <= set(tensors) else ()
     return {name: tensors[name] for name in (*seen, *algo.ACTS_WITH)}
 
 
 def for_acting(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
-    """Return a member with the networks that it has and the rows that acting reads; all else of its state is zero."""
+    """Return a member with only the networks and tensors that acting needs; the rest of its state is zero."""
     online, tensors = {*online_networks(algo, widths).values()}, rows_for_acting(algo, member.tensors)
     for name, (kind, network) in tensor_kinds(algo.State, widths).items():
         if kind == "parameters" and name in online and name in member.tensors:

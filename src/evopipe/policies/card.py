@@ -14,7 +14,7 @@ from evopipe.track.formats import score
 
 
 def card(policy: Policy | TeamPolicy, episodes: int) -> str:
-    """Return the card, as Markdown, of a policy that was scored in so many held-out episodes."""
+    """Return the model card, as Markdown, of a policy that was scored in `episodes` held-out episodes."""
     return render(
         "card.md.j2",
         about=policy.about,
@@ -22,14 +22,14 @@ def card(policy: Policy | TeamPolicy, episodes: int) -> str:
         episodes=episodes,
         memory=policy.memory,
         no_numpy=numpy_files(policy)[1],
-        space=None if isinstance(policy, TeamPolicy) else policy.observation_space,
-        team=policy.team if isinstance(policy, TeamPolicy) else None,
+        space=policy.observation_space,
+        team=policy.team,
         values=get(policy.about["algo"]).values is not None,
     )
 
 
 def render(template: str, **known: Any) -> str:
-    """Fill in a template of Markdown that lies here."""
+    """Fill in a Markdown template of this folder."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=False,

@@ -1,7 +1,7 @@
-"""Frames into films: GIF and WebP by Pillow, MP4 by the `ffmpeg` that imageio-ffmpeg brings.
+"""Films of frames: GIF and WebP by Pillow, MP4 by the `ffmpeg` that imageio-ffmpeg brings.
 
-A frame is `[H, W, 3]` uint8. A film is begun with the frames a second, shown one frame after another, and written when
-its `with` block ends well.
+A frame is `[H, W, 3]` uint8. A film is opened with its frames per second, gets one frame after another, and is written
+when its `with` block ends without an error.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _RATE = 30  # frames a second; viewers slow down what is too fast for them
 
 
 @dataclass
-class Frames:
-    """Frames for an animation, at most `width` pixels wide, at most 30 a second, and evenly at most `most` in all."""
+class FilmFrames:
+    """Collects frames for an animation: at most `width` pixels wide, at most 30 a second, and at most `most` in all,
+    evenly spaced."""
 
     width: int
     most: float = math.inf
@@ -46,7 +47,7 @@ class Frames:
 
     @contextlib.contextmanager
     def begin(self, fps: int) -> Iterator[Show]:
-        """Take the number of frames a second, and give the function that takes frames."""
+        """Start with this many frames per second; yield the function that takes a frame."""
         self.fps, self.every = fps, math.ceil(fps / _RATE)
         yield self._show
 
@@ -68,13 +69,21 @@ class Frames:
 
     @property
     def gap(self) -> float:
-        """Milliseconds from image to image at the pace that was shown."""
+        """Milliseconds between two images, at the speed of the episode."""
         return 1000 * self.every / self.fps
 
 
 def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, rest: int = 0, **options: Any) -> bytes:
-    """Return one image or more as a GIF or WEBP that repeats; `options` are Pillow's. Times are milliseconds: `gap`
-    from image to image, `rest` that the last one stays longer; the format counts in `unit`."""
+    """Return images as an animated GIF or WEBP that repeats.
+
+    Args:
+        images: one or more.
+        kind: the format.
+        gap: milliseconds between two images.
+        unit: the format's unit of time, in milliseconds.
+        rest: how many milliseconds longer the last image is shown.
+        options: Pillow's.
+    """
     times = [unit * round(gap * number / unit) for number in range(len(images) + 1)]  # rounded, so no error adds up
     gaps = [b - a for a, b in itertools.pairwise((*times[:-1], times[-1] + rest))]
     stream = io.BytesIO()
@@ -84,8 +93,12 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
 
 @contextlib.contextmanager
 def gif(path: Path, fps: int) -> Iterator[Show]:
-    """Write an animated GIF at most 400 pixels wide; `DiskError` if that fails."""
-    frames = Frames(400, colours=128)
+    """Write an animated GIF, at most 400 pixels wide.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    frames = FilmFrames(400, colours=128)
     with frames.begin(fps) as show:
         yield show
     write_bytes(path, animate(frames.images, "GIF", frames.gap, unit=10, optimize=False))
@@ -93,8 +106,12 @@ def gif(path: Path, fps: int) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def mp4(path: Path, fps: int) -> Iterator[Show]:
-    """Write an H.264 film with every frame in full size; `UsageError` without the extra `video`, `DiskError` if it
-    cannot be written."""
+    """Write an H.264 film with every frame in full size.
+
+    Raises:
+        UsageError: the extra `video` is not installed.
+        DiskError: it cannot be written.
+    """
     try:
         import imageio_ffmpeg
     except ImportError:

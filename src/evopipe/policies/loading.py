@@ -1,4 +1,4 @@
-"""Trained policies from their folders: of environments, teams, language models, games."""
+"""Loading of trained policies from their folders, for environments, teams, language models and games."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from evopipe.policies.team import TeamPolicy
 def load(
     path: str | Path, member: int | None = None, trust: bool = False
 ) -> Policy | TeamPolicy | LanguagePolicy | GamePolicy:
-    """Return the policy that lies in a folder such as `models/elite`, or one of the trained members in
-    `models/trained`.
+    """Load the policy in a folder such as `models/elite`, or one of the trained members in `models/trained`.
 
-    No module is imported that a folder names, and nothing in it is run.
+    No module that the folder names is imported, and no code in it is run, unless `trust` is True.
 
     Args:
         path: the folder.
-        member: which of the trained members, as `reports/members.json` numbers them; None of a policy folder.
-        trust: import the module of a network of its author's own (`network.module`), if it names one.
+        member: which of the trained members, numbered as in `reports/members.json`; None for a policy's folder.
+        trust: whether to import the module of its author's own network (`network.module`), if it names one.
 
     Raises:
-        MissingInputError: it is not there, or its network is of a module that was not imported.
+        MissingInputError: there is no such folder, or its network belongs to a module that was not imported.
         DataError: it is damaged, of a newer format, or not a policy.
         UsageError: there is no such member.
 

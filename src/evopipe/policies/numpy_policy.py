@@ -31,17 +31,25 @@ ACTIVATIONS: dict[str, Any] = {
 
 
 class Policy:
-    """A perceptron that acts; `path` is `policy.npz`, or that file opened."""
+    """A perceptron that acts, with NumPy alone. `path` is `policy.npz`, or that file opened."""
 
     def __init__(self, path: Any = "policy.npz") -> None:
         with np.load(path, allow_pickle=False) as held:
             self.held: dict[str, Any] = dict(held)
+        name = str(self.held["activation"])
+        if name not in ACTIVATIONS:
+            raise ValueError(
+                f"this file knows no activation {name!r}: take the numpy_policy.py that came with the arrays"
+            )
+        self.activation = ACTIVATIONS[name]
 
     def act(self, obs: Any, mask: Any = None) -> Any:
-        """Return the best actions, in the environment's own terms, for observations `[O]` or `[B, O]`.
+        """Return the greedy actions, as the environment takes them, for observations `[O]` or `[B, O]`.
 
-        They are int64, of a Box float32. Mask, `[A]` or `[B, A]`, says which actions are legal. ValueError where a
-        shape does not fit, or no action is legal.
+        They are int64, for a Box float32. `mask`, `[A]` or `[B, A]`, says which actions are legal.
+
+        Raises:
+            ValueError: a shape does not fit, or no action is legal.
         """
         held, out = self.held, np.nan_to_num(self.outputs(obs))
         flat = out.reshape(-1, out.shape[-1])
@@ -61,13 +69,17 @@ class Policy:
         return actions.reshape((*out.shape[:-1], *held["shape"]))[()]
 
     def q_values(self, obs: Any) -> Any:
-        """Return the values of all actions, `[A]` or `[B, A]`; ValueError where its network does not know them."""
+        """Return the values of all actions, `[A]` or `[B, A]`.
+
+        Raises:
+            ValueError: the network does not compute them.
+        """
         if not self.held["values"]:
             raise ValueError("this policy's network gives no action values: it has act(obs)")
         return self.outputs(obs)
 
     def outputs(self, obs: Any) -> Any:
-        """Return what the network says, one number an action: values, logits, or the means of a Box's numbers."""
+        """Return the outputs of the network, one for each action: values, logits, or the means of a Box's numbers."""
         held, x = self.held, np.array(obs, np.float32)
         if x.ndim not in (1, 2) or x.shape[-1] != held["observations"]:
             raise ValueError(
@@ -83,7 +95,7 @@ class Policy:
                 centred = y - y.mean(axis=-1, keepdims=True)
                 y = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + 1e-5)
                 y = y * layer["gain"] + layer["shift"]
-            y = ACTIVATIONS[str(held["activation"])](y)
+            y = self.activation(y)
             if "alpha" in layer:  # x + alpha (y - x), the narrower one with zeros behind it
                 wide = max(x.shape[-1], y.shape[-1])
                 x, y = (np.pad(z, [(0, 0)] * (z.ndim - 1) + [(0, wide - z.shape[-1])]) for z in (x, y))

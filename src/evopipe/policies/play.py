@@ -1,4 +1,4 @@
-"""A policy at play: returns of episodes, the frames of one, films, or a window to watch."""
+"""Playing a policy: returns of episodes, the frames of one episode, films, or a window to watch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from evopipe.envs.make import close, guard, make_env
-from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError, text_of
-from evopipe.policies.policy import Policy
-from evopipe.policies.team import TeamPolicy
+from evopipe.policies.acting import Explained, Moment
 from evopipe.schema.blocks import EnvConfig
 from evopipe.watchdog import Hung
 
@@ -26,7 +24,16 @@ if TYPE_CHECKING:
 
     from evopipe.policies.film import Film
 
-AnyPolicy: TypeAlias = Policy | TeamPolicy
+
+@runtime_checkable
+class Actor(Protocol):
+    """A policy that acts in environments, see `acting.Policy`."""
+
+    about: dict[str, Any]
+
+    def misfit(self, env: Any) -> str | None: ...
+    def episode(self, env: Any, explained: Explained, begun: tuple[Any, Any], limit: int) -> Iterator[Moment]: ...
+
 
 FPS = 30  # frames a second where the environment's metadata names no `render_fps`
 LIMIT = 10_000  # steps of an episode where neither the environment nor the caller sets a limit
@@ -59,7 +66,7 @@ class Score:
 
 
 def evaluate(
-    policy: AnyPolicy, env: str | None = None, episodes: int = 100, seed: int = 0, max_steps: int | None = None,
+    policy: Actor, env: str | None = None, episodes: int = 100, seed: int = 0, max_steps: int | None = None,
     trust: bool = False,
 ) -> np.ndarray:  # fmt: skip
     """Return the undiscounted returns `[n]` of greedy episodes, played one after another without drawing.
@@ -86,7 +93,7 @@ def evaluate(
         >>> returns.shape, bool(returns.min() > 0.0)
         ((3,), True)
     """
-    if not isinstance(policy, Policy | TeamPolicy):
+    if not isinstance(policy, Actor):
         raise UsageError(f"evaluate: a {type(policy).__name__} acts in no environment: call its own methods")
     if episodes < 1:
         raise UsageError(f"evaluate: episodes must be at least 1, got {episodes}")
@@ -96,16 +103,18 @@ def evaluate(
         return np.array([sum(r for r, _ in _episode(opened, cfg, policy, each, max_steps)) for each in seeds])
 
 
-def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
-    """Play one greedy episode in the policy's own environment and return a picture of every state, without a display.
+def play(policy: Actor, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
+    """Play one greedy episode in the policy's own environment; return an image of every state, without needing a
+    display.
 
-    `max_steps` is a cap; None: the environment's own, or `LIMIT`. For `trust` and its errors see `environment_of`.
+    `max_steps` limits its length; None means the environment's own limit, or `LIMIT`. For `trust` and its errors see
+    `environment_of`.
 
     Raises:
         ParamsError: the environment is unknown or its package is not installed.
         DataError: the policy does not fit the environment.
-        EnvironmentFailed: the environment raised, has no render mode `rgb_array`, or draws something else than
-            `[H, W, 3]` uint8.
+        EnvironmentFailed: the environment raised, has no render mode `rgb_array`, or its images are not `[H, W, 3]`
+            uint8.
     """
     cfg = environment_of(policy, trust=trust)
     with _without_display(), _opened(cfg, policy, "rgb_array") as env:
@@ -115,7 +124,7 @@ def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: 
 
 
 def watch(
-    policy: AnyPolicy,
+    policy: Actor,
     cfg: EnvConfig,
     films: Sequence[Film] = (),
     episodes: int = 1,
@@ -165,7 +174,7 @@ def watch(
 
 
 def environment_of(
-    policy: AnyPolicy, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
+    policy: Actor, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
 ) -> EnvConfig:
     """Return the environment that a policy was trained in, or another one, or with other arguments.
 
@@ -209,58 +218,13 @@ def has_display() -> bool:
 
 
 def _episode(
-    env: gymnasium.Env[Any, Any], cfg: EnvConfig, policy: AnyPolicy, seed: int, max_steps: int | None
-) -> Iterator[tuple[float, bool]]:
+    env: gymnasium.Env[Any, Any], cfg: EnvConfig, policy: Actor, seed: int, max_steps: int | None
+) -> Iterator[Moment]:
     """Play one episode: after the reset and after each step, the reward and whether an end state is reached."""
     with _explained(cfg):
         obs, info = env.reset(seed=seed)
     yield 0.0, False
-    if isinstance(policy, TeamPolicy):
-        yield from _team_episode(env, cfg, policy, (obs, info), max_steps)
-        return
-    memory = None
-    for _ in range(max_steps or LIMIT):
-        action, memory = policy.step(obs, memory, info.get("action_mask"))
-        action = int(action) if policy.action_space.kind == "discrete" else action
-        with _explained(cfg):
-            obs, reward, terminated, truncated, info = env.step(action)
-            moment = float(reward), bool(terminated)
-        yield moment
-        if terminated or truncated:
-            return
-
-
-def _team_episode(
-    env: gymnasium.Env[Any, Any], cfg: EnvConfig, policy: TeamPolicy, begun: tuple[Any, Any], max_steps: int | None
-) -> Iterator[tuple[float, bool]]:
-    """Go on with a team's episode: after each step what its agents' rewards count together, and whether all who took
-    it reached an end."""
-    (obs, info), memory, here = begun, None, cast("TeamEnv", env)
-    alive = list(here.agents)
-    for _ in range(max_steps or LIMIT):
-        with _explained(cfg):
-            present = {agent: obs[agent] for agent in alive}
-            masks, taken = _limits(policy, here, {agent: info.get(agent) or {} for agent in alive})
-        actions, memory = policy.step(present, memory, masks)
-        with _explained(cfg):
-            obs, rewards, terminated, truncated, info = here.step(actions | taken)
-            moment = policy.score([float(rewards[agent]) for agent in alive]), all(terminated[a] for a in alive)
-            alive = [a for a in here.agents if not (terminated.get(a) or truncated.get(a))]
-        yield moment
-        if not alive:
-            return
-
-
-def _limits(policy: TeamPolicy, env: TeamEnv, info: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Return masks of the agents that `info` is of, where they have any, and the actions that the environment sets
-    itself. Who waits for its turn has no choice."""
-    masks = {agent: own["action_mask"] for agent, own in info.items() if own.get("action_mask") is not None}
-    taken = {agent: own["env_defined_actions"] for agent, own in info.items()
-             if own.get("env_defined_actions") is not None}  # fmt: skip
-    if env.turn is not None and not policy.team.action.continuous:
-        sizes = {agent: space.size for agent, space in zip(env.ids, policy.team.actions, strict=True)}
-        masks |= {agent: policy.team.first[: sizes[agent]] for agent in info if agent != env.turn}
-    return masks, taken
+    yield from policy.episode(env, partial(_explained, cfg), (obs, info), max_steps or LIMIT)
 
 
 @contextlib.contextmanager
@@ -281,35 +245,14 @@ def _explained(cfg: EnvConfig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(cfg: EnvConfig, policy: AnyPolicy, mode: str | None) -> Iterator[gymnasium.Env[Any, Any]]:
+def _opened(cfg: EnvConfig, policy: Actor, mode: str | None) -> Iterator[gymnasium.Env[Any, Any]]:
     env = make_env(cfg) if mode is None else _make(cfg, mode)
     try:
-        if isinstance(policy, TeamPolicy) != isinstance(env, TeamEnv):
-            who = "a team" if isinstance(env, TeamEnv) else "one agent"
-            raise DataError(f"environment {cfg.id!r} is for {who}, the policy is not; play it where it was trained")
-        has, wanted = _described(env, policy)
-        if has != wanted:
-            raise DataError(
-                f"environment {cfg.id!r} has {has}, the policy {wanted}; play it in the environment that it was "
-                "trained in"
-            )
+        if (wrong := policy.misfit(env)) is not None:
+            raise DataError(f"environment {cfg.id!r} {wrong}")
         yield env
     finally:
         close(env)
-
-
-def _described(env: gymnasium.Env[Any, Any], policy: AnyPolicy) -> tuple[str, str]:
-    """Return in words what an environment has, and what a policy was trained for."""
-
-    def of_team(team: TeamSpace) -> str:
-        agents = zip(team.agents, team.observations, team.actions, strict=True)
-        return ", ".join(f"{name} ({o.size} observations, {a.size} {a.kind} actions)" for name, o, a in agents)
-
-    if isinstance(policy, TeamPolicy):
-        return f"the agents {of_team(TeamSpace.of(cast('TeamEnv', env)))}", f"the agents {of_team(policy.team)}"
-    found, own = ActionSpace.of(env.action_space), policy.action_space
-    has = f"{ObservationSpace.of(env.observation_space).size} observations and {found.size} {found.kind} actions"
-    return has, f"{policy.observations} observations and {policy.actions} {own.kind} actions"
 
 
 def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from evopipe.algos import Algorithm, get
@@ -21,10 +20,9 @@ from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
-from evopipe.layout import program_files
 from evopipe.own import import_name
 from evopipe.policies import numpy_policy
-from evopipe.policies.acting import Policy, online_networks, other_networks, rows_for_acting
+from evopipe.policies.acting import PROGRAM, Policy, online_networks, other_networks, rows_for_acting
 from evopipe.policies.team import TeamPolicy
 from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_sentence
 from evopipe.storage.files import dump_json, parse_json
@@ -38,7 +36,7 @@ __all__ = [
     "trained",
 ]  # fmt: skip
 
-POLICY, TENSORS, PROGRAM, CARD = "policy.json", "policy.safetensors", "policy.pt2", "README.md"
+POLICY, TENSORS, CARD = "policy.json", "policy.safetensors", "README.md"
 NUMPY, ARRAYS = "numpy_policy.py", "policy.npz"
 FORMAT = 1
 
@@ -47,19 +45,19 @@ def save(
     folder: Path, algo_name: str, member: Member, about: Mapping[str, Any], program: bool, card: str,
     critic: bool = False,
 ) -> None:  # fmt: skip
-    """Write a policy folder; one in its place is replaced.
+    """Write a policy's folder, replacing one in its place.
 
-    What acts by NumPy alone is written too, where it can be, see `numpy_files`.
+    If the policy can act with NumPy alone, the files for that are written too, see `numpy_files`.
 
     Args:
         folder: where.
         algo_name: the algorithm's name.
         member: the member, with the tensors of every network that is written.
-        about: the spaces as `ObservationSpace.to_json` and `ActionSpace.to_json` have them, the algorithm's `config`
-            where it is not the default one, and whatever else the reader should know.
-        program: whether `torch.export` programs are written too.
+        about: the spaces, from `ObservationSpace.to_json` and `ActionSpace.to_json`, the algorithm's `config` if it is
+            not the default, and anything else that readers should know.
+        program: whether to write `torch.export` programs.
         card: text of the model card.
-        critic: whether the networks that know values are written too.
+        critic: whether to write the critics.
 
     Raises:
         DiskError: it cannot be written.
@@ -91,7 +89,7 @@ def save(
 
 
 def kind_of(about: Mapping[str, Any]) -> type[Policy] | type[TeamPolicy]:
-    """Return the class of the policy that a description is of: `TeamPolicy` for a team, else `Policy`."""
+    """Return the class of the described policy: `TeamPolicy` for a team, else `Policy`."""
     return TeamPolicy if "team" in about else Policy
 
 
@@ -104,10 +102,7 @@ def _spaces(about: Mapping[str, Any]) -> Spaces:
 
 def _programs(policy: Policy | TeamPolicy) -> dict[str, bytes]:
     """Return the bytes of `torch.export` programs by file name."""
-    if isinstance(policy, Policy):
-        return {PROGRAM: _export(policy.module(), policy.observations, policy.memory)}
-    named = zip(program_files(policy.team.agents).values(), policy.team.observations, strict=True)
-    return {file: _export(policy.module(place), space.size, policy.memory) for place, (file, space) in enumerate(named)}
+    return {file: _export(module, inputs, policy.memory) for file, (module, inputs) in policy.modules().items()}
 
 
 def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
@@ -123,24 +118,16 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
 
 
 def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
-    """Return the files by which a policy acts without torch and evopipe, `policy.npz` and `policies.numpy_policy`, by
-    name; or none, and why: it is no plain perceptron that gives one number an action."""
+    """Return the files with which a policy acts without torch and evopipe, by name: `policy.npz` and
+    `policies.numpy_policy`.
+
+    If the policy is no plain perceptron with one output for each action, return no files, and the reason.
+    """
     try:
-        if isinstance(policy, TeamPolicy):
-            raise ValueError("it is a team's")
         data = dump_arrays(policy.arrays())
-        _agree(policy, numpy_policy.Policy(io.BytesIO(data)))
     except ValueError as error:
         return {}, str(error)
     return {ARRAYS: data, NUMPY: Path(numpy_policy.__file__).read_bytes()}, ""
-
-
-def _agree(policy: Policy, other: numpy_policy.Policy) -> None:
-    """ValueError where another policy does not act as this one: its algorithm acts in a way of its own."""
-    rows = np.random.default_rng(0).normal(size=(64, policy.observations)).astype(np.float32)
-    close = np.isclose(policy.on_rows().act(rows), other.act(rows), rtol=1e-3, atol=1e-3)
-    if close.mean() < 0.9:  # two actions may be worth the same
-        raise ValueError("its algorithm reads the network's outputs in a way of its own")
 
 
 def load(path: str | Path, member: int | None = None, trust: bool = False) -> Policy | TeamPolicy:
@@ -191,10 +178,12 @@ def trained(path: str | Path, member: int | None = None, trust: bool = False) ->
 
 
 def of_member(member: Member, described: Mapping[str, Any]) -> Policy | TeamPolicy:
-    """Return a member in training as a policy, which has all networks that it learns with.
+    """Return a member in training as a policy, with all its networks.
 
-    `described` is the algorithm, its configuration and the spaces, as `policy.json` has them. Raises ValueError if the
-    member's tensors do not fit it.
+    `described` is the algorithm, its configuration and the spaces, as in `policy.json`.
+
+    Raises:
+        ValueError: the member's tensors do not fit it.
     """
     _, algo, cfg, spaces = _read({**described, "arch": {}})
     online = set(online_networks(algo, algo.networks(cfg, spaces)).values())

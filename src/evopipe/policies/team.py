@@ -1,10 +1,10 @@
-"""A trained team at work: every agent's action, for one observation of each agent or many."""
+"""Policies of teams: every agent's action, for one observation of each agent or a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,16 +14,31 @@ from evopipe.core.cohort import Pace, form
 from evopipe.core.member import Member
 from evopipe.core.net import Net
 from evopipe.core.structure import Widths, acting_networks
-from evopipe.envs.team import TeamSpace
+from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import UsageError
-from evopipe.policies.acting import for_acting, hold_bounds, online_networks, own_actions
+from evopipe.layout import program_files
+from evopipe.policies.acting import (
+    Explained,
+    Moment,
+    for_acting,
+    hold_bounds,
+    online_networks,
+    own_actions,
+    unlike,
+)
 from evopipe.rng import Purpose, Stream
 
 
 class TeamPolicy:
-    """One trained member of a population of teams, ready to act; see `acting.Policy`. `team` says what the
-    agents see and do, `agents` are their ids, as the environment has them, and `memory` is how many numbers each keeps
-    from step to step, 0 unless it is recurrent."""
+    """A trained member for a team, see `acting.Policy`.
+
+    Attributes:
+        team: the agents' spaces.
+        agents: the agents' ids, as in the environment.
+        memory: how many numbers each agent carries from step to step; 0 unless it is recurrent.
+    """
+
+    observation_space: None = None  # each agent has its own
 
     def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
         self.about, self._algo, self.arch = dict(about), algo, member.arch
@@ -39,16 +54,21 @@ class TeamPolicy:
 
     def act(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None, epsilon: float = 0.0,
             seed: int = 0) -> dict[Any, Any]:  # fmt: skip
-        """Choose every agent's action: deterministic unless `epsilon` is above 0.
+        """Return every agent's action, deterministic unless `epsilon` is above 0.
 
         Args:
-            obs: by agent, an observation as the environment gives it, or a batch, of all agents as long. An agent that
-                is not in it is gone, and gets no action.
-            mask: by agent, legal actions `[A]` or `[B, A]`, where they do not stand in the observations; else all are.
-            epsilon, seed: above 0 it explores as in training, and with this chance by a random legal action.
+            obs: by agent, an observation as the environment gives it, or a batch, equally long for all agents. An agent
+                that is missing here is absent, and gets no action.
+            mask: by agent, legal actions `[A]` or `[B, A]`, if observations do not contain them; the default is all.
+            epsilon: if above 0, it explores as in training, and with this probability takes a random legal action.
+            seed: seed of the exploration.
 
-        Returns the actions by agent, in the environment's own terms and bounds, ready for `env.step`; of a batch an
-        array `[B, …]`. Raises UsageError if there is no such agent, a shape does not fit, or the policy keeps a memory.
+        Returns:
+            The actions by agent, within the environment's own bounds, ready for `env.step`; for a batch, arrays
+            `[B, …]`.
+
+        Raises:
+            UsageError: there is no such agent, a shape does not fit, or the policy is recurrent (use `step`).
         """
         if self.memory:
             raise UsageError("this team keeps a memory: call step(obs, memory), and hand on the memory it returns")
@@ -56,9 +76,14 @@ class TeamPolicy:
 
     def step(self, obs: Mapping[Any, Any], memory: Any = None, mask: Mapping[Any, Any] | None = None,
              epsilon: float = 0.0, seed: int = 0) -> tuple[dict[Any, Any], Any]:  # fmt: skip
-        """Choose as `act` does, for a team that may keep a memory, and return that too: `memory` is what the last step
-        of these episodes returned, float32 `[B, K, memory]`, None where they begin. An agent that is gone forgets.
-        Raises UsageError as `act` does, or if the memory is of another shape."""
+        """Return every agent's action, as `act` does, and the new memory of a recurrent team.
+
+        `memory` is what the previous step of these episodes returned, float32 `[B, K, memory]`; None at the beginning.
+        An absent agent's memory is cleared.
+
+        Raises:
+            UsageError: as in `act`, or the memory has another shape.
+        """
         rows, single, legal, before = self._situation(obs, mask, memory)
         state, draw = self._cohort.state, None
         if epsilon > 0.0:
@@ -78,12 +103,15 @@ class TeamPolicy:
         return {key: value[0] if single else np.asarray(value) for key, value in chosen.items()}, after
 
     def score(self, rewards: Sequence[float]) -> float:
-        """Return what rewards of its agents, those of the living, count for the team: `score` of its configuration."""
+        """Return the team's score from the rewards of its living agents, by `score` of its configuration."""
         return sum(rewards) / (len(self.agents) if self._cfg.score == "mean" else 1)
 
     def value(self, obs: Mapping[Any, Any], memory: Any = None) -> dict[Any, Any]:
-        """Return every agent's V(s), float32 `[]` or `[B]`, as its algorithm has it. Raises UsageError if the algorithm
-        has none, the critic was not exported, or an argument does not fit."""
+        """Return every agent's V(s), float32 `[]` or `[B]`.
+
+        Raises:
+            UsageError: the algorithm has no values, the critic was not exported, or an argument does not fit.
+        """
         answers = self._algo.answers(self._cfg) if self._algo.answers is not None else None
         if answers is None or answers.value is None:
             raise UsageError(f"a team of {self.about.get('algo')} has no value(obs): it has act(obs)")
@@ -101,8 +129,11 @@ class TeamPolicy:
 
     def probabilities(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None,
                       memory: Any = None) -> dict[Any, Any]:  # fmt: skip
-        """Return every agent's π(a|s), float32 `[A]` or `[B, A]`, of its own actions. Raises UsageError if the team is
-        deterministic or its actions are continuous, or an argument does not fit."""
+        """Return every agent's π(a|s) over its own actions, float32 `[A]` or `[B, A]`.
+
+        Raises:
+            UsageError: the team is deterministic or its actions are continuous, or an argument does not fit.
+        """
         answers = self._algo.answers(self._cfg) if self._algo.answers is not None else None
         if answers is None or answers.chances is None or self.spaces.continuous:
             raise UsageError(f"a team of {self.about.get('algo')} with {self.spaces.kind} actions has no probabilities")
@@ -112,6 +143,53 @@ class TeamPolicy:
         sizes = [space.size for space in self.team.actions]
         own = {key: found[:, (k := self.agents.index(self.team.agent(key))), : sizes[k]] for key in obs}
         return {key: each[0] if single else each for key, each in own.items()}
+
+    def modules(self) -> dict[str, tuple[torch.nn.Module, int]]:
+        """See `acting.Policy.modules`: one an agent."""
+        named = zip(program_files(self.team.agents).values(), self.team.observations, strict=True)
+        return {file: (self.module(place), space.size) for place, (file, space) in enumerate(named)}
+
+    def arrays(self) -> NoReturn:
+        """See `acting.Policy.arrays`."""
+        raise ValueError("it is a team's")
+
+    def on_rows(self) -> NoReturn:
+        """See `acting.Policy.on_rows`."""
+        raise UsageError("is a team, and datasets are of one agent")
+
+    def misfit(self, env: Any) -> str | None:
+        """See `acting.Policy.misfit`."""
+        if not isinstance(env, TeamEnv):
+            return "is for one agent, the policy is not; play it where it was trained"
+        return unlike(f"the agents {_listed(TeamSpace.of(env))}", f"the agents {_listed(self.team)}")
+
+    def episode(self, env: TeamEnv, explained: Explained, begun: tuple[Any, Any], limit: int) -> Iterator[Moment]:
+        """See `acting.Policy.episode`: after each step what its agents' rewards count together, and whether all who
+        took it reached an end."""
+        (obs, info), memory, alive = begun, None, list(env.agents)
+        for _ in range(limit):
+            with explained():
+                present = {agent: obs[agent] for agent in alive}
+                masks, taken = self._limits(env, {agent: info.get(agent) or {} for agent in alive})
+            actions, memory = self.step(present, memory, masks)
+            with explained():
+                obs, rewards, terminated, truncated, info = env.step(actions | taken)
+                moment = self.score([float(rewards[agent]) for agent in alive]), all(terminated[a] for a in alive)
+                alive = [a for a in env.agents if not (terminated.get(a) or truncated.get(a))]
+            yield moment
+            if not alive:
+                return
+
+    def _limits(self, env: TeamEnv, info: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Return masks of the agents that `info` is of, where they have any, and the actions that the environment sets
+        itself. Who waits for its turn has no choice."""
+        masks = {agent: own["action_mask"] for agent, own in info.items() if own.get("action_mask") is not None}
+        taken = {agent: own["env_defined_actions"] for agent, own in info.items()
+                 if own.get("env_defined_actions") is not None}  # fmt: skip
+        if env.turn is not None and not self.team.action.continuous:
+            sizes = {agent: space.size for agent, space in zip(env.ids, self.team.actions, strict=True)}
+            masks |= {agent: self.team.first[: sizes[agent]] for agent in info if agent != env.turn}
+        return masks, taken
 
     def __repr__(self) -> str:
         env = self.about.get("env")
@@ -130,16 +208,23 @@ class TeamPolicy:
         if before.shape != (count, k, self.memory):
             raise UsageError(f"memory has shape {tuple(before.shape)}; expected [{count}, {k}, {self.memory}]")
         there = torch.from_numpy(found.alive).flatten()[None]
-        return self._cohort.shown(rows, there), found.single, legal, before.flatten(0, 1)[None]
+        return self._cohort.normalised(rows, there), found.single, legal, before.flatten(0, 1)[None]
 
     def module(self, place: int) -> torch.nn.Module:
-        """Return one agent's greedy policy as a plain module: its obs `[B, O]` → its own actions; with a memory too:
-        (obs, memory `[B, memory]`) → (actions, memory)."""
+        """Return one agent's greedy policy as a plain module: its obs `[B, O]` → its own actions.
+
+        A recurrent one maps (obs, memory `[B, memory]`) → (actions, memory).
+        """
         made = _Agent(self, place)
         own = self.team.observations[place].size
         # Constants that are made once are to be made here, of numbers, and not while it is traced.
         made(torch.zeros(1, own), *([torch.zeros(1, self.memory)] if self.memory else []))
         return made
+
+
+def _listed(team: TeamSpace) -> str:
+    agents = zip(team.agents, team.observations, team.actions, strict=True)
+    return ", ".join(f"{name} ({o.size} observations, {a.size} {a.kind} actions)" for name, o, a in agents)
 
 
 class _Agent(torch.nn.Module):
@@ -149,11 +234,11 @@ class _Agent(torch.nn.Module):
 
     def __init__(self, policy: TeamPolicy, place: int) -> None:
         super().__init__()
-        self._algo, self._cfg, self._shown = policy._algo, policy._cfg, policy._cohort.shown
+        self._algo, self._cfg, self._shown = policy._algo, policy._cfg, policy._cohort.normalised
         state = policy._cohort.state
         nets = {each.name: net for each in fields(state) if isinstance(net := getattr(state, each.name), Net)}
         self._state = replace(
-            state, **{name: net.apart() for name, net in nets.items()}
+            state, **{name: net.separated() for name, net in nets.items()}
         )  # a memory is the critic's too
         self._place, self._agents = place, len(policy.agents)
         self._pad = policy.spaces.observations - policy.team.observations[place].size

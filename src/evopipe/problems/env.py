@@ -1,4 +1,4 @@
-"""Members that live in environments, alone or in teams."""
+"""The problem of members in an environment, alone or in teams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from evopipe import layout
-from evopipe.algos import on_policy
+from evopipe.algos import get, on_policy
 from evopipe.core.member import Member
 from evopipe.envs.make import source_of
 from evopipe.envs.workers import Workers
@@ -26,7 +26,7 @@ from evopipe.regimes.warm import read_warm, wants_warm
 from evopipe.run import session
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import HeldOut, in_environments
-from evopipe.run.problem import Problem
+from evopipe.run.problem import RANKS, Problem
 from evopipe.run.regime import Regime, Setup
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def problem_of(params: Params, folder: Path = Path(), alone: bool = False, together: None = None) -> Problem[Spec]:
-    """Return what a run in an environment works on; see `problems.problem_of`."""
+    """Return the problem of a run in an environment; see `problems.problem_of`."""
     runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
     outside, sources = params.outside()
     workers: int | Literal["auto"] = 0 if alone and runtime.env_workers == "auto" else runtime.env_workers
@@ -57,11 +57,36 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
 
     return Problem(
         spec, live, held_out, partial(describe, params), {
-            **params.tracked("seed", "env", "train", "evolution", "runtime"),
+            **params.tracked("seed", "env", "train", "evolution", "search", "runtime"),
             "kernels": fingerprint()["kernels"],  # `auto` takes what this machine has
             "outside": outside,
-        }, inputs,
+        }, inputs, neighbours=neighbours_of(params), undivided=_undivided(params),
     )  # fmt: skip
+
+
+def neighbours_of(params: Params) -> int:
+    """Return how many members share a memory."""
+    if params.train.mode == "offline" or on_policy(get(params.train.algo)):
+        return 1
+    return params.train.replay.members(params.population.size)
+
+
+def _undivided(params: Params) -> str | None:
+    """Say where a member would not be alone with what is its own."""
+    train = params.train
+    if params.runtime.shards.ranks > 1:
+        return RANKS
+    if neighbours_of(params) > 1 and train.replay.sharing == "shared":
+        return (
+            "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own, or to how "
+            "many neighbours share one"
+        )
+    if train.mode == "offline" and train.replay.prioritised:
+        return (
+            "runtime.shards: a child would inherit its parent's priorities, which may lie in another shard; set "
+            "train.replay.prioritised: false"
+        )
+    return None
 
 
 def begin(
@@ -73,10 +98,12 @@ def begin(
     learners: int = 1,
     collect_rollouts: CollectRollouts | None = None,
 ) -> Run[Spec]:
-    """Return a run at its beginning, in the regime of its algorithm, for loops of one's own.
+    """Return a run at its beginning, in the regime of its algorithm, for users' own training loops.
 
-    For warm, workers and learners see `Setup`, for collect_rollouts `OnPolicy`. Raises UsageError if `collect_rollouts`
-    is given and the algorithm collects none.
+    For `warm`, `workers` and `learners` see `Setup`; for `collect_rollouts` see `OnPolicy`.
+
+    Raises:
+        UsageError: `collect_rollouts` is given, but the algorithm is not on-policy.
     """
     return session.begin(problem_with(spec, warm, workers, learners, collect_rollouts), members, births)
 
@@ -89,7 +116,7 @@ def problem_with(
     collect_rollouts: CollectRollouts | None = None,
     described: Mapping[str, Any] | None = None,
 ) -> Problem[Spec]:
-    """Return the problem of a run whose parts are there; for the arguments see `begin`."""
+    """Return the problem of a run whose parts exist already; for the arguments see `begin`."""
 
     def live(clock: Clock, keys: np.ndarray) -> Regime:
         return regime_of(Setup(spec, clock, keys, warm, workers, learners), collect_rollouts)
@@ -98,7 +125,7 @@ def problem_with(
 
 
 def regime_of(setup: Setup, collect_rollouts: CollectRollouts | None = None) -> Regime:
-    """Return what members live on by the configuration; for errors see `begin`."""
+    """Return the regime that the configuration asks for; it raises what `begin` raises."""
     spec, warm = setup.spec, setup.warm
     if collect_rollouts is not None and not on_policy(spec.algo):
         raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")

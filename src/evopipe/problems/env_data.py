@@ -1,4 +1,4 @@
-"""Behaviour in an environment as a dataset, and as packed transitions with statistics."""
+"""The stages `fetch` and `buffer` for environments: a dataset of behaviour, then packed transitions with statistics."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from evopipe.data.collect import collect, totals
 from evopipe.data.d4rl import read_d4rl
-from evopipe.data.episodes import Episode, check_fits
+from evopipe.data.episodes import RecordedEpisode, check_fits
 from evopipe.data.minari import read_minari, read_own, write_minari
 from evopipe.data.transitions import pack, statistics, write_transitions
 from evopipe.envs.pool import EnvPool
-from evopipe.errors import ParamsError
+from evopipe.errors import ParamsError, UsageError
 from evopipe.layout import BUFFERED, DATASET, FETCHED, TRANSITIONS, need
 from evopipe.machine import configure
 from evopipe.own import import_network
@@ -22,7 +22,7 @@ from evopipe.storage.files import write_json
 
 
 def fetch(params: Params, folder: Path) -> list[str]:
-    """Write `data/dataset`, always a Minari dataset, and `reports/fetch.json`; return what there is to say."""
+    """Write `data/dataset`, always a Minari dataset, and `reports/fetch.json`; return remarks for the user."""
     env, source = params.env.id, params.fetch.source
     import_network(params)  # of the policy that may be collected by
     with closing(EnvPool(params.env.on_gymnasium, 1, what="behaviour")) as pool:
@@ -55,7 +55,7 @@ def fetch(params: Params, folder: Path) -> list[str]:
 
 
 def buffer(params: Params, folder: Path) -> list[str]:
-    """Write `data/transitions.h5` and `reports/buffer.json` from `data/dataset`; return what there is to say."""
+    """Write `data/transitions.h5` and `reports/buffer.json` from `data/dataset`; return remarks for the user."""
     source = need(folder, DATASET)
     with closing(EnvPool(params.env.on_gymnasium, 1, what="described")) as pool:
         dataset = read_own(source)
@@ -68,20 +68,20 @@ def buffer(params: Params, folder: Path) -> list[str]:
     return [f"{TRANSITIONS}: {counts}, {stats['terminations']} terminated, {stats['truncations']} truncated"]
 
 
-def _collect(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
+def _collect(params: Params, pool: EnvPool) -> tuple[list[RecordedEpisode], dict[str, Any]]:
     cfg, exported = params.fetch.collect, None
     if cfg.policies.get("policy") and cfg.policy_path is not None:
-        from evopipe.policies.policy import Policy, load
+        from evopipe.policies.policy import load
 
         configure(params.runtime)  # the number of threads decides a policy's last bits
-        found = load(cfg.policy_path)
-        if not isinstance(found, Policy):
-            raise ParamsError("fetch.collect.policy_path: is a team, and datasets are of one agent")
-        exported = found.on_rows()
+        try:
+            exported = load(cfg.policy_path).on_rows()
+        except UsageError as error:
+            raise ParamsError(f"fetch.collect.policy_path: {error}") from None
     return collect(cfg, pool, params.env.id, params.seed, exported)
 
 
-def _convert(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
+def _convert(params: Params, pool: EnvPool) -> tuple[list[RecordedEpisode], dict[str, Any]]:
     """Read another dataset; one that does not fit the environment is refused here rather than a stage later."""
     if params.fetch.source == "minari":
         dataset = read_minari(params.fetch.minari.dataset, pool.observation_space)

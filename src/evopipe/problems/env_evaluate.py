@@ -1,4 +1,4 @@
-"""What is told of members in an environment that were scored on held-out seeds."""
+"""The stage `evaluate` for environments: what is reported of members that were scored on held-out seeds."""
 
 from __future__ import annotations
 
@@ -20,14 +20,23 @@ from evopipe.schema.params import Params
 _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 
 
-class Evaluation:
-    """The members that are scored, the elite last, and what is told of it."""
+def evaluation(params: Params, problem: Problem[Spec], trained: Sequence[Member], folder: Path) -> EnvEvaluation:
+    """Return what is scored and what is told of it, see the stage `evaluate`."""
+    return EnvEvaluation(params, problem, trained)
 
-    def __init__(self, params: Params, problem: Problem[Spec], trained: Sequence[Member], folder: Path) -> None:
+
+class EnvEvaluation:
+    """The members to be scored, the elite last, and the report on their scores."""
+
+    def __init__(self, params: Params, problem: Problem[Spec], trained: Sequence[Member]) -> None:
         self.params, self.problem, self.members = params, problem, list(trained)
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
-        """Return what to write; raise EnvironmentFailed if too many of a member's episodes were broken."""
+        """Return the report on these episodes.
+
+        Raises:
+            EnvironmentFailed: too many of a member's episodes were broken.
+        """
         env, scores, episodes = self.params.env.id, {}, []
         whole = _refuse_or_warn(np.isfinite(played.returns), env)
         for m, (name, mine) in enumerate(zip(names_of(len(self.members)), whole, strict=True)):

@@ -1,4 +1,4 @@
-"""The elite of an environment as files that run anywhere."""
+"""The stage `export` for environments: the elite as files that run anywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 from evopipe.core import normalise
 from evopipe.core.member import Member
 from evopipe.policies import policy
+from evopipe.policies.acting import Policy
 from evopipe.policies.card import card
+from evopipe.policies.team import TeamPolicy
 from evopipe.problems.specs import describe, make_spec
 from evopipe.run.spec import Spec
 from evopipe.schema.params import Params
@@ -19,16 +21,25 @@ SCORES = ("mean", "interval", "std", "median", "iqm")
 
 
 def spec_of(params: Params) -> Spec:
-    """Return what the run is about."""
+    """Return the run's configuration."""
     return make_spec(params)
 
 
 def write(
     folder: Path, params: Params, spec: Spec, elite: Member, about: Mapping[str, Any], scores: Mapping[str, Any]
 ) -> None:
-    """Write policy.safetensors, policy.json, policy.pt2 and a model card. `DiskError` if it cannot be written."""
+    """Write policy.safetensors, policy.json, policy.pt2 and a model card.
+
+    Raises:
+        DiskError: a file cannot be written.
+    """
     told = {
         **describe(params), "preprocessing": normalise.describe(elite.tensors), **about, "evaluation": scores["elite"]
     }  # fmt: skip
     text = card(policy.kind_of(told)(spec.algo, params.algo_config, elite, told), params.evaluate.episodes)
     policy.save(folder, params.train.algo, elite, told, params.export.program, text, params.export.critic)
+
+
+def trained(folder: Path) -> list[Policy | TeamPolicy]:
+    """Return the members of `models/trained` as policies by slot."""
+    return policy.trained(folder)

@@ -1,4 +1,4 @@
-"""The members that a run in an environment begins with."""
+"""The stage `population` for environments: the members that a run starts with."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _REMEDY = "population.start names a copy of models/trained of a run with the sam
 
 
 def begun(params: Params) -> tuple[Spec, list[Member], list[Mutation], str]:
-    """Return what the run is about, its members, how each was made, and what they are of; with `population.start` they
-    are those of an earlier run, as it left them: so an offline run goes on online."""
+    """Return the run's configuration, its members, the mutation that made each, and a text that says what they are for.
+
+    With `population.start` the members are those of an earlier run, so that an offline run can continue online.
+    """
     spec, start = make_spec(params), params.population.start
     members, mutations = first_members(spec, params.population.size)
     if start is not None:

@@ -1,4 +1,4 @@
-"""What a run in an environment is about: its configuration and its spaces, for stages that make no run too."""
+"""The configuration of runs in environments, with their spaces, also for stages that make no run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evopipe.types import Spaces
 
 
 def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> Spec:
-    """Bundle what a run is about; spaces that are not given are the environment's, with the errors of `spaces_of`."""
+    """Build the configuration of a run. Spaces that are not given are read from the environment, as by `spaces_of`."""
     device = device or torch.device("cpu")
     module, kernels = params.algo_config.network.module, params.runtime.kernels
     if module is not None and kernels in ("native", "portable"):
@@ -41,8 +41,11 @@ def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces
 
 
 def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
-    """Return what an algorithm needs to know of an environment's spaces; `ParamsError` if the environment is unknown or
-    its spaces are not served, be it by this algorithm only."""
+    """Return what an algorithm needs to know of an environment's spaces.
+
+    Raises:
+        ParamsError: the environment is unknown, or its spaces are not supported in general or by this algorithm.
+    """
     with opened(env_config) as env:
         spaces, _ = read_spaces(env)
     if sentence := unserved(algo, spaces, env_config.id, env.action_space):
@@ -51,13 +54,14 @@ def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
 
 
 def describe(params: Params) -> dict[str, Any]:
-    """Return as JSON data the algorithm, its configuration, the environment and its spaces, see `policy.load`."""
+    """Return the algorithm, its configuration, the environment and its spaces as JSON data, as `policy.json` has
+    them."""
     with opened(params.env) as env:
         shown = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
         return {**settings_of(params), **shown, **read_spaces(env)[1]}
 
 
 def settings_of(params: Params) -> dict[str, Any]:
-    """Return the same without the spaces."""
+    """Return what `describe` returns, without the spaces."""
     env = params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"})
     return {"algo": params.train.algo, "config": params.algo_config.model_dump(mode="json"), "env": env}

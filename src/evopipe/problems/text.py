@@ -1,4 +1,4 @@
-"""Members that are language models: they write, and learn from rows of text, rewards or games."""
+"""The problem of language models, which learn from rows of text, from rewards or from games."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from evopipe.language.tasks import rewards
 from evopipe.language.tokens import Corpus, read_corpus
 from evopipe.machine import configure
 from evopipe.problems.text_data import base_of, form_of, need_places, settled, task_of
-from evopipe.regimes.dialogue import Dialogue, Judge, Room
-from evopipe.regimes.games import GameLessons, play
+from evopipe.regimes.dialogue import Completer, Dialogue, Judge
+from evopipe.regimes.games import GameSource, play
 from evopipe.regimes.learners import learner_count
 from evopipe.regimes.order import held_out
-from evopipe.regimes.text import References, TextRows, Texts, evaluate_rows, figures
+from evopipe.regimes.text import References, TextRows, TextSource, evaluate_rows, figures
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, HeldOut
 from evopipe.run.language import LESS, LanguageSpec
-from evopipe.run.problem import Problem
+from evopipe.run.problem import RANKS, Problem
 from evopipe.run.regime import Regime
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
@@ -40,7 +40,7 @@ from evopipe.schema.text import LanguageParams
 def problem_of(
     params: LanguageParams, folder: Path = Path(), alone: bool = False, together: Any = None
 ) -> Problem[LanguageSpec]:
-    """Return what a run of language models works on; see `problems.problem_of`."""
+    """Return the problem of a run of language models; see `problems.problem_of`."""
     runtime, judge = params.runtime, params.language.reward_model
     outside, sources = params.outside()
     spec = make_spec(params, configure(runtime))
@@ -57,14 +57,30 @@ def problem_of(
 
     return Problem(
         spec, live, lambda members, rows: held_out_of(params, spec, folder), partial(describe, params, spec),
-        {**params.tracked("seed", "language", "train", "evolution", "runtime"), "outside": outside},
+        {**params.tracked("seed", "language", "train", "evolution", "search", "runtime"), "outside": outside},
         # That a judge is missing is said where it is read.
-        inputs, LESS,
+        inputs, LESS, undivided=_undivided(params),
     )  # fmt: skip
 
 
+def _undivided(params: LanguageParams) -> str | None:
+    """Say why members cannot be computed apart, or rows of a shard by several processes."""
+    shards = params.runtime.shards
+    if shards.ranks > 1 and shards.engine != "accelerate":
+        return RANKS
+    if params.language.engine != "transformers":
+        return "runtime.shards: needs language.engine: transformers"
+    if shards.ranks > 1 and (params.runtime.rows_at_once is None or params.language.model == "gpt"):
+        return (
+            "runtime.shards.ranks: they divide rows over a base, in parts; set runtime.rows_at_once to the rows of "
+            "a part, or ranks to 1"
+        )
+    return None
+
+
 def describe(params: LanguageParams, spec: LanguageSpec) -> dict[str, Any]:
-    """Return as JSON data the algorithm, its configuration, and the base, see `language.policy`."""
+    """Return the algorithm, its configuration and the base as JSON data, as `policy.json` has them (see
+    `language.policy`)."""
     return {
         "kind": "games" if spec.base.length else "language",
         "algo": params.train.algo,
@@ -78,27 +94,31 @@ def describe(params: LanguageParams, spec: LanguageSpec) -> dict[str, Any]:
 
 
 def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
-    """Return what members live on; at most so many processes divide what GPTs learn."""
+    """Return the regime that the configuration asks for. At most `learners` processes share the work for small GPTs."""
     if corpus.form == "reasoning":
         return Dialogue(spec, clock, corpus, _judge_of(spec.language, spec.device), _truth_of(spec.language))
     if corpus.form == "games":
-        return TextRows(spec, clock, GameLessons(spec, corpus, task_of(spec.language)), learners)
-    return TextRows(spec, clock, Texts(spec, corpus))
+        return TextRows(spec, clock, GameSource(spec, corpus, task_of(spec.language)), learners)
+    return TextRows(spec, clock, TextSource(spec, corpus))
 
 
-def room_of(params: LanguageParams, spec: LanguageSpec, folder: Path) -> tuple[Room, np.ndarray]:
-    """Return what dialogues share, and the rows `[n]` that score members at the end; for errors see `corpus_of`."""
+def completer_of(params: LanguageParams, spec: LanguageSpec, folder: Path) -> tuple[Completer, np.ndarray]:
+    """Return what completes and rewards prompts, and the rows `[n]` of the final evaluation. It raises what `corpus_of`
+    raises."""
     corpus = corpus_of(folder, spec, form_of(params))
     rows = corpus.splits["test"]
     index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
-    return Room(spec, corpus, _judge_of(spec.language, spec.device), truth=_truth_of(spec.language)), index
+    return Completer(spec, corpus, _judge_of(spec.language, spec.device), truth=_truth_of(spec.language)), index
 
 
 def held_out_of(
-    params: LanguageParams, spec: LanguageSpec, folder: Path, of: tuple[Room, np.ndarray] | None = None
+    params: LanguageParams, spec: LanguageSpec, folder: Path, of: tuple[Completer, np.ndarray] | None = None
 ) -> HeldOut:
-    """Return what scores members on games, or on rows that no training saw, which `room_of` gives; beside their scores
-    it tells which games were `won`, what a reward model replaces (`task`), or the algorithm's figures."""
+    """Return what scores members at the end: on games, or on rows that no training saw, as `completer_of` returns them.
+
+    Beside scores it reports which games were `won`, the task's own score if a reward model replaces it (`task`), or the
+    algorithm's statistics.
+    """
     if form_of(params) == "games":
 
         def games(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
@@ -106,26 +126,26 @@ def held_out_of(
             return replace(told.episodes, more={"won": told.won})
 
         return HeldOut(games)
-    room, index = of or room_of(params, spec, folder)
+    completer, index = of or completer_of(params, spec, folder)
 
     def dialogues(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
-        played = room.evaluate(cohorts, index, stopped)
-        if room.truth is None:
+        played = completer.evaluate(cohorts, index, stopped)
+        if completer.truth is None:
             return played
-        means = replace(room, judge=room.truth).evaluate(cohorts, index, stopped).returns.mean(axis=1)
+        means = replace(completer, judge=completer.truth).evaluate(cohorts, index, stopped).returns.mean(axis=1)
         return replace(played, more={"task": means})
 
     def rows(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
         asks = "reference" in spec.algo.asks(spec.algo_config)
-        references = References(spec, room.corpus, index) if asks else None
-        played = evaluate_rows(spec, room.corpus, cohorts, index, references, stopped)
-        return replace(played, more=figures(spec, room.corpus, cohorts, index, references))
+        references = References(spec, completer.corpus, index) if asks else None
+        played = evaluate_rows(spec, completer.corpus, cohorts, index, references, stopped)
+        return replace(played, more=figures(spec, completer.corpus, cohorts, index, references))
 
-    return HeldOut(dialogues if room.corpus.form == "reasoning" else rows)
+    return HeldOut(dialogues if completer.corpus.form == "reasoning" else rows)
 
 
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
-    """Bundle what a run is about; for errors see `load_base`."""
+    """Build the configuration of a run. It raises what `load_base` raises."""
     device, cfg = device or torch.device("cpu"), settled(params)
     base = replace(base_of(cfg, params.seed, device), rows_at_once=params.runtime.rows_at_once)
     return spec_of(params, base, device, cfg)
@@ -134,7 +154,7 @@ def make_spec(params: LanguageParams, device: torch.device | None = None) -> Lan
 def spec_of(
     params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None
 ) -> LanguageSpec:
-    """Bundle what a run over this base is about; with another block `language` than the parameters have."""
+    """Build the configuration of a run over this base; `cfg` replaces the block `language` of the parameters."""
     return LanguageSpec(
         seed=params.seed,
         language=cfg or params.language,
@@ -151,8 +171,10 @@ def spec_of(
 
 
 def _judge_of(cfg: LanguageConfig, device: torch.device | None = None) -> Judge:
-    """Return what rewards completions; whatever a score does, a run goes on. For errors see `language.tasks.score_of`
-    and `language.policy.load_reward`."""
+    """Return the function that rewards completions. If it fails, the run continues.
+
+    For errors see `language.tasks.score_of` and `language.policy.load_reward`.
+    """
     if cfg.reward_model is not None:
         return _modelled(load_reward(cfg.reward_model, device))
     return _guarded(cfg, cfg.reward)
@@ -189,7 +211,12 @@ def _modelled(model: LanguagePolicy) -> Judge:
 
 
 def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
-    """Read the rows; DataError where they are another base's, or of another form; for others see `need_places`."""
+    """Read the tokenised rows.
+
+    Raises:
+        DataError: they are damaged, of another base or of another form.
+        ParamsError: see `need_places`.
+    """
     corpus = read_corpus(layout.need(folder, layout.TOKENS))
     if corpus.digest != spec.base.digest or corpus.form != form:
         wrong = "another base" if corpus.digest != spec.base.digest else f"{corpus.form} rows"

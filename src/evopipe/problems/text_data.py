@@ -1,4 +1,4 @@
-"""Rows of text that language models learn from, and the same as tokens of their base."""
+"""The stages `fetch` and `buffer` for language models: rows of text, then the same rows as tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evopipe.storage.files import write_json
 
 
 def fetch(params: LanguageParams, folder: Path) -> list[str]:
-    """Write `data/text.jsonl` and `reports/fetch.json`; return what there is to say."""
+    """Write `data/text.jsonl` and `reports/fetch.json`; return remarks for the user."""
     cfg, source, form = params.language, params.fetch.source, form_of(params)
     if source == "generate":
         rows = data.generate(task_of(cfg), cfg.task, params.seed, params.fetch.generate.rows, form)
@@ -38,8 +38,8 @@ def fetch(params: LanguageParams, folder: Path) -> list[str]:
 
 
 def buffer(params: LanguageParams, folder: Path) -> list[str]:
-    """Write `data/tokens`, split and without what is too long, and `reports/buffer.json`; return what there is to
-    say."""
+    """Write `data/tokens`, split and without rows that are too long, and `reports/buffer.json`; return remarks for the
+    user."""
     cfg, form = settled(params), form_of(params)
     path = layout.need(folder, layout.TEXT)
     rows, base = data.read_jsonl(path, form), base_of(cfg, params.seed)
@@ -65,7 +65,7 @@ def buffer(params: LanguageParams, folder: Path) -> list[str]:
 
 
 def form_of(params: LanguageParams) -> Form:
-    """Return what rows must hold for the algorithm."""
+    """Return the form that rows must have for the algorithm."""
     algo = get(params.train.algo)
     if algo.REGIME != "text":
         return "reasoning" if algo.REGIME == "dialogue" else "games"
@@ -73,12 +73,12 @@ def form_of(params: LanguageParams) -> Form:
 
 
 def task_of(cfg: LanguageConfig) -> Any:
-    """Return the task; for errors see `language.tasks.get`."""
+    """Return the task. It raises what `language.tasks.get` raises."""
     return tasks.get(cfg.task, cfg.kwargs)
 
 
 def settled(params: LanguageParams) -> LanguageConfig:
-    """Return the block `language` with what a tiny tokenizer must know, where the task says it."""
+    """Return the block `language`, with the characters of a tiny tokenizer filled in if the task names them."""
     cfg = params.language
     if cfg.model != "tiny" or cfg.tiny.characters or params.fetch.source != "generate":
         return cfg
@@ -87,8 +87,12 @@ def settled(params: LanguageParams) -> LanguageConfig:
 
 
 def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
-    """Return the base, or the tokens of a task's games where members are whole models; for errors see `load_base`.
-    `ParamsError` if the task has no games."""
+    """Return the base. If members are small GPTs, it only has the tokens of the task's games.
+
+    Raises:
+        ParamsError: the task has no games.
+        MissingInputError, DataError: see `load_base`.
+    """
     if cfg.model != "gpt":
         return load_base(cfg, seed, device)
     task = task_of(cfg)
@@ -98,7 +102,11 @@ def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) 
 
 
 def need_places(cfg: LanguageConfig, algo: Algorithm, config: Any, base: Base) -> None:
-    """Refuse by a `ParamsError` rows of more tokens than the base has places for."""
+    """Check that rows are no longer than the base allows.
+
+    Raises:
+        ParamsError: they are longer.
+    """
     if base.places is None:
         return
     head = "end" in algo.asks(config)  # a head judges behind the last token

@@ -1,4 +1,4 @@
-"""What is told of language models that were scored on rows, or games, that no training saw."""
+"""The stage `evaluate` for language models: what is reported of members that were scored on held-out rows or games."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.language.generate import Sampling
-from evopipe.problems.text import held_out_of, room_of
+from evopipe.problems.text import completer_of, held_out_of
 from evopipe.problems.text_data import form_of, task_of
 from evopipe.problems.told import Told, names_of, score_of
-from evopipe.regimes.dialogue import AT_ONCE, Room, sampling
+from evopipe.regimes.dialogue import AT_ONCE, Completer, sampling
 from evopipe.regimes.games import play
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
@@ -27,8 +27,16 @@ from evopipe.track.formats import score
 _SHOWN = 12  # prompts of which the completions are written down, or games
 
 
-class Evaluation:
-    """The members that are scored, the elite last, and behind it what they began from; and what is told of it."""
+def evaluation(
+    params: LanguageParams, problem: Problem[LanguageSpec], trained: Sequence[Member], folder: Path
+) -> TextEvaluation:
+    """Return what is scored and what is told of it, see the stage `evaluate`."""
+    return TextEvaluation(params, problem, trained, folder)
+
+
+class TextEvaluation:
+    """The members to be scored, then the model that they started from, and the report on their scores. The elite is the
+    last member."""
 
     def __init__(
         self, params: LanguageParams, problem: Problem[LanguageSpec], trained: Sequence[Member], folder: Path
@@ -37,7 +45,7 @@ class Evaluation:
         self.spec = spec = problem.spec
         self.names, self.plays = names_of(len(trained)), form_of(params) == "games"
         if not self.plays:
-            self.of = of = room_of(params, spec, folder)
+            self.of = of = completer_of(params, spec, folder)
             self.problem = replace(problem, held_out=lambda members, rows: held_out_of(params, spec, folder, of))
             # The base: the elite without its change of it.
             self.names.append("base")
@@ -45,17 +53,21 @@ class Evaluation:
             self.members.append(replace(trained[-1], tensors=plain))
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
-        """Return what to write; raise Stopped if `stopped` says so."""
+        """Return the report on these episodes.
+
+        Raises:
+            Stopped: `stopped` returned True.
+        """
         return self._games(played, seeds) if self.plays else self._rows(played, stopped)
 
     def _rows(self, played: Episodes, stopped: Callable[[], bool]) -> Told:
         params, spec = self.params, self.spec
-        (room, index), drawn, shown = self.of, {}, []
+        (completer, index), drawn, shown = self.of, {}, []
         if "end" not in spec.algo.asks(spec.algo_config):  # a reward model is not asked for text
             two = [replace(member, slot=i) for i, member in enumerate(self.members[-2:])]
-            shown = _completions(room, spec.form(two), index)
-        if room.corpus.form == "reasoning" and params.evaluate.samples:
-            drawn = _pass_at(room, spec, self.members[-2], index, params.evaluate.samples, stopped)
+            shown = _completions(completer, spec.form(two), index)
+        if completer.corpus.form == "reasoning" and params.evaluate.samples:
+            drawn = _pass_at(completer, spec, self.members[-2], index, params.evaluate.samples, stopped)
         scores = {
             name: score_of(params, m, np.nan_to_num(played.returns[m], nan=0.0), played.lengths[m])
             for m, name in enumerate(self.names)
@@ -97,29 +109,34 @@ class Evaluation:
         return Told({"elite": best, **about}, found, episodes, over, shown)
 
 
-def _completions(room: Room, cohorts: list[Cohort], index: np.ndarray) -> list[dict[str, Any]]:
+def _completions(completer: Completer, cohorts: list[Cohort], index: np.ndarray) -> list[dict[str, Any]]:
     """Return what the elite (slot 0) and the base (slot 1) say to a few prompts, and how that is rewarded."""
     few = index[:_SHOWN]
     told: dict[int, list[dict[str, Any]]] = {}
     for cohort in cohorts:
-        how = Sampling.greedy(len(cohort.members), room.spec.device)
-        _, written = room.write(cohort, few, 1, how, 0)
-        scored = "answer" in room.corpus.rows[int(few[0])]
-        reward = room.reward(written, few, 1)[0].tolist() if scored else None
-        for r, (slot, texts) in enumerate(zip(cohort.slots, room.texts(written, len(few)), strict=True)):
+        how = Sampling.greedy(len(cohort.members), completer.spec.device)
+        _, written = completer.write(cohort, few, 1, how, 0)
+        scored = "answer" in completer.corpus.rows[int(few[0])]
+        reward = completer.reward(written, few, 1)[0].tolist() if scored else None
+        for r, (slot, texts) in enumerate(zip(cohort.slots, completer.texts(written, len(few)), strict=True)):
             told[slot] = [
                 {"text": text, **({} if reward is None else {"reward": reward[r][i]})} for i, text in enumerate(texts)
             ]
     found = []
     for row, elite, base in zip(few, told[0], told[1], strict=True):
-        if (prompt := room.corpus.rows[int(row)].get("prompt")) is not None:
+        if (prompt := completer.corpus.rows[int(row)].get("prompt")) is not None:
             shown = prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
             found.append({"prompt": shown, "elite": elite, "base": base})
     return found
 
 
 def _pass_at(
-    room: Room, spec: LanguageSpec, elite: Member, index: np.ndarray, samples: int, stopped: Callable[[], bool]
+    completer: Completer,
+    spec: LanguageSpec,
+    elite: Member,
+    index: np.ndarray,
+    samples: int,
+    stopped: Callable[[], bool],
 ) -> dict[str, float]:
     """Return the chance that the best of `samples` completions of the elite, drawn, is right: the mean of the best."""
     (cohort,) = spec.form_alone(replace(elite, slot=0))
@@ -128,6 +145,6 @@ def _pass_at(
         if stopped():
             raise Stopped
         part = index[start : start + AT_ONCE]
-        _, written = room.write(cohort, part, samples, sampling(cohort, spec), start)
-        best.append(room.reward(written, part, samples)[0].view(len(part), samples).amax(dim=1))
+        _, written = completer.write(cohort, part, samples, sampling(cohort, spec), start)
+        best.append(completer.reward(written, part, samples)[0].view(len(part), samples).amax(dim=1))
     return {f"best_of_{samples}": float(torch.cat(best).mean())}

@@ -1,4 +1,4 @@
-"""The elite of language models as files: its adapter, and the base with it merged in."""
+"""The stage `export` for language models: the elite's adapter, and the base with it merged in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCORES = ("mean", "interval")
 
 
 def spec_of(params: LanguageParams) -> LanguageSpec:
-    """Return what the run is about."""
+    """Return the run's configuration."""
     return make_spec(params)
 
 
@@ -32,8 +32,11 @@ def write(
     folder: Path, params: LanguageParams, spec: LanguageSpec, elite: Member, about: Mapping[str, Any],
     scores: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Write the adapter as PEFT's files, the merged model, policy.json and a model card. `DiskError` if it cannot be
-    written."""
+    """Write the adapter as PEFT's files, the merged model, policy.json and a model card.
+
+    Raises:
+        DiskError: a file cannot be written.
+    """
     told = {
         **describe(params, spec),
         "format": 1,
@@ -50,8 +53,12 @@ def write(
 def write_policy(
     folder: Path, spec: LanguageSpec, member: Member, about: Mapping[str, Any], called: str = str(layout.ELITE)
 ) -> None:
-    """Write a member as a policy's folder, with a model card that calls it so; what it is says `about`. `DiskError` if
-    it cannot be written."""
+    """Write a member as a policy's folder, with a model card. `about` goes into policy.json; `called` is the folder's
+    name.
+
+    Raises:
+        DiskError: a file cannot be written.
+    """
     arch: Any = member.arch
     row = member.tensors[spec.algo.POLICY]
     text = render("card_language.md.j2", about=about, base=spec.base.name, called=called)
@@ -68,3 +75,8 @@ def write_policy(
         merged = peft.merged_files(spec.base, arch, row)
         files |= {f"{MERGED}/{name}": data for name, data in merged.items()}
     write_folder(folder, files)
+
+
+def trained(folder: Path) -> list[Any]:
+    """Return none: each would hold the base once more."""
+    return []

@@ -1,4 +1,4 @@
-"""The members that a run of language models begins with."""
+"""The stage `population` for language models: the members that a run starts with."""
 
 from __future__ import annotations
 
@@ -24,15 +24,22 @@ from evopipe.types import Tensor
 
 
 def begun(params: LanguageParams) -> tuple[LanguageSpec, list[Member], list[Mutation], str]:
-    """Return what the run is about, its members, how each was made, and what they are over; with `population.start`
-    they are those of an earlier run, or one that PEFT wrote; or a player's policy is theirs."""
+    """Return the run's configuration, its members, the mutation that made each, and a text that names their base.
+
+    With `population.start` the members continue from those of an earlier run, from an adapter that PEFT wrote, or from
+    an exported player of games.
+    """
     spec = make_spec(params)
     return spec, *members_of(params, spec), f"over {spec.base.name}"
 
 
 def members_of(params: LanguageParams, spec: LanguageSpec) -> tuple[list[Member], list[Mutation]]:
-    """Return the members that a run begins with, and how each was made; `DataError` or
-    `MissingInputError` if what they go on from is damaged, not there, or unlike."""
+    """Return the members that a run starts with, and the mutation that made each.
+
+    Raises:
+        MissingInputError: what they continue from is missing.
+        DataError: it is damaged, or does not fit.
+    """
     members, mutations = first_members(spec, params.population.size)
     if params.population.start is None:
         return members, mutations
@@ -43,7 +50,7 @@ def members_of(params: LanguageParams, spec: LanguageSpec) -> tuple[list[Member]
 
 
 def _read_start(folder: Path, spec: LanguageSpec, fresh: Member) -> list[Member]:
-    """Read trained members to go on from, the elite first, or one adapter."""
+    """Read trained members to continue from, the elite first, or one adapter."""
     remedy = (
         "population.start names a copy of models/trained with the same algorithm and base, an elite, or an adapter of "
         "PEFT's"
@@ -72,7 +79,7 @@ def _play_on(spec: LanguageSpec, folder: Path, size: int) -> tuple[list[Member],
     `DataError` if it is damaged, or over other tokens, or of another width."""
     about = parse_json(read_folder(folder, only=(player.POLICY,))[player.POLICY], str(folder / player.POLICY))
     wanted = "population.start names a player over the same tokens, as `evopipe export` writes it"
-    if not isinstance(about, dict) or about.get("kind") != "games":
+    if not isinstance(about, dict) or not about.get("tokens"):
         raise DataError(f"{folder}: is no exported player of games; {wanted}")
     if about.get("base") != spec.base.digest:
         had, now = " ".join(map(str, about.get("tokens", ()))), " ".join(spec.base.tokenizer)

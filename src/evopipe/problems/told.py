@@ -1,4 +1,4 @@
-"""What an evaluation tells of members, whatever they were scored on."""
+"""The report of an evaluation, whatever members were scored on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from evopipe.schema.params import AnyParams
 
 @dataclass(frozen=True)
 class Told:
-    """What the stage `evaluate` writes and says: the content of `evaluation.json`, the elite's scores in it; every
-    other member's; of each name the seeds, returns and lengths of its episodes; over what the elite was scored; and
-    texts to look at, None where nothing was written."""
+    """The report that the stage `evaluate` writes.
+
+    Attributes:
+        evaluation: the content of `evaluation.json`, with the elite's scores.
+        members: the scores of every other member.
+        episodes: (name, seeds, returns, lengths) of every member's episodes.
+        over: what the elite was scored on.
+        shown: sample texts; None if no text was written.
+    """
 
     evaluation: Mapping[str, Any]
     members: Mapping[str, Any]
@@ -28,11 +34,11 @@ class Told:
 
 
 def names_of(members: int) -> list[str]:
-    """Return what so many trained members are called: the elite stands behind them."""
+    """Return the names of this many trained members; the last is the elite."""
     return [*(f"member_{i}" for i in range(members - 1)), "elite"]
 
 
 def score_of(params: AnyParams, place: int, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
-    """Return the scores of episodes, `[n]` each; those of another `place` have other draws of the bootstrap."""
+    """Return the scores of episodes, `[n]` each. Another `place` has other random draws for the bootstrap."""
     chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, place)
     return summary(returns, lengths, params.evaluate.bootstrap, chance)

@@ -1,1 +1,1 @@
-"""What members live on: regimes of experience, each as the protocol in `run.regime` asks."""
+"""The regimes, which are what members learn from. Each follows the protocol in `run.regime`."""

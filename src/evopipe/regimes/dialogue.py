@@ -1,4 +1,4 @@
-"""Dialogues: members write completions of prompts, are rewarded for them, and learn from what they wrote."""
+"""The regime of dialogues: members write completions of prompts, and learn from the rewards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evopipe.core.net import score
 from evopipe.language import hooks
 from evopipe.language.generate import Sampling, Stops, Written, generate, texts
 from evopipe.language.tokens import Corpus, Rows
-from evopipe.language.vllm import Engine, weights
+from evopipe.language.vllm import VLLMEngine, weights
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.rng import Purpose, Stream
@@ -35,17 +35,18 @@ Judge = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], tuple[np.ndarray,
 
 
 @dataclass(frozen=True)
-class Room:
-    """What all dialogues of a run share."""
+class Completer:
+    """Lets members complete prompts, and rewards what they write: what all dialogues of a run share."""
 
     spec: LanguageSpec
     corpus: Corpus
     judge: Judge
-    engine: Engine | None = None
+    engine: VLLMEngine | None = None
     truth: Judge | None = None  # the task's own score, where a reward model stands in its place: only told
 
     def write(self, cohort: Cohort, index: Rows, group: int, how: Sampling, when: int) -> tuple[Text, Written]:
-        """Let every member of a cohort complete these rows' prompts; return them with the prompts, too."""
+        """Let every member of a cohort complete the prompts of these rows; return prompts with completions, and what
+        was written."""
         spec, members = self.spec, len(cohort.members)
         base, leave = spec.base, spec.cohorts == "merged"
         batch = self.corpus.prompt_batch(index, base.pad)
@@ -74,9 +75,11 @@ class Room:
         return text, written
 
     def reward(self, written: Written, index: Rows, group: int, judge: Judge | None = None) -> tuple[Tensor, int]:
-        """Return the rewards `[P, R]` float32, and how many of them could not be had; `judge` stands in the place of
-        the run's own. It is asked of a member's completions at a time: no bit of them depends on its neighbours'.
-        Of several processes one asks: a judge may give two answers."""
+        """Return the rewards `[P, R]` float32, and how many of them could not be computed.
+
+        `judge` replaces the run's own. It is asked about one member's completions at a time, so that no bit depends on
+        neighbours. If there are several processes, only one asks, because a judge may give two answers.
+        """
         told, together = written.log_prob.new_zeros(len(written.ids), written.ids.shape[1] + 1), self.spec.base.together
         if together.leads:
             asked = [self.corpus.rows[int(i)] for i in index for _ in range(group)]
@@ -86,15 +89,19 @@ class Room:
         return told[:, :-1].contiguous(), int(told[:, -1].sum())
 
     def stop(self, prompts: int) -> Stops:
-        """Return the texts that end the completions of each of so many prompts; nothing where there are none."""
+        """Return the texts that end a completion, for each of `prompts` prompts; nothing if there are none."""
         return [self.spec.language.stop] * prompts if self.spec.language.stop else ()
 
     def texts(self, written: Written, prompts: int) -> list[list[str]]:
-        """Return every member's completions of so many prompts as texts."""
+        """Return every member's completions of `prompts` prompts as texts."""
         return texts(self.spec.base, written, self.stop(len(written.ids) * prompts))
 
     def evaluate(self, cohorts: Sequence[Cohort], index: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score members by their likeliest completions of these rows' prompts; Stopped if `stopped` says so."""
+        """Score members by their greedy completions of the prompts of these rows.
+
+        Raises:
+            Stopped: `stopped` returned True.
+        """
         slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
         returns = np.full((len(slots), len(index)), np.nan)
         lengths = np.zeros(returns.shape, np.int64)
@@ -113,7 +120,8 @@ class Room:
 
 
 class Dialogue:
-    """The regime (see `run.regime.Regime`) of algorithms that learn from completions: a tick is one round of them."""
+    """The regime (see `run.regime.Regime`) of algorithms that learn from completions. A tick is one round of
+    completions."""
 
     warm = 0
     threshold: float | None = None
@@ -128,25 +136,25 @@ class Dialogue:
         truth: Judge | None = None,
         most: float | None = None,
     ) -> None:
-        """`truth` is told of beside the judge; `most` is the reward of a completion that is all right: how many earned
-        it is measured, as `accuracy`."""
+        """`truth` is a second score that is only reported. `most` is the reward of a completely right completion; the
+        share of these is reported as `accuracy`."""
         self.spec, self.clock, self.whole, self.most = spec, clock, True, most
-        self.room = Room(spec, corpus, judge, _engine_of(spec, clock.members), truth)
+        self.completer = Completer(spec, corpus, judge, _engine_of(spec, clock.members), truth)
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, MEASURED if most is None else (*MEASURED, "accuracy"))
 
     def first(self, member: Member) -> Member:
         return member
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Nothing is kept beside the members."""
+    def inherit(self, parents: Sequence[int] | None) -> None:
+        """Do nothing: this regime keeps nothing for each member."""
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`: no episode ends here."""
+        """See `Regime.ended`. It has no values: no episode of an environment ends here."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Nothing is a slot's own."""
+        """Do nothing: this regime keeps nothing for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -160,14 +168,14 @@ class Dialogue:
 
     def _round(self, cohort: Cohort) -> bool:
         spec, tick, one = self.spec, self.clock.tick, cohort.members[0]
-        group = spec.whole(one, "group_size")
-        prompts, train = spec.whole(one, "rows") // group, self.room.corpus.splits["train"]
+        group = spec.integer(one, "group_size")
+        prompts, train = spec.integer(one, "rows") // group, self.completer.corpus.splits["train"]
         index = train[rows_at(spec.seed, len(train), tick * prompts, prompts)]
-        text, written = self.room.write(cohort, index, group, sampling(cohort, spec), tick)
-        reward, failed = self.room.reward(written, index, group)
+        text, written = self.completer.write(cohort, index, group, sampling(cohort, spec), tick)
+        reward, failed = self.completer.reward(written, index, group)
         text = replace(text, reward=reward)
         drawn = text.log_prob
-        if self.room.engine is not None:  # another program's numbers are not those that learning begins from
+        if self.completer.engine is not None:  # another program's numbers are not those that learning begins from
             text = self._scored_anew(cohort, text)
         asks = spec.algo.asks(spec.algo_config)
         if "reference" in asks:
@@ -177,13 +185,13 @@ class Dialogue:
                 now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text, cohort.state.value.frozen)
             text = replace(text, value=now.value)
         text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
-        if self.room.engine is not None and text.advantage is not None and drawn is not None:
+        if self.completer.engine is not None and text.advantage is not None and drawn is not None:
             assert text.log_prob is not None
             text = replace(text, advantage=text.advantage * weights(text.log_prob, drawn, text.mask))
         drift = learn(spec, self.clock, cohort, text)
         told = torch.full_like(reward, torch.nan)
-        if self.room.truth is not None:
-            told, _ = self.room.reward(written, index, group, self.room.truth)
+        if self.completer.truth is not None:
+            told, _ = self.completer.reward(written, index, group, self.completer.truth)
         self._measure(cohort, text, written, drift, failed, told)
         return bool((reward != 0).any())
 
@@ -216,9 +224,9 @@ class Dialogue:
         self.measures.note(self.clock.generation, cohort.slots, every)
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`; seeds stand for rows of the validation split."""
-        rows = self.room.corpus.splits["validation"]
-        return self.room.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
+        """See `Regime.evaluate`. Each seed selects a row of the validation split."""
+        rows = self.completer.corpus.splits["validation"]
+        return self.completer.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
 
     def state(self) -> dict[str, Tensor]:
         return self.measures.state()
@@ -228,15 +236,15 @@ class Dialogue:
         return 0
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def learn(spec: LanguageSpec, clock: Clock, cohort: Cohort, text: Text) -> Tensor:
-    """Go through a round as often as `epochs` says; return the drift of the first update, `[P]`."""
+    """Make the updates of one round, `epochs` times over; return the drift at the first update, `[P]`."""
     one, rows = cohort.members[0], text.ids.shape[1]
-    parts = -(-rows // spec.whole(one, "batch_size"))
+    parts = -(-rows // spec.integer(one, "batch_size"))
     healthy, drift, taken = cohort.healthy, None, 0
-    for _ in range(spec.whole(one, "epochs")):
+    for _ in range(spec.integer(one, "epochs")):
         now = torch.tensor([clock.tick * _UPDATES + taken], device=spec.device)
         order = rng.uniform(cohort.keys, Purpose.REPLAY, now, rows)[:, 0].argsort(dim=1)
         for part in order.tensor_split(parts, dim=1):
@@ -250,15 +258,15 @@ def learn(spec: LanguageSpec, clock: Clock, cohort: Cohort, text: Text) -> Tenso
     return torch.zeros_like(cohort.losses) if drift is None else drift.flatten(1).amax(dim=1)
 
 
-def _engine_of(spec: LanguageSpec, members: int) -> Engine | None:
+def _engine_of(spec: LanguageSpec, members: int) -> VLLMEngine | None:
     """Return what writes completions in the place of this program's own loop, where the parameters name it."""
     if spec.language.engine == "transformers":
         return None
-    return Engine(spec.base, members, max(spec.language.rank, spec.mutation.architecture.max_nodes))
+    return VLLMEngine(spec.base, members, max(spec.language.rank, spec.mutation.architecture.max_nodes))
 
 
 def sampling(cohort: Cohort, spec: LanguageSpec) -> Sampling:
-    """Return how a cohort's members draw tokens while they train."""
+    """Return how a cohort's members sample tokens in training."""
     ones = torch.ones_like(cohort.losses)
 
     def each(name: str, default: float) -> Tensor:

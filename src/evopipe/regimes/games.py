@@ -1,4 +1,4 @@
-"""Games: members learn from those of a dataset, and are scored by those that they play themselves."""
+"""Learning from a dataset of games. Members are scored by games that they play themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evopipe.core.cohort import Cohort
 from evopipe.language.tokens import Corpus
-from evopipe.language.writing import Writer, crowd
+from evopipe.language.writing import Writer, joint_writer
 from evopipe.ops import language as ops
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
@@ -22,7 +22,7 @@ AT_ONCE = 128  # games that each member plays at a time
 
 
 class Scores(NamedTuple):
-    """What members reached in games."""
+    """The results of members' games."""
 
     episodes: Episodes  # lengths are tries
     won: np.ndarray  # [P, n] bool
@@ -32,7 +32,11 @@ class Scores(NamedTuple):
 def play(
     spec: LanguageSpec, task: Any, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]
 ) -> Scores:
-    """Let every member play a game a seed `[n]`, all members at once; Stopped if `stopped` says so."""
+    """Let every member play one game for each seed `[n]`, all members at once.
+
+    Raises:
+        Stopped: `stopped` returned True.
+    """
     slots, algo, cfg = sorted(slot for cohort in cohorts for slot in cohort.slots), spec.algo, spec.algo_config
     parts: list[list[np.ndarray]] = []
     rows: list[list[dict[str, Any]]] = [[] for _ in slots]
@@ -46,7 +50,7 @@ def play(
             nets = {name: getattr(cohort.state, name).frozen for name in (algo.POLICY, *algo.ACTS_WITH)}
             writer = Writer(nets, partial(algo.logits, cfg, cohort.hyper), cfg, cohort.hyper, part)
             writers.append((writer, place[[slots.index(slot) for slot in cohort.slots]].ravel()))
-        played = task.play(np.tile(part, len(slots)), crowd(writers, task.guess))
+        played = task.play(np.tile(part, len(slots)), joint_writer(writers, task.guess))
         parts.append([x.reshape(place.shape) for x in (played.returns, played.tries, played.won)])
         for mine, at in zip(rows, place, strict=True):
             mine += [played.rows[i] for i in at]
@@ -54,8 +58,9 @@ def play(
     return Scores(Episodes(returns, tries, int(tries.sum())), won, rows)
 
 
-class GameLessons:
-    """Lessons (see `regimes.text.Lessons`) of games: seeds of an evaluation are those of games that members play."""
+class GameSource:
+    """A data source (see `regimes.text.DataSource`) of games. Each seed of an evaluation is the seed of a game that
+    members play."""
 
     def __init__(self, spec: LanguageSpec, corpus: Corpus, task: Any) -> None:
         told = task.encode(corpus.rows)

@@ -1,4 +1,4 @@
-"""Learning from a replay memory: what is due at a tick, and the updates themselves."""
+"""Learning from a replay buffer: which updates are due at a tick, and the updates themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evopipe.core.graphs import Body, upload
 from evopipe.core.member import Member
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
-from evopipe.regimes.learners import Learners, Share
+from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.rng import Purpose, Stream
 from evopipe.run.regime import Setup
 from evopipe.run.spec import Spec
@@ -27,8 +27,10 @@ UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay dr
 
 
 def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
-    """Return how often a cohort learns at the tick-th tick (from 0) of its generation: once every `learn_step`
-    environment steps of a member."""
+    """Return how many updates a cohort makes at a tick of its generation (from 0).
+
+    A member makes one update in every `learn_step` of its environment steps.
+    """
     every = _learn_step(cohort)
     return (tick + 1) * envs // every - tick * envs // every
 
@@ -38,23 +40,24 @@ def _learn_step(cohort: Cohort) -> int:
 
 
 def discount_rate(cohort: Cohort) -> Tensor:
-    """Return γ of each member `[P]`: 1 where the algorithm has none."""
+    """Return the discount γ of each member, `[P]`: 1 if the algorithm has none."""
     gamma = cohort.hyper.get("gamma")
     return torch.ones_like(cohort.weight[:, 0]) if gamma is None else gamma
 
 
 def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
-    """Take so many updates, at least 1, each on a fresh batch, in place; return the last losses `[P]`.
+    """Make `updates` ≥ 1 updates in place, each on a fresh minibatch; return the last losses `[P]`.
 
-    Every memory must hold at least one row. The tick, with the members' keys, fixes the draws; `turn` says which of the
-    algorithm's unlike updates the first one is, see `evopipe.algos`.
+    Every replay buffer must hold at least one row. The tick and the members' keys fix the random draws. If the
+    algorithm's updates differ from one to the next, `turn` says which the first is (see `evopipe.algos`).
     """
     _ready(spec, cohort, replay, tick, updates, turn, replay.filled(cohort.slots))()
     return cohort.losses
 
 
 class ReplayLearning:
-    """What a regime holds whose members learn from a replay memory, empty at first; see `Setup` and `Replay`."""
+    """The replay buffer of a regime, empty at first, and the updates from it. For the arguments see `Setup` and
+    `Replay`."""
 
     def __init__(self, setup: Setup, layout: RowLayout, memories: int, capacity: int, images: Sequence[Image]) -> None:
         spec, cfg = setup.spec, setup.spec.train.replay
@@ -63,13 +66,14 @@ class ReplayLearning:
         trees = Priorities(self._members, capacity, cfg.alpha, spec.device) if cfg.prioritised else None
         each = self._members // memories
         self.replay = Replay(layout, memories, capacity, spec.device, trees, images, each)
-        self.learners = Learners(spec, setup.learners, partial(_of_share, spec, self.replay), spec.compiled)
+        self.learners = LearnerPool(spec, setup.learners, partial(_of_share, spec, self.replay), spec.compiled)
         places = [] if self.replay.frames is None else [self.replay.frames.places]  # the images are shared as they are
         self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
         self._cohorts: Sequence[Cohort] = []
 
     def first(self, member: Member) -> Member:
-        """Return a member that has seen the transitions that it begins with, if it takes note of what it sees."""
+        """Return a member whose normaliser has seen the transitions that the run starts with, if it has a
+        normaliser."""
         if self._seen is None or not self._spec.train.normalise.observations:
             return member
         equipped = self._spec.equip(member).tensors
@@ -81,9 +85,12 @@ class ReplayLearning:
             self._seen = None  # no member is born any more that has seen nothing
         self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Let no member draw by a stranger's errors: a child has the priorities of a parent that shares its memory; of
-        another, which has other rows, and where all diverged, rows count alike again."""
+    def inherit(self, parents: Sequence[int] | None) -> None:
+        """Pass on priorities to new members.
+
+        A child inherits its parent's priorities if both share a replay buffer. Otherwise, or if all members diverged,
+        its priorities are reset to be equal: those of another member would not fit.
+        """
         trees, each = self.replay.priorities, self._members // self.replay.memories
         if trees is None:
             return
@@ -99,7 +106,8 @@ class ReplayLearning:
         return upload(torch.tensor(slots, dtype=torch.int64), self.replay.device)
 
     def due(self) -> list[list[int]]:
-        """Return what each cohort owes at this tick: how many updates, the first one's turn, rows filled `[P]`."""
+        """Return what each cohort has to do at this tick: the number of updates, the first one's turn, the rows filled
+        `[P]`."""
         tick, envs = self._clock.here, self._clock.envs
         each = self._spec.train.replay.at_once(self._clock.living)
         turns = [tick * envs // _learn_step(cohort) * each % self._spec.period for cohort in self._cohorts]
@@ -125,10 +133,10 @@ def _ready(
 
     def make(compiled: Callable[[Any], Any]) -> Body:
         memory = replay, *replay.places(tuple(cohort.slots))
-        return partial(_updates, spec, compiled(spec.algo.update), cohort.bare, memory, updates, turn)
+        return partial(_updates, spec, compiled(spec.algo.update), cohort.without_runner, memory, updates, turn)
 
     def bound() -> list[Tensor]:
-        return [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *cohort.seen()]
+        return [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *cohort.normaliser_tensors()]
 
     def written() -> list[Tensor]:
         trees = [] if replay.priorities is None else replay.priorities.tensors()
@@ -166,7 +174,7 @@ def _updates(
         draw = Stream(cohort.keys, Purpose.REPLAY, when[i : i + 1])
         batch, index = replay.batch(draw, slots, first, now[1:], cohort.weight, beta, gamma)
         if cohort.normaliser is not None:  # the memory holds what the environments gave
-            batch = replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))
+            batch = replace(batch, obs=cohort.normalised(batch.obs), next_obs=cohort.normalised(batch.next_obs))
         draw = Stream(cohort.keys, Purpose.UPDATE, draw.step)
         losses, healthy, errors = update(
             spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, (turn + i) % spec.period

@@ -1,8 +1,8 @@
-"""Learning divided among processes: each takes some rows of the cohorts, on the same memory.
+"""Learner processes: each updates some rows of the cohorts, in shared memory.
 
-For a generation the trainer forks helpers (`evopipe.parallel`); at each tick it tells them what is due, takes its own
-share, and waits. A row is computed by the same operators on the same numbers wherever it is: nothing depends on how
-many processes there are.
+For a generation, the trainer forks learners (`evopipe.parallel`). At each tick it tells them what is due, computes its
+own share, and waits. A row is computed by the same operators on the same numbers in any process, so no result depends
+on how many there are.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ _MOST = 16  # processes that `auto` uses at most
 
 
 def learner_count(asked: int | Literal["auto"], threads: int, environments_first: bool = False) -> int:
-    """Return how many processes, or threads of our own kernels, may learn: by what `machine.configure` chose, and by
-    `Spec.environments_first`; raise ParamsError if torch has several threads, which no fork survives."""
+    """Return how many learner processes, or threads of the native kernels, may be used.
+
+    The number follows from what `machine.configure` chose and from `Spec.environments_first`.
+
+    Raises:
+        ParamsError: torch has several threads, with which a process cannot be forked.
+    """
     able = can_help() and not torch.cuda.is_available()
     if asked == "auto":
         # Our own kernels leave so little to do that more processes take their cores from the environments.
@@ -44,7 +49,7 @@ def learner_count(asked: int | Literal["auto"], threads: int, environments_first
 
 
 class Share(NamedTuple):
-    """Rows of one cohort that one process learns with."""
+    """The rows of one cohort that one learner updates."""
 
     cohort: int
     first: int
@@ -52,10 +57,10 @@ class Share(NamedTuple):
 
 
 def _divide(cohorts: Sequence[Cohort], processes: int, rates: Sequence[float]) -> list[list[Share]]:
-    """Divide all rows among at most so many processes, so that the slowest has as little to do as possible.
+    """Divide all rows among at most this many processes, so that the slowest has as little to do as possible.
 
-    Rows stay in order and together: a process's time is its cohorts' dispatch and its rows' arithmetic. There are fewer
-    processes if more would not be faster. `rates` are each cohort's updates for an environment step of a member.
+    Rows stay in order. A process's time is the dispatch of its cohorts and the arithmetic of its rows. Fewer processes
+    are used if more would not be faster. `rates` are each cohort's updates for an environment step of a member.
     """
     rows = [(c, r) for c, cohort in enumerate(cohorts) for r in range(len(cohort.members))]
     n = len(rows)
@@ -88,11 +93,15 @@ def _shares(rows: Sequence[tuple[int, int]]) -> list[Share]:
 _Ready: TypeAlias = Callable[[Share, Cohort, int, Sequence[int]], Callable[[], Any]]
 
 
-class Learners:
-    """The processes that learn, this one included; for how many at most see `learner_count`.
+class LearnerPool:
+    """The learner processes, including this one. `learner_count` says how many there may be.
 
-    `ready` says how a share learns what is due, in place: numbers that only the regime knows the meaning of, always as
-    many; the first is 0 if nothing is due. What is `compiled` learns by threads of this process in the place of others.
+    Args:
+        spec: configuration.
+        processes: the most learners to use.
+        ready: returns the updates that a share has to make, as a function to be called. What is due is a fixed count of
+            numbers that only the regime interprets; the first is 0 if nothing is due.
+        compiled: whether native kernels make the updates; then threads of this process are used instead of processes.
     """
 
     def __init__(self, spec: Spec | LanguageSpec, processes: int, ready: _Ready, compiled: bool = False) -> None:
@@ -109,7 +118,7 @@ class Learners:
         self._order = np.empty(0, np.int64)
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Move tensors to memory that all processes see, in place. A view that was taken before stays behind."""
+        """Move tensors to memory that all processes share, in place. Views taken before do not follow."""
         if self._processes == 1:
             return
         for tensor, piece in zip(tensors, shared_memory([tensor.nbytes for tensor in tensors]), strict=True):
@@ -118,9 +127,10 @@ class Learners:
             tensor.set_(place)  # type: ignore[call-overload]
 
     def adopt(self, cohorts: Sequence[Cohort], rates: Sequence[float], read: Sequence[Tensor] = ()) -> None:
-        """Divide new cohorts, before anything was computed with them; let the helpers of the old ones go.
+        """Divide new cohorts among the learners, and end the learners of the old cohorts.
 
-        `read` is what they learn from that is new with them; for `rates` see `divide`.
+        It must be called before anything is computed with the cohorts. `read` holds further tensors that the learners
+        read. For `rates` see `divide`.
         """
         self.close()
         train, plan = self._spec.train, []
@@ -129,17 +139,18 @@ class Learners:
             if min(train.evo_steps, train.max_steps) * each >= LEAST_WORK:
                 plan = _divide(cohorts, self._processes, rates)
         if len(plan) > 1:
-            rows = [(*c.tensors(), c.healthy, c.losses, *c.seen()) for c in cohorts]
+            rows = [(*c.tensors(), c.healthy, c.losses, *c.normaliser_tensors()) for c in cohorts]
             self.share([*itertools.chain(*rows), *read])
             self._parts = [[(s, cohorts[s.cohort].part(s.first, s.end)) for s in shares] for shares in plan]
         else:
             self._parts = [[(Share(i, 0, len(cohort.members)), cohort) for i, cohort in enumerate(cohorts)]]
 
     def share_of(self, tick: int, due: Sequence[Sequence[int]]) -> Iterator[Callable[[], Any]]:
-        """Tell the helpers what is due of each cohort at one tick; yield what this process has to do; wait for them.
+        """Tell the learners what is due of each cohort at a tick, yield what this process has to do, then wait for
+        them.
 
         Raises:
-            ResourceError: a helper died.
+            ResourceError: a learner died.
         """
         if not any(numbers[0] for numbers in due):
             return
@@ -150,7 +161,7 @@ class Learners:
             _wait(helper)
 
     def close(self) -> None:
-        """Let the helpers go."""
+        """End the learner processes."""
         dismiss(self._helpers)
         self._helpers, self._parts = [], []
 

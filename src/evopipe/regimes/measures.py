@@ -1,4 +1,4 @@
-"""What members did in each generation, in numbers: for reports, and of no effect on the run."""
+"""Statistics of members in each generation, for reports. They have no effect on the run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Measures:
-    """Means over the ticks of a generation, of each member, by name."""
+    """Means of named quantities over the ticks of a generation, for each member."""
 
     def __init__(self, members: int, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self._sums = torch.zeros(0, members, 1 + len(names), dtype=torch.float64)  # the first counts ticks
 
     def note(self, generation: int, slots: Sequence[int], every: Mapping[str, Tensor]) -> None:
-        """Take note of a tick: values `[P]` of the members in these slots."""
+        """Add a tick's values `[P]` of the members in these slots."""
         if generation >= len(self._sums):
             more = self._sums.new_zeros(generation + 1 - len(self._sums), *self._sums.shape[1:])
             self._sums = torch.cat((self._sums, more))
@@ -24,7 +24,8 @@ class Measures:
         self._sums[generation, list(slots)] += torch.stack(columns, dim=1)
 
     def rows(self) -> Iterator[list[float | int | str]]:
-        """Yield a row a generation and member: generation (from 1), slot, then the means; empty where not finite."""
+        """Yield a row for each generation and member: generation (from 1), slot, then the means; empty if not
+        finite."""
         for generation, members in enumerate(self._sums, 1):
             for slot, sums in enumerate(members.tolist()):
                 means = [value / sums[0] if sums[0] else float("nan") for value in sums[1:]]

@@ -1,4 +1,4 @@
-"""Off-policy: members act, what they did goes into a replay memory, and they learn from that."""
+"""The off-policy regime: members act, store transitions in a replay buffer, and learn from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evopipe.core import pixels
 from evopipe.core.cohort import Cohort
 from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.errors import ParamsError
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import RowLayout
@@ -35,8 +35,8 @@ class OffPolicy:
     """The regime (see `Regime`) of off-policy algorithms.
 
     Raises:
-        ParamsError: there are transitions to learn from first, and the environment has a team, or masks actions, of
-            which they know nothing.
+        ParamsError: the run starts with transitions of a dataset, but the environment is a team's or masks actions,
+            which such transitions do not record.
     """
 
     remarks: Sequence[str] = ()
@@ -63,7 +63,7 @@ class OffPolicy:
         layout = RowLayout.of(spec.spaces, self.world.masked, cfg.n_step, spec.algo.MASKED_LOSS)
         self.learning = ReplayLearning(setup, layout, memories, cfg.capacity, byte_images(pool, warm))
         self.replay, self.learners = self.learning.replay, self.learning.learners
-        self.first, self.hand_down = self.learning.first, self.learning.hand_down
+        self.first, self.inherit = self.learning.first, self.learning.inherit
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
         self._windows = self.nstep  # of the environments that step
         self._watched: Watched | None = None
@@ -89,7 +89,7 @@ class OffPolicy:
             self._begins_with = None  # no member begins any more
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `Regime.adopt`. What was seen in the evaluation of those before is theirs to learn from now."""
+        """See `Regime.adopt`. Transitions seen in the previous evaluation are added to the replay buffers first."""
         self._gather_windows()
         if self._watched is not None:
             self._watched.into(self.replay)
@@ -102,11 +102,12 @@ class OffPolicy:
 
     def _gather_windows(self) -> None:
         """Take the windows of those who lived back among all."""
-        if self.nstep is not None and self._windows is not None and self._windows is not self.nstep:
-            self.nstep.put(self.world.rows, self._windows)
+        rows, windows = self.world.rows, self._windows
+        if self.nstep is not None and windows is not None and windows is not self.nstep and rows is not None:
+            self.nstep.put(rows, windows)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """See `Regime.renew`; a memory of one's own is emptied."""
+        """See `Regime.renew`. A slot's own replay buffer is emptied."""
         rows = self.world.renew(slots)
         if self.nstep is not None:
             self._gather_windows()
@@ -122,10 +123,10 @@ class OffPolicy:
         return self.world.ended.means()
 
     def advance(self) -> None:
-        """Take one step in every environment, store the transitions, learn what is due.
+        """Take one step in every environment, store the transitions, and make the updates that are due.
 
-        The members learn while the environments step, from the memory as it was before this tick. Where an environment
-        fails (EnvironmentFailed) the state is whole: its actions are chosen and stay pending.
+        Members learn while the environments step, from the replay buffer as it was before this tick. If an environment
+        fails (EnvironmentFailed), the state is whole: the actions are chosen and stay pending.
         """
         world, clock = self.world, self.clock
         chosen = world.pending is None
@@ -160,14 +161,14 @@ class OffPolicy:
 
     def _step_tensors(self, world: TensorWorld) -> None:
         """Take a step whose transitions never leave the device, unless something of them is not finite."""
-        obs, *_ = world.seen()
+        obs, *_ = world.observed()
         assert world.pending is not None
         self.whole = False
         step = world.take(world.pending)
         layout, memories = self.replay.layout, self.replay.memories
         rows, bad = world.packed(layout, obs, world.pending, step), world.broken(step)
         together = world.rows is None
-        if together and (bad is None or (self.replay.alike and bool(rows.isfinite().all()))):
+        if together and (bad is None or (self.replay.evenly_filled and bool(rows.isfinite().all()))):
             self.replay.add_all(rows.view(memories, -1, layout.size))
         else:
             keep = np.ones((len(rows), 1), bool) if bad is None else ~bad.cpu().numpy()[:, None]
@@ -176,7 +177,7 @@ class OffPolicy:
         self.whole = True
 
     def _store(
-        self, obs: np.ndarray, legal: np.ndarray | None, actions: np.ndarray, step: Step, alive: np.ndarray | None
+        self, obs: np.ndarray, legal: np.ndarray | None, actions: np.ndarray, step: RowStep, alive: np.ndarray | None
     ) -> None:
         layout = self.replay.layout
         taken = obs, actions, step.reward, step.terminated
@@ -223,9 +224,9 @@ class OffPolicy:
 
 
 def byte_images(pool: Any, data: Transitions | None = None) -> list[Image]:
-    """Return the images that are whole 255ths in an observation: those of bytes from 0 to 255, and of bools.
+    """Return the images in an observation whose pixels are whole 255ths: images of bytes from 0 to 255, or of bools.
 
-    The environment's are, if it keeps to its space; transitions that come from elsewhere are looked at.
+    An environment that keeps to its space need not be checked; transitions from elsewhere are.
     """
     found, start = [], 0
     if pool.spaces.team is not None:  # their images are kept as numbers

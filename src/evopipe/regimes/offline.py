@@ -1,4 +1,4 @@
-"""Offline: members learn from a dataset, and play only to be evaluated."""
+"""The offline regime: members learn from a dataset, and act only to be evaluated."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PART = 1 << 24  # bytes of rows that are packed at once
 
 
 class Offline:
-    """The regime (see `Regime`) of learning from a dataset, one for all members.
+    """The regime (see `Regime`) of learning from one dataset that all members share.
 
-    A step of a member, wherever steps are counted, is a chance to learn where online it is a step in the environment.
+    A step of a member, wherever steps are counted, is one chance to learn; online it would be an environment step.
 
     Raises:
         DataError: the dataset is empty.
-        ParamsError: the environment masks actions, which a dataset knows nothing of.
+        ParamsError: the environment masks actions, which a dataset does not record.
     """
 
     remarks: Sequence[str] = ()
@@ -50,22 +50,22 @@ class Offline:
         layout = RowLayout.of(spec.spaces, False, spec.train.replay.n_step)
         self.learning = ReplayLearning(setup, layout, 1, len(data), byte_images(pool, data))
         self.replay, self.learners = self.learning.replay, self.learning.learners
-        self.first, self.hand_down = self.learning.first, self.learning.hand_down
+        self.first, self.inherit = self.learning.first, self.learning.inherit
         for rows in _pack(layout, data):
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`: no episode ends here."""
+        """See `Regime.ended`. It has no values: no episode ends here."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """The dataset is everybody's."""
+        """Do nothing: all members share the dataset."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.learning.adopt(cohorts)
 
     def advance(self) -> None:
-        """Learn what is due."""
+        """Make the updates that are due."""
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, self.learning.due()):
             learn()
@@ -73,12 +73,12 @@ class Offline:
         self.whole = True
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the memory holds beside the dataset, which does not change."""
+        """Return the replay buffer's state without the dataset, which does not change."""
         trees = self.replay.priorities
         return {} if trees is None else {f"replay.{k}": v for k, v in trees.state(self.warm).items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
-        """See `Regime.restore`; 0, for no environment was under way."""
+        """See `Regime.restore`. It returns 0, because no environment was running."""
         if self.replay.priorities is not None:
             state = {k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")}
             self.replay.priorities.restore(state)
@@ -113,7 +113,7 @@ def _pack(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
 
 
 def _steps_taken(data: Transitions, most: int) -> np.ndarray:
-    """How many steps a transition from each one on spans, `[N]`: at most so many, and none beyond its episode."""
+    """Return how many steps a transition from each step on spans, `[N]`: limited, and never beyond its episode."""
     ends = data.terminated | data.truncated
     ends[:-1] |= data.episode[1:] != data.episode[:-1]
     ends[-1] = True

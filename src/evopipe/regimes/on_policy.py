@@ -1,4 +1,4 @@
-"""On-policy: members learn from what they have just done, a rollout at a time."""
+"""The on-policy regime: members learn from rollouts, each of which is used once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from evopipe.core.graphs import upload
 from evopipe.core.member import Member
 from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.errors import ParamsError, UsageError
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.regimes.learn import discount_rate
-from evopipe.regimes.learners import Learners, Share
+from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.regimes.rollouts import ready
 from evopipe.run.act import places_of, step
 from evopipe.run.evaluate import Evaluator
@@ -57,13 +57,13 @@ class OnPolicy:
     """The regime (see `Regime`) of on-policy algorithms.
 
     Args:
-        setup: what it begins with.
-        collect_rollouts: takes this regime and a number of ticks, and collects these by itself: so many times
-            `choose()`, a step of `pool`, and `record(step)`, whose rewards and ends may be its own.
+        setup: see `Setup`.
+        collect_rollouts: a user's function (regime, ticks) that collects a rollout. For each tick it calls `choose()`,
+            steps `pool`, and calls `record(step)`, whose rewards and ends it may change.
 
     Raises:
-        ParamsError: transitions are given to learn from first, which the members did not take.
-        UsageError: `collect_rollouts` is given where environments are tensors.
+        ParamsError: the run starts with transitions of a dataset, which the members did not take.
+        UsageError: `collect_rollouts` is combined with environments that are tensors.
     """
 
     warm = 0
@@ -90,7 +90,7 @@ class OnPolicy:
         shape = (len(self.keys), self._rows)
         self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes
         self._layout = StepLayout(spec.spaces, self.world.masked)
-        self.learners = Learners(spec, setup.learners, self._learning, spec.compiled)
+        self.learners = LearnerPool(spec, setup.learners, self._learning, spec.compiled)
 
     @property
     def _rows(self) -> int:
@@ -105,8 +105,8 @@ class OnPolicy:
     def first(self, member: Member) -> Member:
         return member
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Nothing is kept beside the members."""
+    def inherit(self, parents: Sequence[int] | None) -> None:
+        """Do nothing: this regime keeps nothing for each member."""
 
     def renew(self, slots: Sequence[int]) -> None:
         """See `Regime.renew`."""
@@ -114,8 +114,10 @@ class OnPolicy:
         self.returns[list(slots)] = 0.0
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `Regime.adopt`. Episodes go on, so whoever goes on with a slot's networks goes on with its memory, and
-        what a member remembers that waits is put by."""
+        """See `Regime.adopt`. Episodes continue, and a slot's new networks take over its recurrent memory.
+
+        The recurrent memory of members that wait is kept.
+        """
         before = {
             member.slot: (member, each.cohort, own)
             for each in self.playing
@@ -157,7 +159,7 @@ class OnPolicy:
 
     @property
     def remarks(self) -> list[str]:
-        """Say what the learn step and the batch become where they do not fit, and what members do not use."""
+        """Say what becomes of a learn step or batch size that does not fit, and which settings have no effect."""
         p, envs = self.spec, self.clock.envs
         asked, batch, algo = p.algo_config.learn_step, p.algo_config.batch_size, f"algos.{p.train.algo}"
         each, generation = -(-asked // envs) * envs, -(-p.train.evo_steps // envs) * envs
@@ -186,10 +188,12 @@ class OnPolicy:
         return self.world.ended.means()
 
     def advance(self) -> None:
-        """Take one step in every environment, or a rollout by `collect_rollouts`; learn from rollouts that are over.
+        """Take one step in every environment, or a rollout by `collect_rollouts`; learn from the rollouts that are
+        complete.
 
-        Raises UsageError if `collect_rollouts` recorded another number of steps than it was asked for; after
-        EnvironmentFailed the state is whole: its actions are chosen and stay `pending`.
+        Raises:
+            UsageError: `collect_rollouts` recorded another number of steps than it was asked for.
+            EnvironmentFailed: an environment failed. The state is whole: the actions are chosen and stay `pending`.
         """
         if self._collect_rollouts is None:
             self._enter(self.world.take(self.choose()))
@@ -213,16 +217,17 @@ class OnPolicy:
             )
 
     def choose(self) -> Any:
-        """Return every environment's action `[P · E, …]`, drawn for what `pool` shows now; until `record`, the same."""
+        """Return an action for every environment, `[P · E, …]`, drawn for what `pool` shows now. Until `record`, it
+        stays the same."""
         if self.world.pending is not None:
             return self.world.pending
-        everyone, chosen = self.world.seen(), []
+        everyone, chosen = self.world.observed(), []
         for each in self.playing:
             cohort, before = each.cohort, each.memory
             obs, legal, begins, *there = self._of(each, everyone)
             if cohort.normaliser is not None:
-                cohort.normaliser.see(obs, cohort.healthy, *there)
-            obs = cohort.shown(obs, *there)
+                cohort.normaliser.update(obs, cohort.healthy, *there)
+            obs = cohort.normalised(obs, *there)
             took = step(self.spec, cohort, obs, legal, begins, before, self.clock.tick)
             each.rollout.enter(each.place(self.clock.here), obs, legal, begins, before, took)
             each.memory = took.memory
@@ -231,11 +236,14 @@ class OnPolicy:
         self.world.pending = actions
         return actions
 
-    def record(self, taken: Step) -> None:
-        """Enter what the chosen actions gave; begin new episodes where some ended.
+    def record(self, taken: RowStep) -> None:
+        """Store the results of the chosen actions, and begin new episodes where some ended.
 
-        A row whose reward or observation is not finite counts as broken: nothing is learned from it, and its
-        environment begins anew. Raises UsageError where no action was chosen, or an array is of a wrong shape, or none.
+        If a reward or an observation is not finite, the row counts as broken: nothing is learned from it, and its
+        environment is reset.
+
+        Raises:
+            UsageError: no action was chosen, or an array is missing or of a wrong shape.
         """
         if self.world.pending is None:
             raise UsageError("no action was chosen: call choose() before record(step)")
@@ -251,10 +259,12 @@ class OnPolicy:
             next_obs, reward, terminated, truncated, bad, *next_alive = self._of(each, gave)
             if cohort.normaliser is not None and cohort.normaliser.returns is not None:
                 rows, given = upload(torch.tensor(cohort.slots), self.spec.device), ~bad & cohort.healthy[:, None]
-                reward, returns = cohort.normaliser.earn(self.returns[rows], reward, discount_rate(cohort), given)
+                reward, returns = cohort.normaliser.normalise_rewards(
+                    self.returns[rows], reward, discount_rate(cohort), given
+                )
                 self.returns[rows] = returns.masked_fill(terminated | truncated | bad, 0.0)
             place = each.place(self.clock.here)
-            each.rollout.finish(place, cohort.shown(next_obs), reward, terminated, truncated, bad, *next_alive)
+            each.rollout.finish(place, cohort.normalised(next_obs), reward, terminated, truncated, bad, *next_alive)
         self.world.end(taken)
         self.whole = True
 
@@ -262,7 +272,7 @@ class OnPolicy:
         own = everyone if each.rows is None else [x[each.rows] for x in everyone]
         return [upload(x, self.spec.device) for x in own]
 
-    def _read(self, taken: Step) -> Step:
+    def _read(self, taken: RowStep) -> RowStep:
         kinds: dict[str, type] = dict.fromkeys(_NUMBERS, np.float32) | dict.fromkeys(_FLAGS, np.bool_)
         step = replace(taken, **{name: self._array(name, getattr(taken, name), kinds[name]) for name in kinds})
         finite = np.isfinite(step.obs).all(axis=-1) & np.isfinite(step.reward)
@@ -307,8 +317,8 @@ class OnPolicy:
                     self._put_by[int(slot)] = int(tensor), {}
         for name, tensor in tensors.items():
             match name.split("."):
-                case ["waits", slot, network, i]:
-                    self._put_by[int(slot)][1][network, int(i)] = tensor.to(self.spec.device)
+                case ["waits", slot, network, piece]:
+                    self._put_by[int(slot)][1][network, int(piece)] = tensor.to(self.spec.device)
         if "returns" in tensors:
             self.returns.copy_(tensors["returns"])
         lost = self.world.restore(tensors)

@@ -1,4 +1,4 @@
-"""In which order members see the rows of a dataset: whole passes, each shuffled, the same for all members."""
+"""The order in which members see the rows of a dataset: complete passes, each shuffled, equal for all members."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _pass(seed: int, epoch: int, rows: int) -> np.ndarray:
 
 
 def rows_at(seed: int, rows: int, start: int, count: int) -> np.ndarray:
-    """Return which rows, of so many, stand at `count` places of the endless order from `start` on."""
+    """Return which of `rows` rows stand at `count` positions of that endless order, from position `start`."""
     place = np.arange(start, start + count)
     found: np.ndarray = np.array([_pass(seed, int(p) // rows, rows)[int(p) % rows] for p in place])
     return found
 
 
 def held_out(seeds: np.ndarray, rows: int) -> np.ndarray:
-    """Return which rows, of so many, seeds `[n]` stand for: n of them, all where there are no more, none twice."""
+    """Return which of `rows` rows the seeds `[n]` select: n different rows, or all if there are no more."""
     if len(seeds) >= rows:
         return np.arange(rows)
     draws = np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds[:4].tolist())))

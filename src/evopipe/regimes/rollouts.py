@@ -1,4 +1,4 @@
-"""Learning from rollouts: advantages, then epochs of minibatches, every member at its own pace."""
+"""Learning from rollouts: advantages, then epochs of minibatches, with each member's own sizes."""
 
 from __future__ import annotations
 
@@ -90,19 +90,22 @@ def _windows(ticks: int, longest: int, cut: Literal["chunked", "overlapping", "w
 
 
 def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
-    """Let members learn, in place, from a rollout's first `ticks` ticks; return their losses `[P]` in their last
-    minibatch. `tick` is when; with the members' keys it fixes the draws."""
+    """Update members in place from the first `ticks` ticks of a rollout; return the losses `[P]` of their last
+    minibatches.
+
+    `tick` is the current tick; together with the members' keys it fixes the random draws.
+    """
     ready(spec, cohort, rollout, ticks, tick)()
     return cohort.losses
 
 
 def ready(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Callable[[], Any]:
-    """Return `learn_from_rollout`, ready to be called."""
+    """Return `learn_from_rollout` with these arguments, as a function to be called."""
     factors = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
 
     def make(compiled: Callable[[Any], Any]) -> Body:
         plan = _Plan.of(spec, cohort, rollout, ticks)
-        return partial(_epochs, spec, compiled(spec.algo.update), cohort.bare, rollout, plan, list(factors))
+        return partial(_epochs, spec, compiled(spec.algo.update), cohort.without_runner, rollout, plan, list(factors))
 
     def bound() -> list[Tensor]:
         return [*rollout.tensors(), cohort.keys, *cohort.hyper.values()]

@@ -1,4 +1,5 @@
-"""Text: members learn from rows of a dataset, supervised or by preferences, and are scored by rows held out."""
+"""The regime of text: members learn from rows of a dataset, supervised or by preferences, and are scored on held-out
+rows."""
 
 from __future__ import annotations
 
@@ -16,21 +17,23 @@ from evopipe.core.member import Member
 from evopipe.core.net import score
 from evopipe.language.hooks import reference
 from evopipe.language.tokens import Corpus, Rows, with_end
-from evopipe.regimes.learners import Learners, Share
+from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
-from evopipe.types import Scored, Text
+from evopipe.types import Text, TokenScores
 
 AT_ONCE = 64  # rows that are scored at a time
 
 
 class References:
-    """What the base says of the rows of a dataset: found out once, in the order of the rows, so that a run that goes on
-    after a stop reads the same bits."""
+    """The base model's log-probabilities of a dataset's rows.
+
+    They are computed once, in the order of the rows, so that a resumed run reads the same bits.
+    """
 
     def __init__(self, spec: LanguageSpec, corpus: Corpus, rows: np.ndarray) -> None:
         self._held: dict[int, list[Tensor]] = {}
@@ -42,7 +45,7 @@ class References:
                 self._held[row] = list(told[:, i].cpu())
 
     def of(self, index: Rows, text: Text) -> Tensor:
-        """Return the base's log-probabilities of these rows' text, `[1, n, T]`."""
+        """Return the base's log-probabilities of the text of these rows, `[1, n, T]`."""
         width = text.mask.shape[-1]
         found = torch.zeros(text.mask.shape[1:])
         for i, row in enumerate(index):
@@ -52,22 +55,22 @@ class References:
         return found[None].to(text.mask.device)
 
 
-class Lessons(Protocol):
-    """Rows of a dataset as members learn from them, and what scores members."""
+class DataSource(Protocol):
+    """The protocol of a dataset that members learn from, and of what scores them."""
 
     @property
     def splits(self) -> Mapping[str, np.ndarray]:
-        """Which rows train, score members while they train, and are held out."""
+        """The rows of the splits by name: for training, for scores while training, and for the final evaluation."""
 
     def batch(self, index: np.ndarray, members: int) -> Any:
-        """Return rows as the algorithm's `update` reads them, for so many members."""
+        """Return rows as the algorithm's `update` reads them, for `members` members."""
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """See `run.regime.Regime.evaluate`."""
 
 
-class Texts:
-    """Lessons of text: what seeds of an evaluation stand for are rows of the validation split."""
+class TextSource:
+    """A data source of text rows. Each seed of an evaluation selects a row of the validation split."""
 
     def __init__(self, spec: LanguageSpec, corpus: Corpus) -> None:
         self.spec, self.corpus, self.splits = spec, corpus, corpus.splits
@@ -86,42 +89,42 @@ class Texts:
 
 
 class TextRows:
-    """The regime (see `run.regime.Regime`) of learning from rows: a tick is one batch, the same for all.
+    """The regime (see `run.regime.Regime`) of learning from rows. A tick is one minibatch, the same for all members.
 
-    At most so many processes divide the members' learning: nothing depends on how many.
+    At most `processes` learners share the work; no result depends on how many.
     """
 
     threshold: float | None = None
     remarks: Sequence[str] = ()
 
-    def __init__(self, spec: LanguageSpec, clock: Clock, lessons: Lessons, processes: int = 1) -> None:
+    def __init__(self, spec: LanguageSpec, clock: Clock, source: DataSource, processes: int = 1) -> None:
         self.spec, self.clock, self.whole = spec, clock, True
-        self.train, self.batch, self.evaluate = lessons.splits["train"], lessons.batch, lessons.evaluate
+        self.train, self.batch, self.evaluate = source.splits["train"], source.batch, source.evaluate
         self.warm = len(self.train)
         self.clock.rewarded = True  # it learns from no reward
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, ("loss",))
-        self.learners = Learners(spec, processes, self._ready)
+        self.learners = LearnerPool(spec, processes, self._ready)
 
     def first(self, member: Member) -> Member:
         return member
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Nothing is kept beside the members."""
+    def inherit(self, parents: Sequence[int] | None) -> None:
+        """Do nothing: this regime keeps nothing for each member."""
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`: no episode ends here."""
+        """See `Regime.ended`. It has no values: no episode ends here."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Nothing is a slot's own."""
+        """Do nothing: this regime keeps nothing for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
         self.learners.adopt(cohorts, [1.0] * len(cohorts))
 
     def advance(self) -> None:
-        """Learn from one batch."""
+        """Learn from one minibatch."""
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, [[1]] * len(self.cohorts)):
             learn()
@@ -135,7 +138,7 @@ class TextRows:
 
     def _learn(self, cohort: Cohort, tick: int) -> None:
         spec, train = self.spec, self.train
-        size = spec.whole(cohort.members[0], "batch_size")
+        size = spec.integer(cohort.members[0], "batch_size")
         index = train[rows_at(spec.seed, len(train), tick * size, size)]
         batch = self.batch(index, len(cohort.members))
         draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([tick], device=spec.device))
@@ -157,7 +160,7 @@ class TextRows:
 def rows_for(
     spec: LanguageSpec, corpus: Corpus, index: np.ndarray, members: int, references: References | None
 ) -> Text:
-    """Return rows as the text of so many members, `[P, n, …]`."""
+    """Return the text of rows for `members` members, `[P, n, …]`."""
     text = on_device(corpus.batch(index, spec.base.pad), spec.device)
     if references is not None:
         text = replace(text, reference=references.of(index, text))
@@ -166,8 +169,8 @@ def rows_for(
     return _mapped(text, lambda x: x.expand(members, *x.shape[1:]))
 
 
-def said(spec: LanguageSpec, cohort: Cohort, batch: Text) -> Scored:
-    """Return what a cohort's members say of rows, and their heads where the algorithm asks for values."""
+def scored(spec: LanguageSpec, cohort: Cohort, batch: Text) -> TokenScores:
+    """Return the log-probabilities of rows under a cohort's members, and values if the algorithm asks for them."""
     value = cohort.state.value.frozen if "value" in spec.algo.asks(spec.algo_config) else None
     return score(getattr(cohort.state, spec.algo.POLICY).frozen, batch, value)
 
@@ -181,7 +184,11 @@ def evaluate_rows(
     references: References | None,
     stopped: Callable[[], bool],
 ) -> Episodes:
-    """Score members by the algorithm's `fitness` of these rows; Stopped if `stopped` says so."""
+    """Score members by the algorithm's `fitness` on these rows.
+
+    Raises:
+        Stopped: `stopped` returned True.
+    """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     returns = np.full((len(slots), len(index)), np.nan)
     lengths = np.zeros(returns.shape, np.int64)
@@ -192,7 +199,7 @@ def evaluate_rows(
                 raise Stopped
             part = index[start : start + AT_ONCE]
             batch = rows_for(spec, corpus, part, len(places), references)
-            now = said(spec, cohort, batch)
+            now = scored(spec, cohort, batch)
             found = spec.algo.fitness(spec.algo_config, cohort.hyper, now, batch)
             columns = np.arange(start, start + len(part))
             returns[np.ix_(np.array(places), columns)] = found.cpu().numpy()
@@ -204,7 +211,7 @@ def evaluate_rows(
 def figures(
     spec: LanguageSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
 ) -> dict[str, np.ndarray]:
-    """Return what the algorithm tells of members' held-out rows, besides their score: means `[P]` by name."""
+    """Return the algorithm's other statistics of members on held-out rows, beside the score: means `[P]` by name."""
     told: dict[str, np.ndarray] = {}
     if spec.algo.figures is None:
         return told
@@ -213,7 +220,7 @@ def figures(
         found: dict[str, list[Tensor]] = {}
         for start in range(0, len(index), AT_ONCE):
             batch = rows_for(spec, corpus, index[start : start + AT_ONCE], len(cohort.members), references)
-            now = said(spec, cohort, batch)
+            now = scored(spec, cohort, batch)
             for name, each in spec.algo.figures(spec.algo_config, cohort.hyper, now, batch).items():
                 found.setdefault(name, []).append(each)
         for name, parts in found.items():

@@ -1,4 +1,4 @@
-"""The transitions that a run begins with."""
+"""The warm start: transitions of a dataset that a run starts with."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from evopipe.run.spec import Spec
 
 
 def wants_warm(spec: Spec) -> bool:
-    """Whether a run begins with transitions."""
+    """Return whether a run starts with transitions of a dataset."""
     return not on_policy(spec.algo) and (spec.train.mode == "offline" or spec.train.warm_start > 0)
 
 
 def read_warm(spec: Spec, folder: Path) -> Transitions | None:
-    """Read the transitions that fill the memory first, offline all there are; None if the run wants none.
+    """Read the transitions that fill the replay buffer first; offline, all of them. Return None if the run wants none.
 
     Raises:
-        MissingInputError: `data/transitions.h5` is not there.
-        DataError: it is damaged, holds no transition, or is of another environment.
+        MissingInputError: there is no `data/transitions.h5`.
+        DataError: it is damaged, holds no transition, or belongs to another environment.
     """
     if not wants_warm(spec):
         return None

@@ -1,5 +1,8 @@
-"""What members do while they are evaluated, for a replay memory: evaluation is most of a run's steps, and off-policy
-algorithms can learn from them (Franke et al., 2021, https://arxiv.org/abs/2009.01555)."""
+"""Transitions of evaluation episodes, for the replay buffer.
+
+Evaluation is most of a run's steps, and off-policy algorithms can learn from them (Franke et al., 2021,
+https://arxiv.org/abs/2009.01555).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import RowLayout
 
@@ -16,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class Watched:
-    """Transitions of evaluations in so many rows, kept until a generation is closed: an evaluation that is stopped
-    leaves nothing behind."""
+    """Transitions of evaluations in a number of rows. They are kept until a generation is closed, so that an evaluation
+    that is stopped leaves nothing behind."""
 
     def __init__(self, layout: RowLayout, rows: int) -> None:
         self._layout, self._rows = layout, rows
@@ -26,15 +29,24 @@ class Watched:
         self._found: list[np.ndarray] = []  # packed, [n, size] each
 
     def begin(self) -> None:
-        """Begin another evaluation: its episodes follow on none before."""
+        """Begin another evaluation, whose episodes do not continue earlier ones."""
         if self._nstep is not None:
             self._nstep.forget(np.arange(self._rows))
 
     def note(
-        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray, step: Step
-    ) -> None:
-        """Take note of a step of some rows `[n]`, of the members in these slots `[n]`; obs `[n, O]` and legal `[n, A]`
-        are what they acted by."""
+        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray,
+        step: RowStep,
+    ) -> None:  # fmt: skip
+        """Record one step of some rows `[n]`.
+
+        Args:
+            slots: `[n]`, the members' slots.
+            rows: `[n]`.
+            obs: `[n, O]`, what the members acted on.
+            legal: `[n, A]`.
+            actions: `[n, …]`.
+            step: the results.
+        """
         layout = self._layout
         taken = obs, actions, step.reward, step.terminated
         before = legal if layout.legal else None
@@ -50,7 +62,7 @@ class Watched:
         self._found.append(found[keep])
 
     def into(self, replay: Replay) -> None:
-        """Put all that was noted into the members' memories, in the order in which it happened."""
+        """Add everything recorded to the members' replay buffers, in order of time."""
         if not self._found:
             return
         slots, found = np.concatenate(self._slots), np.concatenate(self._found)

@@ -1,1 +1,1 @@
-"""The report of a run: one HTML file that opens anywhere. `evopipe.report.page.page(folder, params)` makes it."""
+"""The report of a run: one HTML file that opens anywhere, made by `evopipe.report.page.page(folder, params)`."""

@@ -1,7 +1,7 @@
-"""Drawing with matplotlib, as SVG text that belongs to the page: its fonts, its colours by day and by night.
+"""Drawing with matplotlib, as SVG text that fits the page: its fonts, and its colours in light and dark mode.
 
-Figures are drawn in the colours that `page.css` has for the light; afterwards each becomes its CSS variable,
-`var(--elite)`, which the page also has for the dark. Another colour is an error. One unit of a figure is one CSS pixel.
+Figures are drawn in the light colours of `page.css`. Each colour then becomes its CSS variable, such as `var(--elite)`,
+which the page also defines for dark mode. Any other colour is an error. One unit of a figure is one CSS pixel.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # matplotlib brings it, so that every machine lays out alike; the page sets another
     "font.size": 12,
     "text.color": PALETTE["ink"],
+    "text.parse_math": False,  # names are the run's, and a dollar is a dollar
     "axes.labelcolor": PALETTE["muted"],
     "axes.facecolor": "none",
     "axes.axisbelow": True,
@@ -46,7 +47,7 @@ _SETTINGS: dict[str, Any] = {
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Draw in the report's style, whatever the user's own settings of matplotlib are."""
+    """Draw in the report's style inside a `with` block, whatever the user's own settings of matplotlib are."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -56,8 +57,14 @@ def style() -> Iterator[None]:
 
 
 class Plot:
-    """One figure with its axes, in pixels; `margins` of the axes are left, right, top and bottom. Its name keeps the
-    ids of different figures apart; `head` says what the vertical axis shows, above it."""
+    """One figure with its axes, in pixels.
+
+    Args:
+        name: distinguishes the ids of different figures.
+        width, height: of the figure.
+        margins: left, right, top and bottom of the axes.
+        head: says above the vertical axis what it shows.
+    """
 
     def __init__(
         self, name: str, width: float, height: float, margins: tuple[float, float, float, float], head: str = ""
@@ -75,13 +82,14 @@ class Plot:
             self.note(head, (0, 1), (8 - left, 14), "muted", "axes fraction", fontsize=11.5)
 
     def line(self, points: _Points, colour: str, width: float, **look: Any) -> None:
-        """Draw a line through points; it breaks at a NaN."""
+        """Draw a line through points, with gaps at NaN."""
         self.axes.plot([x for x, _ in points], [y for _, y in points], color=PALETTE[colour], linewidth=width, **look)
 
     def marks(
         self, points: _Points, colour: str, marker: str, size: float, titles: Sequence[str] = (), **look: Any
     ) -> None:
-        """Draw a mark at each point, without an edge, and with a tooltip where there are titles; then give a gid."""
+        """Draw a mark without an edge at each point. With `titles` each mark has a tooltip, and a `gid` must be
+        given."""
         if titles:
             self._titles[look["gid"]] = titles
         look = {"linestyle": "none", "markeredgewidth": 0, "marker": marker, "markersize": size, **look}
@@ -91,19 +99,21 @@ class Plot:
         self, text: str, at: tuple[float, float], shift: tuple[float, float], colour: str, where: Any = "data",
         **look: Any,
     ) -> None:  # fmt: skip
-        """Write a text at a place of the axes (`where`: in which coordinates), shifted by some pixels."""
+        """Write a text at a position of the axes, shifted by some pixels; `where` names the coordinates."""
         self.axes.annotate(
             text, at, xycoords=where, xytext=shift, textcoords="offset points", va="center", color=PALETTE[colour],
             annotation_clip=False, **look,
         )  # fmt: skip
 
     def beside(self, at: float, edge: int, shift: tuple[float, float], text: str, colour: str, **look: Any) -> None:
-        """Write beside a row, at the left (0) or right (1) edge of the axes."""
+        """Write a text beside a row, at the left (0) or right (1) edge of the axes."""
         self.note(text, (edge, at), shift, colour, ("axes fraction", "data"), gid="halo-row", **look)
 
     def ticks(self, axis: Literal["x", "y"], write: Callable[[float], str], most: int, whole: bool = False) -> None:
-        """Give an axis at most so many round ticks, if `whole` at whole numbers, written by a function of ours:
-        matplotlib's own differ by scale."""
+        """Give an axis at most `most` round ticks, at integers if `whole`; `write` formats them.
+
+        matplotlib's own formats depend on the scale.
+        """
         from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
         found = self.axes.xaxis if axis == "x" else self.axes.yaxis
@@ -117,7 +127,11 @@ class Plot:
         found.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
 
     def svg(self, label: Markup) -> Markup:
-        """Return it as an `<svg>` element that says what it shows; a colour that no palette has is a KeyError."""
+        """Return the figure as an `<svg>` element with a label for screen readers.
+
+        Raises:
+            KeyError: a colour is in no palette.
+        """
         import matplotlib
 
         stream = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The page on which one reads episodes of agents: what was shown, what was written, what it was worth, why it ended."""
+"""The page that shows agents' episodes: what each read and wrote, its rewards, and why it ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _LONGEST = 20_000  # characters of a piece that are shown
 
 
 def read_episodes(path: Path) -> list[dict[str, Any]]:
-    """Read episodes, one JSON object a line; DataError where a line is none."""
+    """Read episodes, one JSON object a line.
+
+    Raises:
+        DataError: a line is no episode.
+    """
     found = []
     for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").splitlines(), 1):
         try:
@@ -34,8 +38,10 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
 
 
 def episodes_page(title: str, parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return episodes, by what they were played for, as one HTML file's text, which fetches nothing and has no script;
-    each is as `agents.records` writes it, and `title` says what they are of."""
+    """Return episodes, grouped by purpose, as the text of one HTML file, which loads nothing and has no script.
+
+    Each episode is as `agents.records` writes it; `title` says where they come from.
+    """
     every = [episode for part in parts.values() for episode in part]
     rewards = [reward_of(episode) for episode in every]
     low, high = min(rewards, default=0.0), max(rewards, default=0.0)

@@ -1,5 +1,4 @@
-"""The report's figures: a run in, SVG text out. Each takes the width to draw for, in pixels, and a label that says what
-it shows to those who do not see it."""
+"""The report's figures: from a run to SVG text. Each takes a width in pixels, and a label for screen readers."""
 
 from __future__ import annotations
 
@@ -8,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
 from evopipe.report import words
 from evopipe.report.draw import PALETTE, Plot
-from evopipe.report.read import Key, Node, Payoff, Run
+from evopipe.report.read import FinishedRun, Key, Node, Payoff
 
 MARKERS = {"none": "o", "architecture": "s", "parameters": "D", "activation": "^", "rl_hp": "v"}
 _DESK = 600  # what is wider is for a desk, else for a phone
@@ -22,7 +21,33 @@ _SMALL = 318  # one of three figures in a row
 _SEEN = 1.5  # of the middle nine tenths' spread: what lies farther out would squeeze the rest
 _ROOM = 0.3  # columns left and right of the tree
 _NAN = float("nan")
+_Draw: TypeAlias = Callable[[FinishedRun, int, Markup], Markup]
 _TARGET: dict[str, Any] = {"color": PALETTE["ink"], "linewidth": 1, "dashes": (1, 3), "dash_capstyle": "round"}
+
+
+class Section(NamedTuple):
+    """A section of the page that is one figure with its caption."""
+
+    title: str
+    caption: str
+    draw: _Draw
+    shown: Callable[[FinishedRun], bool]
+
+
+SECTIONS: dict[str, Section] = {}
+"""Sections behind the held-out evaluation, by the name of their figure; the others have words of their own."""
+
+
+def section(
+    title: str, caption: str, shown: Callable[[FinishedRun], bool] = lambda run: True
+) -> Callable[[_Draw], _Draw]:
+    """Give a figure a section of its own on the pages of those runs of which it can be shown."""
+
+    def add(draw: _Draw) -> _Draw:
+        SECTIONS[draw.__name__] = Section(title, caption, draw, shown)
+        return draw
+
+    return add
 
 
 def _hue(kind: str) -> str:
@@ -30,7 +55,7 @@ def _hue(kind: str) -> str:
     return kind if kind in words.KINDS else "none"
 
 
-def _threads(run: Run, at: Callable[[Node], tuple[float, float]]) -> list[tuple[float, float]]:
+def _threads(run: FinishedRun, at: Callable[[Node], tuple[float, float]]) -> list[tuple[float, float]]:
     """Return one broken line that joins every member with its parent."""
     pairs = {(at(run.nodes[node.parent]), at(node)): None for node in run.nodes.values() if node.parent is not None}
     seen = [pair for pair in pairs if all(map(math.isfinite, (*pair[0], *pair[1])))]  # each once, though many share it
@@ -50,7 +75,7 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def fitness(run: Run, width: int, label: Markup) -> Markup:
+def fitness(run: FinishedRun, width: int, label: Markup) -> Markup:
     """Draw every member's fitness by descent, the elite's line, the best score so far and the target."""
     wide, few, steps, target = width > _DESK, run.slots <= 8, run.env_steps, run.summary.target
     margins = (52, 84 if wide else 16, 28, 44)
@@ -86,7 +111,7 @@ def fitness(run: Run, width: int, label: Markup) -> Markup:
     return plot.svg(label)
 
 
-def _members(plot: Plot, run: Run, low: float, titled: bool) -> None:
+def _members(plot: Plot, run: FinishedRun, low: float, titled: bool) -> None:
     """Mark members: a dot each, an arrow for those below the axis, a cross for those that diverged."""
     looks: dict[str, dict[str, Any]] = {
         "dots": {"marker": "o", "size": 6 if run.slots <= 8 else 3.4, "alpha": 0.8},
@@ -118,8 +143,8 @@ def _label_ends(plot: Plot, target: float | None, best: Sequence[tuple[float, fl
         plot.note(text, (1, at), (6, 0), colour, ("axes fraction", "data"), weight=weight)
 
 
-def lineage(run: Run, width: int, label: Markup) -> Markup:
-    """Draw who descends from whom: a column a generation, a row a slot; wider than asked for where it must be."""
+def lineage(run: FinishedRun, width: int, label: Markup) -> Markup:
+    """Draw the lineage: a column for each generation, a row for each slot. It is wider than `width` if it must be."""
     numbers, path = [row.generation for row in run.generations] or [1], {node.key for node in run.descent}
     left, right, top, bottom = 34, 18, 26, 44
     spread = max(1.0, len(run.generations) - 1 + 2 * _ROOM)
@@ -159,7 +184,7 @@ def _edges(plot: Plot, nodes: Iterable[Node], colour: str, **look: Any) -> None:
         plot.axes.add_patch(PathPatch(path, fill=False, clip_on=False, edgecolor=PALETTE[colour], **look))
 
 
-def _tree_marks(plot: Plot, run: Run, path: set[Key], few: bool) -> None:
+def _tree_marks(plot: Plot, run: FinishedRun, path: set[Key], few: bool) -> None:
     """Mark every member by how it was made: filled where it beat its parent, larger on the elite's line."""
     groups: dict[tuple[str, bool, bool], list[Node]] = {}
     for node in run.nodes.values():
@@ -181,7 +206,7 @@ def _tree_marks(plot: Plot, run: Run, path: set[Key], few: bool) -> None:
         )  # fmt: skip
 
 
-def _tree_words(plot: Plot, run: Run, path: set[Key]) -> None:
+def _tree_words(plot: Plot, run: FinishedRun, path: set[Key]) -> None:
     """Write below each mark what changed and what that gained, where there is room for it."""
     for node in run.nodes.values():
         text = "" if node.survived or node.kind == "none" else node.change or words.KINDS.get(node.kind, node.kind)
@@ -192,8 +217,9 @@ def _tree_words(plot: Plot, run: Run, path: set[Key]) -> None:
         plot.note(gain, node.key, (0, -26 if text else -13), "elite" if node.key in path else "muted", **look)
 
 
-def mutations(run: Run, width: int, label: Markup) -> Markup:
-    """Draw the gains of each kind: a dot a child, the middle half as a bar, the median as a line."""
+def mutations(run: FinishedRun, width: int, label: Markup) -> Markup:
+    """Draw the gains in fitness of each kind of mutation: a dot for each child, the middle half as a bar, the median as
+    a line."""
     wide, rows = width > _DESK, run.payoffs
     height = (58 if wide else 74) * len(rows) + 52
     plot = Plot(f"mutations.{width}", width, height, (132 if wide else 10, 150 if wide else 10, 8, 44))
@@ -246,7 +272,7 @@ def _both_limits(values: Sequence[float]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def trajectory(run: Run, column: Mapping[Key, float | str], number: int, label: Markup) -> Markup:
+def trajectory(run: FinishedRun, column: Mapping[Key, float | str], number: int, label: Markup) -> Markup:
     """Draw one hyper-parameter or trait over generations; a dot's area says how many members have that value."""
     categories = sorted({value for value in column.values() if isinstance(value, str)})
     place: dict[float | str, float] = {category: float(i) for i, category in enumerate(categories)}
@@ -267,7 +293,7 @@ def trajectory(run: Run, column: Mapping[Key, float | str], number: int, label: 
     return plot.svg(label)
 
 
-def _trajectory_axes(plot: Plot, run: Run, categories: Sequence[str], values: Sequence[float]) -> None:
+def _trajectory_axes(plot: Plot, run: FinishedRun, categories: Sequence[str], values: Sequence[float]) -> None:
     numbers = [row.generation for row in run.generations] or [1]
     plot.axes.set(xlim=(numbers[0] - 0.4, numbers[-1] + 0.4), xlabel="generation")
     plot.axes.xaxis.grid(False)
@@ -288,8 +314,9 @@ def _trajectory_axes(plot: Plot, run: Run, categories: Sequence[str], values: Se
     plot.axes.set_position((left := max(48, 8 + 8 * longest) / _SMALL, 0.2, 1 - 12 / _SMALL - left, 0.74))
 
 
-def evaluation(run: Run, width: int, label: Markup) -> Markup:
-    """Draw held-out returns: a mark an episode, the mean with its 95 % interval; the elite first, then by mean."""
+def evaluation(run: FinishedRun, width: int, label: Markup) -> Markup:
+    """Draw held-out returns: a mark for each episode, the mean with its 95 % interval; the elite first, then by
+    mean."""
     wide, target = width > _DESK, run.summary.target
     ranked = [run.elite, *sorted(run.members, key=lambda member: (-member.mean, member.name))]
     row = 30 if len(ranked) <= 12 else 22
@@ -318,8 +345,29 @@ def evaluation(run: Run, width: int, label: Markup) -> Markup:
     return plot.svg(label)
 
 
-def throughput(run: Run, width: int, label: Markup) -> Markup:
-    """Draw steps per second over wall-clock time: a block a generation, training below, evaluation on top."""
+@section("Agents", "Each agent's mean held-out return: a dot a member, the large one the elite.",
+    lambda run: len(run.elite.agents) > 1)  # fmt: skip
+def agents(run: FinishedRun, width: int, label: Markup) -> Markup:
+    """Draw the mean held-out return of each agent of a team: a row an agent, a dot a member."""
+    names = list(run.elite.agents)
+    plot = Plot(f"agents.{width}", width, 30 * len(names) + 60, (132 if width > _DESK else 84, 56, 12, 44))
+    low, high = _limits([value for member in (run.elite, *run.members) for value in member.agents.values()])
+    for place, name in enumerate(names):
+        mean = run.elite.agents[name]
+        others = [(max(member.agents[name], low), place) for member in run.members]
+        plot.marks(others, "member", "o", 6, alpha=0.6, clip_on=False)
+        plot.marks([(max(mean, low), place)], "elite", "o", 10, clip_on=False)
+        plot.beside(place, 0, (-12, 0), name if len(name) < 18 else f"{name[:16]}…", "muted", ha="right")
+        plot.beside(place, 1, (12, 0), words.figure(mean), "elite", weight="bold")
+    room = 0.03 * (high - low)
+    plot.axes.set(xlim=(low - room, high + room), ylim=(len(names) - 0.4, -0.6), yticks=[])
+    plot.axes.set_xlabel("mean return of an agent")
+    plot.ticks("x", words.value, 8 if width > _DESK else 4)
+    return plot.svg(label)
+
+
+def throughput(run: FinishedRun, width: int, label: Markup) -> Markup:
+    """Draw steps per second over wall-clock time: a block for each generation, training below, evaluation on top."""
     wide = width > _DESK
     plot = Plot(f"throughput.{width}", width, 250 if wide else 220, (52, 16, 28, 44), "steps per second")
     rows = [row for row in run.timing if row.seconds > 0]

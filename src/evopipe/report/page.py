@@ -1,4 +1,4 @@
-"""The report's page: one HTML file that holds everything, fetches nothing and has no script."""
+"""The report's page: one HTML file that contains everything, loads nothing and has no script."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from markupsafe import Markup, escape
 from evopipe.errors import DataError, EvopipeError
 from evopipe.layout import ELITE
 from evopipe.policies import play, policy
-from evopipe.policies.film import Frames, animate
+from evopipe.policies.film import FilmFrames, animate
 from evopipe.report import draw, figures, words
-from evopipe.report.read import Run, read
+from evopipe.report.read import FinishedRun, read
 from evopipe.track.formats import leaves
 
 WIDTH = 480  # pixels; wider frames are made smaller
@@ -33,9 +33,15 @@ _GAMES = "Games that the elite played stand below."
 
 
 def page(folder: str | Path, params: Mapping[str, Any]) -> str:
-    """Return the report of the run in a folder as one HTML file's text: the same for the same files and parameters. The
-    parameters to show are in the layout of `params.yaml`. `MissingInputError` or `DataError` if a file is not there, is
-    damaged, or of another run than the parameters describe."""
+    """Return the report of the run in a folder as the text of one HTML file. Equal files and parameters give equal
+    text.
+
+    `params` has the layout of `params.yaml`.
+
+    Raises:
+        MissingInputError: a file is missing.
+        DataError: a file is damaged, or belongs to another run than the parameters describe.
+    """
     run, elite = read(Path(folder)), Path(folder) / ELITE
     wanted = {"algo": params.get("train", {}).get("algo"), "env": params.get("env", {}).get("id")}
     found = {"algo": run.policy["algo"], "env": run.policy["env"]["id"]}
@@ -50,8 +56,8 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
     return compose(run, params, _Movie.filmed(elite, run, params.get("evaluate", {}).get("steps")))
 
 
-def compose(run: Run, params: Mapping[str, Any], movie: _Movie | str) -> str:
-    """Return the page of a run that was read, with the film of its elite or the sentence in its place."""
+def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str) -> str:
+    """Return the page of a run that was read, with the film of its elite, or a sentence in its place."""
     html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,
                           inline=lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}")  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
@@ -71,7 +77,7 @@ def compose(run: Run, params: Mapping[str, Any], movie: _Movie | str) -> str:
 
 
 def without_measured(text: str) -> str:
-    """Return a page without the part that holds a measurement, for comparisons: the rest is the same for equal runs."""
+    """Return a page without its measurements, for comparisons: the rest is equal for equal runs."""
     start, end = "<!-- measured -->", "<!-- /measured -->"
     return re.sub(f"{start}.*?{end}", start + end, text, flags=re.DOTALL)
 
@@ -104,11 +110,13 @@ class _Movie:
     speed: float  # times the environment's own pace
 
     @classmethod
-    def filmed(cls, elite: Path, run: Run, max_steps: int | None) -> _Movie | str:
-        """Film the policy in the folder `elite` in that of its held-out episodes whose return is nearest the mean, for
-        at most so many steps; return a sentence that says why where there can be no film."""
+    def filmed(cls, elite: Path, run: FinishedRun, max_steps: int | None) -> _Movie | str:
+        """Film the policy in the folder `elite`, in the held-out episode whose return is nearest the mean.
+
+        At most this many steps are filmed. Return a sentence that says why if it cannot be filmed.
+        """
         typical = min(run.elite.episodes, key=lambda episode: abs(episode.total - run.elite.mean))
-        actor, frames = policy.load(elite), Frames(WIDTH, FRAMES)
+        actor, frames = policy.load(elite), FilmFrames(WIDTH, FRAMES)
         limit = min(max_steps or _LONGEST, _LONGEST)
         try:
             cfg = play.environment_of(actor, trust=True)  # `page` has seen that params.yaml names it
@@ -118,7 +126,7 @@ class _Movie:
         return cls.of(frames, score, cut=score.steps < typical.length)
 
     @classmethod
-    def of(cls, frames: Frames, score: play.Score, cut: bool = False) -> _Movie:
+    def of(cls, frames: FilmFrames, score: play.Score, cut: bool = False) -> _Movie:
         """Return what was filmed, within the budget."""
         images, gap = frames.images, min(_SLOWEST, frames.gap)
         webp = partial(animate, kind="WEBP", unit=1, rest=_REST, method=1)  # little effort: 100 frames take a second

@@ -1,4 +1,4 @@
-"""What a run left in its files, as the report needs it: its members by descent, its scores, its times."""
+"""A finished run as the report needs it, read from its files: members by descent, scores, times."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ class Node:
 
     @property
     def diverged(self) -> bool:
-        """Whether it has no score."""
+        """Whether the member has no score."""
         return not math.isfinite(self.fitness)
 
     @property
     def made(self) -> str:
-        """By which mutation it was made, and what that changed."""
+        """The mutation that made the member, and what it changed, as text."""
         name = words.KINDS.get(self.kind, self.kind)
         return self.change if self.change.startswith(name) else f"{name}{f': {self.change}' if self.change else ''}"
 
     @property
     def about(self) -> str:
-        """Its tooltip."""
+        """The member's tooltip."""
         born = "survived" if self.survived else self.made
         if not self.parent:
             born = "first generation" + (f", {born}" if born != words.KINDS["none"] else "")
@@ -151,8 +151,14 @@ class _Held:
 
 @dataclass(frozen=True)
 class Payoff:
-    """What a kind of mutation brought: how many children, how many of them diverged, and the fitness of the others
-    minus their parents', ascending."""
+    """The results of one kind of mutation.
+
+    Attributes:
+        kind: of the mutation.
+        children: how many it made.
+        gains: their fitness minus their parents', ascending, without those that diverged.
+        diverged: how many diverged.
+    """
 
     kind: str
     children: int
@@ -161,12 +167,12 @@ class Payoff:
 
     @property
     def improved(self) -> float:
-        """Share of the children that beat their parents."""
+        """The share of the children that beat their parents."""
         return sum(gain > 0 for gain in self.gains) / self.children
 
     @property
     def median(self) -> float:
-        """Median gain; NaN where there is none."""
+        """The median gain; NaN if there are no gains."""
         return median(self.gains) if self.gains else math.nan
 
 
@@ -221,8 +227,9 @@ class _Told:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One finished run; `policy` is the elite's `policy.json`, `members` are those of the last population."""
+class FinishedRun:
+    """One finished run. `policy` is the content of the elite's `policy.json`, `members` are those of the last
+    population."""
 
     generations: tuple[_Generation, ...]
     nodes: Mapping[Key, Node]
@@ -235,7 +242,7 @@ class Run:
 
     @cached_property
     def slots(self) -> int:
-        """Members of the population."""
+        """The number of members."""
         return 1 + max((slot for _, slot in self.nodes), default=0)
 
     @cached_property
@@ -251,12 +258,12 @@ class Run:
 
     @cached_property
     def env_steps(self) -> Mapping[int, int]:
-        """Training steps of the population at the end of each generation."""
+        """The training steps of the population at the end of each generation."""
         return {row.generation: row.env_steps for row in self.generations}
 
     @cached_property
     def payoffs(self) -> list[Payoff]:
-        """What each kind of mutation brought, in the order of the kinds; survivors are no children."""
+        """The results of each kind of mutation, in the order of the kinds. Survivors are not children."""
         children: dict[str, list[Node]] = {}
         for node in self.nodes.values():
             if node.parent is not None and not node.survived:
@@ -270,7 +277,8 @@ class Run:
 
     @cached_property
     def traits(self) -> tuple[dict[str, dict[Key, float | str]], dict[str, float | str]]:
-        """The hyper-parameters and traits that vary between members or over time, by member, and those that do not."""
+        """The hyper-parameters and traits that vary between members or over time, by member; then those that are
+        constant."""
         columns: dict[str, dict[Key, float | str]] = {}
         for node in self.nodes.values():
             for name, value in node.traits.items():
@@ -279,9 +287,13 @@ class Run:
         return varying, {name: next(iter(columns[name].values())) for name in columns if name not in varying}
 
 
-def read(folder: Path) -> Run:
-    """Read a finished run from the folder that holds its `reports/` and `models/elite/`; `MissingInputError` if a file
-    is not there, `DataError` if one does not hold what its stage writes."""
+def read(folder: Path) -> FinishedRun:
+    """Read a finished run from the folder that holds its `reports/` and `models/elite/`.
+
+    Raises:
+        MissingInputError: a file is missing.
+        DataError: a file does not hold what its stage writes.
+    """
     for out in (*layout.OUTS["train"][1:], *layout.OUTS["evaluate"], layout.ELITE):  # all but the trained members
         layout.need(folder, out)
     best = _json(folder, layout.EVALUATION, _Score, "elite")
@@ -302,7 +314,7 @@ def read(folder: Path) -> Run:
         _Held(n.replace("member_", "slot "), at.mean, at.interval, held[n], {a: at.agents[a] for a in order}, at.groups)
         for n, at in scores.items()
     )
-    return Run(
+    return FinishedRun(
         generations=_rows(folder, layout.FITNESS, _Generation),
         nodes=_nodes(read_lineage(read_bytes(folder / layout.LINEAGE), str(folder / layout.LINEAGE))),
         summary=_json(folder, layout.TRAIN, _Summary),

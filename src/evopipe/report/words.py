@@ -1,4 +1,4 @@
-"""Numbers and names as the page writes them."""
+"""Formats of numbers and names on the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = {
 
 
 def template(name: str, line_ends: bool = False, **known: Any) -> Template:
-    """Return a template of this folder, in which texts are cleaned and escaped, and what is `known` has its name."""
+    """Return a template of this folder. It escapes and cleans texts; `known` are further names that it may use."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -39,7 +39,7 @@ def template(name: str, line_ends: bool = False, **known: Any) -> Template:
 
 
 def figure(value: float, signed: bool = False) -> str:
-    """Return a score with a true minus sign; a difference with its sign; a dash where it is not finite."""
+    """Return a score with a true minus sign; with `signed` also a plus sign; a dash if it is not finite."""
     if not math.isfinite(value):
         return "–"
     return "+" * (signed and value > 0) + score(value).replace("-", "−")

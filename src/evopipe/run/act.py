@@ -1,4 +1,4 @@
-"""Actions of members, by their algorithm's own `act`, `step` or `greedy`: while training, and greedily."""
+"""Choosing the actions of members by their algorithm's own `act`, `step` or `greedy`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,19 @@ def act(
     spec: Spec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int,
     places: Sequence[Sequence[int]] | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Choose every member's actions: `[P · E]` int64, or `[P · E, A]` float32 where actions are continuous.
+    """Choose every member's exploring actions: `[P · E]` int64, or `[P · E, A]` float32 if actions are continuous.
 
-    Rows are by slot: obs `[P · E, O]` float32, legal `[P · E, A]` bool; `places` says which members of these rows each
-    cohort's are, if not those of its slots. The tick, with the members' keys, fixes the draws. A frozen member's values
-    mean nothing: its environments go on with random legal actions. Of teams all, given and returned, have an axis `K`
-    behind the first.
+    Args:
+        spec: configuration.
+        cohorts: the members.
+        obs: `[P · E, O]` float32, rows by slot.
+        legal: `[P · E, A]` bool.
+        epsilon: exploration rate.
+        tick: together with the members' keys it fixes the random draws.
+        places: which members of these rows each cohort has; None if they are those of its slots.
+
+    A frozen member's values mean nothing, so its environments continue with random legal actions. For a team, every
+    array has an axis `K` behind the first.
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     places = [cohort.slots for cohort in cohorts] if places is None else places
@@ -36,13 +43,13 @@ def act(
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return the place of each cohort's members among all of them, in slot order."""
+    """Return, for each cohort, the places of its members among all living ones in slot order."""
     at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
     return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
 
 
 def by_row(spec: Spec, actions: np.ndarray) -> np.ndarray:
-    """Return members' actions `[P, E, …]` as a pool takes them, `[P · E, …]`; of teams `[P, E · K, …]` as
+    """Reshape members' actions `[P, E, …]` to what a pool reads, `[P · E, …]`; a team's `[P, E · K, …]` to
     `[P · E, K, …]`."""
     team = (spec.spaces.agents,) if spec.spaces.team else ()
     return actions.reshape(-1, *team, *actions.shape[2:])
@@ -52,16 +59,18 @@ def take_note(
     cohorts: Sequence[Cohort], obs: np.ndarray, alive: np.ndarray | None = None,
     places: Sequence[Sequence[int]] | None = None,
 ) -> None:  # fmt: skip
-    """Let every member take note of what it is about to act on, `[P · E, O]`, rows by slot: once a tick, before they
-    act; never where they are evaluated. Teams' are `[P · E, K, O]`; alive `[P · E, K]` says which agents are there.
-    Places are as for `act`."""
+    """Update every member's normaliser with the observations that it is about to act on, `[P · E, O]`, rows by slot.
+
+    It is called once a tick before members act, and never in an evaluation. A team's observations are `[P · E, K, O]`,
+    and `alive` `[P · E, K]` says which agents are there. `places` is as for `act`.
+    """
     for i, cohort in enumerate(cohorts):
         if cohort.normaliser is not None:
             mine = cohort.slots if places is None else places[i]
             parts = (obs, np.ones(obs.shape[:-1], np.bool_) if alive is None else alive)
             own = [torch.from_numpy(_by_member(cohorts, x)[mine]) for x in (parts[0], parts[1][..., None])]
             seen, there = (upload(x, cohort.keys.device) for x in own)
-            cohort.normaliser.see(seen, cohort.healthy, there[..., 0])
+            cohort.normaliser.update(seen, cohort.healthy, there[..., 0])
 
 
 def _by_member(cohorts: Sequence[Cohort], x: np.ndarray) -> np.ndarray:
@@ -72,23 +81,27 @@ def choose(
     spec: Spec, cohort: Cohort, obs: np.ndarray | Tensor, legal: np.ndarray | Tensor,
     explore: tuple[float, int] | None,
 ) -> Tensor:  # fmt: skip
-    """Choose the actions of one cohort's members, as `act`, on its device; nothing waits for it.
+    """Choose the actions of one cohort's members on its device, as `act` does. The host does not wait for the device.
 
-    Obs `[P, E, O]` float32 and legal `[P, E, A]` bool are in the order of the cohort's members. `explore` is the
-    exploration rate and the tick; None for greedy actions.
+    Args:
+        spec: configuration.
+        cohort: the members.
+        obs: `[P, E, O]` float32, in the order of the cohort's members.
+        legal: `[P, E, A]` bool.
+        explore: the exploration rate and the tick; None for greedy actions.
     """
-    algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.bare, explore is not None
+    algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.without_runner, explore is not None
     epsilon, tick = explore or (0.0, 0)
 
     def work(obs: Tensor, legal: Tensor, epsilon: Tensor, tick: Tensor) -> tuple[Tensor]:
-        obs = own.shown(obs)
+        obs = own.normalised(obs)
         if not explores:
             return (algo.greedy(cfg, own.state, obs, legal),)
         each = torch.where(own.healthy, epsilon, 1.0)
         return (algo.act(cfg, own.state, obs, legal, each, Stream(own.keys, Purpose.ACT, tick)),)
 
     def bound() -> list[Tensor]:
-        return [own.keys, *([own.healthy] if explores else []), *own.tensors(), *own.seen()]
+        return [own.keys, *([own.healthy] if explores else []), *own.tensors(), *own.normaliser_tensors()]
 
     name = ("choose", explores, obs.shape, legal.shape)
     inputs = (torch.as_tensor(obs), torch.as_tensor(legal), torch.tensor(epsilon), torch.tensor([tick]))
@@ -98,13 +111,18 @@ def choose(
 def step(
     spec: Spec, cohort: Cohort, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: int | None
 ) -> Chosen:
-    """Let the members of a cohort that learns on-policy choose; nothing waits for the device.
+    """Choose the actions of one cohort of an on-policy algorithm. The host does not wait for the device.
 
-    Obs `[P, E, O]` float32 are as their networks read them (`cohort.shown`), legal is `[P, E, A]` bool. Where an
-    episode begins, `[P, E]` bool, what was remembered, memory `[P, E, M]`, is forgotten. The tick, with the members'
-    keys, fixes the draws; None for greedy actions.
+    Args:
+        spec: configuration.
+        cohort: the members.
+        obs: `[P, E, O]` float32, normalised (`cohort.normalised`).
+        legal: `[P, E, A]` bool.
+        begins: `[P, E]` bool, where an episode begins: the memory is cleared there.
+        memory: `[P, E, M]`, the recurrent memory.
+        tick: together with the members' keys it fixes the draws; None for greedy actions.
     """
-    algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.bare, tick is not None
+    algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.without_runner, tick is not None
 
     def work(obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: Tensor) -> Chosen:
         draw = Stream(own.keys, Purpose.ACT, tick) if draws else None
@@ -120,7 +138,8 @@ def step(
 
 
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
-    """Put cohorts' actions `[P, E, …]` in their members' places. All are under way before the first is waited for."""
+    """Put cohorts' actions `[P, E, …]` in the order of slots, as one array. All copies to the host start before the
+    first ends."""
     order, found = [*chain(*places)], np.asarray(torch.cat([each.cpu() for each in chosen]))
     if order == [*range(len(order))]:
         return found

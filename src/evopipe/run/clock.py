@@ -1,17 +1,19 @@
-"""Where a run is: ticks, generations, steps."""
+"""How far a run is: its ticks, generations and steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evopipe.run.spec import Job
+from evopipe.run.spec import RunSpec
 
 
 @dataclass
 class Clock:
-    """Counts what has happened. A tick is one step in every environment of those who live, offline one chance to learn.
+    """Counts a run's ticks. A tick is one step in every environment of the living members; offline it is one chance to
+    learn.
 
-    Members that live together have lived equally long: `tick` is theirs, and goes back where others' turn begins.
+    Members that live at the same time have lived equally long: `tick` is theirs, and jumps back when other members take
+    turns.
     """
 
     members: int  # P
@@ -30,19 +32,19 @@ class Clock:
     ticks: int = 0  # ticks so far, whoever lived
 
     @classmethod
-    def of(cls, spec: Job, members: int) -> Clock:
+    def of(cls, spec: RunSpec, members: int) -> Clock:
         envs, train = spec.each, spec.train
         each, total = -(-train.evo_steps // envs), -(-train.max_steps // envs)
         return cls(members, envs, each, total, living=members)
 
     @property
     def step(self) -> int:
-        """Environment steps of each member that lives now, so far."""
+        """Environment steps that each living member has taken so far."""
         return self.tick * self.envs
 
     @property
     def generation_ticks(self) -> int:
-        """Ticks of the generation that is running, or about to begin."""
+        """The number of ticks in the current generation, or in the one that is about to begin."""
         return min(self.each, max(1, self.total - (self.tick - self.here)))
 
     @property
@@ -51,11 +53,16 @@ class Clock:
 
     @property
     def spent(self) -> int:
-        """Environment steps of the population so far, of every kind."""
+        """All environment steps of the population so far, of training and of evaluation."""
         return self.env_steps + self.eval_steps
 
     def count(self, broken: int = 0, rewarded: bool = True) -> None:
-        """Count a tick, how many of its transitions were broken, and whether another may have given a reward."""
+        """Count one tick.
+
+        Args:
+            broken: how many of its transitions were broken.
+            rewarded: whether one of its rewards may be other than 0.
+        """
         self.tick += 1
         self.here += 1
         self.ticks += 1
@@ -69,5 +76,5 @@ class Clock:
         self.here = self.broken_here = 0
 
     def turn(self, tick: int, living: int, steps: int) -> None:
-        """Let so many members live, who have lived so many ticks, for so many environment steps of each."""
+        """Switch to a group of `living` members that have lived `tick` ticks, for `steps` environment steps of each."""
         self.tick, self.here, self.living, self.each = tick, 0, living, -(-steps // self.envs)

@@ -1,4 +1,4 @@
-"""Driving a run to its end, tick by tick, with people told how far it is."""
+"""Drives a run to its end, tick by tick, and shows its progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def warn(tracker: Tracker, sentences: Iterable[str]) -> None:
 
 
 def drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
-    """Advance a run until it ends or `stop` says so, then the caller saves; `save` is called between ticks."""
+    """Advance a run until it ends or `stop` returns True. `save` is called between ticks; the caller saves the last
+    state."""
     watch, clock, told = _Stopwatch(run), run.clock, False
     while not run.reason and not stop():
         if clock.generation_over and run.waiting:
@@ -96,17 +97,19 @@ class _Stopwatch:
 
 
 class Saver:
-    """Saves every so many seconds, and never more often than a hundredth of wall time allows."""
+    """Saves a run every `seconds`, and less often if saving would take more than a hundredth of the time."""
 
     def __init__(self, run: Run[Any], store: CheckpointStore, seconds: float) -> None:
         self.run, self.store, self.seconds = run, store, seconds
         self.last, self.cost = time.perf_counter(), 0.0
 
     def save_if_due(self) -> None:
+        """Save if enough time has passed since the last save."""
         if time.perf_counter() - self.last >= max(self.seconds, self.cost / SAVE_SHARE):
             self.save()
 
     def save(self) -> None:
+        """Save the run's state now."""
         began = time.perf_counter()
         tensors, meta = self.run.state()
         self.store.save(self.run.clock.ticks + self.run.clock.generation, tensors, meta)

@@ -1,4 +1,4 @@
-"""What an evaluation gives."""
+"""The results of an evaluation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import numpy as np
 
 
 class Stopped(Exception):
-    """A signal came in the middle of an evaluation, which leaves nothing behind."""
+    """A signal interrupted an evaluation, which has changed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """What members reached: undiscounted `returns`, not finite where the environment broke, `lengths`, and `steps` in
-    all; and `more`, by name: of teams each `agents`' own return `[P, n, K]`; and how many episodes were `cut` by
-    `env.step_limit`, for the environment names no time limit."""
+    """The episodes of an evaluation: their returns and lengths.
+
+    Attributes:
+        returns: `[P, n]`, undiscounted; not finite if the environment broke.
+        lengths: `[P, n]`, steps of each episode.
+        steps: environment steps in all.
+        more: other results by name, `[P, …]`; for a team, `agents` holds each agent's own return `[P, n, K]`.
+        cut: how many episodes `env.step_limit` ended, which applies if the environment names no time limit.
+    """
 
     returns: np.ndarray  # [P, n]
     lengths: np.ndarray  # [P, n]

@@ -1,4 +1,4 @@
-"""Evaluation: members play whole episodes, deterministically, on given seeds."""
+"""Evaluation: members play whole episodes greedily, on given seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.envs.workers import Workers
 from evopipe.run.act import by_row, choose, gather, step
 from evopipe.run.episodes import Episodes, Stopped
@@ -34,19 +34,19 @@ def evaluate(
     stopped: Callable[[], bool] = lambda: False,
     note: Note | None = None,
 ) -> Episodes:
-    """Play one greedy episode a seed with every member.
+    """Play one greedy episode for each seed with every member.
 
     Args:
         spec: configuration.
         cohorts: the members, `P` in all.
         pool: environments, at least `P`; each member uses `rows // P` of them at a time.
         seeds: `[n]`, the same for all members.
-        cap: most steps of an episode, None for no cap.
-        stopped: asked at every step.
-        note: told of every step, see `Note`.
+        cap: the most steps of an episode; None for no cap.
+        stopped: is asked at every step whether to stop.
+        note: receives every step, see `Note`.
 
     Raises:
-        Stopped: `stopped` said so.
+        Stopped: `stopped` returned True.
         EnvironmentFailed: an environment raised or broke its contract.
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
@@ -71,13 +71,13 @@ def evaluate(
         for i, (cohort, own) in enumerate(zip(cohorts, rows, strict=True)):
             if on_policy(spec.algo):
                 seen, may, fresh = (upload(torch.from_numpy(x[own]), spec.device) for x in (obs, legal, begins))
-                took = step(spec, cohort, cohort.shown(seen), may, fresh, memories[i], None)
+                took = step(spec, cohort, cohort.normalised(seen), may, fresh, memories[i], None)
                 memories[i] = took.memory
                 chosen.append(took.action)
             else:
                 chosen.append(choose(spec, cohort, obs[own], legal[own], None))
         actions = by_row(spec, gather(chosen, rows))[running]
-        before = (pool.obs[running], pool.mask[running]) if note is not None else ()  # copies
+        before = [x[running] for x in (pool.obs, pool.mask)] if note is not None else []  # copies
         gave = pool.step(actions, running)
         steps += len(running)
         over = gave.over
@@ -85,7 +85,7 @@ def evaluate(
             over |= pool.episode_length[running] >= cap
         if note is not None:
             cut = replace(gave, truncated=gave.truncated | (over & ~gave.terminated))
-            note(np.array(slots)[running // width], running, *before, actions, cut)
+            note(np.array(slots)[running // width], running, before[0], before[1], actions, cut)
         for row, broken in zip(running[over].tolist(), gave.broken[over].tolist(), strict=True):
             member = row // width
             returns[member, episode[row]] = np.nan if broken else pool.episode_return[row]
@@ -102,26 +102,27 @@ def evaluate(
     return Episodes(spec.score(returns), lengths, steps, {"agents": returns}, limited)
 
 
-Note: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, Step], None]
+Note: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, RowStep], None]
 """Told of a step: the slots `[n]` of those who act, their rows `[n]`, observations `[n, O]`, legal actions `[n, A]`,
 actions, and what the step gave, truncated where an episode was cut."""
 
 
 class Watch(Protocol):
-    """What sees every step of evaluations."""
+    """The protocol of what receives every step of evaluations."""
 
     def begin(self) -> None:
-        """Another evaluation begins."""
+        """Begin another evaluation."""
 
     def note(
-        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray, step: Step
-    ) -> None:
-        """See `Note`."""
+        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray,
+        step: RowStep,
+    ) -> None:  # fmt: skip
+        """Receive a step, see `Note`."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What scores members at the end, see `Regime.evaluate`; the regime of shards that only do this."""
+    """Scores members at the end of a run (see `Regime.evaluate`). Shards that only evaluate use it as their regime."""
 
     evaluate: Callable[[Sequence[Cohort], np.ndarray, Callable[[], bool]], Episodes]
     close: Callable[[], None] = lambda: None
@@ -131,13 +132,13 @@ class HeldOut:
     remarks: Sequence[str] = ()
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Members come with each evaluation."""
+        """Do nothing: members are passed to each evaluation."""
 
 
 def in_environments(
     spec: Spec, env: EnvConfig, members: int, rows: int, cap: int | None, workers: Workers | None = None
 ) -> HeldOut:
-    """Return environments in which `P` members are scored, so many rows each; for cap see `evaluate`."""
+    """Open environments that score `members` members, with `rows` environments for each. For `cap` see `evaluate`."""
     pool, play = _opened(spec, env, members * rows, workers)
     return HeldOut(lambda cohorts, seeds, stopped: play(spec, cohorts, pool, seeds, cap, stopped), pool.close)
 
@@ -151,8 +152,10 @@ def _opened(spec: Spec, env: EnvConfig, rows: int, workers: Workers | None) -> t
 
 
 class Evaluator:
-    """Environments of a run's own in which its `P` members are scored; `watch` may be set to see what they do, if they
-    are `on_host`."""
+    """The environments that score the `P` members of a run while it goes on.
+
+    If they are `on_host`, `watch` may be set to a function that receives every step.
+    """
 
     def __init__(self, spec: Spec, members: int, workers: Workers | None = None, on_host: bool = False) -> None:
         self._spec = spec

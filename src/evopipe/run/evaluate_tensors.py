@@ -1,5 +1,4 @@
-"""Evaluation where environments are tensors: what `evaluate` does, on the device; no number leaves it before the last
-episode is over."""
+"""Evaluation in environments that are tensors. No number leaves the device before the last episode has ended."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _LOOK = 16  # ticks on a device after which the host asks whether anybody still 
 def evaluate_tensors(
     spec: Spec, cohorts: Sequence[Cohort], pool: Any, seeds: np.ndarray, cap: int | None, stopped: Callable[[], bool]
 ) -> Episodes:
-    """See `evaluate`; the pool is a `TensorPool`. On the CPU the numbers are those of `evaluate`, to the bit."""
+    """Do what `evaluate` does, with a `TensorPool`. On the CPU the results equal those of `evaluate` to the bit."""
     device, agents, n = pool.device, spec.spaces.agents, len(seeds)
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     place = {slot: p for p, slot in enumerate(slots)}
@@ -38,13 +37,13 @@ def evaluate_tensors(
         tick += 1
         if stopped():
             raise Stopped
-        obs, begins = play.seen()
+        obs, begins = play.observed()
         chosen = []
         for i, (cohort, mine) in enumerate(zip(cohorts, own, strict=True)):
             whole = len(mine) == members and len(cohorts) == 1 and slots == cohort.slots
             seen, may, fresh = (x if whole else x[mine] for x in (obs, legal, begins))
             if on_policy(spec.algo):
-                took = step(spec, cohort, cohort.shown(seen), may, fresh, memories[i], None)
+                took = step(spec, cohort, cohort.normalised(seen), may, fresh, memories[i], None)
                 memories[i] = took.memory
                 chosen.append(took.action)
             else:
@@ -59,12 +58,12 @@ def evaluate_tensors(
 
 
 class _Episodes:
-    """`n` episodes of each of `P` members, of which `W` at a time run in the pool's first `P · W` rows.
+    """`n` episodes for each of `P` members. `W` of each member run at a time, in the pool's first `P · W` rows.
 
     Attributes:
-        returns, lengths: `[P, n + 1, K]` float64 and `[P, n + 1]` int64; behind the last stands what nobody reads.
+        returns, lengths: `[P, n + 1, K]` float64 and `[P, n + 1]` int64; the last entry is a dummy that is never read.
         active: `[P, W]` bool, which rows have an episode to play.
-        steps: `[]`, taken in all.
+        steps: `[]`, steps taken in all.
     """
 
     def __init__(self, members: int, width: int, seeds: Tensor, agents: int, pool: Any) -> None:
@@ -80,7 +79,7 @@ class _Episodes:
         self._rows = members * width
         pool.reset(torch.arange(self._rows, device=device), seeds[self._episode.flatten()])
 
-    def seen(self) -> tuple[Tensor, Tensor]:
+    def observed(self) -> tuple[Tensor, Tensor]:
         """Return observations `[P, W · K, O]`, and whether an episode begins, `[P, W · K]`."""
         members, width = self._shape
         obs = self._pool.obs[: self._rows].reshape(members, width * self._agents, -1)

@@ -1,4 +1,4 @@
-"""What a run of language models is about: configuration and the base; no state."""
+"""The configuration of a run of language models, and its base model. It holds no state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evopipe.core.structure import Architecture, Widths
 from evopipe.language.adapters import Adapted, Full, LoRA
 from evopipe.language.base import Base
 from evopipe.language.gpt import GPT
-from evopipe.run.spec import Job
+from evopipe.run.spec import RunSpec
 from evopipe.schema.language import LanguageConfig, TextTrain
 
 LESS = "runtime.rows_at_once, population.size or language.max_completion"  # of what memory is taken by
@@ -22,8 +22,8 @@ _WHOLE = ("rows", "group_size", "batch_size", "epochs")  # what members of a coh
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageSpec(Job):
-    """Base, task, algorithm and evolution of a run: to a `Run` what `run.spec.Spec` is. It takes no fast paths."""
+class LanguageSpec(RunSpec):
+    """Base model, task, algorithm and evolution of a run; the counterpart of `run.spec.Spec`. It uses no fast paths."""
 
     language: LanguageConfig
     train: TextTrain
@@ -34,22 +34,22 @@ class LanguageSpec(Job):
 
     @property
     def name(self) -> str:
-        """What it is called where runs are listed."""
+        """The run's name in lists of runs."""
         return f"{self.language.task} ({self.language.model})"
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """What its members depend on, as JSON data."""
+        """What members depend on beside the algorithm, as JSON data: base and task."""
         return {"base": self.base.digest}
 
     @property
     def broken(self) -> str:
-        """What to say where no evaluation gave a score."""
+        """The error message for an evaluation in which no member got a score."""
         return f"no completion of {self.name} has a score: try language.reward, or the task's score, by itself"
 
     @property
     def unrewarded(self) -> str:
-        """What to do where no member has seen a reward."""
+        """The advice to users if no member has received a reward."""
         return (
             "begin from a base that is right now and then (sft on examples gives one), draw more completions of a "
             "prompt (group_size, temperature), or let partly right ones earn their share"
@@ -57,24 +57,24 @@ class LanguageSpec(Job):
 
     @property
     def widths(self) -> dict[str, Widths]:
-        """Of every network; the policy's know the base."""
+        """The input and output width of every network. Those of the policy also hold the base."""
         networks: Any = self.algo.networks  # of words, where others have spaces
         found = dict(networks(self.algo_config, self.base.words))
         return found if self.base.length else {**found, self.algo.POLICY: Adapted.of(self.base)}
 
     def architecture(self) -> Architecture:
-        """Return what members start with."""
+        """Return the architecture that members start with."""
         if self.base.length:
             return self.begun or GPT.start(self.language.gpt, self.base.length)
         return Full() if self.language.full else LoRA(self.language.rank, self.language.scale)
 
-    def whole(self, member: Member, name: str) -> int:
-        """Return a whole number that all members of a cohort share, such as `group_size`."""
+    def integer(self, member: Member, name: str) -> int:
+        """Return an integer hyper-parameter that all members of a cohort share, such as `group_size`."""
         return int(member.hyper.get(name, getattr(self.algo_config, name, 1)))
 
     def pace(self, member: Member) -> Pace:
-        games = self.whole(member, "batch_size") if self.base.length else 1
-        return Pace(games, tuple(self.whole(member, name) for name in _WHOLE))
+        games = self.integer(member, "batch_size") if self.base.length else 1
+        return Pace(games, tuple(self.integer(member, name) for name in _WHOLE))
 
     def misfit(self, member: Member, first: Member) -> str | None:
         widths, kinds, wanted = self.widths, self.kinds, self.architecture()

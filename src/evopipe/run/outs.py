@@ -1,4 +1,4 @@
-"""What a finished run leaves: the trained members, its lineage and curve, a summary, and how long it took."""
+"""The outs of a finished run: trained members, lineage, learning curve, summary and timing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ TIMING = ("generation", "seconds", "env_steps", "eval_steps")
 
 
 def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], folder: Path) -> None:
-    """Write what a run that has ended leaves, but for the timing: the elite stands behind the members. `about` says
-    what they were made for. No clock is in any of it, so that equal runs give equal bytes."""
+    """Write all outs of a finished run but its timing. The elite is stored behind the members.
+
+    `about` is JSON data that says what the members were made for. No out holds a clock time, so equal runs write equal
+    bytes.
+    """
     elite = {
         "id": champion.member.id,
         "generation": champion.generation,
@@ -53,10 +56,10 @@ def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], f
 
 
 def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> None:
-    """Write how long each generation took: the one out that holds a clock, a measurement and no result.
+    """Write how long each generation took. This is the only out that holds clock times: a measurement, not a result.
 
-    A run that was killed repeats what came after its last checkpoint: the last word on a generation counts. A
-    generation that two processes shared has the seconds and steps of its last part. Rows that the log has lost are left
+    A run that was killed repeats what came after its last checkpoint, so the last row of a generation counts. If two
+    processes shared a generation, its seconds and steps are those of its last part. Rows that the log has lost are left
     out.
     """
     rows: dict[int, tuple[int, float, int, int]] = {}

@@ -1,4 +1,4 @@
-"""Members as the stages hand them on: written for one algorithm and problem, and of no use to another."""
+"""Members on disk, as stages pass them on. They belong to one algorithm and one problem."""
 
 from __future__ import annotations
 
@@ -10,32 +10,41 @@ from evopipe import layout
 from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError
 from evopipe.mutations import Mutation, read_births
-from evopipe.run.spec import Job
+from evopipe.run.spec import RunSpec
 from evopipe.storage import members
 
 
-def about_spec(spec: Job) -> dict[str, Any]:
-    """Return what members were made for: they are of no use to another algorithm, environment or base."""
+def about_spec(spec: RunSpec) -> dict[str, Any]:
+    """Return what members depend on, as JSON data: their algorithm, and the environment or base."""
     about = {"algo": spec.train.algo, "env": spec.name, **spec.made_for}
     return dict(json.loads(json.dumps(about)))  # as it reads when it comes back
 
 
-def read_members(folder: Path, out: Path, spec: Job) -> tuple[list[Member], dict[str, Any]]:
-    """Read the members that an earlier stage wrote, and what it said of them; `MissingInputError` if they are not
-    there, `DataError` if they are damaged or were written for another algorithm, environment or base."""
+def read_members(folder: Path, out: Path, spec: RunSpec) -> tuple[list[Member], dict[str, Any]]:
+    """Read the members that an earlier stage wrote, and the metadata stored with them.
+
+    Raises:
+        MissingInputError: there are none.
+        DataError: they are damaged, or were written for another algorithm, environment or base.
+    """
     stage, path = layout.WRITER[out], layout.need(folder, out)
     return members.read(path, about_spec(spec), f"run `evopipe {stage}` or `dvc repro {stage}` again", spec.check)
 
 
-def read_population(folder: Path, spec: Job) -> tuple[list[Member], list[Mutation]]:
-    """Read the members that a training begins with, and how each was made; for errors see `read_members`."""
+def read_population(folder: Path, spec: RunSpec) -> tuple[list[Member], list[Mutation]]:
+    """Read the members that training starts with, and the mutation that made each. It raises what `read_members`
+    raises."""
     found, about = read_members(folder, layout.POPULATION, spec)
     return found, read_births(about.get("mutations"), len(found))
 
 
-def read_start(folder: Path, spec: Job, remedy: str) -> list[Member]:
-    """Read trained members to go on from, the elite first, without those that diverged; `MissingInputError` or
-    `DataError` if that cannot be done."""
+def read_start(folder: Path, spec: RunSpec, remedy: str) -> list[Member]:
+    """Read trained members to continue from: the elite first, without members that diverged.
+
+    Raises:
+        MissingInputError: there are none; the message ends with `remedy`.
+        DataError: they are damaged, or do not fit this configuration.
+    """
     if not folder.exists():
         raise MissingInputError(f"{folder}: not there; {remedy}")
     found, about = members.read(folder, about_spec(spec), remedy)

@@ -13,6 +13,7 @@ from evopipe.run.clock import Clock
 from evopipe.run.regime import Regime, Scoring
 from evopipe.run.spec import JobT
 
+RANKS = "runtime.shards.ranks: several are of language models, with engine: accelerate; set it to 1"
 _MEMORY = "train.replay.capacity, population.size or env.num_envs"
 
 
@@ -22,19 +23,22 @@ def _nowhere(members: int, rows: int) -> Scoring:
 
 @dataclass(frozen=True)
 class Problem(Generic[JobT]):
-    """An environment, a team, a corpus of text or users' agents, with an algorithm: all that differs between them.
+    """An environment, a team, a corpus of text or users' agents, together with an algorithm. It holds all that differs
+    between these.
 
     Attributes:
         spec: the configuration.
-        live: returns the regime of members by the run's clock and their keys `[P]`; raises MissingInputError or
-            DataError if what they learn from is not there, or damaged.
-        held_out: returns what scores so many members at the end, in so many environments each where they have any.
-        described: returns as JSON data what a policy's description says of all this.
-        values: the parameters that the outcome depends on.
-        inputs: returns the files and folders that it depends on, beside the code and the members; raises
-            MissingInputError if one is not there.
-        less: the parameters that take memory, as a sentence names them.
-        parts: into how many shards the members are divided, 0 where they are not.
+        live: builds the regime from the run's clock and the members' keys `[P]`; raises MissingInputError or DataError
+            if the data to learn from is missing or damaged.
+        held_out: builds what scores members at the end, from the number of members and of environments for each.
+        described: returns the part of a policy's description that depends on the problem, as JSON data.
+        values: the parameters that the result depends on.
+        inputs: returns the files and folders that the result depends on, beside code and members; raises
+            MissingInputError if one is missing.
+        less: the parameters to lower if memory runs out, as text for an error message.
+        neighbours: how many members share a memory, and have to live in one shard.
+        undivided: what to change before members may live in shards, None where they may.
+        parts: into how many shards the members are divided; 0 for none.
     """
 
     spec: JobT
@@ -44,4 +48,6 @@ class Problem(Generic[JobT]):
     values: Mapping[str, Any] = field(default_factory=dict)
     inputs: Callable[[], Sequence[Path]] = tuple
     less: str = _MEMORY
+    neighbours: int = 1
+    undivided: str | None = None
     parts: int = 0

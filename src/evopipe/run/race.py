@@ -1,13 +1,14 @@
-"""Evaluation as a race: whose rank decides nothing any more plays no more episodes (`train.evaluation: race`).
+"""Evaluation as a race (`train.evaluation: race`): a member stops playing as soon as its rank can change no decision.
 
-Members play on common seeds. After 4, 8, 16 … episodes pairs of them are looked at, by their difference in each
-episode: one is clear where the mean difference is more than three standard errors from 0. What decides is known before
-anybody plays: who is the best, and who wins each tournament, whose draws do not depend on fitness. So a member goes on
-that leads, or that does not differ clearly from the leader or from one whom it meets in a tournament.
+Members play on common seeds. After 4, 8, 16 … episodes, pairs of members are compared by their difference in each
+episode. A pair is decided if the mean difference is more than three standard errors from 0. The decisions to be made
+are known before play: who is the best, and who wins each tournament, whose draws do not depend on fitness. A member
+therefore continues if it leads, or if it is not decided against the leader or against a member that it meets in a
+tournament.
 
-The leader plays all episodes, or until it is alone and clearly below the run's target: then nobody is confirmed. What
-others would have got on the rest is taken to be what the leader got, less the mean difference between the two so far:
-their means are then comparable with the leader's.
+The leader plays all episodes, unless it is alone and clearly below the run's target; then nobody is confirmed. The
+returns that others would have got in the remaining episodes are estimated as the leader's, minus the mean difference
+between the two so far. Their means are then comparable with the leader's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Play = Callable[[Sequence[int], slice], np.ndarray]
 
 
 def looks(n: int) -> Iterator[slice]:
-    """The episodes between two looks, of `n` in all."""
+    """Yield the slices of episodes between two comparisons, out of `n` episodes."""
     first = 0
     while first < n:
         end = min(max(_FIRST, 2 * first), n)
@@ -36,17 +37,17 @@ def looks(n: int) -> Iterator[slice]:
 
 
 def race(
-    play: Play, racers: Sequence[int], met: np.ndarray, members: int, n: int, bar: float = -math.inf
+    play: Play, racers: Sequence[int], met: Sequence[Sequence[int]], members: int, n: int, bar: float = -math.inf
 ) -> np.ndarray:
-    """Return returns `[P, k]`, of the racers those that were played and estimates of the rest; NaN of other members.
+    """Return returns `[P, k]`: for racers those that were played and estimates of the rest, for other members NaN.
 
     Args:
         play: `(members, episodes) → returns [members, episodes]`.
-        racers: who takes part.
-        met: `[T, k]`, who meets in each of the tournaments.
+        racers: the members that take part.
+        met: `[T, k]`, the members that meet in each tournament.
         members: `P`.
-        n: episodes, of which the leader plays `k`.
-        bar: the mean that the leader must reach for more to be at stake than ranks.
+        n: the most episodes; the leader plays `k` of them.
+        bar: the mean that the leader must reach to be confirmed.
     """
     returns, played = np.full((members, n), np.nan), np.zeros(members, np.int64)
     decides = np.eye(members, dtype=bool)  # [P, P], pairs whose order matters
@@ -77,7 +78,8 @@ def race(
 
 
 def hopeless(returns: np.ndarray, bar: float, n: int, least: int = 2 * _FIRST, errors: float = _GIVEN_UP) -> bool:
-    """Whether returns `[k]`, at least so many, say that the mean of all `n` episodes will be below a bar."""
+    """Return whether returns `[k]`, if there are at least `least`, imply that the mean of all `n` episodes will be
+    below a bar."""
     found = returns[np.isfinite(returns)]
     if len(found) < least:
         return False

@@ -1,4 +1,4 @@
-"""What a member lives on: transitions, its last steps, a dataset."""
+"""The protocol of regimes: what members learn from, such as replay, rollouts or a dataset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a regime begins with. No result depends on workers and learners."""
+    """What a regime is built from. No result depends on the numbers of workers and learners."""
 
     spec: Spec
     clock: Clock  # the run's
@@ -33,21 +33,27 @@ class Setup:
 
 
 class Scoring(Protocol):
-    """What scores members."""
+    """The protocol of what scores members."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Work with these cohorts from now on. Their tensors change in place. Slots that are in none of them wait: they
-        cost no step, and go on as they were when they are adopted again."""
+        """Use these cohorts from now on. Their tensors change in place.
+
+        Slots that are in none of them wait: they take no steps, and continue unchanged when they are adopted again.
+        """
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score members, all on the same seeds `[n]`; raise Stopped if `stopped` says so."""
+        """Score the members, all on the same seeds `[n]`.
+
+        Raises:
+            Stopped: `stopped` returned True.
+        """
 
     def close(self) -> None:
-        """Let processes and environments go."""
+        """Release processes and environments."""
 
 
 class Regime(Scoring, Protocol):
-    """What a `Run` asks of a data regime. The run knows generations, and no environment."""
+    """The protocol that a `Run` needs of a regime. The run counts generations, and knows no environment."""
 
     warm: int  # transitions that were there from the start
     threshold: float | None  # the score at which the task counts as solved, if it names one
@@ -55,31 +61,39 @@ class Regime(Scoring, Protocol):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What will happen that the parameters do not say, one sentence each."""
+        """Effects that the parameters do not make obvious, as one sentence each."""
 
     def first(self, member: Member) -> Member:
-        """Return a member of the first generation as it begins here."""
+        """Return a member of the first generation, prepared for this regime."""
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Let new members have what is kept beside the members themselves: `parents` `[P]` says in which slot the
-        parent of each was, −1 of a new trial; None if all were replaced."""
+    def inherit(self, parents: Sequence[int] | None) -> None:
+        """Pass on what the regime keeps for each member, such as priorities, to the new members.
+
+        `parents` `[P]` holds the slot of each new member's parent, −1 for a new trial; it is None if all members were
+        replaced.
+        """
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Let new trials begin in these slots: episodes begin anew, and what is a slot's own is emptied."""
+        """Prepare these slots for new trials: begin new episodes, and empty what belongs to the slot."""
 
     def ended(self) -> np.ndarray:
-        """Return the mean return of each slot's episodes that ended in the generation, `[P]`, NaN of one without any;
-        asked only if `search.fitness` is `training`."""
+        """Return the mean return of each slot's episodes that ended in this generation, `[P]`, NaN for a slot without
+        any.
+
+        It is asked only if `search.fitness` is `training`.
+        """
 
     def advance(self) -> None:
-        """Take one tick, and learn what is due.
+        """Take one tick, and make the updates that are due.
 
         Raises:
-            EnvironmentFailed: an environment failed. If `whole`, the state can be saved and the tick taken again.
+            EnvironmentFailed: an environment failed. If `whole` is True, the state can be saved and the tick taken
+                again.
         """
 
     def state(self) -> dict[str, Tensor]:
-        """Return a copy of everything that outlives a tick, cohorts excepted."""
+        """Return a copy of all state that outlives a tick, except cohorts."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
-        """Take over what `state` returned, for cohorts that were adopted; return how many environments were lost."""
+        """Restore what `state` returned, after cohorts were adopted; return how many environments could not be
+        restored."""

@@ -37,8 +37,11 @@ _BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
 
 @dataclass(frozen=True)
 class Champion:
-    """The best member so far, as it was in its generation: its mean return and standard error, confirmed if a second,
-    longer evaluation gave them; and its returns `[n]` on the run's evaluation seeds, not finite where one broke."""
+    """The best member so far, as it was in its generation.
+
+    It has a mean return with its standard error, `confirmed` if they come from a second, longer evaluation, and its
+    returns `[n]` on the run's evaluation seeds, not finite if the environment broke.
+    """
 
     member: Member
     score: float
@@ -350,7 +353,7 @@ class Run(Generic[JobT]):
         self.births = list(born.mutations)
         made = zip(born.members, born.mutations, born.parents, born.why, strict=True)
         self.lineage[-1] = replace(self.lineage[-1], children=tuple(Born.of(*each) for each in made))
-        self.regime.hand_down(born.parents)
+        self.regime.inherit(born.parents)
         if new := [slot for slot, fate in enumerate(decided) if isinstance(fate, Trial)]:
             self.regime.renew(new)
         self.last_good, self.last_ages = list(born.members), ages
@@ -372,7 +375,7 @@ class Run(Generic[JobT]):
                 f"{' and '.join(f'evolve.{rate}.max' for rate in rates)}"
             )
         self.lineage[-1] = replace(self.lineage[-1], restored=True)
-        self.regime.hand_down(None)
+        self.regime.inherit(None)
         # They go on with the networks that they had, and with draws that they have not seen.
         self._begin(self.last_good, [max(both) for both in zip(self.ages, self.last_ages, strict=True)])
 
@@ -394,7 +397,7 @@ class Run(Generic[JobT]):
         self.lineage.append(Record(clock.generation, clock.step, scored, best_ever))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the whole run as tensors and JSON data."""
+        """Return the complete state of the run, as tensors and JSON data."""
         tensors = self.regime.state()
         meta: dict[str, Any] = {name: getattr(self, name) for name in _KEPT} | {"clock": vars(self.clock).copy()}
         groups = {"members": self.members, "last_good": self.last_good}
@@ -412,7 +415,8 @@ class Run(Generic[JobT]):
         return tensors, meta | {"births": [mutation.to_json() for mutation in self.births]}
 
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
-        """Take a saved run over; return how many environments could not be brought back: they are not deterministic."""
+        """Restore a saved run; return how many environments could not be restored because they are not
+        deterministic."""
         for name in _KEPT:
             setattr(self, name, meta[name])
         self.lineage, self.curve = [Record.from_json(record) for record in meta["lineage"]], list(self.curve)

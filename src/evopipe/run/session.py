@@ -1,4 +1,4 @@
-"""The one door: what makes a run and, while it goes on, holds its locks, checkpoints, signals, trackers and outs."""
+"""Sessions: the one place that makes a run, and holds its locks, checkpoints, signals, trackers and outs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 from evopipe import layout
 from evopipe.core.member import Member
 from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted, ResourceError, translate_failures
-from evopipe.keys import CODE, content_key, state_folder
 from evopipe.mutations import Mutation
 from evopipe.run.clock import Clock
 from evopipe.run.drive import Saver, drive, warn
@@ -26,6 +25,7 @@ from evopipe.run.spec import JobT
 from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv
+from evopipe.storage.keys import CODE, content_key, state_folder
 from evopipe.storage.lock import RunLock
 from evopipe.track import tracking
 from evopipe.track.events import End, Message, Start, Tracker
@@ -34,28 +34,28 @@ _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 
 
 def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None = None) -> Run[JobT]:
-    """Return a run at its beginning; for errors see `Problem.live`."""
+    """Return a run at its beginning. It raises what `Problem.live` raises."""
     clock = Clock.of(problem.spec, len(members))
     regime = problem.live(clock, np.array([member.key for member in members]))
     return Run(problem.spec, regime, clock, members, births)
 
 
 def key_of(problem: Problem[Any], folder: Path) -> str:
-    """Return a key of all that the outcome of the stage `train` depends on: parameters, inputs and code."""
+    """Return a hash of everything that the result of the stage `train` depends on: parameters, inputs and code."""
     return content_key(problem.values, [layout.need(folder, layout.POPULATION), *problem.inputs(), CODE])
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where a run lives.
+    """Where a run keeps its files.
 
     Attributes:
-        folder: its outs go below it.
-        state: its log, its record for trackers, and its checkpoints lie in it.
-        seconds: least time between two checkpoints.
-        locks: files that one process alone holds meanwhile.
-        checkpoints: where they lie instead.
-        project: where the project lies that trackers are told of, if not in `folder`.
+        folder: the folder for its outs.
+        state: the folder for its log, its tracking record and its checkpoints.
+        seconds: the least time between two checkpoints.
+        locks: files that are locked, so that no other process can run here.
+        checkpoints: another folder for the checkpoints.
+        project: the project's folder, as trackers are told it, if it is not `folder`.
     """
 
     folder: Path
@@ -67,22 +67,25 @@ class Home:
 
     @classmethod
     def of_stage(cls, problem: Problem[Any], folder: Path, seconds: float) -> Self:
-        """Return the home of the stage `train`: its state is keyed by the content of everything that the run depends
-        on, so that another run's is never taken for it. Whatever the parameters, one run writes below a folder."""
+        """Return the home of the stage `train`.
+
+        The state folder is named by a hash of everything that the run depends on, so that a different run never uses
+        it. Only one run at a time may write below `folder`, whatever its parameters.
+        """
         key = key_of(problem, folder)  # what is missing is told before anything is written
         outputs = state_folder("locks", content_key({"outputs": folder.absolute()}), folder)
         state = state_folder("train", key, folder)
         return cls(folder, state, seconds, (state.with_suffix(".lock"), outputs.with_suffix(".lock")))
 
     def store(self, parts: int) -> CheckpointStore:
-        """Return the checkpoints of a run in so many shards: no other number of them can go on from these."""
+        """Return the checkpoints of a run with `parts` shards. A run with another number of shards cannot use them."""
         name = f"checkpoints-{parts}" if parts else "checkpoints"
         return CheckpointStore(self.checkpoints or self.state / name)
 
 
 @dataclass
 class Session(Generic[JobT]):
-    """A run, and all that it needs to be stopped, killed, watched and started again; see `opened`."""
+    """A run, with all that it needs to be stopped, killed, watched and resumed. It is made by `opened`."""
 
     run: Run[JobT]
     store: CheckpointStore
@@ -99,11 +102,11 @@ class Session(Generic[JobT]):
         cls, problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None,
         params: tracking.Tracked, home: Home, quiet: bool = True, name: str | None = None,
     ) -> Iterator[Self]:  # fmt: skip
-        """Make a run and watch it while the block lasts; trackers call it by `name`, or as the DVC experiment.
+        """Make a run, and track it while the `with` block lasts, as `name` or as the DVC experiment.
 
         Raises:
-            BusyError: another process trains the same, or writes to the same folder.
-            DiskError, ResourceError: a file cannot be written, or memory runs out, in the block too.
+            BusyError: another process trains the same run, or writes to the same folder.
+            DiskError, ResourceError: a file cannot be written, or memory runs out, also inside the block.
         """
         described = problem.described()
         with contextlib.ExitStack() as stack:
@@ -125,16 +128,15 @@ class Session(Generic[JobT]):
             yield cls(run, home.store(problem.parts), stop, tracker, params, home, described, problems)
 
     def train(self, between: Callable[[Tracker], None] = lambda tracker: None) -> Champion:
-        """Take the run from its last checkpoint, or its beginning, to its end; return the champion. `between` is called
-        between two ticks.
+        """Train from the last checkpoint, or from the start, to the end; return the champion.
 
-        It is saved every `home.seconds` at most, and as it ended.
+        The run is saved at most every `home.seconds`, and at its end. `between` is called between two ticks.
 
         Raises:
             DataError: every checkpoint is damaged.
-            DivergedError: all members diverged, again and again.
+            DivergedError: all members diverged several times.
             EnvironmentFailed: the environment raised or broke its contract.
-            Interrupted: a signal came; the run was saved.
+            Interrupted: a signal arrived; the run was saved.
         """
         began, run, stop = time.perf_counter(), self.run, self.stop
         clock = run.clock
@@ -191,7 +193,7 @@ class Session(Generic[JobT]):
         warn(self.tracker, run.regime.remarks)
 
     def write(self, champion: Champion) -> None:
-        """Write the outs of the run, which has ended, and tell what shards have cost."""
+        """Write the outs of the finished run, and report the overhead of its shards."""
         if account := getattr(self.run.regime, "account", None):
             self.tracker.emit(Message("info", account))
         measures = getattr(self.run.regime, "measures", None)
@@ -202,7 +204,7 @@ class Session(Generic[JobT]):
         write_timing(self.home.state / tracking.LOG, self.run.curve, self.home.folder)
 
     def end(self) -> None:
-        """Put the outs into the run's record, and remove its checkpoints, those of another number of shards too."""
+        """Copy the outs into the tracking record, and remove all checkpoints of the run, for every number of shards."""
         tracking.finish(self.params, self.home.state, self.home.folder)
         for each in {self.store.folder, *self.home.state.glob("checkpoints*")}:
             CheckpointStore(each).clear()

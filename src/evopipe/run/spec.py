@@ -1,4 +1,4 @@
-"""What a run is about: configuration only; no state, no environment."""
+"""The configuration of a run as values, without state and without an environment."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _SHARED, _LONG = 1e6, 2e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(ABC):
-    """What a run is about, whether its members live in environments or write text: algorithm and evolution."""
+class RunSpec(ABC):
+    """The algorithm and evolution of a run, whether its members act in environments or write text."""
 
     seed: int
     train: Any
@@ -61,63 +61,76 @@ class Job(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What it is called where runs are listed."""
+        """The run's name in lists of runs."""
 
     @property
     @abstractmethod
     def made_for(self) -> Mapping[str, Any]:
-        """What its members depend on beside the algorithm, as JSON data: the environment's spaces, or a base."""
+        """What members depend on beside the algorithm, as JSON data: the environment's spaces, or a base."""
 
     @property
     @abstractmethod
     def broken(self) -> str:
-        """What to say where no evaluation gave a score."""
+        """The error message for an evaluation in which no member got a score."""
 
     @property
     @abstractmethod
     def unrewarded(self) -> str:
-        """What to do where no member has seen a reward."""
+        """The advice to users if no member has received a reward."""
 
     @property
     @abstractmethod
     def widths(self) -> Mapping[str, Widths]:
-        """Of every network."""
+        """The input and output width of every network."""
 
     @abstractmethod
     def architecture(self) -> Architecture:
-        """Return what members start with; ParamsError where it cannot be built."""
+        """Return the architecture that members start with.
+
+        Raises:
+            ParamsError: it cannot be built.
+        """
 
     @abstractmethod
     def pace(self, member: Member) -> Pace:
-        """Return how a member learns, which all of a cohort have in common."""
+        """Return how a member learns. Members of one cohort learn at the same ticks."""
 
     @abstractmethod
     def misfit(self, member: Member, first: Member) -> str | None:
-        """Say what of a member's networks is not as asked for, behind its number, or unlike the first one's."""
+        """Return how a member's networks differ from the configured ones or from the first member's; None if they fit.
+
+        The text continues the sentence "member 3 …".
+        """
 
     @property
     def racing(self) -> bool:
-        """Whether who is scored plays no longer than its rank may decide something, see `race`."""
+        """Whether evaluation is a race, in which a member plays only as long as its rank can change a decision (see
+        `race`)."""
+        return False
+
+    @property
+    def seeds_apart(self) -> bool:
+        """Whether what a seed of an evaluation stands for does not depend on the other seeds."""
         return False
 
     @property
     def each(self) -> int:
-        """Steps of a member that a tick counts as."""
+        """How many steps of each member one tick counts as."""
         return 1
 
     @property
     def rates(self) -> list[str]:
-        """The learning rates' names."""
+        """The names of the learning rates."""
         return [name for name in evolvable(self.algo.Config) if name.startswith("lr")]
 
     @property
     def kinds(self) -> dict[str, tuple[str, str]]:
-        """What kind of tensor a member's are, by name, and of which network."""
+        """The kind of each of a member's tensors and the network that it belongs to, by name (see `tensor_kinds`)."""
         return tensor_kinds(self.algo.State, self.widths)
 
     @property
     def traits(self) -> Traits:
-        """What mutation must know of the algorithm."""
+        """What mutation needs to know of the algorithm."""
         fields = self.algo.Config.model_fields
         return Traits(
             widths=self.widths,
@@ -129,7 +142,7 @@ class Job(ABC):
 
     @property
     def space(self) -> dict[str, Bound]:
-        """What may be searched: the hyper-parameters that may evolve, in their ranges."""
+        """The search space: the hyper-parameters that may evolve, with their ranges."""
         whole, ranges = self.traits.whole, self.algo_config.evolve
         return {name: propose.bound(each.min, each.max, name in whole) for name, each in sorted(ranges.items())}
 
@@ -139,7 +152,7 @@ class Job(ABC):
         return searchers.get(self.search.strategy)
 
     def searcher(self, size: int, target: float | None) -> Searcher:
-        """Return the search over so many slots; `target` is the score that ends the run."""
+        """Return the searcher for `size` slots; `target` is the score that ends the run."""
         about = About(
             size, self.train.max_steps, self.train.evo_steps, self.space, self.seed, self.search.budget, target,
             self.search.proposer, self.mutation.mutate_elite,
@@ -148,15 +161,16 @@ class Job(ABC):
         return made
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
-        """Return members in cohorts."""
+        """Form cohorts of members."""
         return form(members, self.algo.State, self.widths, self.device, self.pace, self.cohorts)
 
     def form_alone(self, member: Member) -> list[Cohort]:
-        """Return one member, whose arithmetic is its own."""
+        """Form a cohort of one member, whose arithmetic depends on itself alone."""
         return form([member], self.algo.State, self.widths, self.device, self.pace, "exact")
 
     def check(self, members: Sequence[Member]) -> str | None:
-        """Say what of members that were read somewhere is not as this configuration has it; None where all is."""
+        """Return how members that were read from a file differ from this configuration, as a sentence; None if they
+        fit."""
         able = set(evolvable(self.algo.Config))
         for i, member in enumerate(members):
             whole = {**dict(self.algo_config), **member.hyper}
@@ -173,17 +187,16 @@ class Job(ABC):
         return None
 
     def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
-        """Return the run's `[n]` fixed seeds for a purpose, the same for all members: of episodes, or of held-out
-        rows."""
+        """Return the run's `n` fixed seeds for a purpose, `[n]`, the same for all members."""
         seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
         return seeds
 
 
-JobT = TypeVar("JobT", bound=Job)
+JobT = TypeVar("JobT", bound=RunSpec)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec(Job):
+class Spec(RunSpec):
     """Environment, algorithm and evolution of a run."""
 
     env: EnvConfig
@@ -211,17 +224,17 @@ class Spec(Job):
 
     @property
     def name(self) -> str:
-        """What it is called where runs are listed."""
+        """The run's name in lists of runs."""
         return self.env.id
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """What of the environment its members depend on, as JSON data."""
+        """What members depend on in the environment, as JSON data."""
         return self.spaces.to_json()
 
     @property
     def broken(self) -> str:
-        """What to say where no evaluation gave a score."""
+        """The error message for an evaluation in which no member got a score."""
         return (
             f"environment {self.name!r} returned non-finite observations or rewards in every evaluation episode: mend "
             f"it; `evopipe env check {self.name}` may show where"
@@ -229,14 +242,15 @@ class Spec(Job):
 
     @property
     def overlapped(self) -> bool:
-        """Whether environments step while members learn: not where these learn from their last steps, nor where an
-        update takes so long that every process should learn."""
+        """Whether environments step while members learn.
+
+        They do not for on-policy algorithms, nor if an update takes so long that every process should learn.
+        """
         return self._learns_from_memory and self._work < _LONG
 
     @property
     def environments_first(self) -> bool:
-        """Whether environments, which step meanwhile, make better use of half of the CPUs than more threads that learn:
-        updates are short."""
+        """Whether half of the CPUs are better used by environments than by more learners, because updates are short."""
         return self._learns_from_memory and self._work < _SHARED
 
     @property
@@ -251,19 +265,25 @@ class Spec(Job):
 
     @property
     def compiled(self) -> bool:
-        """Whether the CPU's own kernels compute all that members learn."""
+        """Whether the native CPU kernels compute all updates."""
         arch = self.architecture()
         dense = isinstance(arch, Arch) and not (arch.residual or arch.stem.convs)
         return build.chosen() is not None and self.device.type == "cpu" and self.algo.COMPILED and dense
 
     @property
     def racing(self) -> bool:
-        """Whether who is scored plays no longer than its rank may decide something, see `race`."""
+        """Whether evaluation is a race, in which a member plays only as long as its rank can change a decision (see
+        `race`)."""
         return self.train.evaluation == "race"
 
     @property
+    def seeds_apart(self) -> bool:
+        """Whether what a seed stands for does not depend on the others: it begins an episode."""
+        return True
+
+    @property
     def unrewarded(self) -> str:
-        """What to do where no member has seen a reward."""
+        """The advice to users if no member has received a reward."""
         return (
             "let them explore more, let episodes last longer (train.eval_steps cuts those of evaluation), begin from "
             "data (train.warm_start), or reward steps on the way"
@@ -271,11 +291,15 @@ class Spec(Job):
 
     @property
     def each(self) -> int:
-        """Steps of a member that a tick counts as."""
+        """How many steps of each member one tick counts as."""
         return self.env.num_envs
 
     def architecture(self) -> Architecture:
-        """Return what members start with; ParamsError where it cannot be built."""
+        """Return the architecture that members start with.
+
+        Raises:
+            ParamsError: it cannot be built.
+        """
         network = self.algo_config.network
         if network.module is not None:
             return Module.start(network.module, network.kwargs, f"algos.{self.train.algo}.network.module")
@@ -294,17 +318,18 @@ class Spec(Job):
 
     @property
     def observations(self) -> int:
-        """`O`."""
+        """`O`, the width of an observation."""
         return self.spaces.observations
 
     @property
     def actions(self) -> int:
-        """`A`, number of actions, or dimensions of a continuous one."""
+        """`A`, the number of actions, or the dimensions of a continuous action."""
         return self.spaces.actions
 
     @property
     def period(self) -> int:
-        """After how many updates their pattern repeats."""
+        """After how many updates the pattern of updates repeats, such as 2 for a policy that learns at every second
+        one."""
         return self.algo.period(self.algo_config)
 
     @property
@@ -313,7 +338,7 @@ class Spec(Job):
 
     @staticmethod
     def pace(member: Member) -> Pace:
-        """Return how a member learns: from `batch_size` rows at once, every `learn_step` of its steps."""
+        """Return how a member learns: from `batch_size` rows, once in every `learn_step` of its steps."""
         return Pace(int(member.hyper.get("batch_size", 1)), member.hyper.get("learn_step"))
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
@@ -325,7 +350,8 @@ class Spec(Job):
         return form([self.equip(member)], self.algo.State, self.widths, self.device, self.pace, "exact")
 
     def equip(self, member: Member) -> Member:
-        """Return a member that normalises what it sees as `train.normalise` says; one that has seen nothing begins."""
+        """Return the member with the normaliser that `train.normalise` asks for; a member that has seen nothing gets a
+        new one."""
         begun = normalise.start(self.train.normalise, self.spaces)
         return replace(member, tensors={**begun, **member.tensors}) if begun else member
 
@@ -339,21 +365,21 @@ class Spec(Job):
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
-        """The places of each group's agents; none where one agent acts."""
+        """The indices of the agents in each group of a team; empty if one agent acts."""
         team = self.spaces.team
         return {} if team is None else team.groups(self.algo_config.groups)
 
     def score(self, returns: np.ndarray) -> np.ndarray:
-        """Return what a team's episodes count, `[…]`, from its agents' returns `[…, K]`."""
+        """Return the score of a team's episodes, `[…]`, from its agents' returns `[…, K]`."""
         scores: np.ndarray = returns.sum(axis=-1) if self.algo_config.score == "sum" else returns.mean(axis=-1)
         return scores
 
 
 def fresh(
-    spec: Job, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]]
+    spec: RunSpec, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]]
 ) -> list[Member]:
-    """Return new members with first weights by their keys; `values` are the hyper-parameters of each that are not as
-    the configuration says."""
+    """Return new members with initial weights drawn by their keys; `values` are hyper-parameters that differ from the
+    configuration's, for each member."""
     arch = spec.architecture()
     hyper = {name: getattr(spec.algo_config, name) for name in evolvable(spec.algo.Config)}
     given = zip(slots, ids, keys, values, strict=True)
@@ -364,13 +390,17 @@ def fresh(
     return create(bare, partial(spec.algo.init, spec.algo_config), rows, spec.widths)
 
 
-def first_members(spec: Job, size: int) -> tuple[list[Member], list[Mutation]]:
-    """Make the initial population; return its mutations too: none unless `evolution.mutation.before_training`. Some
-    search strategies draw the members' values from the space of the search."""
+def first_members(spec: RunSpec, size: int) -> tuple[list[Member], list[Mutation]]:
+    """Make the initial population, and the mutations that made it: none unless `evolution.mutation.before_training` is
+    True.
+
+    Some search strategies draw the members' hyper-parameters from the search space.
+    """
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     values: list[dict[str, float]] = [{} for _ in keys]
     if spec.strategy.DRAWS:
-        values = [propose.random_values(spec.space, rng.host(key, Purpose.PROPOSE)) for key in keys]
+        draws = [rng.host(key, Purpose.PROPOSE) for key in keys]
+        values = propose.first_values(spec.search.proposer, spec.space, spec.seed, draws)
     members = fresh(spec, range(size), range(size), keys, values)
     if not spec.mutation.before_training:
         return members, [NONE] * size
@@ -381,8 +411,9 @@ def first_members(spec: Job, size: int) -> tuple[list[Member], list[Mutation]]:
     return [member for member, _ in born], [mutation for _, mutation in born]
 
 
-def go_on(spec: Job, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
-    """Let trained members take the places of fresh ones, again from the first on if they are fewer.
+def go_on(spec: RunSpec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
+    """Replace fresh members by trained ones, in order. If there are fewer trained members, they are used again from the
+    first.
 
     Raises:
         DataError: they hold other networks than the configuration asks for.

@@ -1,4 +1,4 @@
-"""Environments that members play in, each episode from a seed of its own: on the host, or as tensors on a device."""
+"""The environments that members act in, on the host or as tensors on a device. Every episode has its own seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.envs import backends
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
+from evopipe.envs.rows import RowStep
 from evopipe.envs.tensors import TensorStep
 from evopipe.errors import EnvironmentFailed
 from evopipe.memory.replay import RowLayout
@@ -30,23 +30,24 @@ _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may
 
 
 class Ended:
-    """Returns of the episodes that ended in a generation: sums and counts of `P` members, on the host or a device."""
+    """The returns of the episodes that ended in a generation: sums and counts for `P` members, on the host or a
+    device."""
 
     def __init__(self, members: int, device: torch.device | None = None) -> None:
         self.sums = torch.zeros(members, dtype=torch.float64, device=device)
         self.counts = torch.zeros(members, dtype=torch.float64, device=device)
 
     def add(self, members: Tensor, returns: Tensor) -> None:
-        """Add episodes: whose they were `[n]` int64, and their returns `[n]`."""
+        """Add episodes: their members `[n]` int64, and their returns `[n]`."""
         self.sums.index_add_(0, members, returns.double())
         self.counts.index_add_(0, members, torch.ones_like(returns, dtype=torch.float64))
 
     def forget(self, members: Sequence[int]) -> None:
-        """Begin anew for these members."""
+        """Reset the sums and counts of these members."""
         self.sums[list(members)] = self.counts[list(members)] = 0.0
 
     def means(self) -> np.ndarray:
-        """Return each member's mean return `[P]`, NaN of one without an episode."""
+        """Return each member's mean return `[P]`, NaN for a member without an episode."""
         found: np.ndarray = (self.sums / self.counts).cpu().numpy()
         return found
 
@@ -59,14 +60,15 @@ class Ended:
 
 
 class World:
-    """Environments on the host: a pool of `P · E` rows, for members with these keys `[P]`. Members see a team's agents
-    as rows next to each other, `[P, E · K]` in place of `[P, E]`. Only those members step who live, `P` of them in
-    what follows: the rows of others stay as they are.
+    """The environments on the host: a pool of `P · E` rows, for members with these keys `[P]`.
+
+    Members see the agents of a team as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members step; `P`
+    in the methods' shapes counts only these. The rows of the others stay as they are.
 
     Attributes:
-        rows: the rows of those who live, None if all do.
-        begun: `[R]`, episodes that each row began.
-        pending: actions that were chosen, but not yet taken, None where none were.
+        rows: the rows of living members; None if all live.
+        begun: `[R]`, how many episodes each row has begun.
+        pending: actions that were chosen and not yet taken; None if there are none.
     """
 
     def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock, pool: EnvPool) -> None:
@@ -89,6 +91,7 @@ class World:
         self.pool.reset(rows, seeds)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """Use these cohorts from now on."""
         self._places = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
         if self.ended is not None:
@@ -101,39 +104,44 @@ class World:
         return rows
 
     def own(self, x: np.ndarray) -> np.ndarray:
-        """Return the rows of those who live, of all `[P · E, …]`."""
+        """Return the rows of living members, out of all `[P · E, …]`."""
         return x if self.rows is None else x[self.rows]
 
-    def seen(self) -> list[Tensor]:
-        """Return what members act by: observation `[P, E, O]`, legal actions `[P, E, A]`, whether an episode begins,
-        and of a team who is there `[P, E]`."""
+    def observed(self) -> list[Tensor]:
+        """Return what members act on: observations `[P, E, O]`, legal actions `[P, E, A]` and where episodes begin
+        `[P, E]`.
+
+        For a team, `[P, E]` bool follows: which agents are there.
+        """
         there = [] if self._team is None else [self.pool.alive]
         return [self._by_member(self.own(x)) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
-        """Return the cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
+        """Reshape the cohorts' chosen actions `[P, E, …]` to what the pool reads, `[P · E, …]`."""
         actions = by_row(self._spec, gather(chosen, self._places))
         return actions if self._team is None else self.pool.taken(actions, self.rows)
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
-        """Let members that learn off-policy choose what is then `pending`, and take note of what they choose by."""
+        """Let off-policy members choose their actions, which are then `pending`, and update their normalisers."""
         obs, legal, places = self.own(self.pool.obs), self.own(self.pool.mask), self._places
         take_note(cohorts, obs, self.own(self.pool.alive), places)
         chosen = act(self._spec, cohorts, obs, legal, epsilon, self._clock.tick, places)
         self.pending = self.pool.taken(chosen, self.rows) if self._team is not None else chosen
 
     def send(self) -> None:
-        """Begin the step that is pending; `pool.receive` ends it."""
+        """Start the pending step in all environments; `pool.receive` finishes it."""
         assert self.pending is not None
         self.pool.send(self.pending, self.rows)
 
-    def take(self, actions: np.ndarray) -> Step:
+    def take(self, actions: np.ndarray) -> RowStep:
         self._idle = None if self._team is None else self.own(self.pool.idle).copy()
         return self.pool.step(actions, self.rows)
 
-    def gave(self, step: Step) -> list[Tensor]:
-        """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`, and of a team `next_alive`.
-        An agent that was gone, or whose action the environment set, has nothing to learn from: it counts as broken."""
+    def gave(self, step: RowStep) -> list[Tensor]:
+        """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`, and for a team `next_alive`.
+
+        An agent that had left, or whose action the environment set, counts as broken: it has nothing to learn from.
+        """
         gave = [step.obs, step.reward, step.terminated, step.truncated]
         if self._idle is None:
             return [self._by_member(x) for x in (*gave, step.broken)]
@@ -141,8 +149,8 @@ class World:
         next_alive = np.where(broken, np.float32(GONE), step.next_alive)
         return [self._by_member(x) for x in (*gave, broken | self._idle, next_alive)]
 
-    def end(self, step: Step) -> None:
-        """Begin new episodes where some ended; count the tick."""
+    def end(self, step: RowStep) -> None:
+        """Count the tick, and begin new episodes where some ended."""
         self.pending = None
         over = np.flatnonzero(step.over)
         if len(over):
@@ -170,7 +178,7 @@ class World:
         return {**kept, **chosen, **means, "episodes": torch.from_numpy(self.begun.copy())}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
-        """Take over what `state` returned; return the rows whose episodes were lost, which begin new ones."""
+        """Restore what `state` returned; return the rows whose episodes were lost, which begin new ones."""
         self.begun[:] = tensors["episodes"].numpy()
         if self.ended is not None:
             self.ended.restore(tensors)
@@ -182,13 +190,13 @@ class World:
 
 
 def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
-    """Return the rows of these slots' environments, so many of each."""
+    """Return the rows of these slots, `envs` of each."""
     rows: np.ndarray = (np.asarray(slots, np.int64)[:, None] * envs + np.arange(envs)).reshape(-1)
     return rows
 
 
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
-    """Return the rows of the cohorts' members, None if they are all of the population, and how many they are."""
+    """Return the rows of the cohorts' members (None if they are the whole population), and how many rows there are."""
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
 
@@ -212,7 +220,7 @@ def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) ->
 
 
 def legal_actions(spec: Spec, pool: Any, members: int, envs: int) -> Tensor:
-    """Return the actions that are legal where environments are tensors, `[P, E · K, A]`: always the same."""
+    """Return the legal actions of environments that are tensors, `[P, E · K, A]`. They never change."""
     legal = torch.ones(members, envs * spec.spaces.agents, spec.actions, dtype=torch.bool, device=pool.device)
     if spec.spaces.team is not None:
         legal &= torch.from_numpy(pool.team.free).to(pool.device).repeat(envs, 1)
@@ -220,7 +228,7 @@ def legal_actions(spec: Spec, pool: Any, members: int, envs: int) -> Tensor:
 
 
 def in_slots(spec: Spec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Put cohorts' actions `[P, E, …]` in their members' places; return them as a `TensorPool` takes them."""
+    """Put cohorts' actions `[P, E, …]` in the order of slots, as a `TensorPool` reads them."""
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
     actions = actions[order].flatten(0, 1)
@@ -228,8 +236,11 @@ def in_slots(spec: Spec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> 
 
 
 class TensorWorld:
-    """`World` of environments as tensors (`env.backend: torch`): a tick never leaves the device. Evopipe's own never
-    break; of a user's own what is not finite is found, for which the host waits."""
+    """The counterpart of `World` for environments as tensors (`env.backend: torch`): a tick never leaves the device.
+
+    evopipe's own tensor environments never break. Those of users are checked for numbers that are not finite, for which
+    the host waits.
+    """
 
     def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock) -> None:
         envs, device = spec.env.num_envs, spec.device
@@ -300,7 +311,7 @@ class TensorWorld:
         self._at, self._seen = at, None
         return rows
 
-    def seen(self) -> list[Tensor]:
+    def observed(self) -> list[Tensor]:
         begins = self.pool.begins if self._at is None else self.pool.begins[self._at]
         if self._team is not None:
             begins = begins[:, None].expand(-1, len(self._team.agents)).contiguous()
@@ -317,20 +328,20 @@ class TensorWorld:
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
         """See `World.decide`."""
-        obs, legal, _ = self.seen()
+        obs, legal, _ = self.observed()
         here, chosen = torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device), []
         for cohort, place in zip(cohorts, self._places, strict=True):
             own = slice(None) if len(cohorts) == 1 and self._order is None else place
             if cohort.normaliser is not None:
-                cohort.normaliser.see(obs[own], cohort.healthy, here[own])
+                cohort.normaliser.update(obs[own], cohort.healthy, here[own])
             chosen.append(choose(self._spec, cohort, obs[own], legal[own], (epsilon, self._clock.tick)))
         self.pending = self.actions(chosen)
 
     def send(self) -> None:
-        """Nothing is under way before `take`."""
+        """Do nothing: `take` computes the step."""
 
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
-        """Return the transitions of a step as rows `[R, size]`; obs `[P, E · K, O]` is what members chose by."""
+        """Return the transitions of a step as rows `[R, size]`; `obs` `[P, E · K, O]` is what members acted on."""
         rows = len(actions)
         legal = self._legal.view(rows, -1, self._legal.shape[-1])
         next_legal = None
@@ -350,7 +361,7 @@ class TensorWorld:
         return found
 
     def broken(self, step: TensorStep) -> Tensor | None:
-        """Return which rows `[R]` gave what is not finite; None where that cannot be."""
+        """Return which rows `[R]` have numbers that are not finite; None if that cannot happen."""
         if self.pool.sound:
             return None
         parts = (x.reshape(len(step.obs), -1).isfinite().all(dim=1) for x in (step.obs, step.reward))

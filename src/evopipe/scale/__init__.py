@@ -1,1 +1,1 @@
-"""A population in shards, and the engines that hold them: this process, Ray's actors, Accelerate's ranks."""
+"""Populations in shards, and the engines that run them: this process, Ray's actors, Accelerate's ranks."""

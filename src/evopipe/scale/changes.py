@@ -1,4 +1,4 @@
-"""A shard's state as what has changed since it was last told: of a replay memory, the rows of one generation."""
+"""Changes of a shard's state since it was last sent: for a replay buffer, the rows of one generation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _LARGE = 1 << 16  # bytes of a tensor below which it is told whole
 
 
 def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what `fold` makes `now` of, after `before`: of large tensors the rows whose bits are others, or new."""
+    """Return the difference between two states, from which `fold` rebuilds `now`.
+
+    Of large tensors it holds only the rows that are new or whose bits differ; other tensors are complete.
+    """
     told = {}
     for name, tensor in now.items():
         had = before.get(name)
@@ -33,7 +36,7 @@ def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str
 
 
 def fold(told: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the state after changes that follow each other, the first of them from nothing; their memory is used."""
+    """Return the state after successive `changes`, of which the first is a complete state. Their memory is reused."""
     state: dict[str, Tensor] = {}
     for each in told:
         before, state = state, {}

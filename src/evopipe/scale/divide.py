@@ -1,4 +1,4 @@
-"""A training in shards: how many, what each lives on, and which engine holds them (`runtime.shards`)."""
+"""Division of a training into shards: how many, what each needs, and which engine runs them (`runtime.shards`)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from evopipe.algos import get, on_policy
 from evopipe.errors import ParamsError, need_package
 from evopipe.problems import problem_of
 from evopipe.run.clock import Clock
 from evopipe.run.problem import Problem
 from evopipe.run.regime import Regime
-from evopipe.run.spec import Job, JobT
-from evopipe.scale.shards import Engine, Here, Shards
-from evopipe.schema.params import AnyParams, Params, parse_params
+from evopipe.run.spec import JobT, RunSpec
+from evopipe.scale.shards import InProcess, ShardEngine, Shards
+from evopipe.schema.params import AnyParams, parse_params
 from evopipe.schema.shards import ShardsConfig
 
 
@@ -27,20 +26,28 @@ from evopipe.schema.shards import ShardsConfig
 def divided(
     problem: Problem[JobT], params: AnyParams, members: int, folder: Path, learn: bool = True
 ) -> Iterator[Problem[JobT]]:
-    """Open the engine that `runtime.shards` names, and give the problem as it is for members who `learn` in shards, or
-    are scored there alone. Without an engine one process has all members, and the problem is as it was.
+    """Open the engine that `runtime.shards` names, and yield the problem with its members in shards.
+
+    If `learn` is False, the shards only score members. Without an engine, this process has all members, and the problem
+    is yielded unchanged.
 
     Raises:
-        MissingInputError: the package of the engine is not installed.
-        ParamsError: what is asked for would change results, or there are more shards than members.
+        MissingInputError: the engine's package is not installed.
+        ParamsError: the setting would change results, or there are more shards than members.
         ResourceError: the engine does not start.
     """
     cfg = params.runtime.shards
     if cfg.engine == "none" and cfg.count in ("auto", 1):
         yield problem
         return
-    _refuse(params)
-    engine: Engine
+    if params.runtime.cohorts != "exact":
+        raise ParamsError(
+            "runtime.shards: members of a merged cohort are computed with their neighbours, and results would depend "
+            "on the shards; set runtime.cohorts: exact"
+        )
+    if problem.undivided is not None:
+        raise ParamsError(problem.undivided)
+    engine: ShardEngine
     if cfg.engine == "ray":
         from evopipe.scale.on_ray import OnRay
 
@@ -50,16 +57,20 @@ def divided(
 
         engine = Ranks(cfg, make)
     else:
-        engine = Here(make)
+        engine = InProcess(make)
     with contextlib.closing(engine):
-        yield apart(problem, params, members, folder, engine, _together(params) if learn else 1)
+        yield in_shards(problem, params, members, folder, engine, problem.neighbours if learn else 1)
 
 
-def apart(
-    problem: Problem[JobT], params: AnyParams, members: int, folder: Path, engine: Engine, each: int = 1
+def in_shards(
+    problem: Problem[JobT], params: AnyParams, members: int, folder: Path, engine: ShardEngine, each: int = 1
 ) -> Problem[JobT]:
-    """Return a problem whose members are in an engine's shards; `each` so many neighbours share a memory, and so a
-    shard. `ParamsError` if there are more shards than such."""
+    """Return a problem whose members are in an engine's shards. Every `each` adjacent members share a buffer, and so a
+    shard.
+
+    Raises:
+        ParamsError: there are more shards than such groups.
+    """
     asked, most, spec = params.runtime.shards.count, members // each, problem.spec
     count = min(most, engine.room) if asked == "auto" else asked
     if count > most:
@@ -80,8 +91,11 @@ def apart(
 
 
 def served(cfg: ShardsConfig) -> bool:
-    """Serve the process that writes, to its end, where this one is another rank of `accelerate launch`; return whether
-    it was. Where `runtime.shards` wants ranks and nothing launched any, this process becomes their launcher."""
+    """Work for the main process to its end, if this process is another rank of `accelerate launch`; return whether it
+    was.
+
+    If `runtime.shards` asks for ranks and none were launched, this process launches them.
+    """
     if cfg.engine != "accelerate":
         return False
     need_package("accelerate", "language", "runtime.shards.engine: accelerate")
@@ -90,49 +104,12 @@ def served(cfg: ShardsConfig) -> bool:
     return ranks.served(cfg, make)
 
 
-def _refuse(params: AnyParams) -> None:
-    """Raise ParamsError where a member would not be alone with what is its own."""
-    if params.runtime.cohorts != "exact":
-        raise ParamsError(
-            "runtime.shards: members of a merged cohort are computed with their neighbours, and results would depend "
-            "on the shards; set runtime.cohorts: exact"
-        )
-    cfg, of_words = params.runtime.shards, not isinstance(params, Params)
-    if cfg.ranks > 1 and not (of_words and cfg.engine == "accelerate"):
-        raise ParamsError("runtime.shards.ranks: several are of language models, with engine: accelerate; set it to 1")
-    if not isinstance(params, Params):
-        if params.language.engine != "transformers":
-            raise ParamsError("runtime.shards: needs language.engine: transformers")
-        if cfg.ranks > 1 and (params.runtime.rows_at_once is None or params.language.model == "gpt"):
-            raise ParamsError(
-                "runtime.shards.ranks: they divide rows over a base, in parts; set runtime.rows_at_once to the rows of "
-                "a part, or ranks to 1"
-            )
-        return
-    train = params.train
-    offline = train.mode == "offline"
-    if _together(params) > 1 and train.replay.sharing == "shared":
-        raise ParamsError(
-            "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own, or to how "
-            "many neighbours share one"
-        )
-    if offline and train.replay.prioritised:
-        raise ParamsError(
-            "runtime.shards: a child would inherit its parent's priorities, which may lie in another shard; set "
-            "train.replay.prioritised: false"
-        )
+def make(about: Mapping[str, Any], together: Any = None) -> tuple[RunSpec, Regime, Clock]:
+    """Build what a shard needs: configuration, regime and clock, for its share of the members.
 
-
-def _together(params: AnyParams) -> int:
-    """How many neighbours share a memory, and so a shard."""
-    if not isinstance(params, Params) or params.train.mode == "offline" or on_policy(get(params.train.algo)):
-        return 1
-    return params.train.replay.members(params.population.size)
-
-
-def make(about: Mapping[str, Any], together: Any = None) -> tuple[Job, Regime, Clock]:
-    """Return what a shard lives on: as `stages.train` makes it, with some of the members, and of them its part where
-    it is several processes `together`."""
+    The regime is the one that `stages.train` makes. If several processes form one shard (`together`), each has its
+    part.
+    """
     params, keys = parse_params(about["params"]), np.array(about["keys"], np.int64)
     alone = params.runtime.shards.resources.get("cpu", 1.0) < 2  # with its one CPU it does all by itself
     problem = problem_of(params, Path(about["folder"]), alone, together)

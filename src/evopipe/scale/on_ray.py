@@ -1,4 +1,4 @@
-"""Shards as actors of Ray: in a cluster that runs, or in one that lives as long as the training, on this machine."""
+"""Shards as Ray actors, in a running cluster or in one on this machine that lives as long as the training."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Actor:
 
 
 class Names(NamedTuple):
-    """How a user calls what a cluster is begun by, and what to do instead."""
+    """The parameters that configure a cluster, as error messages name them, and the alternative that they suggest."""
 
     engine: str = "runtime.shards.engine"
     settings: str = "runtime.shards.ray_init"
@@ -75,13 +75,14 @@ class Names(NamedTuple):
 
 
 class Cluster:
-    """Ray, begun: a cluster that runs, or one of this process's own, which ends with it. `own` says whether this began
-    it: where this process is in one already, the configuration has no effect.
+    """A connection to a Ray cluster, which is running already or started here and ended with this process.
+
+    `own` says whether it was started here. If this process is in a cluster already, the configuration has no effect.
 
     Raises:
         MissingInputError: Ray is not installed.
-        ParamsError: it refuses one of the `ray_init` settings.
-        ResourceError: it does not start, or is not where the address says.
+        ParamsError: Ray refuses one of the `ray_init` settings.
+        ResourceError: Ray does not start, or is not at the address.
     """
 
     def __init__(
@@ -144,10 +145,10 @@ class Cluster:
 
 
 class OnRay:
-    """The engine (see `run.shards.Engine`) of shards as actors.
+    """The engine (see `scale.shards.Engine`) of shards as Ray actors.
 
     Raises:
-        ResourceError: Ray does not start, is not where the address says, or has no room for a shard.
+        ResourceError: Ray does not start, is not at the address, or has no room for a shard.
     """
 
     def __init__(self, cfg: ShardsConfig, folder: Path, make: Make) -> None:
@@ -186,13 +187,13 @@ class OnRay:
         self._actors[shard] = actor.remote(self._folder, self._make)
         self._begun[shard] = self._actors[shard].ready.remote(), time.monotonic()
 
-    def tell(self, shard: int, message: bytes) -> None:
+    def send(self, shard: int, message: bytes) -> None:
         try:
             self._asked[shard] = self._actors[shard].answer.remote(message)
         except self._ray.exceptions.RayError as error:
             raise _no_room(error) from None
 
-    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+    def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         try:
             if shard in self._begun and not self._found_room(shard, seconds):
                 return None
@@ -238,13 +239,17 @@ def _no_room(error: Exception) -> ResourceError:
 
 
 def code_path() -> str:
-    """Where an actor finds the code that runs here: a queued experiment of DVC has its own."""
+    """Return where actors find the code that runs here; a queued experiment of DVC has its own copy."""
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join([str(Path(evopipe.__file__).parents[1]), *(str(Path(each).absolute()) for each in named)])
 
 
 def _knock(address: str | None) -> None:
-    """Raise OSError where nobody listens at an address: Ray would knock for minutes."""
+    """Check that a server listens at an address; Ray itself would try for minutes.
+
+    Raises:
+        OSError: none does.
+    """
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()

@@ -1,7 +1,7 @@
-"""Shards as the ranks that `accelerate launch` starts: rank 0 drives and has one itself, and it alone writes.
+"""Shards as ranks of `accelerate launch`. Rank 0 drives the run, has a shard itself, and alone writes files.
 
-A shard may be several ranks (`runtime.shards.ranks`), next to each other: all are told the same and do the same, but
-for the parts of rows that they divide among them, see `language.together`. The first of them answers.
+A shard may consist of several adjacent ranks (`runtime.shards.ranks`). They receive the same messages and do the same
+work, except for the parts of rows that they divide (see `language.together`). The first of them answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FOREVER = timedelta(days=30)  # that ranks wait for each other: an evaluation m
 
 
 def served(cfg: ShardsConfig, make: Callable[..., Any]) -> bool:
-    """See `stages.shards.served`."""
+    """See `scale.divide.served`."""
     if not _by_command():
         raise UsageError("runtime.shards.engine: accelerate is for `evopipe train` and pipelines; in Python take ray")
     if "RANK" not in os.environ:
@@ -104,7 +104,7 @@ class _Own:
 
 
 def _by_command() -> bool:
-    """Whether this process is the command line's: another program's is nobody's to become a rank, or a launcher."""
+    """Return whether this process is evopipe's command line. Another program must not become a rank, or a launcher."""
     program = Path(sys.argv[0])
     return program.is_file() and "evopipe" in (program.stem, program.parent.name)
 
@@ -158,7 +158,7 @@ def _device() -> torch.device:
 
 
 class Ranks:
-    """The engine (see `run.shards.Engine`) of rank 0. A rank that dies ends the run, which goes on from its last
+    """The engine (see `scale.shards.Engine`) of rank 0. If a rank dies, the run ends, and can be resumed from its last
     checkpoint."""
 
     def __init__(self, cfg: ShardsConfig, make: Callable[..., Any]) -> None:
@@ -174,9 +174,9 @@ class Ranks:
         self._unheard: Counter[int] = Counter()  # answers of a shard that are still to come
 
     def start(self, shard: int) -> None:
-        """Every rank is there from the beginning."""
+        """Do nothing: every rank runs from the beginning."""
 
-    def tell(self, shard: int, message: bytes) -> None:
+    def send(self, shard: int, message: bytes) -> None:
         if shard:
             self._hear(shard)  # an answer to what was given up, as by a signal: while it is sent, nothing is received
             self._unheard[shard] += 1
@@ -189,7 +189,7 @@ class Ranks:
             except RuntimeError as error:
                 raise _gone(rank, error) from None
 
-    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+    def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         if not shard:
             return self._own.answer(self._told, stopped)
         return self._hear(shard)

@@ -1,6 +1,6 @@
-"""A shard: some slots of a population in a process of their own, and the messages that tell it what to do.
+"""A shard: some slots of a population in their own process, and the messages that control it.
 
-A message is bytes: JSON data and tensors in the safetensors format. Nothing in it is ever executed.
+A message is bytes: JSON data, and tensors in the safetensors format. Nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evopipe.errors import DataError, EvopipeError, said
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Stopped
 from evopipe.run.regime import Regime
-from evopipe.run.spec import Job
+from evopipe.run.spec import RunSpec
 from evopipe.scale.changes import changes
 from evopipe.storage import members as stored
 from evopipe.storage.files import dump_json, parse_json
@@ -26,7 +26,7 @@ from evopipe.storage.tensors import load_tensors, tensor_pieces
 
 _ABOUT = "about"
 
-Make: TypeAlias = Callable[[Mapping[str, Any]], tuple[Job, Regime, Clock]]
+Make: TypeAlias = Callable[[Mapping[str, Any]], tuple[RunSpec, Regime, Clock]]
 """What a shard lives on, from what its first message says."""
 
 
@@ -35,36 +35,41 @@ def pack(
     tensors: Mapping[str, Tensor] | None = None,
     state: Mapping[str, Tensor] | None = None,
 ) -> bytes:
-    """Return a message: its first part holds `about` and the tensors, a second one a state that few need to read."""
+    """Build a message. Its first part holds `about` and `tensors`; its second part holds a `state` that few readers
+    need."""
     text = torch.frombuffer(bytearray(dump_json(about, "message")), dtype=torch.uint8)
     first = tensor_pieces({**(tensors or {}), _ABOUT: text})
     size = sum(memoryview(piece).nbytes for piece in first)
     return b"".join([size.to_bytes(8, "little"), *first, *tensor_pieces(state or {})])
 
 
-def halves(message: bytes) -> tuple[bytes, bytes]:
-    """Return a message without the state, and the state."""
+def split_message(message: bytes) -> tuple[bytes, bytes]:
+    """Split a message into the part without the state, and the state."""
     end = 8 + int.from_bytes(message[:8], "little")
     return message[:end], message[end:]
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what `pack` was given but the state; DataError if it is no message."""
-    tensors = load_tensors(halves(message)[0][8:], "message")
+    """Return what was packed in a message, except the state.
+
+    Raises:
+        DataError: the bytes are no message.
+    """
+    tensors = load_tensors(split_message(message)[0][8:], "message")
     if _ABOUT not in tensors:
         raise DataError("message: does not say what it is about; let all processes run the same version of evopipe")
     return parse_json(tensors.pop(_ABOUT).numpy().tobytes(), "message"), tensors
 
 
 def state_of(message: bytes) -> dict[str, Tensor]:
-    """Return the state that `pack` was given."""
-    return load_tensors(halves(message)[1], "message")
+    """Return the state that was packed in a message."""
+    return load_tensors(split_message(message)[1], "message")
 
 
 class Shard:
-    """A regime and its members, whose slots count from 0. It does what a message says, and answers with another."""
+    """A regime and its members, whose slots count from 0. It executes messages, and answers each with another."""
 
-    spec: Job
+    spec: RunSpec
     regime: Regime
     clock: Clock
 
@@ -75,7 +80,7 @@ class Shard:
         self._worked = 0.0  # seconds of this message that the members lived: the others are what being apart costs
 
     def answer(self, message: bytes, stopped: Callable[[], bool] = lambda: False) -> bytes:
-        """Do what a message says. What goes wrong is an answer too; Stopped alone is raised."""
+        """Execute a message, and return the answer. Errors are answers too; only Stopped is raised."""
         about, tensors = unpack(message)
         self._worked = 0.0
         try:
@@ -104,7 +109,7 @@ class Shard:
         return pack({**told[0], **where, "number": self._told[0], "seconds": self._worked}, told[1], state)
 
     def close(self) -> None:
-        """Let processes and environments go."""
+        """Release processes and environments."""
         if hasattr(self, "regime"):
             self.regime.close()
 
@@ -129,7 +134,7 @@ class Shard:
         if "members" in about:
             vars(self.clock).update(generation=about["generation"], here=0, broken_here=0)
             if about["parents"] is not None:
-                self.regime.hand_down(about["parents"] or None)
+                self.regime.inherit(about["parents"] or None)
             self._form(about, tensors)
         if about["whole"]:
             self.clock.broken_here = 0
@@ -146,7 +151,7 @@ class Shard:
         return {"do": "restore", "after": after, **told}, {**members, "losses": losses}
 
     def _changed(self, after: int) -> dict[str, Tensor]:
-        """Return what of the regime's state is new since it was last told, all of it after 0 tellings."""
+        """Return the part of the regime's state that changed since the last message; all of it in the first."""
         number, before = self._told
         self._told = number + 1, self.regime.state()
         return changes(before if after else {}, self._told[1])

@@ -1,8 +1,8 @@
-"""A population in shards: each is a run's regime with some of the slots, in a process of its own, maybe elsewhere.
+"""The regime of a population in shards. Each shard runs the regime for some slots, in its own process, maybe elsewhere.
 
-A generation is: members go out, every shard plays and learns, fitness and members come back, and the run evolves them.
-Nothing else crosses. A member's draws depend on its own key alone, so no bit depends on how many shards there are. See
-`docs/decisions/0030-shards.md`.
+In a generation, members are sent out, every shard acts and learns, fitness and members return, and the run evolves
+them. Nothing else is exchanged. A member's random draws depend on its own key alone, so no bit depends on the number of
+shards. See `docs/decisions/0030-shards.md`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from evopipe.errors import ResourceError
 from evopipe.regimes.measures import Measures
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.spec import Job, Spec
+from evopipe.run.spec import RunSpec
 from evopipe.scale.changes import fold
-from evopipe.scale.shard import Make, Shard, halves, pack, state_of, unpack
+from evopipe.scale.shard import Make, Shard, pack, split_message, state_of, unpack
 from evopipe.storage import members as stored
 from evopipe.storage.tensors import dump_tensors, load_tensors
 
@@ -40,31 +40,39 @@ _FOLDS = 16  # states of a shard that the driver holds as what changed from one 
 
 
 class Lost(Exception):
-    """A shard's process is gone; the text says how."""
+    """A shard's process has ended; the text says how."""
 
 
-class Engine(Protocol):
-    """What has a process for each shard, and brings messages there and answers back. See `run.shard.Shard`."""
+class ShardEngine(Protocol):
+    """The protocol of what runs a process for each shard, and carries messages and answers. See `scale.shard.Shard`."""
 
     @property
     def room(self) -> int:
-        """How many shards there is room for."""
+        """The number of shards that fit."""
 
     def start(self, shard: int) -> None:
-        """Begin a shard's process, or another in the place of one that is gone; Lost where there can be none."""
+        """Start a shard's process, or replace one that has ended.
 
-    def tell(self, shard: int, message: bytes) -> None:
-        """Send a message, whose answer is the next one to be heard."""
+        Raises:
+            Lost: it cannot be started.
+        """
 
-    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
-        """Return the answer, None if there is none after so many seconds; Lost if none will come."""
+    def send(self, shard: int, message: bytes) -> None:
+        """Send a message. Its answer is the next that `receive` returns."""
+
+    def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+        """Return the answer; None if there is none after `seconds`.
+
+        Raises:
+            Lost: there will be none.
+        """
 
     def close(self) -> None:
         """End all processes."""
 
 
-class Here:
-    """The engine of shards in this process, one after the other: to see that nothing depends on their number."""
+class InProcess:
+    """The engine of shards in this process, one after the other. It shows that no result depends on their number."""
 
     room = 1
 
@@ -76,10 +84,10 @@ class Here:
     def start(self, shard: int) -> None:
         self._shards[shard] = Shard(self._make)
 
-    def tell(self, shard: int, message: bytes) -> None:
+    def send(self, shard: int, message: bytes) -> None:
         self._told[shard] = message
 
-    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+    def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         return self._shards[shard].answer(self._told.pop(shard), stopped)
 
     def close(self) -> None:
@@ -88,20 +96,26 @@ class Here:
 
 
 class Shards:
-    """The regime (see `Regime`) of a run whose members are elsewhere: a tick of it is some of theirs.
+    """The regime (see `Regime`) of a run whose members are in shards. One tick of it is several of theirs.
 
     Args:
-        spec: the run's configuration; its cohorts are what evolution works on.
-        clock: the run's.
-        slots: each shard's, in order.
-        begin: each shard's first message.
-        engine: where they live.
+        spec: the run's configuration; evolution works on its cohorts.
+        clock: the run's clock.
+        slots: the slots of each shard, in order.
+        begin: the first message to each shard.
+        engine: what runs the shards.
 
-    Raises what making a regime raises, and ResourceError where a shard dies again and again.
+    Raises:
+        ResourceError: a shard died several times. What building a regime raises is raised too.
     """
 
     def __init__(
-        self, spec: Job, clock: Clock, slots: Sequence[range], begin: Sequence[Mapping[str, Any]], engine: Engine
+        self,
+        spec: RunSpec,
+        clock: Clock,
+        slots: Sequence[range],
+        begin: Sequence[Mapping[str, Any]],
+        engine: ShardEngine,
     ) -> None:
         self.spec, self.clock, self.slots, self.engine, self.whole = spec, clock, list(slots), engine, True
         self.said: list[str] = []  # what happened to shards, to be shown once
@@ -129,7 +143,7 @@ class Shards:
 
     @property
     def measures(self) -> Measures | None:
-        """What members did in each generation, of regimes that take note of it."""
+        """The statistics of members in each generation, if the regime has any."""
         if self._measured is None:
             return None
         found = Measures(self.clock.members, self._measured)
@@ -144,14 +158,22 @@ class Shards:
         about, tensors = self._ask({shard: self._message(shard, {"do": "first"}, [member])})[shard]
         return self._back(shard, about, tensors)[0]
 
-    def hand_down(self, parents: Sequence[int] | None) -> None:
+    def inherit(self, parents: Sequence[int] | None) -> None:
         self._parents = [] if parents is None else list(parents)
+
+    def renew(self, slots: Sequence[int]) -> None:
+        """Nothing: parameters refuse strategies that begin new trials in shards."""
+        raise NotImplementedError("no strategy that begins new trials runs in shards")
+
+    def ended(self) -> np.ndarray:
+        """Nothing: parameters refuse fitness by training's episodes in shards."""
+        raise NotImplementedError("no run in shards is scored by training's episodes")
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts, self._waiting = cohorts, True
 
     def advance(self) -> None:
-        """Let every shard take some ticks, at most up to the generation's end, about a second's; see `Regime`."""
+        """Let every shard take some ticks, about one second's, at most to the end of the generation; see `Regime`."""
         clock, began = self.clock, time.perf_counter()
         left = clock.generation_ticks - clock.here
         ticks = min(left, self._ticks)
@@ -177,7 +199,9 @@ class Shards:
         clocks = [Clock(**about["clock"]) for about, _ in told.values()]
         clock = self.clock
         # Where a shard's environment failed it stands before the others, and catches up when it goes on.
-        clock.tick, clock.here = min(c.tick for c in clocks), min(c.here for c in clocks)
+        clock.tick, clock.here, clock.ticks = (
+            min(getattr(c, each) for c in clocks) for each in ("tick", "here", "ticks")
+        )
         for name in ("env_steps", "broken", "broken_here"):
             setattr(clock, name, sum(getattr(c, name) for c in clocks))
         clock.rewarded = any(c.rewarded for c in clocks)
@@ -188,7 +212,7 @@ class Shards:
             self._take(told)
         self._took = [took + told[shard][0]["seconds"] for shard, took in enumerate(self._took)]
         if clock.generation_over:
-            for shard, sentence in late(self._took).items():
+            for shard, sentence in slow_shards(self._took).items():
                 if shard not in self._told_late:
                     self._told_late.add(shard)
                     self.said.append(sentence)
@@ -200,7 +224,8 @@ class Shards:
         losses = torch.cat([tensors["losses"] for _, (_, tensors) in sorted(told.items())])
         for held, found in zip(self.cohorts, self.spec.form(members), strict=True):
             pairs = zip(
-                [*held.tensors(), *held.seen(), held.healthy], [*found.tensors(), *found.seen(), found.healthy],
+                [*held.tensors(), *held.normaliser_tensors(), held.healthy],
+                [*found.tensors(), *found.normaliser_tensors(), found.healthy],
                 strict=True,
             )  # fmt: skip
             for place, tensor in pairs:
@@ -208,12 +233,13 @@ class Shards:
             held.losses.copy_(losses[held.slots])
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`: members play where they are; one that is alone plays its episodes everywhere."""
+        """See `Regime.evaluate`. Members play in their shard; the episodes of a single member are divided among all
+        shards."""
         with self._counted():
             if self._waiting:
                 self._go_on(self.clock.tick, state=False)
             slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
-            alone = len(slots) == 1 and isinstance(self.spec, Spec)  # else what seeds stand for depends on all of them
+            alone = len(slots) == 1 and self.spec.seeds_apart  # else what seeds stand for depends on all of them
             parts = np.array_split(seeds, len(self.slots)) if alone else [seeds] * len(self.slots)
             one, asked = dissolve(cohorts) if alone else [], {}
             for shard, (own, part) in enumerate(zip(self.slots, parts, strict=True)):
@@ -237,18 +263,19 @@ class Shards:
         self._waiting, self._parents = False, None
         messages = {shard: tensors[f"shard.{shard}"].numpy().tobytes() for shard in range(len(self.slots))}
         for shard, message in messages.items():
-            self._kept[shard], state = halves(message)
+            self._kept[shard], state = split_message(message)
             self._states[shard], self._since[shard], self._told[shard] = [state], [], 0
         return sum(about["lost"] for about, _ in self._ask(messages).values())
 
     @property
     def account(self) -> str | None:
-        """What being apart has cost so far, in a sentence; None where shards are not.
+        """Return the overhead of the shards so far as a sentence; None if they are in this process.
 
-        Exchange is all that one process would not do: to pack, bring, unpack and form members and states, on either
-        side. Evolution, its records and checkpoints, with the states for them, are what a run in one process does too.
+        The overhead is what one process would not do: packing, sending, unpacking and forming members and states, on
+        either side. Evolution, its records and checkpoints with the states for them are not counted; a run in one
+        process needs them too.
         """
-        if isinstance(self.engine, Here):
+        if isinstance(self.engine, InProcess):
             return None
         seconds = max(time.perf_counter() - self._began, 1e-9)
         generations = max(1, self.clock.generation - self._generation)
@@ -301,7 +328,7 @@ class Shards:
             self._asking += time.perf_counter() - began
 
     def _restoring(self, shard: int) -> bytes:
-        """Return the message that makes a shard what it was when it last told, nothing where it never did."""
+        """Return the message that restores a shard to its last reported state; nothing if it never reported."""
         states = self._states[shard]
         if len(states) > 1:
             states[:] = [dump_tensors(fold(load_tensors(each, "message") for each in states))]
@@ -314,21 +341,21 @@ class Shards:
         refuse: bool = True,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[int, tuple[dict[str, Any], dict[str, Tensor]]]:
-        """Send shards a message each; return their answers. A shard whose process dies is made anew, and told again.
+        """Send a message to each of several shards; return their answers.
 
-        `record`: what it does changes a shard, and is done again where one is made anew. `refuse`: raise what an answer
-        says went wrong.
+        A shard whose process dies is restarted, and gets its message again. `record`: the message changes the shard,
+        and is repeated if the shard is restarted. `refuse`: raise the errors that answers report.
         """
         for shard, message in messages.items():
-            self.engine.tell(shard, message)
+            self.engine.send(shard, message)
         told: dict[int, tuple[dict[str, Any], dict[str, Tensor]]] = {}
         while len(told) < len(messages):
             for shard in sorted(messages.keys() - told.keys()):
                 try:
-                    answer = self.engine.heard(shard, _LOOK, stopped)
+                    answer = self.engine.receive(shard, _LOOK, stopped)
                 except Lost as lost:
                     self._make_anew(shard, lost)
-                    self.engine.tell(shard, messages[shard])
+                    self.engine.send(shard, messages[shard])
                     continue
                 if answer is not None:
                     told[shard] = unpack(answer)
@@ -346,7 +373,7 @@ class Shards:
     def _note(self, shard: int, message: bytes, answer: bytes, about: Mapping[str, Any], record: bool) -> None:
         self._bytes += len(message) + len(answer)
         if about.get("do") == "restore":
-            self._kept[shard], state = halves(answer)
+            self._kept[shard], state = split_message(answer)
             self._told[shard], self._since[shard], self._deaths[shard] = about["number"], [], 0
             if not about["after"]:  # it is no change of what was told before, but all
                 self._states[shard].clear()
@@ -370,16 +397,17 @@ class Shards:
                 self.engine.start(shard)
                 for message in (self._begin[shard], self._restoring(shard), *self._since[shard]):
                     if message:
-                        self.engine.tell(shard, message)
-                        while self.engine.heard(shard, _LOOK, lambda: False) is None:
+                        self.engine.send(shard, message)
+                        while self.engine.receive(shard, _LOOK, lambda: False) is None:
                             pass
                 return
             except Lost as again:
                 lost = again
 
 
-def late(seconds: Sequence[float]) -> dict[int, str]:
-    """Say which shards took much longer for a generation than others, by the seconds of each."""
+def slow_shards(seconds: Sequence[float]) -> dict[int, str]:
+    """Return which shards took much longer for a generation than others, as a sentence for each, from the seconds of
+    each."""
     usual = float(np.median(seconds))
     return {
         shard: f"shard {shard} took {took:.0f} s for a generation, half of them at most {usual:.0f} s, and all "

@@ -1,4 +1,4 @@
-"""The blocks of `params.yaml`: all but the algorithms' own, which stand in their files. Nothing here needs torch."""
+"""The blocks of `params.yaml`, except those of algorithms, which are in their files. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from evopipe.schema.declare import Problem, Schema, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
+"""As classes of `torch.nn` are called."""
 EncoderKind = Literal["mlp", "simba", "resnet", "lstm"]
 
 
@@ -47,7 +48,12 @@ def _or_of_a_package(group: str, key: str, own: tuple[str, ...]) -> WrapValidato
     return WrapValidator(check)
 
 
-TRACKERS = tuple(sorted(found.name for found in iter_modules([str(Path(__file__).parents[1] / "track/backends")])))
+def _files_of(folder: str) -> tuple[str, ...]:
+    """Names of the modules in a folder of the package; none is imported."""
+    return tuple(sorted(found.name for found in iter_modules([str(Path(__file__).parents[1] / folder)])))
+
+
+TRACKERS, BACKENDS = _files_of("track/backends"), _files_of("envs/backends")
 """Evopipe's own, one file each."""
 if TYPE_CHECKING:
     Tracker = str
@@ -131,12 +137,10 @@ class WrapperConfig(Schema):
 _Wrapper = Annotated[WrapperConfig, BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)]
 
 
-BACKENDS = ("sync", "envpool", "torch")
-"""Evopipe's own, one file each."""
 if TYPE_CHECKING:
     _Backend = str
 else:
-    _Backend = Annotated[Literal[BACKENDS], _or_of_a_package(plugins.BACKENDS, "env.backend", BACKENDS)]
+    _Backend = Annotated[Literal[*BACKENDS], _or_of_a_package(plugins.BACKENDS, "env.backend", BACKENDS)]
 
 
 class EnvConfig(Schema):
@@ -177,8 +181,7 @@ class EnvConfig(Schema):
 
     @property
     def on_gymnasium(self) -> EnvConfig:
-        """The same environment as Gymnasium builds it, whatever training steps. One that a module of the user's own
-        has as tensors alone is what it is."""
+        """Return the same environment with Gymnasium's backend. A user's tensor environment stays as it is."""
         if self.backend == "torch" and self.id.partition(":")[2].isidentifier():
             return self
         return self.model_copy(update={"backend": "sync"})
@@ -192,7 +195,7 @@ class EnvConfig(Schema):
 
 
 class CollectConfig(Schema):
-    """`fetch.source: collect`: roll behaviour policies in the environment."""
+    """`fetch.source: collect`: behaviour policies play in the environment."""
 
     episodes: int = Field(60, ge=1, le=10**6, description="episodes to roll")
     policies: dict[str, _Weight] = Field(
@@ -239,8 +242,8 @@ class FetchConfig(Schema):
 
 
 class InitialisationConfig(Schema):
-    """What a network's weights and biases begin with. Weights are orthogonal (Saxe et al., 2014), of hidden layers with
-    a gain of √2."""
+    """How a network's weights and biases are initialised. Weights are orthogonal (Saxe et al., 2014), those of hidden
+    layers with a gain of √2."""
 
     biases: Literal["uniform", "zeros", "auto"] = Field(
         "uniform",
@@ -318,7 +321,7 @@ class NetworkConfig(Schema):
 
 
 class NormaliseConfig(Schema):
-    """Running normalisation, each member by what it has seen itself."""
+    """Running normalisation by the statistics of what each member has seen itself."""
 
     observations: bool = Field(
         False,
@@ -345,7 +348,7 @@ class ReplayConfig(Schema):
     n_step: int = Field(
         1, ge=1, le=100, description="environment steps that a transition spans, fewer where an episode ends"
     )
-    updates: Annotated[int, Field(ge=1, le=64)] | Literal["pooled"] = Field(
+    updates: Literal["pooled"] | Annotated[int, Field(ge=1, le=64)] = Field(
         1,
         description="updates that a member takes at once, every `learn_step`; `pooled`: one for each member that lives "
         "and fills the shared memory, so that learning follows the steps of all",
@@ -362,11 +365,11 @@ class ReplayConfig(Schema):
     )
 
     def at_once(self, living: int) -> int:
-        """Return how many updates a member takes at once where so many live."""
+        """Return how many updates a member makes at once if `living` members live."""
         return living if self.updates == "pooled" else self.updates
 
     def members(self, population: int) -> int:
-        """Return how many members, of so many, share a memory."""
+        """Return how many of `population` members share a replay buffer."""
         return population if self.sharing == "shared" else 1 if self.sharing == "own" else self.sharing
 
 
@@ -419,7 +422,7 @@ class TournamentConfig(Schema):
 
 
 class ArchitectureBounds(Schema):
-    """How far, and in which steps, architectures may wander."""
+    """The bounds of architectures, and the steps in which they mutate."""
 
     min_layers: int = Field(1, ge=0, le=8, description="fewest hidden layers of the encoder; the head may have none")
     max_layers: int = Field(3, ge=1, le=8, description="most hidden layers of encoder and of head")
@@ -457,8 +460,8 @@ class MutationConfig(Schema):
         rl_hp: _Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
 
         @classmethod
-        def strangers(cls, names: list[str]) -> list[Problem]:
-            """Refuse kinds that no package offers, or two."""
+        def unknown_keys(cls, names: list[str]) -> list[Problem]:
+            """Return what is wrong with kinds of mutation that no package offers, or more than one."""
             own = cls.model_fields
             problems: list[Problem] = []
             for name in names:

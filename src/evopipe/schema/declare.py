@@ -1,4 +1,4 @@
-"""How a block of `params.yaml` is declared, and the sentences for data that does not fit it."""
+"""The means to declare a block of `params.yaml`, and the error messages for data that does not fit it."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ _WORDS = {
 
 
 class Schema(BaseModel):
-    """Base of every block of `params.yaml`: immutable, strictly typed, unknown keys refused, no NaN or infinity."""
+    """The base class of every block of `params.yaml`: immutable, strictly typed, without unknown keys, NaN or
+    infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True, defer_build=True)
 
     @classmethod
-    def strangers(cls, names: list[str]) -> list[Problem]:
-        """Say what is wrong with keys that no field has; asked of a block whose `extra` is `allow`."""
+    def unknown_keys(cls, names: list[str]) -> list[Problem]:
+        """Return what is wrong with keys that are no field; called for a block whose `extra` is `allow`."""
         return [((name,), f"unknown key{suggestion(name, cls.model_fields)}") for name in names]
 
     @model_validator(mode="wrap")
@@ -64,7 +65,7 @@ class Schema(BaseModel):
         """Put into sentences what is wrong with a block."""
         problems = list(_missing_keys(cls, data)) if info.context == COMPLETE and isinstance(data, Mapping) else []
         if cls.model_config.get("extra") == "allow" and isinstance(data, Mapping):
-            problems += cls.strangers([str(name) for name in data if name not in cls.model_fields])
+            problems += cls.unknown_keys([str(name) for name in data if name not in cls.model_fields])
         try:
             made = handler(data)
         except ValidationError as error:
@@ -75,7 +76,7 @@ class Schema(BaseModel):
 
 
 class Evolve(Schema):
-    """How one RL hyper-parameter may mutate: multiplied by `grow` or `shrink`, then clipped to `[min, max]`."""
+    """How one hyper-parameter may mutate: multiplied by `grow` or `shrink`, then clipped to `[min, max]`."""
 
     min: float = Field(description="smallest value a mutation may reach")
     max: float = Field(description="largest value a mutation may reach")
@@ -90,7 +91,7 @@ class Evolve(Schema):
 
 
 def ordered(*names: str) -> Any:
-    """Return the validator of a block whose `min_x` are at most its `max_x`."""
+    """Return a validator that checks `min_x` ≤ `max_x` for each of these names."""
 
     def check(block: Any) -> Any:
         for name in names:
@@ -103,7 +104,7 @@ def ordered(*names: str) -> Any:
 
 
 def some_mass(block: Any) -> Any:
-    """See that one weight of a block is positive; the validator of mutation's probabilities."""
+    """Check that at least one weight of a block is positive; the validator of mutation probabilities."""
     if not any(dict(block).values()):
         raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
     return block
@@ -112,8 +113,16 @@ def some_mass(block: Any) -> Any:
 def hyper(
     default: Any = ..., *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any
 ) -> Any:
-    """Declare one hyper-parameter of an algorithm: what it does, its unit, what raising it does, pydantic's bounds, and
-    whether mutation may change it, by which it becomes a tensor `[P]`; without a default for a type, `Annotated`."""
+    """Declare one hyper-parameter of an algorithm.
+
+    Args:
+        default: its default; without one, the result is for `Annotated`.
+        doc: what it does.
+        unit: its unit.
+        raising: what raising it does.
+        evolvable: whether mutation may change it; it is then a tensor `[P]`.
+        bounds: pydantic's bounds.
+    """
     extra: dict[str, Any] = {"unit": unit, "raising": raising, "evolvable": evolvable}
     return Field(default, description=doc, json_schema_extra=extra, **bounds)
 
@@ -133,7 +142,7 @@ def _filled(default: Any, given: Any) -> Any:
 
 
 class AlgoConfig(Schema):
-    """Base of every algorithm's `Config`: its hyper-parameters, and the spaces of the environment it is used in."""
+    """The base class of every algorithm's `Config`: its hyper-parameters, and the spaces of the environment."""
 
     _spaces: Spaces | None = PrivateAttr(default=None)
 
@@ -166,7 +175,7 @@ class AlgoConfig(Schema):
 
 
 def located(problems: Iterable[Problem]) -> ValidationError:
-    """Return an error to raise inside a pydantic validator; each path goes on below the validated value."""
+    """Return an error to raise inside a pydantic validator. Each path continues below the validated value."""
     lines: list[InitErrorDetails] = [
         {"type": PydanticCustomError("evopipe", "{said}", {"said": said}), "loc": path, "input": None}
         for path, said in problems
@@ -175,7 +184,11 @@ def located(problems: Iterable[Problem]) -> ValidationError:
 
 
 def parsed(schema: type[_Model], data: Any, begin: str = "") -> _Model:
-    """Return data as a block; ParamsError with a line for each problem, all of which `begin` alike."""
+    """Validate data as a block.
+
+    Raises:
+        ParamsError: it does not fit; the message has a line for each problem, which begins with `begin`.
+    """
     try:
         return schema.model_validate(data)
     except ValidationError as error:
@@ -190,14 +203,14 @@ def line_of(keys: tuple[str | int, ...], sentence: str) -> str:
 
 
 def refusal(problems: Iterable[str]) -> ParamsError:
-    """Return the error of problems, a line each, cut short where a broken file has hundreds."""
+    """Return one error for several problems, a line each, shortened if there are hundreds."""
     lines = list(problems)
     more = [f"… and {len(lines) - MAX_PROBLEMS} more"] if len(lines) > MAX_PROBLEMS else []
     return ParamsError("\n".join(lines[:MAX_PROBLEMS] + more))
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
-    """Turn what validating a block's raw data raised into sentences."""
+    """Convert pydantic's error about a block's raw data to sentences."""
     # The branches of a union report one error each, at paths with the branch's name appended: one place, one sentence.
     places: dict[tuple[str | int, ...], list[ErrorDetails]] = defaultdict(list)
     for item in error.errors(include_url=False):
@@ -277,7 +290,11 @@ def _shown(value: Any) -> str:
 
 
 def value_at(settings: Schema, path: str) -> Any:
-    """Return what stands at a dotted key, as JSON data; `UsageError` if nothing does."""
+    """Return the value at a dotted key, as JSON data.
+
+    Raises:
+        UsageError: there is none.
+    """
     value: Any = settings.model_dump(mode="json")
     for step in path.split("."):
         if isinstance(value, list):

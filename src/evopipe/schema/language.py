@@ -1,4 +1,4 @@
-"""The blocks of a `params.yaml` whose members are language models: what stands in the place of `env`."""
+"""The blocks of a `params.yaml` for language models; `language` replaces `env`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Form = Literal["reasoning", "preference", "supervised", "games"]
 
 
 class LanguageConfig(Schema):
-    """The base model that members adapt, and what they are to do with it."""
+    """The base model that members adapt, and the task that they train on."""
 
     class Tiny(Schema):
         """`language.model: tiny`: a Llama made here, by the run's seed."""
@@ -35,7 +35,7 @@ class LanguageConfig(Schema):
             return self
 
     class Gpt(Schema):
-        """`language.model: gpt`: members are whole small GPTs over the tokens of a game, and their form evolves."""
+        """`language.model: gpt`: members are small GPTs over the tokens of a game, whose architecture evolves."""
 
         hidden: int = Field(64, ge=16, le=4096, multiple_of=16, description="width of the stream between layers")
         layers: int = Field(2, ge=1, le=64, description="layers that members start with")
@@ -102,7 +102,7 @@ class LanguageConfig(Schema):
 
     @property
     def reward_model(self) -> Path | None:
-        """The folder of the reward model that scores completions, if one does."""
+        """The folder of the reward model that scores completions; None if there is none."""
         return Path(self.reward) if self.reward is not None and not NAME.fullmatch(self.reward) else None
 
 
@@ -148,7 +148,8 @@ class TextFetch(Schema):
 
 
 class TextTrain(Schema):
-    """The training run. A step is a batch of prompts and what members learn from their completions; offline a batch."""
+    """The training run. A step is one batch of prompts and the updates from their completions; offline it is one batch
+    of rows."""
 
     algo: str = Field("grpo", description="which algorithm: a block of `algos`")
     max_steps: int = Field(100, ge=1, le=10**9, description="steps of each member")
@@ -162,7 +163,7 @@ class TextTrain(Schema):
 
 
 class TextMutation(Schema):
-    """Mutation of children after selection. What would change the base's own form is not for adapters."""
+    """Mutation of children after selection. Adapters do not change the architecture of the base."""
 
     class Probabilities(Schema):
         """Relative weights of the mutation kinds; they are normalised."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
 from evopipe import algos as registry
+from evopipe import plugins
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
+    BACKENDS,
     EnvConfig,
     FetchConfig,
     MutationConfig,
@@ -40,6 +42,8 @@ class Params(RunParams):
         (True, 'ppo', 0.99)
     """
 
+    PROBLEM: ClassVar[str] = "env"
+
     class Evolution(Schema):
         """Selection and mutation."""
 
@@ -54,7 +58,7 @@ class Params(RunParams):
         bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
 
     class Export(Schema):
-        """The exported elite."""
+        """What the stage `export` writes."""
 
         program: bool = Field(True, description="also write a `torch.export` program that runs with torch alone")
         critic: bool = Field(
@@ -118,29 +122,48 @@ class Params(RunParams):
             if chosen:
                 yield from _run_problems(name, config, info.data["train"])
 
-        return parse_blocks(blocks, info, False, problems)
+        return parse_blocks(blocks, info, cls.PROBLEM, problems)
+
+    @property
+    def needs_dataset(self) -> bool:
+        """Whether training reads what `fetch` and `buffer` write: an on-policy algorithm never does."""
+        train = self.train
+        return not registry.on_policy(registry.get(train.algo)) and (train.mode == "offline" or train.warm_start > 0)
+
+    def points(self) -> list[plugins.Plugin | None]:
+        """See `RunParams.points`."""
+        return [*super().points(), plugins.find(plugins.BACKENDS, self.env.backend, "env.backend", BACKENDS)]
 
 
 AnyParams: TypeAlias = Params | LanguageParams
 
 
 def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) -> AnyParams:
-    """Return the parameters that a params file, a mapping in its layout, or `Params` as they are stand for.
+    """Return checked parameters from a params file or a mapping in its layout. `Params` are returned as they are.
 
-    Raises ParamsError or MissingInputError as `load_params` and `parse_params` do.
+    Raises:
+        ParamsError, MissingInputError: see `load_params` and `parse_params`.
     """
-    if isinstance(given, (Params, LanguageParams)):
+    if isinstance(given, RunParams):
         return given
     return parse_params(given) if isinstance(given, Mapping) else load_params(given)
 
 
+def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], otherwise: Exception) -> Params:
+    """Return the same where members live in environments; raise `otherwise` where they do not."""
+    found = any_params(given)
+    if not isinstance(found, Params):
+        raise otherwise
+    return found
+
+
 def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
-    """Read and check a params file. It must be complete, for DVC does not see defaults that live in code.
+    """Read and check a params file. It must be complete, because DVC does not see defaults in code.
 
     Raises:
-        MissingInputError: the file is not there or may not be read.
-        ParamsError: the file cannot be used; the message has one line for each problem: file, line, column, key,
-            what is wrong and what to do.
+        MissingInputError: there is no such file, or it may not be read.
+        ParamsError: the file cannot be used; the message has one line for each problem: file, line, column, key, what
+            is wrong and what to do.
 
     Examples:
         >>> import evopipe
@@ -159,8 +182,10 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
 
 
 def parse_params(data: Mapping[str, Any]) -> AnyParams:
-    """Check a mapping in the layout of `params.yaml`; keys that are not given take their defaults, and one that cannot
-    be used is a `ParamsError` with a line for each problem.
+    """Check a mapping in the layout of `params.yaml`. Missing keys take their defaults.
+
+    Raises:
+        ParamsError: a value cannot be used; the message has a line for each problem.
 
     Examples:
         >>> from evopipe import parse_params
@@ -178,7 +203,7 @@ def _schema_of(data: Mapping[str, Any]) -> type[Params] | type[LanguageParams]:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of `params.yaml`, every algorithm's block included."""
+    """Return the JSON schema of `params.yaml`, including every algorithm's block."""
     configs = {name: registry.get(name).Config for name in registry.working()}
     blocks: dict[str, Any] = {name: (config, Field(default_factory=config)) for name, config in configs.items()}
     algos = create_model("Algos", __base__=Schema, __doc__="One block an algorithm.", **blocks)
@@ -202,7 +227,7 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         yield ("replay", "updates"), "pooled counts the steps of one memory: set train.replay.sharing to shared"
     if train.algo not in registry.names():
         sentence = f"unknown algorithm {train.algo!r}{suggestion(train.algo, registry.names())}"
-        if train.algo in registry.names(of_text=True):
+        if train.algo in registry.names("text"):
             sentence = f"{train.algo} trains language models: put `language` in the place of `env`, or take "
             sentence += ", ".join(registry.names())
         yield ("algo",), sentence
@@ -212,6 +237,9 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         return
     algo = registry.get(train.algo)
     memory = train.mode == "online" and not registry.on_policy(algo)
+    if train.replay.evaluation and (algo.TEAM or not memory):
+        what = "is for teams" if algo.TEAM else "fills no memory"
+        yield ("replay", "evaluation"), f"{train.algo} {what}, and evaluation's steps go into one: set it to false"
     if memory and train.replay.n_step > train.replay.capacity:
         holds = f"a memory of {train.replay.capacity} transitions (train.replay.capacity) never holds one that long"
         yield ("replay", "n_step"), f"{holds}; lower it, or raise train.replay.capacity; got {train.replay.n_step}"

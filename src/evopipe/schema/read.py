@@ -1,6 +1,6 @@
-"""Reading `params.yaml`: plain data with the line and column of every key, and nothing that could surprise.
+"""Reading `params.yaml`: plain data, with the line and column of every key.
 
-The parser is ruamel.yaml, DVC's own, so that evopipe and DVC never disagree on a value (`1e-3` is a number for both).
+The parser is ruamel.yaml, as in DVC, so that evopipe and DVC agree on every value (`1e-3` is a number for both).
 """
 
 from __future__ import annotations
@@ -55,10 +55,14 @@ def _entries(node: Node) -> list[tuple[Any, Node]]:
 
 
 def read_yaml(path: str | os.PathLike[str]) -> _Document:
-    """Read one YAML mapping. `MissingInputError` if the file is not there or may not be read; `ParamsError` if it
-    cannot be used: not a file, over 1 MB, not UTF-8, not a mapping, bad syntax, a key given twice or not a text, an
-    anchor, alias, tag or merge key, several documents, a number that is not finite, or a nesting deeper than 20, or
-    more than 10 000 values."""
+    """Read a file with one YAML mapping.
+
+    Raises:
+        MissingInputError: there is no such file, or it may not be read.
+        ParamsError: it is no file, over 1 MB, not UTF-8, not a mapping or of bad syntax; it has a key twice or one that
+            is no text, an anchor, alias, tag or merge key, several documents, a number that is not finite, more than 20
+            levels or more than 10 000 values.
+    """
     name = os.fspath(path)
     try:
         info = os.stat(path)
@@ -97,7 +101,7 @@ def parse_yaml(text: str, name: str) -> _Document:
 
 
 def parse_value(text: str, name: str) -> Any:
-    """Parse any one YAML value from `text`, see `parse_yaml`; None where there is none."""
+    """Parse any YAML value from `text`, see `parse_yaml`; None if there is none."""
     return _parsed(text, name)[0]
 
 

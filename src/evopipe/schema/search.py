@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -14,8 +16,8 @@ _ELSEWHERE = "tournament"  # its block is `evolution.tournament`
 
 
 class SearchConfig(Schema):
-    """The search over members: who lives next and for how long, and who becomes a parent. A strategy's own settings
-    stand in a block of its name."""
+    """The search over members: which live next and for how long, and which become parents. A strategy's own settings
+    are in a block of its name."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -43,8 +45,8 @@ class SearchConfig(Schema):
     )
 
     @classmethod
-    def strangers(cls, names: list[str]) -> list[Problem]:
-        """Refuse blocks of strategies that do not exist."""
+    def unknown_keys(cls, names: list[str]) -> list[Problem]:
+        """Return what is wrong with blocks of strategies that do not exist."""
         known = [name for name in searchers.names() if name != _ELSEWHERE]
         found: list[Problem] = []
         for name in names:
@@ -60,7 +62,8 @@ class SearchConfig(Schema):
         if name not in (known := searchers.names()):
             raise ValueError(f"there is no strategy {name!r}{suggestion(name, known)}; there are {', '.join(known)}")
         try:
-            searchers.get(name)
+            if name != _ELSEWHERE:  # whose module nothing here asks for: light commands stay light
+                searchers.get(name)
         except ParamsError as error:
             raise ValueError(str(error).partition(": ")[2]) from None
         return name
@@ -76,14 +79,39 @@ class SearchConfig(Schema):
                 extra[name] = block if isinstance(block, schema) else schema.model_validate(block, context=info.context)
             except ValidationError as error:
                 problems += [((name, *path), sentence) for path, sentence in explain(error, schema, block)]
-        chosen = searchers.get(self.strategy).Config
-        asks = self.strategy != _ELSEWHERE and chosen.model_fields and self.strategy not in extra
-        if asks and info.context == COMPLETE:
-            values = ", ".join(f"{name}: {value}" for name, value in chosen().model_dump(mode="json").items())
-            problems.append(((self.strategy,), f"missing block: add it, the defaults are {{{values}}}"))
+        if self.strategy != _ELSEWHERE:
+            problems += self._own_problems(info.context == COMPLETE)
         if problems:
             raise located(problems)
         return self
+
+    def _own_problems(self, complete: bool) -> Iterator[Problem]:
+        """Say what the chosen strategy misses here."""
+        strategy = searchers.get(self.strategy)
+        if complete and strategy.Config.model_fields and self.strategy not in (self.__pydantic_extra__ or {}):
+            values = ", ".join(
+                f"{name}: {json.dumps(value)}" for name, value in strategy.Config().model_dump(mode="json").items()
+            )
+            yield (self.strategy,), f"missing block: add it, the defaults are {{{values}}}"
+        if self.budget is None and strategy.RENEWS:
+            never = f"{self.strategy} begins new trials and does not end by itself"
+            yield ("budget",), f"{never}: give the environment steps of the population after which it ends"
+
+    def problems(self, train: Any, size: int, tournament: Any) -> Iterator[Problem]:
+        """Say what does not fit a run of `train` with so many members; `tournament` is `evolution.tournament`."""
+        if self.budget is not None and self.budget < train.evo_steps:
+            least = f"must be at least one slice (train.evo_steps: {train.evo_steps})"
+            yield ("budget",), f"{least}, got {self.budget}; raise it, or lower train.evo_steps"
+        if self.fitness == "training" and getattr(train, "mode", "offline") == "offline":
+            yield ("fitness",), "no episode ends while members learn from a dataset or write text: set it to evaluation"
+        if self.strategy == _ELSEWHERE:
+            return
+        if (own := getattr(searchers.get(self.strategy), "problems", None)) is not None:
+            from evopipe.searchers.contract import About
+
+            about = About(size, train.max_steps, train.evo_steps, budget=self.budget)
+            for path, sentence in own(self.config(tournament), about):
+                yield (self.strategy, *path), sentence
 
     def config(self, tournament: Any) -> Any:
         """Return the chosen strategy's own settings; `tournament` is `evolution.tournament`."""

@@ -1,4 +1,4 @@
-"""What is read back from JSON files that may come from anywhere: every value has its type and its bounds."""
+"""The schema of data read from JSON files that may come from anywhere: every value has a type and bounds."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StoredGPT(_Stored):
 
 
 class StoredModule(_Stored):
-    """A network of the user's own, see `core.module`."""
+    """A user's own network, see `core.module`."""
 
     module: Annotated[str, Field(max_length=200)]
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -107,7 +107,7 @@ class _StoredLeaf(_Stored):
 
 
 class StoredSpaces(_Stored):
-    """What one agent sees and does."""
+    """The spaces of one agent."""
 
     observations: _Side
     observation: Annotated[tuple[_StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
@@ -122,7 +122,7 @@ class StoredSpaces(_Stored):
 
 
 class StoredPolicy(_Stored):
-    """The content of `policy.json` that a policy is made of, beside the spaces."""
+    """The content of `policy.json` from which a policy is built, except its spaces."""
 
     algo: str
     arch: dict[str, Any]
@@ -153,7 +153,7 @@ class StoredTeam(_Stored):
 
 @contextmanager
 def in_a_sentence(model: type[BaseModel], data: Any) -> Iterator[None]:
-    """Turn pydantic's error into a ValueError of one sentence: the first thing that is wrong, and where."""
+    """Convert pydantic's error to a ValueError with one sentence: the first problem, and where it is."""
     try:
         yield
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""All of a `params.yaml` whose members are language models: `language` stands in the place of `env`."""
+"""The whole `params.yaml` of a run of language models, in which `language` replaces `env`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from evopipe import algos as registry
 from evopipe import plugins, searchers
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import (
-    BACKENDS,
     NEUTRAL,
     ArchitectureBounds,
     MutationConfig,
@@ -26,11 +25,41 @@ from evopipe.schema.search import SearchConfig
 
 
 class RunParams(Schema):
-    """What every `params.yaml` has: members that learn in environments, or language models."""
+    """What every `params.yaml` has, for members in environments and for language models."""
 
-    of_text: ClassVar[bool] = False  # whether members are language models
+    PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
 
     seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
+
+    @field_validator("search", check_fields=False)
+    @classmethod
+    def _search_fits(cls, search: SearchConfig, info: ValidationInfo) -> SearchConfig:
+        about = info.data
+        if {"train", "population", "evolution"} <= about.keys():
+            size, tournament = about["population"].size, about["evolution"].tournament
+            if problems := list(search.problems(about["train"], size, tournament)):
+                raise located(problems)
+        return search
+
+    @field_validator("runtime", check_fields=False)
+    @classmethod
+    def _shards_fit(cls, runtime: Any, info: ValidationInfo) -> Any:
+        if runtime.shards.engine != "none" and "search" in info.data:
+            strategy, fitness = info.data["search"].strategy, info.data["search"].fitness
+            found = searchers.get(strategy)
+            if fitness == "training":
+                sentence = "search.fitness: training counts the episodes of one process: set it to none"
+                raise located([(("shards", "engine"), sentence)])
+            if getattr(getattr(info.data.get("train"), "replay", None), "evaluation", False):
+                sentence = "train.replay.evaluation fills the memory of one process: set it to none"
+                raise located([(("shards", "engine"), sentence)])
+            if found.PAUSES or found.RENEWS:
+                what = "lets members wait" if found.PAUSES else "begins new trials"
+                sentence = (
+                    f"search.strategy {strategy} {what}, and shards train all members all the time: set it to none"
+                )
+                raise located([(("shards", "engine"), sentence)])
+        return runtime
 
     @property
     def algo_config(self) -> Any:
@@ -39,22 +68,29 @@ class RunParams(Schema):
         return own.algos[own.train.algo]
 
     def tracked(self, *blocks: str) -> dict[str, Any]:
-        """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""
+        """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and the named blocks; or
+        all."""
         neutral = {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}
         values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
         kept = {name: values[name] for name in blocks or values}
         return {**kept, "algo": self.algo_config.model_dump(mode="json")}
 
-    def outside(self) -> tuple[list[str], list[Path]]:
-        """Return what of other packages a result depends on, for `keys.content_key`: entry points with their packages'
-        versions, then what all source files are called; and these files. Trackers change no result."""
+    @property
+    def needs_dataset(self) -> bool:
+        """Whether training reads what `fetch` and `buffer` write."""
+        return True
+
+    def points(self) -> list[plugins.Plugin | None]:
+        """Return the entry points of what a run is made of; None for what is evopipe's own."""
         own: Any = self
         key, chances = "evolution.mutation.probabilities", own.evolution.mutation.probabilities.model_extra or {}
         kinds = [plugins.find(plugins.MUTATIONS, kind, key) for kind, weight in chances.items() if weight]
-        if not self.of_text:
-            kinds.append(plugins.find(plugins.BACKENDS, own.env.backend, "env.backend", BACKENDS))
-        kinds.append(searchers.plugin(own.search.strategy))
-        points = [point for point in (registry.plugin(own.train.algo), *kinds) if point is not None]
+        return [registry.plugin(own.train.algo), *kinds, searchers.plugin(own.search.strategy)]
+
+    def outside(self) -> tuple[list[str], list[Path]]:
+        """Return what of other packages a result depends on, for `storage.keys.content_key`: entry points with versions
+        of their packages, then what all source files are called; and these files. Trackers change no result."""
+        points = [point for point in self.points() if point is not None]
         network = getattr(getattr(self.algo_config, "network", None), "module", None)
         modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
         named, files = plugins.sources(modules)
@@ -64,7 +100,7 @@ class RunParams(Schema):
 class LanguageParams(RunParams):
     """All of `params.yaml` of a population of language models."""
 
-    of_text: ClassVar[bool] = True
+    PROBLEM: ClassVar[str] = "text"
 
     class Evolution(Schema):
         """Selection and mutation."""
@@ -80,7 +116,7 @@ class LanguageParams(RunParams):
         bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
 
     class Export(Schema):
-        """The exported elite."""
+        """What the stage `export` writes."""
 
         merged: bool = Field(
             True, description="also write the base with the elite's adapter merged into it, a folder that can be a base"
@@ -102,7 +138,7 @@ class LanguageParams(RunParams):
 
     @property
     def mutation(self) -> MutationConfig:
-        """How children change, in the terms of `evolve`."""
+        """How children mutate, in the form that `evolve` reads."""
         cfg, whole, gpt = self.evolution.mutation, self.language.model == "gpt", self.evolution.mutation.gpt
         changes = cfg.probabilities.architecture if whole else cfg.probabilities.rank
         bounds = ArchitectureBounds(min_nodes=1, max_nodes=cfg.max_rank)
@@ -131,7 +167,7 @@ class LanguageParams(RunParams):
     @field_validator("train")
     @classmethod
     def _train_fits(cls, train: TextTrain, info: ValidationInfo) -> TextTrain:
-        if train.algo not in (known := registry.names(of_text=True)):
+        if train.algo not in (known := registry.names("text")):
             sentence = f"unknown algorithm {train.algo!r}{suggestion(train.algo, known)}"
             if train.algo in registry.names():
                 sentence = f"{train.algo} serves environments: put `env` in the place of `language`, or take "
@@ -162,21 +198,25 @@ class LanguageParams(RunParams):
     @field_validator("algos")
     @classmethod
     def _algos_parsed(cls, blocks: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        return parse_blocks(blocks, info, True, lambda name, config, chosen: _algo_problems(config))
+        return parse_blocks(blocks, info, cls.PROBLEM, lambda name, config, chosen: _algo_problems(config))
 
 
 def parse_blocks(
-    blocks: Mapping[str, Any], info: ValidationInfo, of_text: bool,
+    blocks: Mapping[str, Any], info: ValidationInfo, kind: str,
     problems_of: Callable[[str, Any, bool], Iterable[Problem]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the blocks of `algos` as their `Config`s, that of the chosen algorithm among them. What is wrong with one
-    beyond its own schema `problems_of` says, of name, block, and whether it is the chosen one. `ValidationError` if a
-    block cannot be used, or the chosen one is not there where the file must be complete."""
+    """Return the blocks of `algos` as their `Config`s, including that of the chosen algorithm.
+
+    `problems_of(name, block, chosen)` returns what is wrong with a block beyond its own schema.
+
+    Raises:
+        ValidationError: a block cannot be used, or the chosen one is missing in a file that must be complete.
+    """
     chosen = info.data["train"].algo if "train" in info.data else None
     parsed: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, block in blocks.items():
-        if name not in (known := registry.names(of_text=of_text)):
+        if name not in (known := registry.names(kind)):
             problems.append(((name,), f"unknown key{suggestion(name, known)}"))
             continue
         if (refused := registry.refused(name)) is not None:
@@ -190,6 +230,11 @@ def parse_blocks(
         except ValidationError as error:
             found = explain(error, schema, block)
         problems += [((name, *path), sentence) for path, sentence in found]
+    if chosen in parsed and "search" in info.data and not parsed[chosen].evolve:
+        strategy = info.data["search"].strategy
+        if searchers.get(strategy).DRAWS:
+            nothing = f"search.strategy {strategy} draws values from these ranges, and there are none"
+            problems.append(((chosen, "evolve"), f"{nothing}: give at least one hyper-parameter a range"))
     if chosen is not None and chosen not in blocks:
         parsed[chosen] = registry.get(chosen).Config()
         problems += [((chosen, *path), sentence) for path, sentence in problems_of(chosen, parsed[chosen], True)]
@@ -202,7 +247,7 @@ def parse_blocks(
 
 
 def evolve_problems(config: Any) -> Iterator[Problem]:
-    """What cannot evolve of a block's `evolve`, or not so far."""
+    """Yield what is wrong with a block's `evolve`: hyper-parameters that cannot evolve, or not within these bounds."""
     able = evolvable(type(config))
     for hyper in config.evolve:
         if hyper in able:

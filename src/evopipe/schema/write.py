@@ -1,4 +1,4 @@
-"""Plain data, and blocks of the schema with their descriptions as comments, as YAML."""
+"""Writes plain data and blocks of the schema as YAML, with their descriptions as comments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INDENT = "  "
 
 
 def dump_yaml(data: Any, on_one_line: bool = False) -> str:
-    """Render plain data as YAML that `read_yaml` reads back to the same values."""
+    """Return plain data as YAML, from which `read_yaml` reads the same values."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = on_one_line
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -27,12 +27,13 @@ def dump_yaml(data: Any, on_one_line: bool = False) -> str:
 
 
 def block(name: str, values: BaseModel) -> str:
-    """Return the block of one algorithm, ready to stand in the block `algos` of `params.yaml`."""
+    """Return the block of one algorithm, as it stands in the block `algos` of `params.yaml`."""
     return "\n".join((f"{_INDENT}{name}:", *entries(values, 2 * _INDENT))) + "\n"
 
 
 def entries(values: BaseModel, indent: str = "", but: Collection[str] = ()) -> Iterator[str]:
-    """Yield the lines of a block, or of a whole file, `but` some of its keys, and a block that may be left out."""
+    """Yield the lines of a block, or of a whole file, without the keys in `but` and without an optional block that is
+    not set."""
     data = values.model_dump(mode="json")
     for name, field in type(values).model_fields.items():
         spare = field.validate_default and field.get_default(call_default_factory=True) == getattr(values, name)

@@ -11,7 +11,8 @@ A searcher is one file of this folder, found by its name (`search.strategy`), wi
 - `Search(config, about)`: an object with the methods of `Searcher`;
 - `RENEWS`: whether it begins new trials, so that the run ends by `search.budget`;
 - `PAUSES`: whether members may wait while others live;
-- `DRAWS`: whether the first members' values are drawn from the space of the search.
+- `DRAWS`: whether the first members' values are drawn from the space of the search;
+- `problems(config, about)`, if it has one: what of its block does not fit the run, as keys and a sentence each.
 
 Another package may bring one by an entry point of the group `evopipe.searchers`, the name of such a module.
 """
@@ -108,6 +109,15 @@ class History:
     def scores(self) -> list[float]:
         """Return every slot's last fitness, −∞ where it has none."""
         return [member.score for member in self.members]
+
+    def curves(self) -> dict[int, list[tuple[int, float]]]:
+        """Return by the id of everyone who has lived (steps of its life, fitness) after each of its generations."""
+        found: dict[int, list[tuple[int, float]]] = {}
+        for record in self.records:
+            for scored in record.members:
+                steps = record.step if scored.steps is None else scored.steps
+                found.setdefault(scored.id, []).append((steps, scored.fitness))
+        return found
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Stage `buffer`: that as members read it."""
+"""Stage `buffer`: converts the dataset to what members read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from evopipe.stages.tell import tell
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write packed transitions, or tokens, and `reports/buffer.json`. Paths in `params` are the working folder's."""
+    """Write packed transitions, or tokens, and `reports/buffer.json`. Paths in `params` are relative to the working
+    folder."""
     for sentence in part_of(params, "data").buffer(params, folder):
         tell(sentence, quiet)

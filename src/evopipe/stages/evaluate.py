@@ -1,4 +1,4 @@
-"""Stage `evaluate`: score every member on what no training saw."""
+"""Stage `evaluate`: scores every member on held-out seeds or rows."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ _ROWS = 128  # environments that evaluation steps at a time, if there are that m
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write the elite's scores, every member's, and every episode (`reports/`) from `models/trained`; of language
-    models the base's, and some completions, too."""
+    """Write the scores of the elite and of every member of `models/trained`, and every episode, to `reports/`.
+
+    For language models, the base's scores and some completions are written too.
+    """
     if served(params.runtime.shards):
         return
     problem, n = problem_of(params, folder), params.evaluate.episodes
     spec = problem.spec
     found, trained = read_members(folder, layout.TRAINED, spec)
-    scoring = part_of(params, "evaluate").Evaluation(params, problem, found, folder)
+    scoring = part_of(params, "evaluate").evaluation(params, problem, found, folder)
     members = [replace(member, slot=i) for i, member in enumerate(scoring.members)]  # the elite had another's slot
     seeds, rows = spec.seeds(Purpose.HELD_OUT, n), min(n, max(1, _ROWS // len(members)))
     with (
@@ -54,7 +56,8 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Give what says whether a signal asked to stop; what an evaluation raises because of it is `Interrupted`."""
+    """Yield a function that says whether a signal asked to stop. An evaluation that stops because of it raises
+    `Interrupted`."""
     with StopSignal() as stop:
         try:
             yield lambda: stop.signum is not None
@@ -65,7 +68,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def tell_elite(elite: Mapping[str, Any], over: str, trained: Mapping[str, Any], quiet: bool) -> None:
-    """Tell the elite's score, and warn if training, which said that it has `trained` it, thought too well of it."""
+    """Print the elite's score, and warn if the score during training (`trained`) was much higher."""
     interval, fitness = "[{}, {}]".format(*map(score, elite["interval"])), trained["elite"]["score"]
     tell(f"elite: mean {score(elite['mean'])} over {over}, 95 % interval {interval}", quiet)
     if elite["interval"][1] < fitness:

@@ -1,4 +1,4 @@
-"""Stage `export`: the elite as files that run anywhere."""
+"""Stage `export`: writes the elite as files that run anywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import evopipe
 from evopipe import layout
 from evopipe.errors import DataError
-from evopipe.keys import CODE, content_key
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.problems import part_of
 from evopipe.run.population import read_members
@@ -17,11 +16,12 @@ from evopipe.schema.params import AnyParams
 from evopipe.searchers.history import descent, read_lineage
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_bytes, read_json
+from evopipe.storage.keys import CODE, content_key
 from evopipe.track.formats import score
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/elite`: what the best member has learned, what it is, where it comes from, and a model card."""
+    """Write `models/elite`: the best member's weights, its description, its provenance, and a model card."""
     configure(params.runtime)
     part = part_of(params, "export")
     spec = part.spec_of(params)
@@ -38,7 +38,7 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
 
 
 def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
-    """Return what an elite comes from: versions, code, parameters, machine."""
+    """Return where an elite comes from: versions, code, parameters, machine."""
     return {
         "evopipe": evopipe.__version__,
         "git_revision": git_revision(folder.absolute()),
@@ -49,7 +49,11 @@ def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
 
 
 def scored(folder: Path, needed: Collection[str]) -> dict[str, Any]:
-    """Read the held-out evaluation; `DataError` if the elite lacks one of the scores that are `needed`."""
+    """Read the held-out evaluation.
+
+    Raises:
+        DataError: the elite lacks one of the scores that are `needed`.
+    """
     report = read_json(path := layout.need(folder, layout.EVALUATION))
     scores = report.get("elite") if isinstance(report, dict) else None
     if not isinstance(scores, dict) or not scores.keys() >= {*needed}:

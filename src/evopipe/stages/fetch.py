@@ -1,4 +1,4 @@
-"""Stage `fetch`: what there is to learn from."""
+"""Stage `fetch`: obtains the dataset to learn from."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from evopipe.stages.tell import tell
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write a dataset, or rows of text, and `reports/fetch.json`. Paths in `params` are the working folder's."""
+    """Write a dataset, or rows of text, and `reports/fetch.json`. Paths in `params` are relative to the working
+    folder."""
     for sentence in part_of(params, "data").fetch(params, folder):
         tell(sentence, quiet)

@@ -1,4 +1,4 @@
-"""Stage `population`: the initial members."""
+"""Stage `population`: makes the initial members."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from evopipe.storage import members as stored
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/population`: members, their keys, architectures, hyper-parameters and first weights; with
-    `population.start` those of an earlier run, or what they can go on from."""
+    """Write `models/population`: members with keys, architectures, hyper-parameters and initial weights.
+
+    With `population.start` they continue from the members of an earlier run.
+    """
     configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
     spec, members, mutations, of = part_of(params, "population").begun(params)
     about = {**about_spec(spec), "mutations": [mutation.to_json() for mutation in mutations]}

@@ -1,4 +1,4 @@
-"""Stage `report`: what happened, as one page."""
+"""Stage `report`: shows the run as one page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evopipe.layout import REPORT
 from evopipe.machine import configure
 from evopipe.own import import_network
 from evopipe.report.page import page
-from evopipe.schema.params import AnyParams, Params
+from evopipe.schema.params import AnyParams
 from evopipe.stages.tell import tell
 from evopipe.storage.files import write_text
 
@@ -30,6 +30,6 @@ def _shown(params: AnyParams) -> dict[str, Any]:
     shown, source = params.tracked(), params.fetch.source
     shown["algos"] = {params.train.algo: shown.pop("algo")}
     shown["fetch"] = {"source": source, source: shown["fetch"][source]}
-    if isinstance(params, Params) and not params.train.warm_start:
-        del shown["fetch"]  # no dataset is used
+    if not params.needs_dataset:
+        del shown["fetch"]
     return shown

@@ -1,4 +1,4 @@
-"""A stage's last words."""
+"""Output of stages to the user."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def tell(text: str, quiet: bool) -> None:
-    """Print what a stage did, after it did it: a reader that went away must not make a success a failure."""
+    """Print what a stage did, after it did it. If the reader has gone away, that does not fail the stage."""
     if quiet or sys.stdout is None:
         return
     try:
@@ -17,5 +17,5 @@ def tell(text: str, quiet: bool) -> None:
 
 
 def warn(text: str) -> None:
-    """Print what may be wrong with the outs of a stage, which are written all the same."""
+    """Print a warning about the outs of a stage, which are written all the same."""
     print(f"warning: {text}", file=sys.stderr)

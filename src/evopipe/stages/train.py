@@ -1,4 +1,4 @@
-"""Stage `train`: evolve the population."""
+"""Stage `train`: trains and evolves the population."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from evopipe.schema.params import AnyParams
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Train from `models/population`, and from what members learn of, to `models/trained`. A run that was stopped or
-    killed goes on from its last checkpoint, bit for bit."""
+    """Train the members of `models/population`, and write the results to `models/trained` and `reports/`.
+
+    A run that was stopped or killed continues from its last checkpoint, bit for bit.
+    """
     if served(params.runtime.shards):
         return
     problem = problem_of(params, folder)

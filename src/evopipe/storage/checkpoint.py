@@ -1,4 +1,4 @@
-"""Training state on disk: each save is a new folder, the newest intact one is what a resumed run starts from."""
+"""Checkpoints on disk: each save is a new folder, and a resumed run starts from the newest intact one."""
 
 from __future__ import annotations
 
@@ -31,16 +31,23 @@ class _Loaded:
 
 
 class CheckpointStore:
-    """The checkpoints of one run, alone in one folder. One process at a time: hold a `RunLock` while you use it."""
+    """The checkpoints of one run, in a folder of their own. Only one process may use it at a time: hold a `RunLock`
+    meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._damaged: set[Path] = set()
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
-        """Save durably, then remove all but the last two, those of a later step (they belong to a future that this run
-        left behind) and those that `load` found damaged. The step grows from save to save; an equal one replaces. Meta
-        is plain JSON; what cannot be saved is a `DataError`. After a `DiskError` the checkpoints are as before."""
+        """Save a checkpoint durably, then remove old ones.
+
+        The last two are kept. Those of a later step, which belong to a future that the run abandoned, and those that
+        `load` found damaged are removed. `step` grows from save to save; an equal one replaces. `meta` is plain JSON.
+
+        Raises:
+            DataError: something cannot be saved.
+            DiskError: writing failed; the checkpoints are as before.
+        """
         path = self.folder / f"step-{step:012d}"
         about = dump_json({"meta": dict(meta), "step": step}, str(path / _META))
         write_folder(path, {_META: about, _TENSORS: tensor_pieces(tensors)})
@@ -51,7 +58,11 @@ class CheckpointStore:
                 remove_folder(each)
 
     def load(self) -> _Loaded | None:
-        """Return the newest intact checkpoint, None if none was ever saved; `DataError` if all are damaged."""
+        """Return the newest intact checkpoint; None if none was ever saved.
+
+        Raises:
+            DataError: all are damaged.
+        """
         warnings: list[str] = []
         try:
             clean_temporaries(self.folder)
@@ -80,7 +91,11 @@ class CheckpointStore:
         return None
 
     def clear(self) -> None:
-        """Remove the folder and every checkpoint in it, the newest last; `DiskError` if that fails."""
+        """Remove the folder and every checkpoint in it, the newest last.
+
+        Raises:
+            DiskError: that fails.
+        """
         for _, path in self._saved():
             remove_folder(path)
         with translating(self.folder):

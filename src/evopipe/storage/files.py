@@ -1,6 +1,6 @@
-"""Files that are whole or absent: written under a temporary name, flushed to the device, renamed into place.
+"""Atomic files: written under a temporary name, flushed to the device, then renamed.
 
-A reader, a kill or a power cut sees the old content or the new, never half of it.
+After a kill or a power cut, and to any reader, a file has its old content or its new content, never a part of it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _REASONS = {
 
 @contextlib.contextmanager
 def translating(path: Path) -> Iterator[None]:
-    """Turn an operating system error in the block into a `DiskError` that says which path, why, and what to do."""
+    """Convert an operating system error in the block to a `DiskError` that says which path, why, and what to do."""
     try:
         yield
     except OSError as error:
@@ -61,9 +61,14 @@ def translating(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; what the block makes there is renamed to `path` at its end. If the block or
-    the renaming fails, the temporary goes and `path` is as before; one that a killed process left beside it goes first.
-    Missing parents are created. What the system refuses is a `DiskError`."""
+    """Yield a temporary name beside `path`. What the block makes there is renamed to `path` at its end.
+
+    If the block or the renaming fails, the temporary is removed and `path` is as before. A temporary that a killed
+    process left there is removed first. Missing parents are created.
+
+    Raises:
+        DiskError: the system refuses.
+    """
     make_folder(path.parent)
     with translating(path):
         _clear_dead(path.parent)
@@ -79,7 +84,11 @@ def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) ->
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents durably; `DiskError` if that fails."""
+    """Create a folder and its missing parents durably.
+
+    Raises:
+        DiskError: that fails.
+    """
     with translating(path):
         for folder in reversed([path, *path.parents]):
             if not folder.is_dir():
@@ -88,7 +97,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's entries: otherwise a power cut may undo a rename."""
+    """Flush a folder's entries to the device; without it a power cut may undo a rename."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -100,8 +109,11 @@ def sync_folder(path: Path) -> None:
 
 
 def temporary_prefix() -> str:
-    """Return what the names of this process's temporaries begin with: they say who writes, so that what a killed
-    process left can be told from what a living one, perhaps of another machine, is writing."""
+    """Return the prefix of this process's temporary names.
+
+    It identifies the writer, so that what a killed process left can be told from what a living one, perhaps on another
+    machine, is writing.
+    """
     return f"{TEMPORARY}{_processes()}-{os.getpid()}-"
 
 
@@ -135,7 +147,7 @@ def _clear_dead(folder: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file, a link, or a folder with what is in it."""
+    """Delete a file, a link, or a folder with its content."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -151,7 +163,7 @@ def create(path: Path, data: Content) -> None:
 
 
 def pieces(data: Content) -> Sequence[bytes | bytearray | memoryview]:
-    """Return content as the pieces it is made of."""
+    """Return content as a sequence of pieces."""
     return [data] if isinstance(data, bytes | bytearray | memoryview) else data
 
 
@@ -159,19 +171,26 @@ def pieces(data: Content) -> Sequence[bytes | bytearray | memoryview]:
 
 
 def write_bytes(path: Path, data: Content) -> None:
-    """Write a file atomically and durably; `DiskError` if that fails: the old content, if any, is still there. A link
-    is replaced, not written through: a linked cache stays as it was."""
+    """Write a file atomically and durably. A link is replaced, not written through, so a linked cache stays as it was.
+
+    Raises:
+        DiskError: that fails; the old content, if any, is still there.
+    """
     with publishing(path) as temporary:
         create(temporary, data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as UTF-8, see `write_bytes`; half a surrogate pair is a DataError."""
+    """Write text as UTF-8, see `write_bytes`.
+
+    Raises:
+        DataError: the text has an unpaired surrogate.
+    """
     write_bytes(path, _encode(text, str(path)))
 
 
 def write_json(path: Path, obj: Any) -> None:
-    """Write what `dump_json` gives with two spaces of indentation, see `write_bytes`."""
+    """Write JSON with two spaces of indentation, see `dump_json` and `write_bytes`."""
     write_bytes(path, dump_json(obj, str(path), indent=2))
 
 
@@ -183,9 +202,14 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def dump_json(obj: Any, where: str, *, indent: int | None = None) -> bytes:
-    """Return deterministic JSON bytes (sorted keys, newline at the end) that `parse_json` gives back exactly. Without
-    `indent` they are one line, which is several times faster. Tuples are read back as lists. A value that has no exact
-    JSON form is a `DataError`, which begins with `where` and names the place."""
+    """Return deterministic JSON bytes (sorted keys, newline at the end), from which `parse_json` returns the same
+    value.
+
+    Without `indent` they are one line, which is several times faster. Tuples are read back as lists.
+
+    Raises:
+        DataError: a value has no exact JSON form; the message begins with `where` and names the place.
+    """
     separators = (",", ":") if indent is None else None
     try:
         _check_plain(obj, where, "")
@@ -221,7 +245,12 @@ def _encode(text: str, where: str) -> bytes:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file; `MissingInputError` if it is not there, `DataError` if it is no regular file or cannot be read."""
+    """Read a file.
+
+    Raises:
+        MissingInputError: there is no such file.
+        DataError: it is no regular file, or cannot be read.
+    """
     try:
         if path.exists() and not path.is_file():  # a pipe would block
             raise DataError(f"{path}: is not a regular file: {RESTORE}")
@@ -233,12 +262,16 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON, see `read_bytes` and `parse_json`."""
+    """Read a JSON file, see `read_bytes` and `parse_json`."""
     return parse_json(read_bytes(path), str(path))
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """Parse JSON bytes; what is not valid (NaN and infinity are not) is a `DataError`, which begins with `where`."""
+    """Parse JSON bytes, without NaN and infinity.
+
+    Raises:
+        DataError: they are not valid; the message begins with `where`.
+    """
     try:
         return json.loads(data.decode(), parse_constant=finite, parse_float=finite)
     except (ValueError, RecursionError) as error:
@@ -246,7 +279,11 @@ def parse_json(data: bytes, where: str) -> Any:
 
 
 def finite(text: str) -> float:
-    """Read a number of JSON; ValueError where it is not finite."""
+    """Parse a number of JSON.
+
+    Raises:
+        ValueError: it is not finite.
+    """
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")

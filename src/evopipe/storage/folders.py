@@ -1,7 +1,7 @@
-"""Folders of files that are whole or absent, and checked when they are read.
+"""Atomic folders of files, which are checked when they are read.
 
-A folder is published as a file is, with a `manifest.json`, written last, that holds the size and SHA-256 of every file;
-`read_folder` hands out no byte that does not match.
+A folder is published as a file is, with a `manifest.json`, written last, that holds the size and SHA-256 of every file.
+`read_folder` returns no byte that does not match.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ _FORMAT = 1
 
 
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
-    """Publish files, by relative name with `/` between the parts, as a folder; equal files give equal bytes. A folder
-    in its place is replaced as a whole, whatever it holds. Between the two renames only its retired copy exists, which
-    `read_folder` reads and `clean_temporaries` puts back. After a `DiskError` what was there still is."""
+    """Write files, by relative name with `/` between the parts, as a folder, atomically. Equal files give equal bytes.
+
+    A folder in its place is replaced completely. Between the two renames only its retired copy exists, which
+    `read_folder` reads and `clean_temporaries` restores.
+
+    Raises:
+        DiskError: that fails; the old folder is still there.
+    """
     with whole.publishing(path, _swap_in) as temporary:
         temporary.mkdir()
         entries = {}
@@ -55,9 +60,12 @@ def _swap_in(temporary: Path, path: Path) -> None:
 
 
 def read_folder(path: Path, only: Collection[str] | None = None) -> dict[str, bytes]:
-    """Return the files of a folder, or `only` some, each checked against the manifest; what that does not list is
-    ignored. `MissingInputError` if there is no such folder, it has no manifest, or a wanted name is not in the
-    manifest; `DataError` if a file is damaged, cut short or gone, or the manifest is; the message names the file."""
+    """Return the files of a folder, or `only` some, each checked against the manifest. Other files are ignored.
+
+    Raises:
+        MissingInputError: there is no such folder, it has no manifest, or the manifest lacks a wanted name.
+        DataError: a file or the manifest is damaged, incomplete or missing; the message names the file.
+    """
     retired = path.parent / (_RETIRED + path.name)
     if not path.exists() and retired.is_dir():
         path = retired
@@ -79,8 +87,13 @@ def read_folder(path: Path, only: Collection[str] | None = None) -> dict[str, by
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with what is in it, if it is there; `DiskError` if that fails. It is renamed first, so that a
-    kill leaves a temporary for `clean_temporaries` instead of half a folder."""
+    """Remove a folder with its content, if it exists.
+
+    It is renamed first, so that a kill leaves a temporary for `clean_temporaries` instead of half a folder.
+
+    Raises:
+        DiskError: that fails.
+    """
     with whole.translating(path):
         if os.path.lexists(path):
             temporary = whole.temporary_beside(path)
@@ -90,8 +103,13 @@ def remove_folder(path: Path) -> None:
 
 
 def clean_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in a folder, and put back what a killed replacement had moved away; `DiskError`
-    if that fails. No other process may write there: a living writer's temporaries would go too."""
+    """Remove what killed writers left in a folder, and restore what a killed replacement had moved away.
+
+    No other process may write there, because a living writer's temporaries would be removed too.
+
+    Raises:
+        DiskError: that fails.
+    """
     with whole.translating(folder):
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             target = entry.with_name(entry.name.removeprefix(_RETIRED))

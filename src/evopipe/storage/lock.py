@@ -1,4 +1,4 @@
-"""One writer per run: a file lock that the kernel releases when its holder dies, however it dies."""
+"""A file lock for one writer per run. The kernel releases it when its holder ends, however it ends."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ _NOTE_LIMIT = 4096
 
 
 class RunLock:
-    """Hold a file's lock while a `with` block runs; never wait for it: `BusyError` if another process holds it, or
-    another lock in this one; `DiskError` if the file cannot be created or locked. The file says who holds the lock and
-    is removed at release. A file left by a killed holder is not locked any more and is taken over. Keep it outside a
-    folder that its holder removes."""
+    """Holds a file's lock during a `with` block, without ever waiting for it.
+
+    The file says who holds the lock, and is removed at release. A file that a killed holder left is not locked any
+    more, and is taken over. Keep it outside any folder that its holder removes.
+
+    Raises:
+        BusyError: another process, or another lock in this one, holds it.
+        DiskError: the file cannot be created or locked.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Members as tensors and plain JSON data: in checkpoints, and in folders of their own."""
+"""Members as tensors and plain JSON data, in checkpoints and in folders of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEMBERS, _TENSORS = "members.json", "members.safetensors"
 
 
 def pack(members: Sequence[Member], prefix: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """Return tensors named `<prefix>.<index>.<name>` and one JSON object a member."""
+    """Return the members' tensors, named `<prefix>.<index>.<name>`, and one JSON object for each member."""
     tensors = {f"{prefix}.{i}.{name}": t for i, member in enumerate(members) for name, t in member.tensors.items()}
     return tensors, [_describe(member) for member in members]
 
@@ -33,7 +33,11 @@ def _describe(member: Member) -> dict[str, Any]:
 
 
 def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str, Any]], prefix: str) -> list[Member]:
-    """Build members from what `pack` returned; `DataError` if a description lacks something, or has no tensors."""
+    """Build members from what `pack` returned.
+
+    Raises:
+        DataError: a description lacks something, or has no tensors.
+    """
     members = []
     for i, data in enumerate(described):
         start = f"{prefix}.{i}."
@@ -53,7 +57,8 @@ def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str,
 
 
 def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> None:
-    """Write members as a folder of safetensors and JSON, and what they were made for and else a reader should know."""
+    """Write members as a folder of safetensors and JSON. `about` says what they were made for, and anything else for
+    readers."""
     tensors, described = pack(members, "members")
     data = dump_json({**about, "members": described}, str(folder / _MEMBERS), indent=2)
     write_folder(folder, {_MEMBERS: data, _TENSORS: dump_tensors(tensors)})
@@ -65,9 +70,13 @@ def read(
     remedy: str,
     check: Callable[[list[Member]], str | None] = lambda members: None,
 ) -> tuple[list[Member], dict[str, Any]]:
-    """Read what `write` wrote: the members, and what was said of them. `MissingInputError` if the folder is not there;
-    `DataError` if it is damaged, says something else than `wanted`, or `check` says what of the members cannot be used;
-    the message ends with `remedy`."""
+    """Read what `write` wrote: the members, and `about`.
+
+    Raises:
+        MissingInputError: there is no such folder.
+        DataError: it is damaged, `about` differs from `wanted`, or `check` returns what is wrong with the members; the
+            message ends with `remedy`.
+    """
     files = read_folder(folder, only=(_MEMBERS, _TENSORS))
     about = parse_json(files[_MEMBERS], str(folder / _MEMBERS))
     described = about.get("members") if isinstance(about, dict) else None

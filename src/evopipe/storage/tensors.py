@@ -1,7 +1,7 @@
-"""Tensors in the safetensors format, which carries no checksum, and arrays in NumPy's: publish them in a folder
+"""Tensors in the safetensors format, and arrays in NumPy's. Neither has a checksum: publish them in a folder
 (`storage/folders.py`).
 
-Nothing here imports torch before a tensor is dumped or loaded.
+torch is not imported before a tensor is dumped or loaded.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ _DTYPES = {
 
 
 def dump_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Return what `tensor_pieces` gives in one piece; equal tensors give equal bytes."""
+    """Return tensors in the safetensors format. Equal tensors give equal bytes."""
     return b"".join(tensor_pieces(tensors))
 
 
 def tensor_pieces(tensors: Mapping[str, torch.Tensor]) -> list[bytes | memoryview]:
-    """Return tensors of any shapes and devices in the safetensors format, in pieces that follow each other. They view
-    the memory of contiguous CPU tensors, so write them before the tensors change; the library's own writer copies all
-    bytes once more. A layout or type that the format cannot hold is a `DataError`."""
+    """Return tensors of any shapes and devices in the safetensors format, as successive pieces.
+
+    The pieces view the memory of contiguous CPU tensors, so write them before the tensors change. The library's own
+    writer would copy all bytes once more.
+
+    Raises:
+        DataError: the format cannot hold a layout or type.
+    """
     header: dict[str, Any] = {}
     pieces: list[bytes | memoryview] = []
     end = 0
@@ -69,8 +74,11 @@ def _piece(name: str, tensor: torch.Tensor) -> tuple[str, memoryview]:
 
 
 def load_tensors(data: bytes, where: str = "tensors") -> dict[str, torch.Tensor]:
-    """Return the tensors of safetensors bytes, on the CPU, each with its own writable memory; what has another format
-    is a `DataError`, which begins with `where`."""
+    """Return the tensors in safetensors bytes, on the CPU, each with its own writable memory.
+
+    Raises:
+        DataError: the bytes have another format; the message begins with `where`.
+    """
     import safetensors
     import safetensors.torch
 
@@ -82,8 +90,11 @@ def load_tensors(data: bytes, where: str = "tensors") -> dict[str, torch.Tensor]
 
 
 def dump_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Return arrays in the format of `numpy.load`, a file `.npz`; equal arrays give equal bytes, for unlike
-    `numpy.savez` it writes no time. An array of Python objects, which would need pickle, is a `DataError`."""
+    """Return arrays in the `.npz` format of `numpy.load`. Equal arrays give equal bytes, because no time is written.
+
+    Raises:
+        DataError: an array holds Python objects, which would need pickle.
+    """
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for name in sorted(arrays):

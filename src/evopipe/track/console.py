@@ -1,6 +1,6 @@
-"""What a person sees of a run: a live view on a terminal, plain lines elsewhere, warnings only when asked to be quiet.
+"""The console: a live view on a terminal, plain lines elsewhere, only warnings in quiet mode.
 
-All of it goes to stderr, so that stdout stays free for results.
+Everything goes to stderr, so that stdout stays free for results.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ _WORDS = {"trend", "network", "act", "mutation", "what changed"}  # the other co
 
 
 def console_sink(quiet: bool = False, stream: TextIO | None = None) -> _PlainSink | _LiveSink:
-    """Return the sink that suits where the output goes, by default stderr; a `quiet` one writes warnings only. A
-    terminal gets the live view (`NO_COLOR` is respected); a pipe, a file, a CI job (`CI` is set) and a terminal that is
-    dumb or knows ASCII only get one line at the start, one a generation, the messages, and one at the end."""
+    """Return the sink that suits the output stream, stderr by default. A `quiet` sink writes only warnings.
+
+    A terminal gets the live view (`NO_COLOR` is respected). A pipe, a file, a CI job (`CI` is set) and a terminal that
+    is dumb or knows only ASCII get one line at the start, one for each generation, the messages, and one at the end.
+    """
     out = stream or sys.stderr  # None in a process without a stderr
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     dumb = os.environ.get("TERM", "") in ("", "dumb")
@@ -112,8 +114,10 @@ def _ending(event: End) -> str:
 
 
 class _LiveSink:
-    """Keeps a `RunView` on a terminal, in the caller's thread, and only as often as it can afford. The terminal is left
-    with the last view and a visible cursor, also if nobody calls `close`."""
+    """Keeps a `RunView` on a terminal, in the caller's thread, limited to a small share of its time.
+
+    At the end the terminal shows the last view and a visible cursor, even if `close` is never called.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._view = RunView()
@@ -152,7 +156,7 @@ class _LiveSink:
 
 
 class RunView:
-    """What is known of a run, and how it looks at a given size."""
+    """The known facts of a run, and their layout at a given size."""
 
     def __init__(self) -> None:
         self._start: Start | None = None
@@ -180,8 +184,10 @@ class RunView:
                 self._end = event
 
     def frame(self, width: int, height: int | None = None) -> RenderableType:
-        """Lay the view out in so many columns and lines (None: as many as it takes). Members that do not fit are summed
-        up in one line; below 40 columns only their slot and fitness are left."""
+        """Lay out the view in this many columns and lines (None: as many as needed).
+
+        Members that do not fit are summarised in one line. Below 40 columns, only slot and fitness are shown.
+        """
         head, foot = self._head(), self._foot(width - 2)
         room = None if height is None else height - len(head) - len(foot)
         return Padding(Group(*head, *self._table(width - 2, room), *foot), (0, 1))

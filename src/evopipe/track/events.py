@@ -1,7 +1,7 @@
-"""What a run tells about itself, and how it leaves: sideways, without ever raising into the run or holding it up.
+"""Events of a run, and their way to console, log and trackers. They never raise an error into the run or delay it.
 
-The loop makes *events*; a `Tracker` hands each one to its *sinks*: the console, and the log, from which the outbox
-(`track.outbox`) feeds the experiment trackers. A sink that fails is dropped after one line on stderr.
+The training loop makes *events*. A `Tracker` passes each to its *sinks*: the console, and the log, from which the
+outbox (`track.outbox`) feeds the experiment trackers. A sink that fails is dropped after one line on stderr.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Float = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A run begins, or goes on."""
+    """A run starts or resumes."""
 
     stage: str
     env: str
@@ -44,7 +44,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the run is; may come thousands of times a second."""
+    """The position of the run; it may come thousands of times a second."""
 
     generation: int
     step: int  # environment steps of each member, and how many it will be
@@ -79,7 +79,7 @@ class MemberRow:
     loss: _Float  # its last one; NaN before it learned
 
     def metrics(self) -> dict[str, float]:
-        """Return its finite numbers by the names that trackers show."""
+        """Return the member's finite numbers, by the names that trackers show."""
         own = {"fitness": self.fitness, "loss": self.loss, "healthy": self.healthy, "id": self.id}
         hyper = {f"hyper/{name}": value for name, value in self.hyper.items()}
         return _finite({**own, "parent": self.parent, **hyper})
@@ -110,9 +110,16 @@ class Generation:
         steps: tuple[int, int],
         losses: Sequence[float] = (),
     ) -> Generation:
-        """Describe a generation of the lineage, which took so many seconds; `births` and `losses`, if these are known,
-        go by slot; `evolve` names the hyper-parameters to tell; `steps` are the population's so far, of training and of
-        evaluation."""
+        """Make the event of a generation.
+
+        Args:
+            record: the generation's record in the lineage.
+            births: the mutations that made members, by slot.
+            evolve: names of the hyper-parameters to report.
+            seconds: how long the generation took.
+            steps: the population's steps so far, of training and of evaluation.
+            losses: the members' losses by slot, if known.
+        """
         rows = []
         for m in record.members:
             born, loss = births[m.slot], losses[m.slot] if losses else math.nan
@@ -125,7 +132,7 @@ class Generation:
         return cls(record.generation, record.step, *steps, seconds, tuple(rows), best, mean, elite, elite_id)
 
     def metrics(self) -> dict[str, float]:
-        """Return the population's finite numbers by the names that trackers show."""
+        """Return the population's finite numbers, by the names that trackers show."""
         named = {
             "fitness/best": self.best,
             "fitness/mean": self.mean,
@@ -150,7 +157,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The run is over."""
+    """The run has ended."""
 
     reason: str  # why, in words that follow "finished:"
     seconds: _Float  # wall-clock time of this process's part
@@ -173,13 +180,13 @@ class _Sink(Protocol):
 
 
 class Tracker:
-    """Hands events to sinks. Neither method ever raises an `Exception`, nor blocks longer than its sinks do."""
+    """Passes events to sinks. Its methods never raise an `Exception`, and block no longer than the sinks do."""
 
     def __init__(self, sinks: Iterable[_Sink] = ()) -> None:
         self._sinks = list(sinks)
 
     def emit(self, event: Event) -> None:
-        """Hand one event to every sink that still works."""
+        """Pass an event to every sink that still works."""
         for sink in list(self._sinks):
             try:
                 sink.emit(event)
@@ -190,7 +197,7 @@ class Tracker:
                     sink.close()
 
     def close(self) -> None:
-        """Close all sinks; further events go nowhere."""
+        """Close all sinks; later events are ignored."""
         sinks, self._sinks = self._sinks, []
         for sink in sinks:
             try:
@@ -213,8 +220,10 @@ def _warn(sink: _Sink, what: str, error: Exception) -> None:
 
 class JsonlSink:
     """Appends events to a file, one JSON object a line: `event`, `time` (seconds since 1970), and the event's fields.
-    Numbers that are not finite become null, and a `Progress` that follows another one within `progress_seconds` is left
-    out. A disk that is full costs the lines that do not fit, not the run; writing goes on when there is space again."""
+
+    Numbers that are not finite become null. A `Progress` within `progress_seconds` of another is left out. If the disk
+    is full, lines are lost, but the run continues, and so does writing once there is space.
+    """
 
     def __init__(self, path: Path, progress_seconds: float = 1.0) -> None:
         self._path, self._every = path, progress_seconds
@@ -250,14 +259,17 @@ class JsonlSink:
 
 
 def read_events(path: Path) -> Iterator[tuple[float, Event]]:
-    """Read a log back; see `read_event`."""
+    """Read a log; see `read_event`."""
     with path.open("rb") as stream:
         yield from filter(None, map(read_event, stream))
 
 
 def read_event(line: bytes) -> tuple[float, Event] | None:
-    """Read one line of a log as (seconds since 1970, event); a number that was not finite is NaN again. Returns None if
-    a full disk or a kill cut the line off, or another version wrote it."""
+    """Read one line of a log as (seconds since 1970, event). A number that was not finite becomes NaN.
+
+    Return None if the line is incomplete, because the disk was full or the process killed, or if another version wrote
+    it.
+    """
     try:
         fields: Any = json.loads(line)
         return float(fields.pop("time")), _KINDS[fields.pop("event")].validate_python(fields)

@@ -1,4 +1,4 @@
-"""Numbers, texts and settings in few characters, for terminals and pages."""
+"""Short formats of numbers, texts and settings, for terminals and pages."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 
 def score(value: float) -> str:
-    """Return a fitness in at most 7 characters, where it is below a million; a dash where it is not finite. Below 1 it
-    has digits that count: where the only reward is at the end, 0.96 is not 1.0, and 0.03 not 0.0."""
+    """Return a fitness in at most 7 characters if it is below a million; a dash if it is not finite.
+
+    Below 1 it has more digits: with a single reward at the end, 0.96 must not read 1.0, nor 0.03 read 0.0.
+    """
     if not math.isfinite(value):
         return "-"
     if 0 < abs(value) < 1:
@@ -42,12 +44,12 @@ def duration(seconds: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Return a text on one line and without control characters, which could move a terminal's cursor."""
+    """Return a text on one line without control characters, which could move a terminal's cursor."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what stands in nested mappings by its dotted name; a mapping without keys as it is."""
+    """Yield the leaves of nested mappings as (dotted name, value). An empty mapping is a leaf."""
     if isinstance(value, Mapping) and value:
         for key, entry in value.items():
             yield from leaves(entry, f"{name}.{key}" if name else str(key))
@@ -56,6 +58,6 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of texts as lines, one column below the other."""
+    """Return rows of texts as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(text.ljust(n) for text, n in zip(row, widths, strict=True)).rstrip() for row in rows]

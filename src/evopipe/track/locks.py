@@ -1,7 +1,7 @@
-"""Trainings as DVC knows them: the workspace's, other branches' and tags', and every experiment's, queued ones too.
+"""The trainings that DVC knows: of the workspace, of other branches and tags, and of every experiment, queued ones too.
 
-A stage that DVC restores from its run cache executes nothing, and a pulled experiment ran elsewhere, so no log tells of
-them. Their `dvc.lock` and the outputs that the cache holds tell nearly all; what only a log has (losses) is left out.
+A stage that DVC restores from its run cache executes nothing, and a pulled experiment ran elsewhere, so there is no log
+of them. Their `dvc.lock` and the outs in the cache hold nearly everything; what only a log has (losses) is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evopipe.layout import TRANSITIONS
 from evopipe.schema.read import parse_yaml
 from evopipe.storage.files import read_bytes, write_bytes
 from evopipe.track.events import Generation
-from evopipe.track.record import FILES, TRAINED, Kept, Run
+from evopipe.track.record import FILES, TRAINED, Kept, TrackedRun
 
 if TYPE_CHECKING:
     from evopipe.mutations import Mutation
@@ -32,7 +32,7 @@ _SKIPPED = frozenset({"data", "models", "reports", "node_modules", "venv"})
 
 @dataclass
 class Locked:
-    """One `dvc.lock` that holds a training."""
+    """A `dvc.lock` that contains a training."""
 
     where: str  # what people call it: `workspace`, a branch, an experiment
     result: str  # hash of `models/trained`
@@ -47,7 +47,8 @@ class Locked:
 
     @classmethod
     def all(cls, root: Path) -> list[Locked]:
-        """Find all that a DVC repository knows: the workspace's first, then those of branches, tags and experiments."""
+        """Return all trainings that a DVC repository knows: the workspace's first, then those of branches, tags and
+        experiments."""
         need_package("dvc", "pipeline", "track sync in a DVC repository")
         from dvc.repo import Repo
 
@@ -58,7 +59,7 @@ class Locked:
 
     @classmethod
     def of(cls, tree: Any, lock: str, **about: Any) -> Locked | None:
-        """Read a lock in one of DVC's file systems; None if it holds no training, or cannot be read."""
+        """Read a lock in one of DVC's file systems; None if it contains no training, or cannot be read."""
 
         def read(name: str) -> bytes:
             with tree.open(str(PurePosixPath(lock).parent / name), "rb") as stream:
@@ -74,16 +75,20 @@ class Locked:
             return None
         return cls(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
 
-    def run(self, folder: Path) -> Run:
-        """Read the training, with copies of its files in a folder; `MissingInputError` if the cache does not hold its
-        lineage, `DataError` if one of its files is damaged."""
+    def run(self, folder: Path) -> TrackedRun:
+        """Return the training, with copies of its files in a folder.
+
+        Raises:
+            MissingInputError: the cache does not hold its lineage.
+            DataError: one of its files is damaged.
+        """
         files = {}
         for name, out in FILES.items():
             with contextlib.suppress(MissingInputError, KeyError):
                 files[name] = Kept(self._fetch(out, folder / name), self.outs[out], self.time)
         if "lineage" not in files:
             raise MissingInputError(f"{self.where}: {FILES['lineage']} is not in the cache; `dvc fetch` brings it")
-        run = Run(
+        run = TrackedRun(
             key=f"dvc-{self.result.removesuffix('.dir')}",
             params=self._all_params(),
             started=self.time,
@@ -184,7 +189,7 @@ def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:
 # --- from reports to events -------------------------------------------------------------------------------------------
 
 
-def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
+def _generations(run: TrackedRun) -> Iterator[tuple[float, Generation]]:
     """Make the events of a training, with the times that they ended at, from its lineage, its curve and its times."""
     from evopipe.searchers.history import read_lineage
 
@@ -202,7 +207,7 @@ def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
         yield clock, Generation.of(record, births, evolve, taken, (int(training), int(evaluation)))
 
 
-def _columns(run: Run, name: str, *columns: str) -> dict[int, list[float]]:
+def _columns(run: TrackedRun, name: str, *columns: str) -> dict[int, list[float]]:
     """Return columns of one of a run's tables by generation; nothing if it is not there."""
     if name not in run.files:
         return {}
@@ -210,7 +215,7 @@ def _columns(run: Run, name: str, *columns: str) -> dict[int, list[float]]:
         return {int(row["generation"]): [float(row[column]) for column in columns] for row in csv.DictReader(stream)}
 
 
-def _reason(run: Run) -> str:
+def _reason(run: TrackedRun) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         reason = str(json.loads(run.files["train"].path.read_bytes())["reason"])
         return {"target": "target reached", "max_steps": "all steps taken"}.get(reason, reason)

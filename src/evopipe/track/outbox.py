@@ -1,8 +1,8 @@
-"""The outbox: one process beside a training that reads its record as it grows and brings it to the trackers.
+"""The outbox: a process beside a training that reads its record as it grows, and sends it to the trackers.
 
-Whatever a tracker does (import for seconds, hang, fail, fill its disk) happens in that process: the training starts it,
-never waits for it, and hears from it only what is wrong. It ends when all is delivered and nobody writes any more, or
-when its time is up; `evopipe track sync` brings what is left then.
+Whatever a tracker does (import for seconds, hang, fail, fill its disk) happens in that process. The training starts it,
+never waits for it, and hears from it only of problems. It ends when everything is delivered and nobody writes any more,
+or when its time is up; `evopipe track sync` delivers the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evopipe.errors import EvopipeError, MissingInputError, TrackerError, redact
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track import backends
 from evopipe.track.locks import Locked
-from evopipe.track.record import FILES, New, Run, TrainingRecord, md5_of
+from evopipe.track.record import FILES, New, TrackedRun, TrainingRecord, md5_of
 
 ADVICE = "the run goes on and loses nothing, `evopipe track sync` brings the rest later"
 _POLL_SECONDS, _LONGEST_PAUSE = 2.0, 60.0
@@ -36,8 +36,11 @@ _started: list[subprocess.Popen[bytes]] = []  # to be reaped at the next start, 
 
 
 class Outbox:
-    """Has the record in `folder`, if any, delivered: while a `with` block writes it, or as it stands. `with` never
-    raises, nor waits."""
+    """Delivers the training record in `folder`, if there is one: during a `with` block that writes it, or once by
+    `deliver`.
+
+    The `with` statement never raises or waits.
+    """
 
     def __init__(self, folder: Path | None, root: Path, config: TrackingConfig) -> None:
         missing = {name: text for name in config.backends if (text := backends.missing_package(name)) is not None}
@@ -59,11 +62,15 @@ class Outbox:
             self._process.stdout.close()
 
     def deliver(self) -> None:
-        """Have the record delivered as it stands; raises an OSError if no process can be started."""
+        """Deliver the record as it is now.
+
+        Raises:
+            OSError: no process can be started.
+        """
         self._start(follow=False)
 
     def problems(self) -> list[str]:
-        """Return sentences on what has gone wrong with the delivery since the last call."""
+        """Return sentences on the problems of delivery since the last call."""
         if self._process is not None and self._process.stdout is not None:
             said = self._process.stdout.read() or b""  # None: nothing yet
             self._problems += [f"tracking: {line}" for line in said.decode(errors="replace").splitlines()]
@@ -71,9 +78,12 @@ class Outbox:
         return [f"{text}; {ADVICE}" for text in fresh]
 
     def _start(self, follow: bool) -> subprocess.Popen[bytes] | None:
-        """Start the process that delivers; it follows until its stdin is closed, and says on stdout what is wrong. It
-        has its own session, so that Ctrl-C at the terminal leaves it to finish, and none of this process's streams, so
-        that nobody who waits for their end (DVC does) waits for it."""
+        """Start the process that delivers. It follows the record until its stdin is closed, and reports problems on
+        stdout.
+
+        It has its own session, so that Ctrl-C at the terminal lets it finish. It has none of this process's streams, so
+        that programs that wait for their end (as DVC does) do not wait for it.
+        """
         if self._folder is None or not self._config.backends:
             return None
         _started[:] = [process for process in _started if process.poll() is None]
@@ -111,16 +121,16 @@ class _Trackers:
 
     def __init__(self, config: TrackingConfig, root: Path) -> None:
         self._config, self._root = config, root
-        self._open: dict[str, backends.Backend] = {}
+        self._open: dict[str, backends.TrackerBackend] = {}
         self._brought: dict[str, object] = {}  # how far the run was that was brought last
         self.problems: dict[str, str] = {}  # a sentence for each tracker that failed when it was last asked
 
-    def deliver(self, run: Run, again: bool = True) -> dict[str, New]:
+    def deliver(self, run: TrackedRun, again: bool = True) -> dict[str, New]:
         """Bring a run to the trackers, to those that failed before only `again`; return how much was new to each."""
         names = [name for name in self._config.backends if again or name not in self.problems]
-        return {name: self._bring(name, run) for name in names if self._brought.get(name) != run.stand()}
+        return {name: self._bring(name, run) for name in names if self._brought.get(name) != run.snapshot_key()}
 
-    def _bring(self, name: str, run: Run) -> New:
+    def _bring(self, name: str, run: TrackedRun) -> New:
         try:
             if name not in self._open:
                 self._open[name] = backends.connect(name, self._config, self._root)
@@ -132,7 +142,7 @@ class _Trackers:
             self._close(name)
             return New()
         self.problems.pop(name, None)
-        self._brought[name] = run.stand()
+        self._brought[name] = run.snapshot_key()
         return new
 
     def _close(self, name: str) -> None:
@@ -150,17 +160,23 @@ class _Trackers:
 
 
 def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[str, New]:
-    """Deliver all trainings: those recorded on this machine, then those that only DVC knows. A tracker is given up at
-    its first failure: the next run would wait as long. `tell` gets a sentence on what was brought, `warn` one on what
-    could not be. Returns what was new, by tracker. `MissingInputError` if the project has DVC, which is not installed;
-    `TrackerError` if a tracker could not take everything; what the others took is there."""
+    """Deliver all trainings: those recorded on this machine, then those that only DVC knows. Return what was new, by
+    tracker.
+
+    A tracker is given up at its first failure, because the next run would wait as long. `tell` receives a sentence on
+    what was delivered, `warn` one on what could not be.
+
+    Raises:
+        MissingInputError: the project uses DVC, which is not installed.
+        TrackerError: a tracker could not take everything; what others took is delivered.
+    """
     home, totals = root / ".evopipe" / "train", {name: New() for name in config.backends}
     known = Locked.all(root) if (root / ".dvc").is_dir() else []
     for locked in known:
         _keep(locked, home)
     with _Trackers(config, root) as trackers:
 
-        def give(run: Run) -> None:
+        def give(run: TrackedRun) -> None:
             for name, new in trackers.deliver(run, again=False).items():
                 totals[name] += new
                 if new.total():
@@ -259,7 +275,7 @@ def _watch(over: threading.Event, seconds: float, writer: int) -> None:
 
 
 def _follow(record: TrainingRecord, trackers: _Trackers, over: threading.Event, answer: int) -> None:
-    """Deliver a record until it is whole and nobody writes any more; tell of every new problem."""
+    """Deliver a record until it is complete and nobody writes to it any more; report every new problem."""
     told, pause = set[str](), _POLL_SECONDS
     while record.folder.exists():
         last = over.is_set()

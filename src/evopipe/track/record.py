@@ -1,11 +1,12 @@
-"""A training's record, `.evopipe/train/<key>/`: all that a tracker must be told, in local files.
+"""The record of a training, `.evopipe/train/<key>/`: everything that trackers need, in local files.
 
-    run.json      parameters, git commit, DVC experiment, when it started; its outcome's hash, and which files it kept
+    run.json      parameters, git commit, DVC experiment, start time; the hash of its result, and which files it kept
     events.jsonl  the log (`track.events`)
     kept/         what the stages wrote, under the names of `FILES`
-    track.log     what the trackers' own code says
+    track.log     output of the trackers' own code
 
-The outbox (`track.outbox`) brings it to the trackers while the run lasts, `evopipe track sync` whatever that missed.
+The outbox (`track.outbox`) delivers it to the trackers while the run lasts; `evopipe track sync` delivers what that
+missed.
 """
 
 from __future__ import annotations
@@ -47,9 +48,11 @@ class Kept:
 
 
 @dataclass
-class Run:
-    """One training as a tracker is told of it, whether it was read from its record or from DVC's files (`track.locks`).
-    A tracker that is given the same run twice must hold it once."""
+class TrackedRun:
+    """One training as trackers see it, read from its record or from DVC's files (`track.locks`).
+
+    A tracker that gets the same run twice must store it once.
+    """
 
     key: str  # its name among all trainings: 32 hex digits, or `dvc-` and those of its outcome
     params: Mapping[str, Any]  # all of `params.yaml`
@@ -76,7 +79,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What people read: the DVC experiment's name, or the algorithm and the start of the key."""
+        """The name for people: the DVC experiment's, or the algorithm and the start of the key."""
         return self.experiment or f"{self.algo}-{self.key.removeprefix('dvc-')[:8]}"
 
     @property
@@ -85,21 +88,22 @@ class Run:
         return (self.generations[-1][0], self.generations[-1][1].env_steps) if self.generations else (self.started, 0)
 
     def after(self, generation: int) -> list[tuple[float, Generation]]:
-        """Return the generations after one, for a tracker that holds the others."""
+        """Return the generations after this one, for a tracker that has the others."""
         return [(clock, event) for clock, event in self.generations if event.generation > generation]
 
-    def fresh(self, held: Mapping[str, str], names: Iterable[str] = FILES) -> dict[str, Kept]:
-        """Return the files for a tracker that holds some, by name and hash; an older one replaces no newer one."""
+    def missing_files(self, held: Mapping[str, str], names: Iterable[str] = FILES) -> dict[str, Kept]:
+        """Return the files that a tracker lacks, given those that it has by name and hash. An older file replaces no
+        newer one."""
         there = {name: self.files[name] for name in names if name in self.files}
         return {n: kept for n, kept in there.items() if n not in held or (self.replace and held[n] != kept.md5)}
 
-    def stand(self) -> tuple[Any, ...]:
-        """Return how far it is: equal as long as there is nothing new to tell."""
+    def snapshot_key(self) -> tuple[Any, ...]:
+        """Return a value that stays equal as long as there is nothing new to deliver."""
         files = {name: kept.md5 for name, kept in self.files.items()}
         return self.key, len(self.generations), self.status, self.result, files
 
     def scores(self) -> dict[str, float]:
-        """Return the elite's held-out scores; nothing if they are not there or not of this format."""
+        """Return the elite's held-out scores; empty if there are none, or they have another format."""
         try:
             scores = dict(json.loads(self.files["evaluation"].path.read_bytes())["elite"])
             if "interval" in scores:
@@ -109,7 +113,8 @@ class Run:
             return {}
 
     def dataset(self) -> tuple[str, str] | None:
-        """Return name and hash of the dataset that it learned from; None if it had none, or has not ended."""
+        """Return name and hash of the dataset that the run learned from; None if there is none, or the run has not
+        ended."""
         try:
             learned = json.loads(self.files["train"].path.read_bytes())["warm_start"]
             fetch = self.params["fetch"]
@@ -132,28 +137,28 @@ class Run:
 
 
 class New(Counter[str]):
-    """How many `run`, `generation` and `file` a tracker did not hold before."""
+    """Counts of what a tracker did not have before, by `run`, `generation` and `file`."""
 
     def __str__(self) -> str:
         return ", ".join(f"{n:,} new {what}{'s' * (n > 1)}" for what, n in self.items() if n) or "0 new"
 
 
 class TrainingRecord:
-    """A record, to write or to read."""
+    """The record of a training, to be written or read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._run: Run | None = None
+        self._run: TrackedRun | None = None
         self._offset = 0  # of the first byte of the log that was not read
 
     @classmethod
     def all(cls, home: Path) -> list[TrainingRecord]:
-        """Return all records below `<DVC root>/.evopipe/train`, in the order of their names."""
+        """Return all records below `<DVC root>/.evopipe/train`, ordered by name."""
         return [cls(path.parent) for path in sorted(home.glob(f"*/{_ABOUT}"))]
 
     @classmethod
     def find(cls, home: Path, result: str) -> TrainingRecord | None:
-        """Return the record of the training whose `models/trained` has this hash."""
+        """Return the record of the training whose `models/trained` has this hash; None if there is none."""
         for record in cls.all(home):
             with contextlib.suppress(EvopipeError):
                 if record._about()["result"] == result:
@@ -161,15 +166,20 @@ class TrainingRecord:
         return None
 
     def begin(self, params: Mapping[str, Any], **told: str | None) -> None:
-        """Begin it with all of `params.yaml`, git `revision`, DVC `experiment` and `version` of evopipe; one that is
-        there already (the run goes on, or is repeated) stays."""
+        """Create the record, with all of `params.yaml`, git `revision`, DVC `experiment` and `version` of evopipe.
+
+        If it exists, because the run is resumed or repeated, it is kept.
+        """
         if not (self.folder / _ABOUT).exists():
             about = {"key": self.folder.name, "params": params, "started": round(time.time(), 3), **told}
             write_json(self.folder / _ABOUT, {**about, "result": None, "files": {}})
 
     def keep(self, work: Path, names: Iterable[str], ended: bool = False) -> bool:
-        """Keep those of the files `names` of the pipeline in `work` that are there and new, so that later runs cannot
-        overwrite them, and note the outcome if training has just `ended`; return whether anything was new."""
+        """Copy those of the pipeline's files `names` that exist in `work` and are new, so that later runs cannot
+        overwrite them.
+
+        If training has just `ended`, its result is noted too. Return whether anything was new.
+        """
         about = self._about()
         new = {**about, "files": {**about["files"]}}
         if ended:
@@ -185,12 +195,16 @@ class TrainingRecord:
             write_json(self.folder / _ABOUT, new)
         return bool(new != about)
 
-    def run(self, writing: bool = False) -> Run:
-        """Return the run as it stands; a later call reads what was added. One that has not ended, and whose process is
-        not `writing` any more, was killed. Its description may be missing or damaged: `MissingInputError`,
-        `DataError`."""
+    def run(self, writing: bool = False) -> TrackedRun:
+        """Return the run as it is now; a later call reads what was added.
+
+        A run that has not ended, and whose process is not `writing` any more, was killed.
+
+        Raises:
+            MissingInputError, DataError: its description is missing or damaged.
+        """
         about = self._about()
-        run = self._run = self._run or Run(**{name: about[name] for name in _TOLD})
+        run = self._run = self._run or TrackedRun(**{name: about[name] for name in _TOLD})
         with contextlib.suppress(FileNotFoundError), (self.folder / "events.jsonl").open("rb") as stream:
             stream.seek(self._offset)
             for line in stream:
@@ -206,7 +220,7 @@ class TrainingRecord:
         return run
 
     def delivering(self) -> FileLock:
-        """Return the lock of who delivers it; not the training's own lock."""
+        """Return the lock of the process that delivers the record; it is not the training's own lock."""
         return FileLock(self.folder / "track.lock", poll_interval=0.2)
 
     def _about(self) -> dict[str, Any]:
@@ -219,9 +233,11 @@ class TrainingRecord:
         return self.folder / "kept" / name / Path(FILES[name]).name
 
 
-def _take(run: Run, clock: float, event: Event) -> None:
-    """Take an event in. A run that was killed repeats what came after its last checkpoint, bit for bit: the first word
-    on a generation counts, for that is what a tracker has been told."""
+def _take(run: TrackedRun, clock: float, event: Event) -> None:
+    """Add an event to a run. A run that was killed repeats what came after its last checkpoint, bit for bit.
+
+    Trackers may have received the first event of a generation already, so the first one counts.
+    """
     if isinstance(event, Generation) and not run.after(event.generation - 1):
         run.generations.append((clock, event))
     elif isinstance(event, Start) and run.result is None:
@@ -249,7 +265,7 @@ def _link(source: str, target: str) -> None:
 
 
 def md5_of(path: Path) -> str:
-    """Return the hash of a file or folder as `dvc.lock` holds it."""
+    """Return the hash of a file or folder as `dvc.lock` has it."""
     if not path.is_dir():
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,9 +1,9 @@
-"""The elite as MLflow serves it: a copy of this file lies in every registered model and imports nothing of evopipe.
+"""The elite as MLflow serves it. A copy of this file lies in every registered model, and imports nothing of evopipe.
 
-It runs the `torch.export` program of `models/elite`. It takes observations as rows, float32 `[B, O]`, and returns
-`action` and, if the algorithm has them, action `values`. A policy that keeps a memory takes a mapping of `obs` and
-`memory` `[B, M]`, zeros at first, and returns `action` and `memory`. A team takes a mapping of each agent's name to its
-rows, and of `NAME.memory` to its memory, and returns each agent's actions, and memories, by the same names.
+It runs the `torch.export` program of `models/elite`. It reads observations as rows, float32 `[B, O]`, and returns
+`action` and, if the algorithm has them, action `values`. A recurrent policy reads a mapping of `obs` and `memory`
+`[B, M]`, zeros at first, and returns `action` and `memory`. A team reads a mapping of each agent's name to its rows,
+and of `NAME.memory` to its memory, and returns each agent's actions and memories by the same names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Between a run and its trackers: where its record lies, and who starts its outbox. Never fails a stage."""
+"""Connects a run to its trackers: the place of its record, and the start of its outbox. It never fails a stage."""
 
 from __future__ import annotations
 
@@ -11,28 +11,21 @@ from typing import Any, Protocol
 
 from evopipe import __version__
 from evopipe.errors import EvopipeError
-from evopipe.keys import dvc_root
+from evopipe.layout import WRITER
 from evopipe.machine import git_revision
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.signals import StopSignal
+from evopipe.storage.keys import dvc_root
 from evopipe.track.console import console_sink
 from evopipe.track.events import JsonlSink, Tracker
 from evopipe.track.outbox import ADVICE, Outbox
-from evopipe.track.record import TRAINED, TrainingRecord, md5_of
-
-_WRITTEN_BY = {
-    "train": ("lineage", "fitness", "timing", "train"),
-    "evaluate": ("evaluation", "members"),
-    "export": ("elite",),
-    "report": ("report",),
-}
-"""Which of `record.FILES` a stage writes: the others in the folder may still be another training's."""
+from evopipe.track.record import FILES, TRAINED, TrainingRecord, md5_of
 
 LOG = "events.jsonl"
 
 
 class Tracked(Protocol):
-    """The parameters of a run, as far as trackers ask."""
+    """The parameters of a run that trackers need."""
 
     @property
     def tracking(self) -> TrackingConfig: ...
@@ -43,8 +36,10 @@ class Tracked(Protocol):
 def watched(
     params: Tracked, state: Path, folder: Path, quiet: bool, name: str | None = None
 ) -> Iterator[tuple[StopSignal, Tracker, Outbox]]:
-    """Watch a training, for the arguments see `_outbox`: give what notes signals, what tells of it on the console and
-    in the log of its state, and the outbox that follows this log."""
+    """Track a training inside a `with` block; for the arguments see `_outbox`.
+
+    It yields the signal flag, the tracker that writes to the console and the log, and the outbox that follows this log.
+    """
     with (
         StopSignal() as stop,
         Tracker([console_sink(quiet), JsonlSink(state / LOG)]) as tracker,
@@ -66,15 +61,15 @@ def _outbox(params: Tracked, state: Path, folder: Path, name: str | None) -> Out
 
 
 def finish(params: Tracked, state: Path, folder: Path) -> None:
-    """Put a finished training's outcome into its record."""
+    """Add the result of a finished training to its record."""
     if _wanted(params):
         with _warning():
-            TrainingRecord(state).keep(folder, _WRITTEN_BY["train"], ended=True)
+            TrainingRecord(state).keep(folder, _written_by("train"), ended=True)
 
 
 def attach(params: Tracked, stages: Iterable[str], folder: Path = Path()) -> None:
-    """Put what these stages have just written into the record of their training, and have it delivered."""
-    names = [name for stage in stages if stage != "train" for name in _WRITTEN_BY.get(stage, ())]
+    """Add what these stages have just written to the record of their training, and have it delivered."""
+    names = _written_by(*({*stages} - {"train"}))
     if not _wanted(params) or not names or not (folder / TRAINED).exists():
         return
     with _warning():
@@ -84,8 +79,14 @@ def attach(params: Tracked, stages: Iterable[str], folder: Path = Path()) -> Non
             Outbox(record.folder, root, params.tracking).deliver()
 
 
+def _written_by(*stages: str) -> list[str]:
+    """Which of `record.FILES` stages write: the others in the folder may still be another training's."""
+    return [name for name, out in FILES.items() if WRITER[Path(out)] in stages]
+
+
 def _wanted(params: Tracked) -> bool:
-    """Whether a tracker is named; `evopipe verify`, whose runs nobody wants to see, sets the variable."""
+    """Return whether a tracker is configured and wanted; `evopipe verify` sets a variable so that its runs are not
+    tracked."""
     return bool(params.tracking.backends) and os.environ.get("EVOPIPE_TRACKING") != "off"
 
 

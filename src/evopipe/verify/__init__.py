@@ -1,1 +1,1 @@
-"""Whether a computation gives the same again: a pipeline in another clone, an algorithm on another device."""
+"""Checks that a computation can be repeated: a pipeline in another clone, an algorithm on another device."""

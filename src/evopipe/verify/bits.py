@@ -1,4 +1,4 @@
-"""Whether a machine can repeat to the bit what a committed dvc.lock says that another one learned."""
+"""Whether this machine can reproduce, to the bit, the results in a committed dvc.lock."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _WHOSE = {"native": "our own kernels", "torch": "torch's kernels"}
 
 
 def promise(asked: str, elite: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Say with which kernels a lock was made, and whether the same bits can be expected here.
+    """Return a sentence that says with which kernels a lock was made, and whether the same bits can be expected here.
 
     Args:
         asked: `runtime.kernels` of the lock.
-        elite: the lock's `policy.json`; empty where it cannot be had.
+        elite: the lock's `policy.json`; empty if it is not available.
         here: this machine's fingerprint under the same parameters.
     """
     if not elite:

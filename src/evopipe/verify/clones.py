@@ -26,7 +26,7 @@ from evopipe.schema.read import read_yaml
 from evopipe.signals import StopSignal
 from evopipe.track.formats import columns
 from evopipe.verify.bits import promise
-from evopipe.verify.compare import Row, compare
+from evopipe.verify.compare import ComparedOut, compare
 
 _Tell = Callable[[str], None]
 _STAGE = re.compile(r"(?:Running stage|failed to reproduce) '([^']+)'")
@@ -158,17 +158,23 @@ def _run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> subproce
 def verify(
     pipeline: Path, lock: bool, jobs: int, tolerance: float, keep: bool, show: _Tell, tell: _Tell, warn: _Tell
 ) -> None:
-    """Run HEAD in two clean clones, or (`lock`) in one against the committed dvc.lock, and compare every out.
+    """Run HEAD in two clean clones, or with `lock` in one against the committed dvc.lock, and compare every out.
 
-    The pipeline is the folder that holds dvc.yaml, and so many jobs run at the same time. With `lock` the elite's score
-    may differ by the tolerance, a share of the committed one. With `keep` the clones stay, and it is said where. `show`
-    receives the table, `tell` progress, `warn` warnings.
+    Args:
+        pipeline: the folder that holds dvc.yaml.
+        lock: whether to compare with the committed dvc.lock.
+        jobs: how many jobs run at the same time.
+        tolerance: with `lock`, how much the elite's score may differ, as a share of the committed one.
+        keep: whether to keep the clones, and print where they are.
+        show: receives the table.
+        tell: receives progress.
+        warn: receives warnings.
 
     Raises:
-        UsageError: no git repository, or nothing committed.
-        MissingInputError: DVC, dvc.yaml, dvc.lock, the committed score, or data that a `.dvc` file names is not there.
+        UsageError: there is no git repository, or nothing is committed.
+        MissingInputError: DVC, dvc.yaml, dvc.lock, the committed score, or data that a `.dvc` file names is missing.
         DataError: outs differ, or dvc.lock was made from other code or parameters than HEAD's.
-        EvopipeError: a stage failed; the exit code is the stage's if DVC tells it.
+        EvopipeError: a stage failed; the exit code is the stage's if DVC reports it.
         Interrupted: a signal asked to stop.
     """
     need_package("dvc", "pipeline", "verify")
@@ -274,7 +280,7 @@ def _end(running: Mapping[_Clone, subprocess.Popen[bytes]]) -> None:
                 process.wait(_GRACE)
 
 
-def _table(rows: Sequence[Row], names: tuple[str, str]) -> list[str]:
+def _table(rows: Sequence[ComparedOut], names: tuple[str, str]) -> list[str]:
     """Return a line an out, below it its notes, and at the end how many had which verdict."""
     cells = [(row.path, row.stage, row.a[:12] or "-", row.b[:12] or "-", row.verdict) for row in rows]
     head, *lines = columns([("out", "stage", *names, ""), *cells])

@@ -1,4 +1,4 @@
-"""Out by out: what is the same in two folders that ran the same pipeline."""
+"""Comparison of two folders that ran the same pipeline, out by out."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class _Out(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
-    """One out of both runs: its stage and what that depends on, two hashes (empty where it is missing), a verdict."""
+class ComparedOut:
+    """One out of both runs: its stage and that stage's dependencies, two hashes (empty if it is missing), and a
+    verdict."""
 
     path: str
     stage: str
@@ -52,11 +53,16 @@ class Row:
         return self.verdict in ("DIFFERENT", "missing")
 
 
-def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
-    """Compare what two folders hold after one pipeline: a row an out, in the order of the stages. With a tolerance
-    `one` has the committed outs, as far as they can be had; what was learned may differ then, and the elite's score by
-    this share of the committed one. `MissingInputError` if one of the scores is not there, `DataError` if a score or a
-    dvc.lock cannot be understood."""
+def compare(one: Path, two: Path, tolerance: float | None = None) -> list[ComparedOut]:
+    """Compare two folders that ran the same pipeline: a row for each out, in the order of the stages.
+
+    With a tolerance, `one` has the committed outs, as far as they are available. Learned outs may then differ, and the
+    elite's score may differ by this share of the committed one.
+
+    Raises:
+        MissingInputError: one of the scores is missing.
+        DataError: a score or a dvc.lock cannot be read.
+    """
     before, after = _read_lock(one), _read_lock(two)
     learned = set() if tolerance is None else _learned(before | after)
     rows = []
@@ -79,7 +85,7 @@ def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
             notes = ["compared without its measured section"] if a == b else [_where(*pages)]
         elif verdict == "DIFFERENT" and there.exists():
             notes = _differences(there, here)
-        rows.append(Row(path, made.stage, made.deps, a, b, verdict, tuple(notes)))
+        rows.append(ComparedOut(path, made.stage, made.deps, a, b, verdict, tuple(notes)))
     if _EVALUATION not in before and any(row.verdict == "learned anew" for row in rows):
         raise MissingInputError(f"verify: {_EVALUATION} is no out of this pipeline; what was learned has no score")
     return rows

@@ -1,7 +1,8 @@
-"""Whether a GPU computes what the CPU does, whether graphs compute what eager code does, and what graphs gain.
+"""Checks that a GPU computes what the CPU does, that graphs compute what eager code does, and how much faster graphs
+are.
 
-Every algorithm trains in its own regime, with members of unlike architectures. On the CPU fixed buffers stand in for
-graphs.
+Every algorithm trains in its own regime, with members of different architectures. On the CPU, fixed buffers stand in
+for graphs.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ _Finding: TypeAlias = tuple[str, str, bool | None]
 
 
 def find_device(kind: str) -> torch.device:
-    """Return the device to check; raise ResourceError where it is `cuda`, and torch sees none."""
+    """Return the device to check.
+
+    Raises:
+        ResourceError: it is `cuda`, and torch finds none.
+    """
     if kind == "cuda" and not torch.cuda.is_available():
         raise ResourceError(
             f"gpu check: torch sees no CUDA device here (torch {torch.__version__}, built for CUDA "
@@ -68,24 +73,30 @@ def find_device(kind: str) -> torch.device:
 def check(
     names: Sequence[str], device: torch.device, members: int, repeats: int, tell: Callable[[str], None], envs: int
 ) -> None:
-    """Check algorithms, all where none is named, with so many members and environments of each; time so often. Those of
-    language models are among all where the extra `language` is installed. `tell` gets a line for each thing that was
-    looked at. `UsageError` if there is no algorithm of a name, or it is one of teams or games, which are not checked;
-    `DataError`, which names them, if findings are bad."""
-    of_text = algos.working(of_text=True)
-    for name in set(names) - set(known := [*algos.working(), *of_text]):
+    """Check algorithms; all if none is named. Those of language models are included if the extra `language` is
+    installed.
+
+    Args:
+        names: the algorithms.
+        device: to check.
+        members, envs: how many, for each algorithm.
+        repeats: how often to measure the time.
+        tell: receives a line for each thing that was checked.
+
+    Raises:
+        UsageError: there is no algorithm of a name, or it is one of teams or games, which are not checked.
+        DataError: a check failed; the message names the failures.
+    """
+    for name in set(names) - set(known := algos.working(None)):
         raise UsageError(f"gpu check: --algo: no algorithm {name!r}{suggestion(name, known)}")
-    able = [name for name in known if not algos.get(name).TEAM and algos.regime_name(name) != "games"]
-    for name in set(names) - set(able):
+    able = {name: _CHECKS[algos.get(name).REGIME] for name in known if algos.get(name).REGIME in _CHECKS}
+    able = {name: checked for name, checked in able.items() if not algos.get(name).TEAM}
+    for name in set(names) - able.keys():
         raise UsageError(f"gpu check: --algo: {name} learns in teams or from games, which are not checked")
     with_text = importlib.util.find_spec("transformers") is not None
-    bad, usual = [], [name for name in able if with_text or name not in of_text]
+    bad, usual = [], [name for name, checked in able.items() if with_text or checked is not _check_language]
     for name in names or usual:
-        if name in of_text:
-            found = _check_language(name, device, members, repeats)
-        else:
-            found = _check(_spec(name, device, envs), members, repeats)
-        for what, result, good in found:
+        for what, result, good in able[name](name, device, members, repeats, envs):
             verdict = {True: "ok", False: "BAD", None: ""}[good]
             tell(f"{name:8} {what:44} {verdict:4} {result}".rstrip())
             if good is False:
@@ -117,6 +128,12 @@ def _transitions(spec: Spec) -> Transitions:
     if spec.spaces.continuous:
         action = draw.uniform(-1.0, 1.0, (_ROWS, spec.actions)).astype(np.float32)
     return Transitions(obs, action, reward, over, zeros.astype(bool), after, zeros)
+
+
+def _check_in_environments(
+    name: str, device: torch.device, members: int, repeats: int, envs: int
+) -> Iterator[_Finding]:
+    return _check(_spec(name, device, envs), members, repeats)
 
 
 def _check(spec: Spec, members: int, repeats: int) -> Iterator[_Finding]:
@@ -203,7 +220,7 @@ def _act(run: Run[Spec]) -> None:
 
 
 def _learn(run: Run[Spec]) -> None:
-    """Take so many updates, on-policy from a rollout of so many ticks."""
+    """Make this many updates; on-policy, from a rollout of this many ticks."""
     regime: Any = run.regime
     for i, cohort in enumerate(run.cohorts):
         if algos.on_policy(run.spec.algo):
@@ -232,7 +249,7 @@ def _waits(run: Run[Spec]) -> str:
 # --- language models --------------------------------------------------------------------------------------------------
 
 
-def _check_language(name: str, device: torch.device, members: int, repeats: int) -> Iterator[_Finding]:
+def _check_language(name: str, device: torch.device, members: int, repeats: int, envs: int) -> Iterator[_Finding]:
     """Look whether a GPU writes and learns as the CPU does: members of unlike ranks over a tiny base."""
     there, here = (_language_run(name, each, members) for each in (device, torch.device("cpu")))
     with closing(there.regime), closing(here.regime):
@@ -279,3 +296,12 @@ def _language_numbers(run: Run[LanguageSpec]) -> dict[str, list[torch.Tensor]]:
         said.append(now.log_prob.masked_fill(~text.mask.to(spec.device), 0.0).cpu())
     run.advance()
     return {"log-probabilities": said, **_learned(run)}
+
+
+_CHECKS: dict[str, Callable[[str, torch.device, int, int, int], Iterator[_Finding]]] = {
+    "off_policy": _check_in_environments,
+    "on_policy": _check_in_environments,
+    "dialogue": _check_language,
+    "text": _check_language,
+}
+"""How algorithms are checked, by regime; those of games are not."""

@@ -253,16 +253,16 @@ class Agent(View):
     # --- testing and keeping ------------------------------------------------------------------------------------------
 
     def test(self, env: Any, swap_channels: bool = False, max_steps: int | None = None, loop: int = 1) -> float:
-        """Play greedy episodes and return their mean undiscounted return, which is appended to `fitness`.
+        """Play greedy episodes; return their mean undiscounted return, which is also appended to `fitness`.
 
         Args:
-            env: the environment, as for the training functions. Its like is played in: `env` stays as it is.
-            swap_channels: not needed: images are turned where they enter.
-            max_steps: step cap of an episode; None until it ends.
+            env: the environment, as for the training functions. Copies of it are played; `env` itself stays as it is.
+            swap_channels: not needed: the order of an image's channels is detected.
+            max_steps: the most steps of an episode; None for no limit.
             loop: episodes for each environment of `env`. Their seeds are the same for all agents and every test.
 
         Raises:
-            UsageError: nothing like the environment can be made.
+            UsageError: the environment cannot be copied.
         """
         config = config_of(env)
         episodes = loop * config.num_envs

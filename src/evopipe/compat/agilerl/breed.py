@@ -18,7 +18,7 @@ from evopipe.errors import ParamsError, UsageError
 from evopipe.machine import configure
 from evopipe.problems.specs import make_spec, settings_of
 from evopipe.run.spec import Spec
-from evopipe.schema.params import Params, parse_params
+from evopipe.schema.params import Params, env_params
 from evopipe.types import Spaces
 
 NOWHERE = "no environment yet"  # an id that none has
@@ -107,10 +107,8 @@ def _of_spaces(observations: Any, actions: Any, team: bool) -> Breed:
 def params_of(data: Mapping[str, Any]) -> Params:
     """Return the parameters of a run in environments, see `parse_params`. Raises ParamsError if they cannot be used, or
     are a language model's."""
-    params = parse_params(data)
-    if not isinstance(params, Params):
-        raise ParamsError("language: these are parameters of a language model, which has functions of its own")
-    return params
+    other = "language: these are parameters of a language model, which has functions of its own"
+    return env_params(data, ParamsError(other))
 
 
 def build(params: Params, observations: Any, actions: Any) -> Breed:

@@ -1,4 +1,4 @@
-"""Datasets that scripts hand to `train_offline`, as transitions that a run learns from."""
+"""Conversion of the datasets of `train_offline` to transitions that a run learns from."""
 
 from __future__ import annotations
 

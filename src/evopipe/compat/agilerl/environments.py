@@ -1,14 +1,14 @@
-"""Environments that a caller made, as the blocks of `params.yaml` name them.
+"""Environments that a caller made, converted to blocks of `params.yaml`.
 
-A run makes its environments itself: each member lives in as many as the vector has, fitness comes from others. So of
-what the caller hands over it needs the way to make more:
+A run makes its environments itself: each member has as many as the vector holds, and others for evaluation. From the
+caller's environment it needs the way to make more:
 
 - `make_vect_envs` remembers the name that it makes;
-- a vector of `gymnasium` holds the functions that made its environments: wrappers and all, they are called again;
-- a single environment, of Gymnasium or PettingZoo, is copied, or made anew by its spec where it cannot be copied;
+- a vector of `gymnasium` holds the functions that made its environments, wrappers included, which are called again;
+- a single environment, of Gymnasium or PettingZoo, is copied, or made by its spec if it cannot be copied;
 - a vector that is one program (`vector_entry_point`) is made by its spec.
 
-What remains is refused in a sentence. Functions and copies are known in this process and those that it forks.
+Anything else is refused with a sentence. Functions and copies are known in this process and those that it forks.
 """
 
 from __future__ import annotations
@@ -47,8 +47,13 @@ class _Anew(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def config_of(env: Any) -> EnvConfig:
-    """Return the block `env` by which a run makes more environments like one of a script's. A vector's number of
-    environments is that of each member. Raises UsageError if more like it cannot be made."""
+    """Return the block `env` with which a run makes more environments like this one.
+
+    A vector's number of environments becomes that of each member.
+
+    Raises:
+        UsageError: no more can be made.
+    """
     try:
         if env not in _known:
             _known[env] = _find(env)

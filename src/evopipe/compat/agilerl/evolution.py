@@ -91,12 +91,12 @@ class Mutations:
     """Mutations of agents, each with a relative weight.
 
     Args:
-        no_mutation: weight of none.
-        architecture: of another architecture: a layer or units more or less.
-        new_layer_prob: share of layers in those, 0 to 1.
+        no_mutation: weight of no mutation.
+        architecture: weight of a change of architecture: a layer or units more or fewer.
+        new_layer_prob: share of layers among those, 0 to 1.
         parameters: weight of noise on weights of the policy.
-        activation: of another activation function.
-        rl_hp: of another learning hyper-parameter.
+        activation: weight of another activation function.
+        rl_hp: weight of a change of a hyper-parameter.
         mutation_sd: standard deviation of the noise, relative to each weight.
         activation_selection: activations to choose from; None for ReLU, ELU and GELU.
         mutate_elite: whether the fittest agent, at index 0, mutates too.

@@ -26,15 +26,15 @@ from evopipe.ops.statistics import mean_of_finite
 from evopipe.problems.text import describe, spec_of
 from evopipe.problems.text_data import form_of
 from evopipe.regimes.dialogue import Dialogue
-from evopipe.regimes.text import TextRows, Texts
+from evopipe.regimes.text import TextRows, TextSource
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.problem import Problem
 from evopipe.run.regime import Regime
 from evopipe.run.spec import first_members
+from evopipe.schema.declare import parsed
 from evopipe.schema.language import LanguageConfig, TextRuntime
-from evopipe.schema.params import parse_params
 from evopipe.schema.text import LanguageParams
 from evopipe.storage import members as stored
 
@@ -78,21 +78,22 @@ class LanguageBreed:
         runtime = {"device": self.device}
         base = {"seed": self.seed, "language": language, "train": {"algo": self.algo}, "runtime": runtime,
                 "tracking": {"backends": []}, "algos": {self.algo: block}}  # fmt: skip
-        found = parse_params({**base, **changes})
-        assert isinstance(found, LanguageParams)
-        return found
+        return parsed(LanguageParams, {**base, **changes})
 
     @cached_property
     def spec(self) -> LanguageSpec:
-        """What its members are of, where no text is read or written yet."""
+        """The configuration of its members, as long as no text is read or written."""
         return self.spec_at(self.params({}), None)
 
     def spec_at(self, params: LanguageParams, env: Gym | None) -> LanguageSpec:
-        """Return what a run with these parameters is about. Raises DataError if model and tokenizer do not belong
-        together."""
+        """Return the configuration of a run with these parameters.
+
+        Raises:
+            DataError: model and tokenizer do not belong together.
+        """
         self._configured()
         tokenizer = self.tokenizer if env is None else env.tokenizer
-        base = self.base if tokenizer is None else self.base.told(tokenizer)
+        base = self.base if tokenizer is None else self.base.with_tokenizer(tokenizer)
         return spec_of(params, base if self.pad is None else replace(base, pad=self.pad), self.base.device)
 
 
@@ -146,8 +147,12 @@ class LanguageAgent(View):
         stored.write(Path(path), [replace(self.member, slot=0)], {**wanted, **more})
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Become what `save_checkpoint` wrote of an agent over the same model. Raises MissingInputError or DataError if
-        it is not there, is damaged, or is of another algorithm or model."""
+        """Replace this agent's state by what `save_checkpoint` wrote for the same model.
+
+        Raises:
+            MissingInputError: there is no such folder.
+            DataError: it is damaged, or of another algorithm or model.
+        """
         wanted = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         (member, *_), about = stored.read(Path(path), wanted, _REMEDY, self.breed.spec.check)
         try:
@@ -161,8 +166,12 @@ class LanguageAgent(View):
 def problem_of(
     breed: LanguageBreed, params: LanguageParams, env: Gym, most: float | None = None
 ) -> Problem[LanguageSpec]:
-    """Return what agents live on in an environment; `most` is the reward of what is all right. Raises UsageError if the
-    environment is for other algorithms; DataError if nothing of a dataset is short enough."""
+    """Return the problem of agents in an environment; `most` is the reward of a completely right completion.
+
+    Raises:
+        UsageError: the environment is for other algorithms.
+        DataError: no row of a dataset is short enough.
+    """
     if (wanted := form_of(params)) != env.form:
         gym = "ReasoningGym" if wanted == "reasoning" else "PreferenceGym"
         raise UsageError(f"env: {breed.algo} learns in a {gym}, got a {type(env).__name__}")
@@ -174,7 +183,7 @@ def problem_of(
     def live(clock: Clock, keys: np.ndarray) -> Regime:
         if isinstance(env, ReasoningGym):
             return Dialogue(spec, clock, corpus, env.judge, most=most)
-        return TextRows(spec, clock, Texts(spec, corpus))
+        return TextRows(spec, clock, TextSource(spec, corpus))
 
     return Problem(spec, live, described=partial(describe, params, spec), less=LESS)
 

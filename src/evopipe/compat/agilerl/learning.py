@@ -1,4 +1,4 @@
-"""Batches and rollouts that scripts hand over, as algorithms learn from them in a cohort of one."""
+"""Converts batches and rollouts of scripts to the form that algorithms learn from, for one agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evopipe.types import ACTS, GONE, Batch, Chosen, Tensor
 
 
 @dataclass(frozen=True)
-class Taken:
+class RecordedStep:
     """One step of `E` environments in the algorithm's terms; for a team `E` counts environments times agents, see
     `Rollout`."""
 
@@ -37,7 +37,8 @@ class Taken:
     terminated: np.ndarray  # `[E]`
     truncated: np.ndarray
     idle: np.ndarray  # `[E]`, no step: a reset that follows no action
-    memory: torch.Tensor | None = None  # `[E, M]` before the step, where the agent keeps one
+    memory: torch.Tensor | None = None  # `[E, M]` before the step, where the agent keeps one; forgotten at a beginning
+    remembered: torch.Tensor | None = None  # `[E, M]` after it
     legal: np.ndarray | None = None  # `[E, A]`, None where all is
     next_alive: np.ndarray | None = None  # `[E]` of a team, see `evopipe.types`
 
@@ -71,11 +72,17 @@ class RolloutBuffer:
         """Steps of every environment that are there."""
         return len(self.taken)
 
-    def add(self, step: Taken) -> None:
+    def add(self, step: RecordedStep) -> None:
         """Append a step. Raises UsageError if the buffer is full."""
         if len(self.taken) == self.capacity:
             raise UsageError(f"RolloutBuffer: it is full ({self.capacity} steps): call agent.learn() or reset() first")
         self.taken.append(step)
+
+    def cut(self) -> None:
+        """Let episodes that go on be truncated after the last step: what comes next is of others."""
+        if self.taken:
+            last = self.taken[-1]
+            self.taken[-1] = replace(last, truncated=last.truncated | ~(last.terminated | last.idle))
 
     def reset(self) -> None:
         """Remove all steps."""
@@ -185,7 +192,7 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
     return layout.unpack(torch.from_numpy(packed)[None].to(spec.device), weight, gamma)
 
 
-def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
+def steps_of(breed: Breed, experiences: Any) -> list[RecordedStep]:
     """Return the steps of a rollout that a script collected, see `Agent.learn`. Raises UsageError if it is none."""
     if not isinstance(experiences, tuple | list) or len(experiences) not in (7, 8):
         raise UsageError(
@@ -201,7 +208,7 @@ def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
     for t, (begins, marks) in enumerate(_ends_of(seen, dones, rest[0] if rest else None, [n])):
         log_prob, value, reward = (np.asarray(x[t], np.float32).reshape(n) for x in (log_probs, values, rewards))
         found.append(
-            Taken(rows[t], breed.drawn(actions[t], n), log_prob, value, reward, rows[t + 1], begins,
+            RecordedStep(rows[t], breed.drawn(actions[t], n), log_prob, value, reward, rows[t + 1], begins,
                   marks.terminated, marks.truncated, marks.began)
         )  # fmt: skip
     return found
@@ -210,7 +217,7 @@ def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
 def _steps_of_team(
     breed: Breed, team: TeamSpace, observations: Any, actions: Any, log_probs: Any, rewards: Any, dones: Any,
     values: Any, following: Any, next_done: Any = None,
-) -> list[Taken]:  # fmt: skip
+) -> list[RecordedStep]:  # fmt: skip
     spec = breed.spec
     if spec.algo_config.network.encoder_kind == "lstm":
         raise UsageError("learn: a team with a memory is trained whole: train_multi_agent_on_policy")
@@ -243,13 +250,15 @@ def _steps_of_team(
     for t, (_, action, log_prob, reward, _, value) in enumerate(zip(*parts, strict=True)):
         now, after = situations[t], situations[t + 1]
         over = ended[t] | ~after.alive
+        # Who acts next is known but for the last step, after which one that has just ended may still be shown.
+        acts = after.alive if t + 1 < len(parts[0]) else after.alive & ~(ended[t] & now.alive)
         flat = [x.reshape(-1) for x in (*(numbers(x, np.float32) for x in (log_prob, value, reward)), begins, over)]
         own_log_prob, own_value, own_reward, first, last = flat
         obs, next_obs, legal = (x.reshape(-1, x.shape[-1]) for x in (now.obs, after.obs, now.legal))
         found.append(
-            Taken(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, nothing,
+            RecordedStep(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, nothing,
                   ~now.alive.reshape(-1), legal=legal if team.masked else None,
-                  next_alive=np.where(after.alive, ACTS, GONE).reshape(-1))
+                  next_alive=np.where(acts, ACTS, GONE).reshape(-1))
         )  # fmt: skip
         begins = over | ~now.alive
     return found
@@ -262,7 +271,7 @@ def _by_step(part: Any) -> list[Any]:
     return [*part]
 
 
-def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
+def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[RecordedStep]) -> Rollout:
     """Return steps as the rollout of a cohort of one. Raises UsageError if there are none."""
     if not taken:
         raise UsageError("learn: there is no step to learn from: collect_rollouts(agent, env) first")
@@ -275,8 +284,7 @@ def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
             each.truncated, each.idle, free if each.legal is None else each.legal)]  # fmt: skip
         obs, begins, log_prob, value, after, reward, terminated, truncated, idle, legal = own
         memory = torch.zeros(1, n, cohort.memory) if each.memory is None else each.memory[None]
-        following = taken[t + 1].memory if t + 1 < len(taken) else None
-        kept = memory if following is None else following[None]
+        kept = memory if each.remembered is None else each.remembered[None]
         chosen = Chosen(each.action[None].to(device), log_prob.float(), value.float(), kept.to(device))
         rollout.enter(t, obs, legal, begins, memory.to(device), chosen)
         there = [] if each.next_alive is None else [torch.from_numpy(each.next_alive)[None].float().to(device)]

@@ -1,7 +1,7 @@
-"""The spellings of AgileRL's first versions: one table, each with a sentence that says what it is called now.
+"""The names of AgileRL's first versions: one table, each with a sentence that says its name now.
 
-Their training functions counted episodes: of so many, each 500 steps of the vector of environments long if nothing else
-is said. `docs/scripts.md` has the import lines.
+Their training functions counted episodes, by default of 500 steps of the vector of environments. `docs/scripts.md` has
+the import lines.
 """
 
 from __future__ import annotations
@@ -72,8 +72,10 @@ def _by_episodes(old: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def initialPopulation(algo: str, INIT_HP: Any = None, **kwargs: Any) -> list[Agent]:  # noqa: N802
-    """Call `create_population` by its old name. PPO's learn step is not read from `INIT_HP`: such scripts learned once
-    an episode, and a rollout has the length that it has here.
+    """Call `create_population` by its old name.
+
+    PPO's learn step is not read from `INIT_HP`: such scripts learned once an episode, and a rollout keeps its default
+    length.
 
     Examples:
         >>> from evopipe import initialPopulation

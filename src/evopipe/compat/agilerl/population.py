@@ -16,6 +16,11 @@ from evopipe.errors import UsageError
 from evopipe.run.spec import first_members
 
 _EVER = 10**9
+_OVER_A_MODEL = {
+    "dpo": "dpo", "grpo": "grpo", "llmppo": "ppo_language", "llmreinforce": "reinforce", "reinforce": "reinforce",
+    "sft": "sft",
+}  # fmt: skip
+"""The algorithms whose agents are adapters over one model, by what scripts call them, without what parts words."""
 
 
 def create_population(
@@ -67,8 +72,7 @@ def create_population(
         ([0, 1], 64, 0.001)
     """
     plain = algo.lower().replace("_", "").replace(" ", "")
-    language = {"llmppo": "ppo_language", "llmreinforce": "reinforce"}.get(plain, plain)
-    if language in algos.names(of_text=True):
+    if (language := _OVER_A_MODEL.get(plain)) is not None:
         from evopipe.compat.agilerl.language import language_agents
 
         spaces = {"observation_space": observation_space, "action_space": action_space, "net_config": net_config,

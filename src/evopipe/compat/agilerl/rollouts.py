@@ -1,4 +1,4 @@
-"""Rollouts of one agent, for loops of one's own."""
+"""Collection of rollouts by one agent, for users' own loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from evopipe.algos import on_policy
 from evopipe.compat.agilerl.agent import Agent
-from evopipe.compat.agilerl.learning import Taken
+from evopipe.compat.agilerl.learning import RecordedStep
 from evopipe.compat.agilerl.vect import marks_of
 from evopipe.errors import UsageError
 from evopipe.run.act import step
@@ -89,10 +89,11 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
     fresh = obs is None
     if fresh:
         obs, info = env.reset()
+        agent.rollout_buffer.cut()
     scores = np.zeros(n) if scores is None else np.array(scores, float)
     begins, memory = np.ones(n, bool), torch.zeros(n, cohort.memory)
-    if not fresh and agent.carried is not None and len(agent.carried[0]) == n:
-        begins, memory = agent.carried
+    if agent.carried is not None and agent.carried[1].shape == memory.shape:
+        begins, memory = (begins if fresh else agent.carried[0]), agent.carried[1]
     if not fresh and (known := marks_of(obs, n)) is not None:
         begins = known.began
     next_step = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP) == AutoresetMode.NEXT_STEP
@@ -100,7 +101,6 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
     ended = np.zeros(n, bool) if fresh or done is None else np.asarray(done, bool)
     for _ in range(steps):
         rows, _single = agent.breed.rows(obs)
-        memory = memory.masked_fill(torch.from_numpy(begins)[:, None], 0.0)
         seen, may, first = (torch.from_numpy(np.array(x))[None].to(spec.device) for x in (rows, legal, begins))
         took = step(spec, cohort, seen, may, first, memory[None].to(spec.device), agent.tick())
         action = took.action[0].cpu()
@@ -113,10 +113,13 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
                 after[i] = agent.breed.rows(info["final_obs"][i])[0][0]
         log_prob, value = (x[0].cpu().numpy() for x in (took.log_prob, took.value))
         gain = np.asarray(reward, np.float32)
+        remembered = took.memory[0].cpu()
         agent.rollout_buffer.add(
-            Taken(rows, action, log_prob, value, gain, after, begins, terminated, truncated, idle, memory)
+            RecordedStep(
+                rows, action, log_prob, value, gain, after, begins, terminated, truncated, idle, memory, remembered
+            )
         )
-        memory = took.memory[0].cpu()
+        memory = remembered
         scores += np.where(idle, 0.0, reward)
         ended = terminated | truncated
         for i in np.flatnonzero(ended):

@@ -42,9 +42,9 @@ class RLParameter:
 
     Args:
         min, max: ends of the range, included.
-        shrink_factor, grow_factor: what one mutation multiplies by, either with a chance of one half.
-        dtype: `float`, or `int` where the hyper-parameter is a whole number, which moves by at least 1. It follows
-            from the hyper-parameter: another one than its own is refused; None takes its own.
+        shrink_factor, grow_factor: one mutation multiplies by either of them, with equal probability.
+        dtype: `float`, or `int` for an integer hyper-parameter, which moves by at least 1. None takes the
+            hyper-parameter's own type; any other type is refused.
 
     Examples:
         >>> from evopipe import RLParameter
@@ -74,8 +74,11 @@ class HyperparameterConfig(dict[str, RLParameter]):
 
 
 def algorithm_of(algo: str) -> str:
-    """Return an algorithm's name here: `DQN` is `dqn`, `Rainbow DQN` is `rainbow`. Raises ParamsError if there is none
-    of that name."""
+    """Return an algorithm's name in evopipe: `DQN` is `dqn`, `Rainbow DQN` is `rainbow`.
+
+    Raises:
+        ParamsError: there is none of that name.
+    """
     plain = "".join(letter for letter in algo.lower() if letter.isalnum())
     name = _SPELLED.get(plain, plain)
     if name not in algos.names():

@@ -1,4 +1,4 @@
-"""What the training functions have in common: their arguments become `Params`, and a run begins."""
+"""What the training functions share: they convert their arguments to `Params`, and start a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, need_package, suggestion
-from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
 from evopipe.policies import policy
 from evopipe.problems.env import problem_with
@@ -39,6 +38,7 @@ from evopipe.run.run import Champion, Run
 from evopipe.run.session import Home, Session
 from evopipe.run.spec import JobT
 from evopipe.schema.params import AnyParams, Params
+from evopipe.storage.keys import content_key, state_folder
 from evopipe.track.events import Tracker
 
 Trained = tuple[list[Agent], list[list[float]]]
@@ -100,9 +100,13 @@ def conducted(
     problem: Problem[JobT], agents: Sequence[Any], params: AnyParams, quiet: bool, key: str | None,
     name: str | None = None,
 ) -> Iterator[Session[JobT]]:  # fmt: skip
-    """Give the session of a script, whose checkpoints and, if no tracker is asked for, log are gone with it. `key` is
-    of Weights & Biases, `name` what people read there. Raises MissingInputError if that is asked for and not installed,
-    and what `run.session.Session` raises."""
+    """Yield the session of a script. Its checkpoints are removed at the end, and so is its log if no tracker is used.
+
+    `key` is the key of Weights & Biases, `name` the run's name there.
+
+    Raises:
+        MissingInputError: Weights & Biases is used and not installed. What `run.session.Session` raises is raised too.
+    """
     members = entering(agents, params.seed)
     with tempfile.TemporaryDirectory(prefix="evopipe-") as scratch:
         state = Path(scratch)
@@ -122,8 +126,10 @@ def conducted(
 
 
 def conduct(session: Session[Any], between: Callable[[Tracker], None]) -> Champion:
-    """Train to the end, bring it to the trackers that are asked for, and return the champion; `between` is called
-    between two steps, and at the end. For errors see `Session.train`."""
+    """Train to the end, deliver to the trackers in use, and return the champion. It raises what `Session.train` raises.
+
+    `between` is called between two steps, and at the end.
+    """
     champion = session.train(between)
     between(session.tracker)
     if session.params.tracking.backends:
@@ -143,7 +149,11 @@ _TRAIN = ("max_steps", "evo_steps", "eval_steps", "learning_delay")  # keys of t
 
 
 def refuse_idle(arguments: Mapping[str, Any]) -> None:
-    """Raise UsageError where an argument of a training function would have no effect, for another one is missing."""
+    """Check that every argument of a training function has an effect.
+
+    Raises:
+        UsageError: one has none, because another is missing.
+    """
     for name, needs in _NEEDS.items():
         missing = all(arguments.get(each) in (None, False) for each in needs)
         if missing and arguments.get(name) not in (None, False, {}, PROJECT):

@@ -1,4 +1,4 @@
-"""Vector environments for loops of one's own, whose observations know what led to them."""
+"""Vector environments for users' own loops; their observations record which step led to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Bools = npt.NDArray[np.bool_]
 
 
 class Marks(NamedTuple):
-    """What led to an observation of each environment: a reset, a termination or a truncation, `[n]` each."""
+    """What preceded each environment's observation: a reset, a termination or a truncation, `[n]` each."""
 
     began: _Bools  # nothing: a reset, whatever action was given
     terminated: _Bools

@@ -1,4 +1,4 @@
-"""What both kinds of agents have in common: each is a view of one member of a population."""
+"""The base class of both kinds of agents, each of which is a view of one member of a population."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ class View:
         return child
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy a parent's counters; the other agent is the one whose place it takes."""
+        """Copy the counters of `parent`; `slot` is the agent whose place is taken."""
         self.scores, self.steps, self.fitness = [*parent.scores], [*parent.steps], [*parent.fitness]

@@ -10,7 +10,6 @@ from typing import Any
 from evopipe import algos
 from evopipe.agents.settings import Agents
 from evopipe.compat.rllm.documented import (
-    BLOCKS,
     BLOCKS_OF_ARGUMENTS,
     ESTIMATORS,
     FILTERS,
@@ -30,6 +29,8 @@ from evopipe.errors import MissingInputError, ParamsError, suggestion
 from evopipe.schema.declare import parsed
 from evopipe.schema.read import parse_value, read_yaml
 from evopipe.schema.text import LanguageParams
+
+_BLOCKS = {*LanguageParams.model_fields, "agents"} - {"seed", "fetch"}  # agents bring their tasks themselves
 
 
 @dataclass
@@ -188,7 +189,7 @@ def resolve(config: Any, population: Any, tasks: int, name: str, engine: str = "
     for key, value in overrides.items():
         if key in documented or key.startswith(BLOCKS_OF_ARGUMENTS):
             continue
-        if key == "seed" or key.partition(".")[0] in (*BLOCKS, "agents"):
+        if key == "seed" or key.partition(".")[0] in _BLOCKS:
             put(key, value, f"{key}={value}")
             continue
         notes.setdefault(_unknown(key, complete, algo), []).append(key)
@@ -279,7 +280,7 @@ def _made(
     agents = nested.pop("agents", {})
     params = parsed(LanguageParams, nested, "config: ")
     asked = params.train.algo
-    able = [name for name in algos.names(of_text=True) if algos.get(name).REGIME == "dialogue"]
+    able = [name for name in algos.names(None) if algos.regime_name(name) == "dialogue"]
     if asked not in able:
         raise ParamsError(f"train.algo: {asked} learns from no episodes; take {', '.join(able)}")
     if params.language.engine != "transformers":

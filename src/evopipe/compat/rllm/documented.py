@@ -12,7 +12,6 @@ from evopipe.errors import ParamsError, suggestion
 
 Values = dict[str, Any]
 _TRACKERS = ("mlflow", "wandb", "tensorboard")
-BLOCKS = ("language", "population", "train", "evolution", "evaluate", "export", "runtime", "tracking", "algos")
 TRAIN = "algos.*"  # stands for the block of the algorithm in use
 
 
@@ -151,7 +150,7 @@ def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
 
 
 def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, overrides: Values) -> None:
-    """Put how many tasks a step has, how many rollouts a task, and how many steps there are."""
+    """Set the numbers of tasks in a step, of rollouts of a task, and of steps."""
     block = algos.get(algo).Config()
 
     def number(key: str, default: Any = None) -> Any:
@@ -182,7 +181,7 @@ def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, o
 
 
 def others(documented: Values, put: Callable[..., None], algo: str, overrides: Values) -> None:
-    """Put the keys of `params.yaml` that several documented keys decide together."""
+    """Set those keys of `params.yaml` that follow from several documented keys together."""
     if not truth(documented.get("actor_rollout_ref.actor.use_kl_loss", True)):
         put(f"{TRAIN}.beta", 0.0, "actor_rollout_ref.actor.use_kl_loss=False")
     if (clip := documented.get("actor_rollout_ref.actor.clip_ratio")) is not None:

@@ -1,4 +1,4 @@
-"""`AgentTrainer`: train language models in agents, environments and workflows of one's own."""
+"""`AgentTrainer`: trains language models in users' own agents, environments and workflows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnW
 from evopipe.compat.rllm.config import resolve
 from evopipe.core.member import Member
 from evopipe.errors import DataError, UsageError, need_package, suggestion
-from evopipe.keys import CODE, content_key, state_folder
 from evopipe.language.policy import LanguagePolicy
 from evopipe.machine import configure
 from evopipe.mutations import Mutation
@@ -39,12 +38,13 @@ from evopipe.run.problem import Problem
 from evopipe.run.session import Home, Session
 from evopipe.stages import export
 from evopipe.storage.files import write_json
+from evopipe.storage.keys import CODE, content_key, state_folder
 from evopipe.track.events import Message
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What `AgentTrainer.train` gave."""
+    """The result of `AgentTrainer.train`."""
 
     policy: LanguagePolicy | None  # the elite, to generate with; None where nothing was trained
     score: float  # its mean return over all validation tasks
@@ -302,7 +302,9 @@ class AgentTrainer:
             digest.update(json.dumps(dataset.data, sort_keys=True, default=repr).encode())
         named = [self.workflow_class, self.agent_class, self.env_class, self.flow, self.reward_fn]
         values = {
-            "params": self.resolved.params.tracked("seed", "language", "train", "evolution", "population", "runtime"),
+            "params": self.resolved.params.tracked(
+                "seed", "language", "train", "evolution", "search", "population", "runtime"
+            ),
             "agents": self.resolved.agents.model_dump(mode="json"),
             "data": digest.hexdigest(),
             "code": [_source(each) for each in named],

@@ -1,14 +1,15 @@
-"""The environment backends: what `env.backend` names, one file each, found by name.
+"""The environment backends that `env.backend` can name, one file each.
 
 A backend's file defines one of
 
-- `rows(cfg, rows, spaces, threads)`: an object with the methods of `Home`, which steps `rows` environments in NumPy,
-  with the spaces that Gymnasium's own has, on so many threads;
-- `tensors(cfg, rows, device)`: an object with what `TensorPool` has, which steps them as tensors on a device.
+- `rows(cfg, rows, spaces, threads)`: returns an object with the methods of `RowStepper`, which steps `rows`
+  environments in NumPy, with Gymnasium's spaces, on up to `threads` threads;
+- `tensors(cfg, rows, device)`: returns an object with the methods of `TensorPool` that steps them as tensors on a
+  device.
 
-and may define `TEAMS = True` where it serves environments of several agents. `sync` defines neither: a pool makes
-Gymnasium's environments itself. Another package may bring a backend by an entry point of the group `evopipe.backends`,
-the name of a module.
+It may define `TEAMS = True` if it serves environments with several agents. `sync` defines neither: there the pool makes
+Gymnasium's environments itself. Another package can add a backend by an entry point of the group `evopipe.backends`,
+which names a module.
 """
 
 from __future__ import annotations
@@ -22,29 +23,37 @@ from evopipe.errors import ParamsError
 from evopipe.schema.blocks import BACKENDS, EnvConfig
 
 if TYPE_CHECKING:
-    from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
+    from evopipe.envs.rows import Actions, Begun, Ints, RowStep, Upcoming
 
 
-class Home(Protocol):
-    """Where the environments of a pool live: any rows `[n]` of them at a time."""
+class RowStepper(Protocol):
+    """The protocol of what steps the environments of a pool. Each call concerns any rows `[n]` of them."""
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin an episode in each of these rows, from its own seed `[n]`; raise `Fault` where one fails."""
+        """Begin an episode in each of these rows, from its own seed `[n]`.
+
+        Raises:
+            Fault: an environment failed.
+        """
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Begin a step with actions in an algorithm's terms."""
+        """Start a step with actions in the algorithm's encoding."""
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
-        """End it, and return what it gave; raise `Fault` where one fails."""
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
+        """Finish the step, and return its results.
+
+        Raises:
+            Fault: an environment failed.
+        """
 
     def close(self) -> None:
-        """Let the environments go."""
+        """Close the environments."""
 
 
 class Backend(NamedTuple):
-    """What a backend's file defines."""
+    """What a backend's module defines."""
 
-    rows: Callable[..., Home] | None
+    rows: Callable[..., RowStepper] | None
     tensors: Callable[..., Any] | None
     teams: bool
 
@@ -53,7 +62,8 @@ def get(cfg: EnvConfig) -> Backend:
     """Return the backend that `env.backend` names.
 
     Raises:
-        ParamsError: no package offers it, or two, or it cannot be imported, or lacks what a backend must define.
+        ParamsError: no package or more than one offers it, it cannot be imported, or it lacks what a backend must
+            define.
     """
     outside = plugins.find(plugins.BACKENDS, cfg.backend, "env.backend", BACKENDS)
     if outside is None and cfg.backend not in BACKENDS:
@@ -69,5 +79,5 @@ def get(cfg: EnvConfig) -> Backend:
 
 
 def as_tensors(cfg: EnvConfig) -> Callable[..., Any] | None:
-    """Return what makes the environments as tensors, see `TensorPool`; None where the backend has none."""
+    """Return the function that makes environments as tensors (see `TensorPool`); None if the backend has none."""
     return get(cfg).tensors

@@ -1,9 +1,9 @@
-"""Environments of envpool: C++ builds that step in threads of this process, without Python's lock.
+"""Environments of envpool: C++ builds that step in threads of this process, outside Python's lock.
 
-envpool's seeds are fixed at construction and its environments reset by themselves. In a pool the caller gives every
-episode its own seed, and no row resets by itself. So an environment of envpool serves for one episode here: each batch
-holds environments for many coming episodes, seeded one by one, of which only those are stepped that a row is playing.
-Constructing one costs a few microseconds (its first reset does the work).
+envpool fixes its seeds at construction, and its environments reset themselves. In a pool of evopipe the caller gives
+every episode its own seed, and no row resets by itself. An environment of envpool therefore serves for one episode:
+each batch holds environments for many coming episodes, seeded one by one, and only those that a row is playing are
+stepped. Constructing one costs a few microseconds; its first reset does the work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evopipe.envs.make import refuse
-from evopipe.envs.rows import Actions, Begun, Fault, Ints, Step, Upcoming
+from evopipe.envs.rows import Actions, Begun, Fault, Ints, RowStep, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EnvironmentFailed, ParamsError, did_you_mean
 from evopipe.schema.blocks import EnvConfig
@@ -27,7 +27,7 @@ _RESERVED = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "threa
 
 
 class EnvpoolRows:
-    """The rows of one pool, in envpool; `spaces` are those of Gymnasium's build, `threads` may step.
+    """The environments of one pool, in envpool. `spaces` are those of Gymnasium's build; up to `threads` threads step.
 
     Raises:
         ParamsError: envpool is not installed, or does not offer this environment or these arguments.
@@ -63,7 +63,7 @@ class EnvpoolRows:
         return Begun(observations, None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Begin a step; envpool's threads take it."""
+        """Start a step in envpool's threads."""
         if np.array_equal(rows, self._all):
             self._groups = self._sent = self._groups or self._by_batch(rows)
         else:
@@ -73,8 +73,8 @@ class EnvpoolRows:
         for batch, where in self._sent:
             batch.send(chosen[where], places[where])
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
-        """End it, see `Rows.receive`."""
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
+        """Finish the step. See `Rows.receive`."""
         places, n = self._place[rows], len(rows)
         obs, reward = np.empty((n, self._observations.size), np.float32), np.empty(n, np.float32)
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
@@ -84,10 +84,10 @@ class EnvpoolRows:
                 order = _order(info, places[where])
                 obs[where], reward[where] = self._flat(seen)[order], paid[order]
                 terminated[where], truncated[where] = ended[order], cut[order]
-        return Step.of(self._actions, obs, reward, terminated, truncated, None)
+        return RowStep.of(self._actions, obs, reward, terminated, truncated, None)
 
     def close(self) -> None:
-        """Let the environments go."""
+        """Release the environments."""
         for batch, _ in self._sent:
             with contextlib.suppress(Exception):
                 batch.recv()

@@ -1,3 +1,3 @@
-"""Gymnasium's and PettingZoo's own environments, stepped one by one, in this process or in workers: by the pool."""
+"""Gymnasium's and PettingZoo's own environments. The pool steps them one by one, in this process or in workers."""
 
 TEAMS = True

@@ -1,7 +1,7 @@
-"""Tasks: what language models are asked, and how good an answer is.
+"""Tasks: prompts for language models, and scores of the answers.
 
-A task is found by its name here, or is a class of one's own, `module:Class`. Its rows are plain JSON data, and may
-serve several kinds of algorithm at once, see `language.data.check_row`.
+A task is found by its name here, or is a user's class, `module:Class`. Its rows are plain JSON data, and may serve
+several kinds of algorithm at once, see `language.data.check_row`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from evopipe.errors import ParamsError, said, suggestion
 from evopipe.language.tasks.arithmetic import Arithmetic
-from evopipe.language.tasks.gym import ReasoningGym
+from evopipe.language.tasks.gym import GymTask
 from evopipe.language.tasks.symbols import Symbols
 from evopipe.language.tasks.wordle import Wordle
 from evopipe.own import foreign, import_name
@@ -30,11 +30,14 @@ _SECONDS = 60.0  # that code of one's own has to be imported, and to be made
 
 
 class Task(Protocol):
-    """What a task is. One may name all characters of its rows, `characters`, for a model that knows no others."""
+    """The protocol of tasks. A task may name all characters of its rows, `characters`, for a model that knows no
+    others."""
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make rows, equal ones with equal generators: a `prompt`, and its `answer`, its `completion`, or a pair
-        `chosen` and `rejected`."""
+        """Make `n` rows, equal ones from equal generators.
+
+        A row has a `prompt`, and an `answer`, a `completion`, or a pair `chosen` and `rejected`.
+        """
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
         """Return the reward of a completion of a row's prompt."""
@@ -47,7 +50,7 @@ gives stands in the game."""
 TASKS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "arithmetic": (Arithmetic, {}),
     "copy": (Symbols, {"operations": ["copy"]}),
-    "reasoning-gym": (ReasoningGym, {}),
+    "reasoning-gym": (GymTask, {}),
     "reverse": (Symbols, {"operations": ["reverse"]}),
     "sort": (Symbols, {"operations": ["sort"]}),
     "symbols": (Symbols, {}),
@@ -57,9 +60,13 @@ TASKS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 def get(name: str, kwargs: Mapping[str, Any]) -> Task:
-    """Return a task. Raises ParamsError if there is none of that name, or it does not take these arguments;
-    MissingInputError if it needs a package that is not installed; EnvironmentFailed if a module of one's own, or its
-    class, raised or did not return."""
+    """Return a task by its name.
+
+    Raises:
+        ParamsError: there is none of that name, or it does not take these arguments.
+        MissingInputError: it needs a package that is not installed.
+        EnvironmentFailed: a user's module or class raised, or did not return.
+    """
     if name not in TASKS and ":" not in name:
         raise ParamsError(f"language.task: no task {name!r} (`module:Class` is one's own){suggestion(name, TASKS)}")
     make, given = TASKS.get(name, (None, {}))
@@ -82,9 +89,13 @@ def get(name: str, kwargs: Mapping[str, Any]) -> Task:
 
 
 def score_of(task: Task, own: str | None) -> Score:
-    """Return what rewards completions: the task's own score, or a function of one's own, `module:function`, which is
-    called with completion and row. Raises ParamsError if there is no such function; EnvironmentFailed if importing its
-    module raised, or did not return."""
+    """Return the function that rewards completions: the task's own, or a user's, `module:function`, called with
+    completion and row.
+
+    Raises:
+        ParamsError: there is no such function.
+        EnvironmentFailed: importing its module raised, or did not return.
+    """
     if own is None:
         return task.score
     with foreign(f"language.reward: importing {own!r}", Watchdog(_SECONDS)):
@@ -109,9 +120,11 @@ class _Rewarded(NamedTuple):
 
 
 def rewards(score: Score, rows: Sequence[Mapping[str, Any]], completions: Sequence[str], seconds: float) -> _Rewarded:
-    """Score completions, each of the row in its place. A score that raises, does not return within so many seconds (in
-    the main thread, see `Watchdog`) or returns what is no finite number of float32 gives the reward 0 and is counted.
-    It sees a row's copy, and may change that."""
+    """Score completions, one for each row.
+
+    A score counts as failed, with reward 0, if it raises, takes longer than `seconds` (in the main thread, see
+    `Watchdog`) or returns no finite float32. It receives a copy of the row, which it may change.
+    """
     values = np.zeros(len(completions))
     failed, first = 0, None
     for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):

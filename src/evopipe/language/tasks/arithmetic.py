@@ -16,7 +16,7 @@ _DRAWS = 20  # of an expression that is to be new
 
 
 class Arithmetic(Schema):
-    """Whole numbers, joined by operations of which products come first. The last number of a completion counts."""
+    """A task of integers joined by operators, of which products come first. The last number of a completion counts."""
 
     operations: Annotated[tuple[Literal["+", "-", "*"], ...], Field(strict=False, min_length=1)] = Field(
         ("+",), description="what joins two numbers, each as often as the others"
@@ -37,7 +37,8 @@ class Arithmetic(Schema):
         return "".join(dict.fromkeys("0123456789-" + "".join(self.operations) + self._ask("")))
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make rows; while there are enough expressions, no two are alike. A pair's worse answer is off by 1 to 9."""
+        """Make rows, without duplicates as long as there are enough expressions. The rejected answer of a pair is off
+        by 1 to 9."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):

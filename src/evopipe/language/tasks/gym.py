@@ -1,4 +1,4 @@
-"""Tasks of the package `reasoning-gym`: a hundred generators of questions, each with a score of its own."""
+"""The tasks of the package `reasoning-gym`: a hundred generators of questions, each with its own score."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from evopipe.errors import need_package, suggestion
 from evopipe.schema.declare import Schema
 
 
-class ReasoningGym(Schema):
-    """One of the package's generators. A row says how its question is made again: the score needs more than JSON."""
+class GymTask(Schema):
+    """One of the package's generators. A row says how to make its question again, because the score needs more than
+    JSON."""
 
     dataset: str = Field(description="the generator's name, for example `chain_sum`")
     config: dict[str, Any] = Field(default_factory=dict, description="what the generator is configured with")
@@ -24,7 +25,7 @@ class ReasoningGym(Schema):
     _made: dict[tuple[int, int], Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
-    def _can_be(self) -> ReasoningGym:
+    def _can_be(self) -> GymTask:
         need_package("reasoning_gym", "reasoning", "language.task: reasoning-gym")
         from reasoning_gym.factory import DATASETS
 
@@ -46,7 +47,7 @@ class ReasoningGym(Schema):
         return self._made[seed, size]
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make rows. Where a question has no single answer, that is empty, and there is no completion to learn."""
+        """Make rows. If a question has no single answer, its `answer` is empty, and there is no completion to learn."""
         seed = int(rng.integers(2**31))
         rows = []
         for index, made in zip(range(n), self._questions(seed, n), strict=False):
@@ -56,8 +57,11 @@ class ReasoningGym(Schema):
         return rows
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
-        """Return the generator's own score, from 0 to 1. Raises ValueError if the installed package makes another
-        question of this row."""
+        """Return the generator's own score, from 0 to 1.
+
+        Raises:
+            ValueError: the installed package makes another question from this row.
+        """
         questions = self._questions(row["seed"], row["size"])
         made = questions[row["index"]]
         if made["question"] != row["prompt"]:

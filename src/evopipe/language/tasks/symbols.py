@@ -1,4 +1,4 @@
-"""Rows of symbols to be copied, reversed or sorted: `314=` → `314`, `413` or `134`."""
+"""The task of copying, reversing or sorting symbols: `314=` → `314`, `413` or `134`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _DRAWS = 20  # of a text that is to be new
 
 
 class Symbols(Schema):
-    """Operations of which the prompt does not say which one is meant: of several one can only guess, or be taught."""
+    """Operations on symbols. The prompt does not say which operation is meant: if there are several, it must be guessed
+    or taught."""
 
     operations: Annotated[tuple[Operation, ...], Field(strict=False, min_length=1)] = Field(
         ("copy", "reverse", "sort"), description="what is done to the symbols, each as often as the others"
@@ -48,7 +49,7 @@ class Symbols(Schema):
         return self.alphabet + "="
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make rows: with pairs that differ, where there are any, and of new prompts, as long as there are enough."""
+        """Make rows, of new prompts as long as there are enough. The two completions of a pair differ if they can."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):
@@ -78,7 +79,7 @@ class Symbols(Schema):
         return row if worse is None else {**row, "chosen": answer, "rejected": worse}
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
-        """Return 1 for the answer, else 0, or the share of places that agree with it."""
+        """Return 1 for the answer, else 0; or the share of positions that agree with it."""
         answer = str(row["answer"])
         if not self.by_place:
             return float(completion == answer)

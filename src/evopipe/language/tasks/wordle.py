@@ -1,4 +1,4 @@
-"""Wordle as a task whose rows are whole games: for algorithms that learn from games, and play them."""
+"""Wordle as a task whose rows are whole games, for algorithms that learn from games and play them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from evopipe import rng as counted
 from evopipe.errors import DataError, suggestion
-from evopipe.language.tasks.words import POLICIES, Games, Vocabulary, read_words
+from evopipe.language.tasks.words import POLICIES, Vocabulary, WordGames, read_words
 from evopipe.rng import Purpose
 from evopipe.schema.declare import Schema, located
 
@@ -36,7 +36,7 @@ class _Encoded:
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedGames:
     """Games that were played to their end."""
 
     returns: np.ndarray  # [R] float64
@@ -46,9 +46,11 @@ class Played:
 
 
 class Wordle(Schema):
-    """Guess a word within some tries. A guess earns −1, the right one 0. A game as tokens: a start, then for every turn
-    the letters of a guess and as many colours; after the last guess the game is over. A guess that is no word of the
-    vocabulary gets no feedback, and counts."""
+    """Guess a word within some tries. A guess earns −1, the right one 0.
+
+    A game as tokens is a start, then for every turn the letters of a guess and as many colours. After the last guess
+    the game is over. A guess that is not in the vocabulary gets no colours, but counts.
+    """
 
     words: str | Annotated[tuple[str, ...], Field(strict=False)] = Field(
         "tiny", description="the vocabulary: `tiny`, `five`, a file with a word a line, or a list"
@@ -72,22 +74,22 @@ class Wordle(Schema):
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The words; for errors see `read_words`."""
+        """The words. It raises what `read_words` raises."""
         return Vocabulary(read_words(self.words))
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The token language: a token's id is its place."""
+        """The tokens; a token's id is its index."""
         return (*TOKENS, *self.vocabulary.letters)
 
     @property
     def guess(self) -> int:
-        """Tokens that the player writes at a time: the letters of a guess."""
+        """The number of tokens that the player writes at a time: the letters of a guess."""
         return self.vocabulary.length
 
     @property
     def length(self) -> int:
-        """Most tokens of a game, the start included."""
+        """The most tokens of a game, including the start."""
         return 1 + self.vocabulary.length * (2 * self.tries - 1)
 
     # --- games that are made ---
@@ -104,8 +106,8 @@ class Wordle(Schema):
                 rows[at] = {**row, "policy": name}
         return rows
 
-    def behave(self, policy: str, seeds: np.ndarray) -> Played:
-        games = Games(self.vocabulary, len(seeds))
+    def behave(self, policy: str, seeds: np.ndarray) -> PlayedGames:
+        games = WordGames(self.vocabulary, len(seeds))
         guesses = np.zeros((len(seeds), 0), np.int64)
         codes = np.zeros((len(seeds), 0), np.int64)
         for turn in range(self.tries):
@@ -118,17 +120,19 @@ class Wordle(Schema):
         words = self.vocabulary.words
         return self._played([[words[i] for i in row] for row in guesses.tolist()], codes)
 
-    def behaviours(self, seeds: np.ndarray) -> dict[str, Played]:
+    def behaviours(self, seeds: np.ndarray) -> dict[str, PlayedGames]:
         return {name: self.behave(name, seeds) for name in POLICIES}
 
     # --- games that are played ---
 
-    def play(self, seeds: np.ndarray, act: Act) -> Played:
-        """Play a game a seed, all at once; a row's words do not depend on the other rows. `act` is asked for every
-        letter of every row; what it says for a row that is over is not used, and such a row's tokens stay what they
-        are."""
+    def play(self, seeds: np.ndarray, act: Act) -> PlayedGames:
+        """Play one game for each seed, all at once. A game's words do not depend on other games.
+
+        `act` is asked for every letter of every game. For a game that is over, its answer is ignored, and tokens stay
+        as they are.
+        """
         vocabulary, n = self.vocabulary, len(seeds)
-        games = Games(vocabulary, n)
+        games = WordGames(vocabulary, n)
         ids = np.zeros((n, self.length + vocabulary.length), np.int64)  # with room for the last colours
         ids[:, 0], used = _START, np.ones(n, np.int64)
         guesses: list[list[str]] = [[] for _ in range(n)]
@@ -160,19 +164,23 @@ class Wordle(Schema):
         letters = self.vocabulary.letters
         return "".join(letters[i - len(TOKENS)] if len(TOKENS) <= i < len(self.tokens) else "?" for i in ids)
 
-    def _played(self, guesses: list[list[str]], codes: np.ndarray) -> Played:
+    def _played(self, guesses: list[list[str]], codes: np.ndarray) -> PlayedGames:
         won = codes == 3**self.vocabulary.length - 1
         tries = np.where(won.any(axis=1), won.argmax(axis=1) + 1, self.tries)
         rows = [
             {"guesses": words[:n], "colours": [self.vocabulary.colours(code) for code in told[:n]]}
             for words, told, n in zip(guesses, codes.tolist(), tries.tolist(), strict=True)
         ]
-        return Played(won.any(axis=1) - tries.astype(np.float64), tries, won.any(axis=1), rows)
+        return PlayedGames(won.any(axis=1) - tries.astype(np.float64), tries, won.any(axis=1), rows)
 
     # --- games as tokens ---
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
-        """Check a game; DataError, beginning with `where`, says what of it cannot be."""
+        """Check a game.
+
+        Raises:
+            DataError: it is impossible; the message begins with `where`.
+        """
         size = self.vocabulary.length
         guesses, colours = (_texts(row.get(name), f"{where}: {name}") for name in ("guesses", "colours"))
         if len(guesses) != len(colours):
@@ -198,7 +206,11 @@ class Wordle(Schema):
             raise DataError(f"{where}: is not over: {len(guesses)} of {self.tries} turns, and the word was not found")
 
     def encode(self, rows: Sequence[Mapping[str, Any]], where: str = "games") -> _Encoded:
-        """Return games as tokens; DataError where one cannot be, see `check`: `where`, and its number from 1."""
+        """Return games as tokens.
+
+        Raises:
+            DataError: a game is impossible, see `check`; it is named by `where` and its number from 1.
+        """
         for number, row in enumerate(rows, start=1):
             self.check(row, f"{where}:{number}")
         size, n, letters = self.vocabulary.length, len(rows), self.vocabulary.letters

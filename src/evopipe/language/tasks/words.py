@@ -1,7 +1,7 @@
-"""Words to be guessed: vocabularies, the colours of a guess, games under way, and policies that play them.
+"""Word games: vocabularies, the colours of guesses, running games, and policies that play them.
 
 The word is not fixed when a game begins. At each turn one is drawn among the words that agree with all colours so far,
-and the guess gets its colours: what was told is the whole state of a game (Snell et al., "Offline RL for Natural
+and the guess gets its colours. The colours are thus the whole state of a game (Snell et al., "Offline RL for Natural
 Language Generation with Implicit Language Q Learning", ICLR 2023, §6).
 """
 
@@ -24,7 +24,8 @@ COLOURS = "byg"
 
 
 class Vocabulary:
-    """Words of one length, without doubles (see `read_words`), and what each of them says of each guess."""
+    """Words of one length, without duplicates (see `read_words`), and the colours that each of them gives each
+    guess."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
@@ -38,22 +39,22 @@ class Vocabulary:
 
     @cached_property
     def codes(self) -> np.ndarray:
-        """`[guesses, words]` uint16: the colours that a word gives a guess."""
+        """The colours that each word gives each guess, as codes: `[guesses, words]` uint16."""
         text = np.array(self.words).view(np.uint32).reshape(len(self), self.length)
         rows = max(1, _AT_ONCE // (len(self) * self.length**2))
         return np.concatenate([code(text[i : i + rows, None], text) for i in range(0, len(self), rows)])
 
     def place(self, guess: str) -> int:
-        """Return where a word stands, −1 where it is none."""
+        """Return the index of a word; −1 if it is not in the vocabulary."""
         return self.places.get(guess, -1)
 
     def colours(self, code: int) -> str:
-        """Return a code as text, such as `gyb`; empty for −1, no feedback."""
+        """Return a code as text, such as `gyb`; empty for −1, no colours."""
         return "" if code < 0 else "".join(COLOURS[code // 3**i % 3] for i in range(self.length))
 
     def gains(self, possible: np.ndarray) -> np.ndarray:
-        """Return the information of every guess in bits, `[V]`: the entropy of its colours, where the word is one of
-        those that are `possible`, `[V]`, each as likely."""
+        """Return the information of every guess in bits, `[V]`: the entropy of its colours, if all `possible` words
+        `[V]` are equally likely."""
         codes = self.codes[:, possible]
         n, k = codes.shape
         at = codes + np.arange(n)[:, None] * 3**self.length
@@ -62,7 +63,8 @@ class Vocabulary:
         return gains
 
     def best(self, possible: np.ndarray) -> int:
-        """Return the guess with the most information; of equal ones a possible word, then the first."""
+        """Return the guess with the most information. Among equal ones, a possible word comes first, then the first in
+        order."""
         key = np.packbits(possible).tobytes()
         if key not in self._best:
             self._best[key] = int(np.argmax(np.round(self.gains(possible), 9) + 1e-10 * possible))
@@ -70,8 +72,10 @@ class Vocabulary:
 
 
 def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
-    """Return the colours of guesses `[…, n]`, letters as numbers, as a code each, uint16. A letter in its place is
-    green. Of the others one is yellow for each that the word has left, the first ones first."""
+    """Return the colours of guesses `[…, n]` (letters as numbers) as a uint16 code each.
+
+    A letter in its place is green. Of the other letters, as many are yellow as the word has left, from the left.
+    """
     green = guess == word
     other = (guess[..., :, None] == word[..., None, :]) & ~green[..., None, :]
     same = (guess[..., :, None] == guess[..., None, :]) & ~green[..., None, :]
@@ -83,8 +87,8 @@ def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
     return found
 
 
-class Games:
-    """Games under way, one a row, of which each turn may draw another word."""
+class WordGames:
+    """Running games, one for each row. Each turn may draw another word."""
 
     def __init__(self, vocabulary: Vocabulary, rows: int) -> None:
         self.vocabulary = vocabulary
@@ -92,8 +96,10 @@ class Games:
         self.over = np.zeros(rows, bool)
 
     def guess(self, guesses: np.ndarray, chance: np.ndarray) -> np.ndarray:
-        """Take a guess a row, `[R]` places of words, −1 for none; return the codes `[R]`, −1 for no feedback. `chance`
-        `[R]`, in [0, 1), draws the words. Rows that are over stay as they are."""
+        """Take one guess for each game, `[R]` indices of words, −1 for none; return the codes `[R]`, −1 for no colours.
+
+        `chance` `[R]` in [0, 1) draws the words. Games that are over stay as they are.
+        """
         codes = np.full(len(guesses), -1)
         rows = np.flatnonzero(~self.over & (guesses >= 0))
         told = self.vocabulary.codes[guesses[rows]]
@@ -104,7 +110,7 @@ class Games:
 
 
 def draw(allowed: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """Return a place a row among those that are allowed `[R, V]`, each as likely; among all where none is."""
+    """Draw one of the `allowed` `[R, V]` indices in each row, uniformly; among all if none is allowed."""
     allowed = allowed | ~allowed.any(axis=1, keepdims=True)
     count = allowed.cumsum(axis=1)
     place: np.ndarray = (count > (chance * count[:, -1]).astype(np.int64)[:, None]).argmax(axis=1)
@@ -113,11 +119,11 @@ def draw(allowed: np.ndarray, chance: np.ndarray) -> np.ndarray:
 
 # --- behaviour --------------------------------------------------------------------------------------------------------
 
-Policy = Callable[[Games, np.ndarray, np.ndarray, float], np.ndarray]
+Policy = Callable[[WordGames, np.ndarray, np.ndarray, float], np.ndarray]
 """(games, guesses before `[R, turns]`, chance `[R, 2]`, share that is smart) → guesses `[R]`."""
 
 
-def _repeating(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
+def _repeating(games: WordGames, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
     if before.shape[1] < 2:
         return draw(games.possible, chance[:, 0])
     return np.where(chance[:, 0] < 0.5, before[:, 0], before[:, 1])
@@ -146,9 +152,13 @@ POLICIES: dict[str, Policy] = {
 
 
 def read_words(source: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the words of `tiny` (all pairs of four letters), of `five` (common words), of a file, or those given.
-    Raises MissingInputError if there is no such file; DataError or ParamsError if it holds doubles, unlike lengths or
-    what is no word; a file's line is named."""
+    """Return the words of `tiny` (all pairs of four letters), of `five` (common words), of a file, or the given list.
+
+    Raises:
+        MissingInputError: there is no such file.
+        DataError, ParamsError: there are duplicates, different lengths or entries that are no words; in a file the line
+            is named.
+    """
     if source == "tiny":
         return tuple(map("".join, product("abcd", repeat=2)))
     if not isinstance(source, str):

@@ -1,7 +1,7 @@
-"""The trackers: one file each, found by its name, which is that of the package it drives.
+"""The trackers, one file each. A file is named after the package that it uses.
 
-A tracker's file defines `PACKAGE`, what to install, and `connect(config, root)`, which opens it. It imports its package
-where it uses it, for that may be missing. Another package may bring a tracker by an entry point of the group
+It defines `PACKAGE`, what to install, and `connect(config, root)`, which opens the tracker. It imports its package only
+where it uses it, because that may not be installed. Another package can add a tracker by an entry point of the group
 `evopipe.trackers`, the name of a module that defines `connect`.
 """
 
@@ -18,29 +18,36 @@ from evopipe.errors import EvopipeError, TrackerError
 from evopipe.schema.blocks import TRACKERS, TrackingConfig
 from evopipe.storage.files import read_json, write_json
 from evopipe.track.events import Generation
-from evopipe.track.record import New, Run
+from evopipe.track.record import New, TrackedRun
 
 
-class Backend(Protocol):
-    """An open tracker. `deliver` brings what it does not hold yet, and returns how much that was. Both methods may
-    raise anything; whoever calls tries again later, with a new one."""
+class TrackerBackend(Protocol):
+    """The protocol of an open tracker. Its methods may raise anything; the caller then tries again later with a new
+    one.
 
-    def deliver(self, run: Run) -> New: ...
+    `deliver` sends what the tracker does not have yet, and returns how much that was.
+    """
+
+    def deliver(self, run: TrackedRun) -> New: ...
 
     def close(self) -> None: ...
 
 
-def connect(name: str, config: TrackingConfig, root: Path) -> Backend:
-    """Open a tracker; `TrackerError` if its package is not installed, or the DVC root is gone."""
+def connect(name: str, config: TrackingConfig, root: Path) -> TrackerBackend:
+    """Open a tracker.
+
+    Raises:
+        TrackerError: its package is not installed, or the DVC root no longer exists.
+    """
     if not root.is_dir():  # a temporary copy; do not make a part of it anew
         raise TrackerError(f"{root}: this folder is gone, and with it what was to be delivered")
     if (missing := missing_package(name)) is not None:
         raise TrackerError(missing)
-    return cast(Backend, _tracker(name).connect(config, root))
+    return cast(TrackerBackend, _tracker(name).connect(config, root))
 
 
 def missing_package(name: str) -> str | None:
-    """Say what to install if a tracker's package is not there; it is not imported to find out."""
+    """Return what to install if a tracker's package is missing; None if it is there. Nothing is imported."""
     if name not in TRACKERS:  # an entry point: it is installed; whether it can be imported is seen when it is opened
         return None if plugins.offered(plugins.TRACKERS, name) else f"tracking.backends: no package offers {name!r}"
     if find_spec(name) is not None:
@@ -60,33 +67,42 @@ def _tracker(name: str) -> Any:
 
 
 class _Writer(Protocol):
-    """One run that is being written: `write` appends a generation and when it ended, in seconds since 1970, `finish`
-    what there is to say of the whole, and closes; `close` lets go of a run that is not complete."""
+    """The writer of one run.
+
+    `write` appends a generation and when it ended, in seconds since 1970. `finish` appends what concerns the whole run,
+    and closes; `close` releases a run that is not complete.
+    """
 
     sent: int  # the last generation that is there
 
     def write(self, clock: float, event: Generation) -> None: ...
 
-    def finish(self, run: Run) -> None: ...
+    def finish(self, run: TrackedRun) -> None: ...
 
     def close(self) -> None: ...
 
 
 class Appending:
-    """A tracker that can only be added to, and cannot be asked what it has got. What was brought to the end is noted in
-    the folder `notes`, a small JSON file a training; a delivery that was cut off is written anew by the next one.
-    `names` are the files that the tracker takes; `begin` makes the writer of a run, in place of what was written of it
-    before."""
+    """A tracker that only appends, and cannot be asked what it has.
 
-    def __init__(self, notes: Path, names: Sequence[str], begin: Callable[[Run], _Writer]) -> None:
+    What was delivered completely is noted in the folder `notes`, a small JSON file for each training. A delivery that
+    was interrupted is written anew by the next one.
+
+    Args:
+        notes: the folder for the notes.
+        names: the files that the tracker takes.
+        begin: returns the writer of a run, and discards what was written of that run before.
+    """
+
+    def __init__(self, notes: Path, names: Sequence[str], begin: Callable[[TrackedRun], _Writer]) -> None:
         self._notes, self._names, self._begin = notes, names, begin
         self._writer: _Writer | None = None
         self._key = ""
 
-    def deliver(self, run: Run) -> New:
+    def deliver(self, run: TrackedRun) -> New:
         noted = self._noted(run)
         brought, held = (noted["generations"], noted["files"]) if noted else (0, {})
-        fresh = run.fresh(held, self._names)
+        fresh = run.missing_files(held, self._names)
         new = New(run=int(noted is None), generation=max(0, len(run.generations) - brought), file=len(fresh))
         if not new.total():
             return new
@@ -109,7 +125,7 @@ class Appending:
             self._writer.close()
         self._writer = None
 
-    def _noted(self, run: Run) -> dict[str, Any] | None:
+    def _noted(self, run: TrackedRun) -> dict[str, Any] | None:
         for key in (run.key, run.result or run.key):
             try:
                 noted = read_json(self._notes / f"{key}.json")

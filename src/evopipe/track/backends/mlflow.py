@@ -1,11 +1,11 @@
-"""MLflow: a run for the training, and a nested run for every slot of the population; and `evopipe track ui`.
+"""MLflow: a run for each training, with a nested run for every slot of the population; and `evopipe track ui`.
 
-A slot, not a member's id: ids live for a generation or two, and a population of 20 over 50 generations has some
-hundreds of them. A slot has one line of fitness from the first step to the last; whose turn it was is there as the
-metrics `id` and `parent`, and the whole descent as the artifact `lineage.jsonl`.
+The nested runs are slots, not members: members live for a generation or two, and a population of 20 has some hundreds
+of them in 50 generations. A slot has one line of fitness from the first step to the last. The metrics `id` and `parent`
+say which member had it, and the artifact `lineage.jsonl` holds the complete lineage.
 
-Nothing is remembered here of what MLflow holds: each delivery finds it by tags. Every row has the time and step of its
-event, so that what is delivered twice is there once.
+Nothing is stored here of what MLflow has: each delivery finds it by tags. Every row has the time and step of its event,
+so that a row that is delivered twice is stored once.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from evopipe import layout
 from evopipe.errors import MissingInputError, TrackerError, UsageError, need_package, redacted
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage.files import make_folder
-from evopipe.track.record import Kept, New, Run
+from evopipe.track.record import Kept, New, TrackedRun
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
-    from mlflow.entities import Run as Found
+    from mlflow.entities import TrackedRun as Found
 
 PACKAGE = "evopipe[mlflow]"
 _HOME = Path(".evopipe/mlflow")  # the local database and its artifacts, below the DVC root
@@ -59,7 +59,7 @@ _DEFAULTS = {
 
 
 def connect(config: TrackingConfig, root: Path) -> _Mlflow:
-    """Open the store, which is made if it is missing."""
+    """Open the store, and create it if it is missing."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
@@ -108,7 +108,7 @@ class _Mlflow:
     def __init__(self, config: TrackingConfig, client: Any, database: Path | None) -> None:
         self._config, self._client, self._database = config, client, database
 
-    def deliver(self, run: Run) -> New:
+    def deliver(self, run: TrackedRun) -> New:
         found, new = self._find(run), New()
         if found is None:
             found, new["run"] = self._create(run), 1
@@ -128,7 +128,7 @@ class _Mlflow:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _find(self, run: Run) -> Found | None:
+    def _find(self, run: TrackedRun) -> Found | None:
         from mlflow.entities import ViewType
 
         everywhere, token = list[str](), None
@@ -149,7 +149,7 @@ class _Mlflow:
         found: Sequence[Found] = self._client.search_runs(experiments, text, ViewType.ALL, 5000, oldest_first)
         return found
 
-    def _create(self, run: Run) -> Found:
+    def _create(self, run: TrackedRun) -> Found:
         tags = {
             _KEY: run.key,
             _KIND: "training",
@@ -180,7 +180,7 @@ class _Mlflow:
             )
         return str(found.experiment_id)
 
-    def _send(self, found: Found, slots: dict[int, Found], run: Run) -> int:
+    def _send(self, found: Found, slots: dict[int, Found], run: TrackedRun) -> int:
         """Send the generations that are not there: the members' first, so that the training's count is true."""
         from mlflow.entities import Param, RunTag
 
@@ -207,9 +207,9 @@ class _Mlflow:
         self._client.set_tag(found.info.run_id, _SENT, str(fresh[-1][1].generation))
         return len(fresh)
 
-    def _attach(self, found: Found, held: dict[str, str], run: Run) -> int:
+    def _attach(self, found: Found, held: dict[str, str], run: TrackedRun) -> int:
         """Bring files, and add them to those that are held."""
-        fresh = run.fresh(held)
+        fresh = run.missing_files(held)
         for name, kept in fresh.items():
             if kept.path.is_dir():
                 self._client.log_artifacts(found.info.run_id, str(kept.path), name)
@@ -228,8 +228,8 @@ class _Mlflow:
             self._client.set_tag(found.info.run_id, _HELD, json.dumps(held, sort_keys=True))
         return len(fresh)
 
-    def _conclude(self, runs: Sequence[Found], run: Run) -> None:
-        """Tell of the outcome, of the DVC experiments that have it, and whether the training goes on."""
+    def _conclude(self, runs: Sequence[Found], run: TrackedRun) -> None:
+        """Write the result, the DVC experiments that have it, and whether the training goes on."""
         found = runs[-1]
         tags = found.data.tags
         names = {*tags.get(_EXPERIMENT, "").split(", "), run.experiment or ""} - {""}
@@ -312,9 +312,13 @@ def _metrics(values: Mapping[str, float], clock: float, step: int) -> list[Metri
 
 
 def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> None:
-    """Serve MLflow's pages of this project on a port of this machine, until SIGINT or SIGTERM; `tell` gets the address.
-    `MissingInputError` if nothing was tracked yet, or MLflow is not installed; `UsageError` if the port is taken;
-    `TrackerError` if the server ended by itself."""
+    """Serve MLflow's pages of this project on a local port, until SIGINT or SIGTERM. `tell` receives the address.
+
+    Raises:
+        MissingInputError: nothing was tracked yet, or MLflow is not installed.
+        UsageError: the port is taken.
+        TrackerError: the server ended by itself.
+    """
     uri, place = _tracking_uri(root), root / _HOME
     if uri.startswith(("http://", "https://")):
         page = redacted(uri).replace("***@", "", 1) + _PAGE  # a browser asks for the password

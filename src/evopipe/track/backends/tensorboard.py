@@ -1,4 +1,4 @@
-"""TensorBoard: event files below the DVC root, the population's in a run's folder and each member's in one of it."""
+"""TensorBoard: event files below the DVC root. The population's are in a run's folder, each member's in a subfolder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage.files import make_folder
 from evopipe.track.backends import Appending
 from evopipe.track.events import Generation
-from evopipe.track.record import Run
+from evopipe.track.record import TrackedRun
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -21,17 +21,17 @@ PACKAGE = "evopipe[tensorboard]"
 
 
 def connect(config: TrackingConfig, root: Path) -> Appending:
-    """Open `.evopipe/tensorboard/`, where runs go to `<experiment>/<run>/`."""
+    """Open `.evopipe/tensorboard/`, where runs are written to `<experiment>/<run>/`."""
     home = root / ".evopipe" / "tensorboard"
 
-    def begin(run: Run) -> _Writer:
+    def begin(run: TrackedRun) -> _Writer:
         return _Writer(home / _plain(config.experiment or run.env) / _plain(f"{run.name}-{run.key[-6:]}"), run)
 
     return Appending(home / "delivered", ["evaluation"], begin)
 
 
 class _Writer:
-    def __init__(self, folder: Path, run: Run) -> None:
+    def __init__(self, folder: Path, run: TrackedRun) -> None:
         if folder.exists():
             shutil.rmtree(folder)
         make_folder(folder)
@@ -46,7 +46,7 @@ class _Writer:
         for row in event.members:
             self._add(f"member-{row.slot}", row.metrics(), event.env_steps, clock)
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: TrackedRun) -> None:
         clock, step = run.last
         self._add("", run.scores(), step, clock)
         self.close()

@@ -1,6 +1,6 @@
-"""Weights & Biases: one run a training, the members' metrics under `member-<slot>/`.
+"""Weights & Biases: one run for each training, with the members' metrics under `member-<slot>/`.
 
-Without an API key the run is written offline, below the DVC root, for `wandb sync` to upload some day.
+Without an API key, the run is written offline below the DVC root, for a later `wandb sync`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage.files import make_folder
 from evopipe.track.backends import Appending
 from evopipe.track.events import Generation
-from evopipe.track.record import Run
+from evopipe.track.record import TrackedRun
 
 PACKAGE = "evopipe[wandb]"
 _STEPS = "env_steps"
 
 
 def connect(config: TrackingConfig, root: Path) -> Appending:
-    """Make ready; offline runs go to `.evopipe/wandb/`."""
+    """Prepare the tracker; offline runs are written to `.evopipe/wandb/`."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     home = root / ".evopipe" / "wandb"
 
-    def begin(run: Run) -> _Writer:
+    def begin(run: TrackedRun) -> _Writer:
         return _Writer((config.experiment or run.env).replace("/", "-").replace(":", "-"), home, run)
 
     return Appending(home / "delivered", ["lineage", "evaluation", "report", "elite"], begin)
 
 
 class _Writer:
-    def __init__(self, project: str, home: Path, run: Run) -> None:
+    def __init__(self, project: str, home: Path, run: TrackedRun) -> None:
         import wandb
 
         mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False, verify=False) else "offline")
@@ -59,7 +59,7 @@ class _Writer:
             row |= {f"member-{member.slot}/{name}": value for name, value in member.metrics().items()}
         self._run.log(row)
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: TrackedRun) -> None:
         import wandb
 
         self._run.summary.update(run.scores())

@@ -1,4 +1,4 @@
-"""What params.yaml alone cannot say: whether its environment is there, and serves what is to be done in it."""
+"""Checks that `params.yaml` alone does not allow: whether its environment exists, and suits the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from evopipe import algos
 from evopipe.errors import ParamsError
 from evopipe.own import foreign
 from evopipe.schema.blocks import EnvConfig
-from evopipe.schema.params import AnyParams, Params
+from evopipe.schema.params import Params
 
 _CHOICE = ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", "LunarLander-v3")
 _BOX = ("Pendulum-v1", "MountainCarContinuous-v0", "LunarLanderContinuous-v3", "BipedalWalker-v3", "CarRacing-v3")
@@ -18,13 +18,15 @@ made. That takes half a second, and `evopipe params check` is to answer in a qua
 _NO_SPACES = {"num_envs", "backend", "step_limit", "step_seconds"}  # keys of `env` that change no space
 
 
-def check(params: AnyParams) -> None:
-    """Refuse what a later stage would refuse, before the first one does anything. `ParamsError` if the environment is
-    unknown, the algorithm does not serve its spaces, or it masks actions that are numbers, or any where a dataset is to
-    be learned from, which has no masks, or a network of the user's own is of no use; `EnvironmentFailed` if the
-    environment could not be made or reset."""
-    if not isinstance(params, Params):
-        return
+def check(params: Params) -> None:
+    """Check the parameters before the first stage does anything, so that no later stage needs to refuse them.
+
+    Raises:
+        ParamsError: the environment is unknown, the algorithm does not support its spaces, or a user's own network
+            cannot be used; or the environment masks actions, but they are continuous, or the run learns from a dataset,
+            which has no masks.
+        EnvironmentFailed: the environment could not be made or reset.
+    """
     name, cfg = params.train.algo, params.env
     if params.algo_config.network.module is not None:  # the user's own: what it is made of is seen where it is made
         from evopipe.problems.specs import make_spec
@@ -41,19 +43,11 @@ def check(params: AnyParams) -> None:
         spaces, _ = read_spaces(env)
         if sentence := algos.unserved(name, spaces, cfg.id, env.action_space):
             raise ParamsError(sentence)
-        if needs_dataset(params) and spaces.team is not None:
+        if params.needs_dataset and spaces.team is not None:
             raise ParamsError(algos.ONE_AGENT)
-        if (spaces.continuous or needs_dataset(params)) and _masks(_reset(env, cfg), spaces.team is not None):
+        if (spaces.continuous or params.needs_dataset) and _masks(_reset(env, cfg), spaces.team is not None):
             reason = f"env.id: {cfg.id} gives an action_mask {NO_MASK}" if spaces.continuous else None
             raise ParamsError(reason or algos.MASKED[params.train.mode])
-
-
-def needs_dataset(params: AnyParams) -> bool:
-    """Whether training reads what `fetch` and `buffer` write: an on-policy algorithm in an environment never does."""
-    if not isinstance(params, Params):
-        return True
-    train = params.train
-    return not algos.on_policy(algos.get(train.algo)) and (train.mode == "offline" or train.warm_start > 0)
 
 
 def _reset(env: Any, cfg: EnvConfig) -> dict[str, Any]:

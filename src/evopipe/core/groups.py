@@ -1,4 +1,4 @@
-"""What algorithms for teams have in common: who shares a network, and what centralised critics read.
+"""Teams whose agents share networks: which network is whose, and what centralised critics read.
 
 The `K` agents of an environment lie next to each other. A member has `G` like networks, one for every group of agents
 that share one: agents that do are told apart by a one-hot number at the end of what they read. Groups of unlike size
@@ -10,27 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field
 
 from evopipe.core.net import Net, forward
 from evopipe.native.actor_critic import Places
-from evopipe.schema.declare import hyper
 from evopipe.types import ACTS, CUT, Spaces, Team, Tensor
-
-Share = Annotated[Literal["none", "group", "all"], hyper(
-    doc="agents that share a network: `none`, those of a `group`, or `all`")]  # fmt: skip
-Groups = Annotated[dict[str, Annotated[tuple[str, ...], Field(strict=False)]], hyper(
-    doc="groups and their agents, each in one; {}: by what stands in agents' names before the last `_`")]  # fmt: skip
-BY_NAME: dict[str, tuple[str, ...]] = {}
-Score = Annotated[Literal["sum", "mean"], hyper(
-    doc="what a member is judged by: its agents' returns summed up, or their mean")]  # fmt: skip
 
 
 class _Places(NamedTuple):
-    """Constants of a crew on one device."""
+    """Constants of a team's groups on one device."""
 
     seats: Tensor | None  # [G · n] which agent sits there; None where all sit in order
     back: Tensor | None  # [K] where each agent sits
@@ -39,14 +29,14 @@ class _Places(NamedTuple):
     ids: Tensor  # [K, n] which of its group an agent is, one-hot; [K, 0] where nobody shares
     missing: Tensor | None  # [K, 1, A] bool, the actions that an agent does not have; None where all have as many
     share: Tensor  # [K, 1, A] float32, one part of each agent's own actions, which sum to 1
-    plain: Tensor | None  # `Crew.plain`, None where that is all
-    seen: Tensor | None  # `Crew.seen` and `Crew.done`, None where there are no pads
+    plain: Tensor | None  # `AgentGroups.plain`, None where that is all
+    seen: Tensor | None  # `AgentGroups.seen` and `AgentGroups.done`, None where there are no pads
     done: Tensor | None
     other: Tensor  # [K, 1, K, 1] bool, whether the second agent is another one
 
 
 @dataclass(frozen=True, eq=False)
-class Crew:
+class AgentGroups:
     """A team's agents and its groups, see the module's text."""
 
     spaces: Spaces
@@ -227,18 +217,18 @@ def _side_by_side(x: Tensor, columns: Tensor | None) -> Tensor:
     return x if columns is None else x.index_select(-1, columns)
 
 
-def crew(cfg: Any, spaces: Spaces | None = None) -> Crew:
+def agent_groups(cfg: Any, spaces: Spaces | None = None) -> AgentGroups:
     """Return the agents of a configuration's environment, and who shares; one agent alone is a team, too. Raises
     ValueError if a group names no agent, or an agent stands in none, see `Team.groups`."""
     spaces = spaces or cfg.spaces
-    return _crew(spaces, cfg.share, tuple((name, tuple(agents)) for name, agents in cfg.groups.items()))
+    return _agent_groups(spaces, cfg.share, tuple((name, tuple(agents)) for name, agents in cfg.groups.items()))
 
 
 @cache
-def _crew(spaces: Spaces, share: str, named: tuple[tuple[str, tuple[str, ...]], ...]) -> Crew:
+def _agent_groups(spaces: Spaces, share: str, named: tuple[tuple[str, tuple[str, ...]], ...]) -> AgentGroups:
     team = spaces.team or Team(("agent",), (spaces.observations,), (spaces.actions,))
     every = tuple(range(len(team.agents)))
     groups = {"none": tuple((i,) for i in every), "all": (every,)}
-    found = Crew(spaces, team, groups[share] if share in groups else tuple(team.groups(dict(named)).values()))
+    found = AgentGroups(spaces, team, groups[share] if share in groups else tuple(team.groups(dict(named)).values()))
     found.on(torch.device("cpu"))  # now: while a program is recorded, nothing can be made that is to stay
     return found

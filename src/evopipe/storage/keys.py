@@ -1,4 +1,4 @@
-"""Where a run's state lies between two starts: below the DVC root, under a key of what it depends on."""
+"""The folders for a run's state between two starts, below the DVC root, named by a hash of what the run depends on."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from pydantic import BaseModel
 from evopipe import layout
 from evopipe.errors import DiskError, MissingInputError, UsageError
 
-CODE = Path(__file__).parent
+CODE = Path(__file__).parents[1]
 """The package: what is computed depends on it."""
 
 
 def dvc_root(folder: Path = Path()) -> Path:
-    """Return the root of the DVC repository that a folder belongs to, an absolute path. For the working folder it is
-    `DVC_ROOT` where DVC set it (the main repository even in queued and temporary runs), else the nearest folder upwards
-    that holds `.dvc`, else the folder itself."""
+    """Return the root of the DVC repository that a folder belongs to, as an absolute path.
+
+    For the working folder it is `DVC_ROOT` if DVC set it (the main repository even in queued and temporary runs).
+    Otherwise it is the nearest folder upwards that holds `.dvc`, or the folder itself.
+    """
     named, here = os.environ.get("DVC_ROOT"), folder.absolute()
     if named and here == Path.cwd():
         return Path(named).absolute()
@@ -29,8 +31,11 @@ def dvc_root(folder: Path = Path()) -> Path:
 
 
 def state_folder(stage: str, key: str, where: Path = Path()) -> Path:
-    """Return `<dvc_root>/.evopipe/<stage>/<key>`, made where it is missing, and kept out of git; DiskError if it cannot
-    be."""
+    """Return `<dvc_root>/.evopipe/<stage>/<key>`, created if it is missing, and excluded from git.
+
+    Raises:
+        DiskError: it cannot be created.
+    """
     top = dvc_root(where) / layout.STATE
     folder = top / stage / key
     try:
@@ -47,10 +52,16 @@ def state_folder(stage: str, key: str, where: Path = Path()) -> Path:
 
 
 def content_key(values: Mapping[str, Any], files: Sequence[Path] = ()) -> str:
-    """Return a key of 32 hex digits that changes with any of the values (JSON-like, pydantic models and paths) and any
-    byte of the files. Folders count with all that is in them (bytecode caches excepted), by relative name. Modification
-    times, the order of keys and where the files lie do not count; the order of `files` does. `UsageError` if a value
-    has no JSON form; `MissingInputError` if one of the files does not exist, or cannot be read."""
+    """Return a hash of 32 hex digits that changes with any of the values and any byte of the files.
+
+    Values are JSON-like, pydantic models or paths. A folder counts with all its files, by relative name, except
+    bytecode caches. The order of `files` counts; modification times, the order of keys and the place of the files do
+    not.
+
+    Raises:
+        UsageError: a value has no JSON form.
+        MissingInputError: a file does not exist, or cannot be read.
+    """
     try:
         text = json.dumps(dict(values), sort_keys=True, separators=(",", ":"), default=_plain)
     except (TypeError, ValueError) as error:

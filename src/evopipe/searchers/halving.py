@@ -1,0 +1,152 @@
+"""Asynchronous successive halving (ASHA; Li et al., 2020): trials are compared at rungs, budgets that grow by a factor
+η, and the best η-th of a rung goes on to the next. Nobody waits for a rung to be full.
+
+Whoever may live next is Algorithm 2 of the paper: from the highest rung down, the best trial that is among the best
+⌊n / η⌋ of the n that have reached a rung and that was not promoted yet; where there is none, a new trial. A trial that
+is not promoted keeps its state, and goes on from there when the rung has grown and it is among the best.
+
+Paper: https://arxiv.org/abs/1810.05934
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from evopipe.schema.declare import Problem, Schema
+from evopipe.searchers.contract import About, Draw, Fate, History, Keep, Living, Plan
+from evopipe.searchers.propose import Proposer
+
+RENEWS, PAUSES, DRAWS = True, True, True
+
+
+class Config(Schema):
+    """Asynchronous successive halving."""
+
+    eta: int = Field(3, ge=2, le=100, description="η: one in so many trials of a rung goes on to the next")
+    rung: int | None = Field(
+        None,
+        ge=1,
+        le=10**12,
+        description="environment steps of the first rung; null: `train.max_steps` / η^k, k as large as leaves a "
+        "`train.evo_steps`",
+    )
+    width: int = Field(1, ge=1, le=4096, description="members that live at once, at most `population.size`")
+
+
+def problems(config: Config, about: About) -> Iterator[Problem]:
+    """Say what does not fit the run."""
+    if config.width > about.size:
+        yield ("width",), f"there are only {about.size} members (population.size); lower it, or raise population.size"
+    if config.rung is not None and config.rung > about.life:
+        yield ("rung",), f"no trial lives that long (train.max_steps: {about.life}); lower it"
+
+
+def rungs(config: Config, life: int, generation: int) -> list[int]:
+    """Return the steps of each rung, whole generations, in ascending order; the last is a full life."""
+    whole, first = -(-life // generation), (config.rung or 0) / generation
+    if config.rung is None:
+        first = whole
+        while first >= config.eta:
+            first /= config.eta
+    found = []
+    while first < whole:
+        found.append(math.ceil(first) * generation)
+        first *= config.eta
+    return sorted({steps for steps in found if steps < life} | {life})
+
+
+class Search:
+    """See the module, and `contract.Searcher`."""
+
+    def __init__(self, config: Config, about: About) -> None:
+        self.config, self.about, self.proposer = config, about, Proposer(about)
+        self.rungs = rungs(config, about.life, about.generation)
+        self.active = list(range(min(config.width, about.size)))  # slots whose members are on their way to a rung
+
+    def state(self) -> dict[str, Any]:
+        return {"active": self.active}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.active = list(state["active"])
+
+    def plan(self, history: History, draw: Draw) -> Plan:
+        """Those who are on their way to a rung go on."""
+        return Plan(tuple(self.active), self.about.generation)
+
+    def step(self, history: History, draw: Draw) -> list[Fate]:
+        """Whoever has reached its rung, or diverged, gives its place to a promoted trial, or else to a new one."""
+        ladder = Ladder(history, self.rungs)
+        found: list[Fate] = [Keep("waits") for _ in history.members]
+        going = [slot for slot in self.active if ladder.on_its_way(history.members[slot])]
+        for slot in going:
+            found[slot] = Keep("on its way to the next rung")
+        for _ in range(len(self.active) - len(going)):
+            waiting = [member for member in history.members if member.slot not in going]
+            slot, fate = self._next(history, ladder, waiting, draw)
+            found[slot] = fate
+            going.append(slot)
+        self.active = sorted(going)
+        return found
+
+    def _next(self, history: History, ladder: Ladder, waiting: Sequence[Living], draw: Draw) -> tuple[int, Fate]:
+        """Return the slot of the next one to live, and what becomes of it."""
+        best = ladder.promotable(waiting, self.config.eta)
+        if best is not None:
+            steps, n = self.rungs[ladder.level(best) - 1], len(ladder.reached[ladder.level(best) - 1])
+            return best.slot, Keep(f"promoted: among the best {n // self.config.eta} of {n} at {steps} steps")
+        untouched = next((member.slot for member in waiting if member.id not in ladder.curves), None)
+        if untouched is not None:
+            return untouched, Keep("begins: nobody could be promoted")
+        worst = min(waiting, key=ladder.standing)
+        was = f"was the worst at {worst.steps} steps" if worst.healthy else "diverged"
+        return worst.slot, self.proposer.trial(
+            history, draw, worst.slot, f"nobody could be promoted; the last one {was}"
+        )
+
+
+class Ladder:
+    """Who has reached which rung, and with which score. Trials whose state is gone count too, and one that diverged
+    counts as the worst of the rung that it was on the way to."""
+
+    def __init__(self, history: History, rungs: Sequence[int]) -> None:
+        self.rungs, self.curves = rungs, history.curves()
+        self.reached: list[dict[int, float]] = [{} for _ in rungs]  # scores by id
+        for id, curve in self.curves.items():
+            for rung, steps in zip(self.reached, rungs, strict=True):
+                if (at := next((score for lived, score in curve if lived >= steps), None)) is not None:
+                    rung[id] = at
+            level = self._level(curve[-1][0])
+            if curve[-1][1] == -math.inf and level < len(rungs):
+                self.reached[level].setdefault(id, -math.inf)
+
+    def _level(self, steps: int) -> int:
+        return sum(steps >= rung for rung in self.rungs)
+
+    def level(self, member: Living) -> int:
+        """Return how many rungs a member has reached."""
+        return self._level(member.steps)
+
+    def on_its_way(self, member: Living) -> bool:
+        """Whether a member that has lived in the last generation has not reached a rung in it."""
+        curve = self.curves[member.id]
+        return member.healthy and self.level(member) == (self._level(curve[-2][0]) if len(curve) > 1 else 0)
+
+    def promotable(self, waiting: Sequence[Living], eta: int) -> Living | None:
+        """Return the best of the highest rung among those who wait, are among its best η-th, and may live on."""
+        here = {member.id: member for member in waiting if member.healthy}
+        for level in range(len(self.rungs) - 1, 0, -1):
+            scores = self.reached[level - 1]
+            best = sorted(scores, key=lambda id: (-scores[id], id))[: len(scores) // eta]
+            for id in best:
+                if id in here and self.level(here[id]) == level and math.isfinite(scores[id]):
+                    return here[id]
+        return None
+
+    def standing(self, member: Living) -> tuple[int, float]:
+        """Return by what the first to make room is found: it has diverged, or is the worst of the lowest rung."""
+        level = self.level(member)
+        return (level, self.reached[level - 1].get(member.id, -math.inf)) if member.healthy else (-1, 0.0)
