@@ -65,6 +65,7 @@ NOTES: Notes = {
     "search.mf_pbt.frequencies": ("generations", "a sub-population evolves less often: it is less greedy, and slower"),
     "search.mf_pbt.grow": ("factor", "larger steps upwards"),
     "search.mf_pbt.shrink": ("factor", "smaller steps downwards"),
+    "search.schedule.steps": ("environment steps of each member", "longer lives"),
     "train.replay.updates": ("updates", "learns more from fewer steps, slower; too many: less stable"),
     "train.replay.alpha": ("", "surprising transitions come more often"),
     "train.replay.beta": ("", "less bias early, smaller steps"),
@@ -186,6 +187,7 @@ Rules between keys, which `evopipe params check` knows:
   `runtime.shards.engine: none`. `search.halving.width` is at most `population.size`, `search.halving.rung` at most
   `train.max_steps`, `search.growth.slice` at most `search.budget`. `search.mf_pbt.frequencies` ascend, and
   `population.size` is at least four for each.
+- `search.schedule.steps` is at most `train.max_steps`; the `steps` of `search.schedule.changes` ascend and are below it.
 - At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.
 
 Rules that need the environment or the machine, which the stages check:

@@ -235,6 +235,25 @@ def _asked() -> str:
     return ""
 
 
+@app.command("replay")
+def _replay(
+    context: typer.Context,
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="Where params.yaml, models/ and reports/ of the run lie.")
+    ] = Path(),
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How many other seeds.")] = 3,
+) -> None:
+    """Train the elite's schedule of hyper-parameters from scratch with other seeds: reports/replay.json."""
+    from evopipe import replay
+    from evopipe.signals import watch_ancestors
+
+    watch_ancestors()
+    with replay.inside(folder):
+        params = context.obj.load()
+        with context.obj.placing():
+            replay.run(params, seeds, context.obj.quiet)
+
+
 @app.command("compare")
 def _compare(
     context: typer.Context,

@@ -28,6 +28,7 @@ EPISODES = Path("reports/episodes.csv")
 MEASURES = Path("reports/language.csv")
 COMPLETIONS = Path("reports/completions.json")
 REPORT = Path("reports/report.html")
+REPLAY = Path("reports/replay.json")  # of no stage: `evopipe replay` writes it
 EPISODES_PAGE = Path("reports/episodes.html")  # of agents
 
 METRICS = frozenset({FETCHED, BUFFERED, TRAIN, EVALUATION})

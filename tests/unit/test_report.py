@@ -505,7 +505,7 @@ def timing(folder: Path, events: list[Any], generations: int = 3) -> list[list[s
 
 
 def start(step: int | None = None) -> Start:
-    return Start("train", "E-v0", "dqn", 4, 300, step)
+    return Start("train", "E-v0", "dqn", 4, 300, step, None if step is None else 4 * step)
 
 
 def test_timing_of_a_run_without_interruption(tmp_path: Path) -> None:

@@ -256,6 +256,22 @@ def test_plain_start_of_a_resumed_run() -> None:
     assert out.getvalue() == "train: CartPole-v1, dqn, 1 member, 500 steps each, goes on at step 120\n"
 
 
+def test_a_run_with_a_budget_says_how_much_of_it_is_spent() -> None:
+    """Of members that come and go no step says how far the run is."""
+    start = replace(START, budget=100_000, resumed_step=5_000, resumed_env_steps=12_000)
+    out = io.StringIO()
+    sink = console_sink(stream=out)
+    for event in (start, generation()):
+        sink.emit(event)
+    assert out.getvalue().splitlines() == [
+        "train: LunarLander-v3, dqn, 2 members, 200,000 steps each, 100,000 in all, goes on at step 12,000",
+        "train: generation 1, 23,000 of 100,000 steps, best 10.0, mean 5.0, elite 214.3 (id 11)",
+    ]
+    lines = text(view(start, replace(PROGRESS, env_steps=30_000, eval_steps=10_000)), 80)
+    assert lines[2].endswith(" 40 %")
+    assert lines[3].startswith(" 40,000 of 100,000 steps · ")
+
+
 def test_plain_lines_on_an_ascii_stream() -> None:
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="ascii")
@@ -327,6 +343,20 @@ def text(shown: RunView, width: int, height: int | None = None) -> list[str]:
 
 def words(line: str) -> str:
     return " ".join(line.split())
+
+
+def test_members_that_wait_stay_on_the_screen_and_trials_are_called_so() -> None:
+    both, first = generation(2), generation(2, 2)
+    one = replace(first, members=(member(1, fitness=30.0, id=31, mutation="none", change=""),))
+    lines = {words(line).split()[0]: words(line) for line in text(view(START, both, one), 100)[-2:]}
+    assert lines["0"].startswith("0 0.0 "), "as it was scored last"
+    assert lines["0"].endswith(" waits")
+    assert lines["1"].startswith("1 30.0 ")
+    assert lines["1"].endswith(" new trial")
+    again = replace(one, generation=3, members=(replace(one.members[0], fitness=40.0), member(0, fitness=1.0)))
+    last = text(view(START, both, one, again), 100)
+    assert not any("waits" in line for line in last)
+    assert any(words(line).startswith("1 40.0") and line.endswith("new trial") for line in last)
 
 
 @pytest.mark.parametrize("width", [30, 44, 80, 100, 160])

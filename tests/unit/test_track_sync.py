@@ -24,6 +24,7 @@ from evopipe.schema.read import read_yaml
 from evopipe.searchers.history import Best, Born, Record, Scored
 from evopipe.track.locks import Locked
 from evopipe.track.record import md5_of
+from lineages import WAITED
 
 PIPELINE = """\
 stages:
@@ -312,3 +313,28 @@ def test_a_lock_and_its_reports_give_the_events_of_a_training(tmp_path: Path) ->
     assert run.generations[2][1].members[0].metrics() == {
         "fitness": 3.0, "healthy": 1.0, "id": 4.0, "parent": 0.0, "hyper/lr": 2e-3,
     }  # fmt: skip
+
+
+def test_a_training_in_which_some_waited_has_the_steps_of_those_who_lived(tmp_path: Path) -> None:
+    """Its steps are counted from the lineage where no table has them; a child that waited has its birth's mutation."""
+    params = {"env": {"id": "E-v0"}, "train": {"algo": "dqn"}, "algos": {"dqn": {"evolve": {"lr": {"min": 1e-5}}}}}
+    written = {
+        "params.yaml": json.dumps(params),
+        "reports/lineage.jsonl": "".join(json.dumps(record.to_json()) + "\n" for record in WAITED),
+    }
+    lock = TRAINED.partition("    - {path: reports")[0]
+    for name, text in written.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        lock += f"    - {{path: {name}, md5: {md5_of(tmp_path / name)}}}\n"
+    (one,) = locked(tmp_path, lock)
+    events = [event for _, event in one.run(tmp_path / "copy").generations]
+    assert [event.env_steps for event in events] == [100, 200, 300, 500]
+    assert [[(row.slot, row.id, row.mutation, row.steps) for row in event.members] for event in events] == [
+        [(0, 0, "none", None)], [(0, 0, "none", None)], [(1, 2, "rl_hp", 200)],
+        [(0, 3, "none", 100), (1, 2, "none", 300)],
+    ]  # fmt: skip
+    assert "steps/each_member" in events[0].metrics()
+    assert "steps/each_member" not in events[3].metrics(), "they are not of one age"
+    assert events[3].metrics()["population/living"] == 2
+    assert events[3].members[1].metrics()["steps"] == 300

@@ -13,12 +13,14 @@ from markupsafe import Markup
 
 from evopipe.report import words
 from evopipe.report.draw import PALETTE, Plot
-from evopipe.report.read import FinishedRun, Key, Node, Payoff
+from evopipe.report.lives import Key
+from evopipe.report.read import FinishedRun, Node, Payoff
 
 MARKERS = {"none": "o", "architecture": "s", "parameters": "D", "activation": "^", "rl_hp": "v"}
 _DESK = 600  # what is wider is for a desk, else for a phone
 _SMALL = 318  # one of three figures in a row
 _SEEN = 1.5  # of the middle nine tenths' spread: what lies farther out would squeeze the rest
+_SHADES = 5  # of a bar, above the palest
 _ROOM = 0.3  # columns left and right of the tree
 _NAN = float("nan")
 _Draw: TypeAlias = Callable[[FinishedRun, int, Markup], Markup]
@@ -217,6 +219,49 @@ def _tree_words(plot: Plot, run: FinishedRun, path: set[Key]) -> None:
         plot.note(gain, node.key, (0, -26 if text else -13), "elite" if node.key in path else "muted", **look)
 
 
+def turns(run: FinishedRun, width: int, label: Markup) -> Markup:
+    """Draw who lived when: a row a slot, bars where its member lived, the fuller the fitter, gaps where it waited."""
+    left, right, top, bottom = 34, 18, 26, 44
+    row = 16 if run.slots > 12 else 24
+    plot = Plot(f"turns.{width}", width, top + bottom + row * run.slots, (left, right, top, bottom), "slot")
+    low, high = _limits([node.fitness for node in run.nodes.values() if not node.diverged])
+    path, ends = {node.key for node in run.descent}, {0: 0, **run.env_steps}
+    starts = dict(zip(run.env_steps, ends.values(), strict=False))
+    bars: dict[tuple[str, float], list[tuple[float, float, float]]] = {}
+    for (generation, slot), node in run.nodes.items():
+        share = 0.0 if node.diverged else min(1.0, max(0.0, (node.fitness - low) / (high - low)))
+        look = "elite" if node.key in path else "member", 0.15 + 0.85 * round(_SHADES * share) / _SHADES
+        bars.setdefault(look, []).append((starts[generation], ends[generation], slot))
+    for (colour, alpha), places in sorted(bars.items()):
+        _bars(plot, places, colour, alpha)
+    lived = [life for life in run.lives if life.keys]
+    for gid, marker, group in (
+        ("trial", "o", [life for life in lived if life.parent is None]),
+        ("child", "D", [life for life in lived if life.parent is not None]),
+    ):
+        at = [(starts[life.keys[0][0]], life.keys[0][1]) for life in group]
+        plot.marks(at, "ink", marker, 4.5, [life.about for life in group], gid=gid, clip_on=False, zorder=3)
+    gone = [(ends[node.key[0]], node.key[1]) for node in run.nodes.values() if node.diverged]
+    plot.marks(gone, "ink", "x", 5, gid="diverged", clip_on=False, zorder=3, markeredgewidth=1.4)
+    plot.axes.set(xlim=(0, max(ends.values()) * 1.01 or 1), ylim=(run.slots - 0.5, -0.5))
+    plot.axes.set_yticks(range(0, run.slots, 1 if run.slots <= 20 else 5))
+    plot.axes.grid(False)
+    plot.axes.set_xlabel("environment steps of the population")
+    plot.ticks("x", words.thousands, 8 if width > _DESK else 4)
+    return plot.svg(label)
+
+
+def _bars(plot: Plot, places: Sequence[tuple[float, float, float]], colour: str, alpha: float) -> None:
+    """Draw bars of (start, end, row), all in one path."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    shapes = [[(x1, y - 0.3), (x2, y - 0.3), (x2, y + 0.3), (x1, y + 0.3), (x1, y - 0.3)] for x1, x2, y in places]
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(shapes)
+    path = Path([point for shape in shapes for point in shape], codes)
+    plot.axes.add_patch(PathPatch(path, facecolor=PALETTE[colour], alpha=alpha, linewidth=0))
+
+
 def mutations(run: FinishedRun, width: int, label: Markup) -> Markup:
     """Draw the gains in fitness of each kind of mutation: a dot for each child, the middle half as a bar, the median as
     a line."""
@@ -341,6 +386,30 @@ def evaluation(run: FinishedRun, width: int, label: Markup) -> Markup:
     room = 0.02 * (high - low)
     plot.axes.set(xlim=(low - room, high + room), ylim=(len(ranked) - 0.4, -0.6), yticks=[])
     plot.axes.set_xlabel("return of a held-out episode")
+    plot.ticks("x", words.value, 8 if wide else 4)
+    return plot.svg(label)
+
+
+def replays(run: FinishedRun, width: int, label: Markup) -> Markup:
+    """Draw the elite's held-out mean with its interval, those of its replays, and the mean over these with its own."""
+    wide, found = width > _DESK, run.replays
+    assert found is not None
+    rows = [("elite", run.elite.mean, run.elite.interval), ("replays", found.mean, found.interval)]
+    rows += [(f"seed {each.seed}", each.mean, each.interval) for each in found.replays]
+    margins = (104 if wide else 88, 190 if wide else 56, 12, 44)
+    plot = Plot(f"replays.{width}", width, 30 * len(rows) + 60, margins)
+    for place, (name, mean, interval) in enumerate(rows):
+        colour, look = ("elite" if place == 0 else "ink", {"weight": "bold"}) if place < 2 else ("member", {})
+        if interval is not None:
+            plot.line([(end, place) for end in interval], colour, 3.5 if place < 2 else 2.2)
+        if mean is not None:
+            plot.marks([(mean, place)], colour, "o", 10 if place < 2 else 8, clip_on=False)
+        ends = f"   [{' to '.join(map(words.figure, interval))}]" if wide and interval is not None else ""
+        said = "diverged" if mean is None else words.figure(mean) + ends
+        plot.beside(place, 0, (-12, 0), name, colour if place < 2 else "muted", ha="right", **look)
+        plot.beside(place, 1, (12, 0), said, colour if place < 2 else "muted", **look)
+    plot.axes.set(ylim=(len(rows) - 0.4, -0.6), yticks=[], xlabel="mean return of held-out episodes")
+    plot.axes.margins(x=0.05)
     plot.ticks("x", words.value, 8 if wide else 4)
     return plot.svg(label)
 

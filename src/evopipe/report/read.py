@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,15 +16,13 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from evopipe import layout
 from evopipe.errors import DataError
-from evopipe.mutations import NONE, Mutation
 from evopipe.report import words
-from evopipe.searchers.history import Record, Scored, read_lineage
+from evopipe.report.lives import Key, Life, lives_of
+from evopipe.searchers.history import Origin, Record, Scored, origins, read_lineage
 from evopipe.storage.files import parse_json, read_bytes, read_json
 from evopipe.storage.folders import read_folder
 
 _T = TypeVar("_T")
-Key = tuple[int, int]
-"""A member at the end of a generation: (generation, slot)."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Node:
 
     key: Key
     id: int  # its name in the lineage; it keeps it while it survives
-    parent: Key | None  # in the generation before, or the last healthy one; None at the start
+    parent: Key | None  # where that one was last scored; None of one that began from first weights
     fitness: float  # NaN if it diverged
     gain: float  # over the parent; NaN if there is nothing to compare
     kind: str  # of the mutation that made it
@@ -42,6 +39,8 @@ class Node:
     survived: bool  # it is its parent, one generation older
     network: str
     traits: Mapping[str, float | str]  # hyper-parameters by name, then what describes the architecture
+    steps: int = 0  # that it has lived
+    why: str = ""  # it is in its slot
 
     @property
     def diverged(self) -> bool:
@@ -55,11 +54,19 @@ class Node:
         return self.change if self.change.startswith(name) else f"{name}{f': {self.change}' if self.change else ''}"
 
     @property
+    def began(self) -> str:
+        """By what it began."""
+        if self.parent:
+            return self.made
+        return "a new trial" if self.why else "first generation"
+
+    @property
     def about(self) -> str:
         """The member's tooltip."""
-        born = "survived" if self.survived else self.made
-        if not self.parent:
-            born = "first generation" + (f", {born}" if born != words.KINDS["none"] else "")
+        born = "survived" if self.survived else self.began
+        if not self.parent and self.kind != "none":
+            born += f", {self.made}"
+        born += f" ({self.why})" if self.why else ""
         gain = f" ({words.figure(self.gain, signed=True)} over its parent)" if math.isfinite(self.gain) else ""
         scored = "diverged" if self.diverged else f"fitness {words.figure(self.fitness)}{gain}"
         return f"generation {self.key[0]}, slot {self.key[1]}, member {self.id}\n{born}\n{scored}\n{self.network}"
@@ -227,6 +234,34 @@ class _Told:
 
 
 @dataclass(frozen=True)
+class _Change:
+    steps: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    """A replay; no mean where it diverged."""
+
+    seed: int
+    mean: float | None
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class _Replays:
+    """What `evopipe replay` wrote of an elite."""
+
+    elite: _Champion
+    steps: int
+    replays: tuple[_Replayed, ...]
+    mean: float | None
+    interval: tuple[float, float] | None
+    not_followed: tuple[str, ...]
+    schedule: tuple[_Change, ...]
+
+
+@dataclass(frozen=True)
 class FinishedRun:
     """One finished run. `policy` is the content of the elite's `policy.json`, `members` are those of the last
     population."""
@@ -239,11 +274,13 @@ class FinishedRun:
     members: tuple[_Held, ...]
     timing: tuple[_Timing, ...]
     told: _Told | None = None  # of language models
+    lives: tuple[Life, ...] = ()  # of a search whose members did not live in lockstep
+    replays: _Replays | None = None  # of this elite
 
     @cached_property
     def slots(self) -> int:
         """The number of members."""
-        return 1 + max((slot for _, slot in self.nodes), default=0)
+        return 1 + max((slot for _, slot in [*self.nodes, *((0, life.slot) for life in self.lives)]), default=0)
 
     @cached_property
     def descent(self) -> tuple[Node, ...]:
@@ -310,20 +347,33 @@ def read(folder: Path) -> FinishedRun:
     order = [str(agent["id"]) for agent in about.get("team", ())]  # files have names sorted
     if sorted(order) != sorted(best.agents):
         raise _unlike(folder, layout.EVALUATION, "other agents than the policy's")
+    summary, generations = _json(folder, layout.TRAIN, _Summary), _rows(folder, layout.FITNESS, _Generation)
+    lineage = read_lineage(read_bytes(folder / layout.LINEAGE), str(folder / layout.LINEAGE))
     elite, *last = (
         _Held(n.replace("member_", "slot "), at.mean, at.interval, held[n], {a: at.agents[a] for a in order}, at.groups)
         for n, at in scores.items()
     )
     return FinishedRun(
-        generations=_rows(folder, layout.FITNESS, _Generation),
-        nodes=_nodes(read_lineage(read_bytes(folder / layout.LINEAGE), str(folder / layout.LINEAGE))),
-        summary=_json(folder, layout.TRAIN, _Summary),
+        generations=generations,
+        nodes=_nodes(lineage),
+        summary=summary,
         policy=about,
         elite=elite,
         members=tuple(last),
         timing=_rows(folder, layout.TIMING, _Timing),
         told=_told(folder) if about.get("kind") in ("language", "games") else None,
+        lives=lives_of(lineage, {row.generation: row.env_steps for row in generations}),
+        replays=_replays(folder, summary.elite),
     )
+
+
+def _replays(folder: Path, elite: _Champion) -> _Replays | None:
+    """Read the replays of this elite; None where there are none, or they are of another."""
+    if not (folder / layout.REPLAY).exists():
+        return None
+    found = _json(folder, layout.REPLAY, _Replays)
+    named = (elite.id, elite.generation, elite.score)
+    return found if (found.elite.id, found.elite.generation, found.elite.score) == named else None
 
 
 def _told(folder: Path) -> _Told:
@@ -353,36 +403,30 @@ def _told(folder: Path) -> _Told:
 def _nodes(lineage: Sequence[Record]) -> dict[Key, Node]:
     """Return every member at the end of every generation, in order."""
     found: dict[Key, Node] = {}
-    last_seen: dict[int, Key] = {}  # by id
-    for before, record in pairwise(lineage):
-        births = {child.slot: child for child in before.children}
-        fresh = []
+    for record, of in origins(lineage):
         for member in record.members:
-            # No birth: all had diverged, and the last healthy generation returned.
-            parent, mutation = last_seen.get(member.id), NONE
-            if (birth := births.get(member.slot)) is not None:
-                parent = None if birth.parent_slot is None else (before.generation, birth.parent_slot)
-                mutation = birth.mutation
-            fresh.append(_node(member, record.generation, found.get(parent) if parent else None, mutation))
-        found |= {node.key: node for node in fresh}
-        last_seen |= {node.id: node.key for node in fresh}
+            origin = of[member.slot]
+            parent = found.get(origin.parent) if origin.parent else None
+            found[record.generation, member.slot] = _node(member, record, parent, origin)
     return found
 
 
-def _node(member: Scored, generation: int, parent: Node | None, mutation: Mutation) -> Node:
+def _node(member: Scored, record: Record, parent: Node | None, origin: Origin) -> Node:
     fitness = member.fitness if member.healthy and math.isfinite(member.fitness) else math.nan
     hyper = {name: float(value) for name, value in sorted(member.hyper.items())}
     return Node(
-        key=(generation, member.slot),
+        key=(record.generation, member.slot),
         id=member.id,
         parent=parent.key if parent else None,
         fitness=fitness,
         gain=fitness - parent.fitness if parent else math.nan,
-        kind=mutation.kind,
-        change=mutation.describe(),
+        kind=origin.mutation.kind,
+        change=origin.mutation.describe(),
         survived=parent is not None and parent.id == member.id,
         network=f"{member.arch.describe()} {member.arch.activation}",
         traits=hyper | dict(_traits(member.arch.to_json())),
+        steps=record.step if member.steps is None else member.steps,
+        why=origin.why,
     )
 
 
@@ -423,6 +467,5 @@ def _checked(folder: Path, path: Path, kind: type[_T], data: Any) -> _T:
 
 
 def _unlike(folder: Path, path: Path, fault: str) -> DataError:
-    return DataError(
-        f"{folder / path}: does not hold what it should ({fault}); run `dvc repro {layout.WRITER[path]}` again"
-    )
+    remedy = f"dvc repro {layout.WRITER[path]}" if path in layout.WRITER else "evopipe replay"
+    return DataError(f"{folder / path}: does not hold what it should ({fault}); run `{remedy}` again")

@@ -67,7 +67,7 @@ class _Stopwatch:
         clock = run.clock
         self.run, self.clock, self.shown = run, clock, 0.0
         self.began = self.lapped = time.perf_counter()
-        self.first_step, self.first_steps = clock.step, clock.env_steps
+        self.first_share, self.first_steps = run.share, clock.env_steps
 
     def lap(self) -> float:
         before, self.lapped = self.lapped, time.perf_counter()
@@ -82,7 +82,8 @@ class _Stopwatch:
 
     def progress(self, phase: str) -> Progress:
         clock, seconds = self.clock, max(time.perf_counter() - self.began, 1e-9)
-        done, total = clock.step - self.first_step, clock.total * clock.envs
+        share, total = self.run.share, clock.total * clock.envs
+        done = share - self.first_share
         return Progress(
             generation=clock.generation,
             step=clock.step,
@@ -91,7 +92,7 @@ class _Stopwatch:
             eval_steps=clock.eval_steps,
             phase=phase,
             steps_per_second=(clock.env_steps - self.first_steps) / seconds,
-            seconds_left=(total - clock.step) * seconds / done if done else None,
+            seconds_left=(1.0 - share) * seconds / done if done > 0 else None,
             target=self.run.target,
         )
 

@@ -64,20 +64,19 @@ def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> Non
     """
     rows: dict[int, tuple[int, float, int, int]] = {}
     ends: dict[int, Sequence[Any]] = {int(row[0]): row for row in curve}
-    began = 0  # step of each member at which the measured seconds begin
+    began = 0  # training steps of the population at which the measured seconds begin
     with contextlib.suppress(OSError):  # a log that cannot be read costs the measurement, not the run
         for _, event in read_events(log):
             if isinstance(event, Start):
-                began = event.resumed_step or 0
+                began = event.resumed_env_steps or 0
             elif isinstance(event, Generation) and event.generation in ends:
                 rows[event.generation] = _timing(event, began, ends)
-                began = event.step
+                began = event.env_steps
     write_csv(folder / layout.TIMING, TIMING, [rows[generation] for generation in sorted(rows)])
 
 
 def _timing(event: Generation, began: int, ends: Mapping[int, Sequence[Any]]) -> tuple[int, float, int, int]:
     """Return a row of `timing.csv`: seconds, and the steps of the population that were taken in them."""
-    _, start, training, evaluation, *_ = ends.get(event.generation - 1, (0, 0, 0, 0))
-    share = (event.step - max(start, began)) / max(1, event.step - start)
-    steps = round((event.env_steps - training) * min(1.0, max(0.0, share)))
+    _, _, training, evaluation, *_ = ends.get(event.generation - 1, (0, 0, 0, 0))
+    steps = max(0, event.env_steps - max(training, began))
     return event.generation, round(event.seconds, 3), steps, event.eval_steps - evaluation

@@ -26,7 +26,7 @@ from evopipe.run.evaluate import Episodes
 from evopipe.run.race import hopeless, looks, race
 from evopipe.run.regime import Regime
 from evopipe.run.spec import JobT, fresh
-from evopipe.searchers.apply import carry_out
+from evopipe.searchers.apply import NOBODY, carry_out
 from evopipe.searchers.contract import Child, Draw, Fate, History, Keep, Living, Plan, Trial
 from evopipe.searchers.history import Best, Born, Record, Scored
 from evopipe.storage import members as stored
@@ -172,6 +172,13 @@ class Run(Generic[JobT]):
         if budget is not None and self.clock.spent >= budget:
             return True
         return not self.spec.strategy.RENEWS and min(self.ages) >= self.clock.total
+
+    @property
+    def share(self) -> float:
+        """How much of the run is over, 0 to 1; a target may end it earlier."""
+        clock, budget = self.clock, self.spec.search.budget
+        lived = 0.0 if self.spec.strategy.RENEWS else clock.env_steps / (clock.members * clock.total * clock.envs)
+        return min(1.0, max(lived, 0.0 if budget is None else clock.spent / budget))
 
     def _draw(self, generation: int) -> Draw:
         return partial(rng.host, rng.run_key(self.spec.seed), Purpose.SELECT, generation)
@@ -350,8 +357,10 @@ class Run(Generic[JobT]):
                 self.trials += 1
         born = carry_out(decided, p.mutation, p.traits, members, self.clock.generation, self.next_id, keys, self._new)
         self.next_id += len(members)
-        self.births = list(born.mutations)
-        made = zip(born.members, born.mutations, born.parents, born.why, strict=True)
+        unlived = {slot for slot, fate in enumerate(decided) if isinstance(fate, Keep)} - {*self.active}
+        self.births = [self.births[slot] if slot in unlived else how for slot, how in enumerate(born.mutations)]
+        parents = [None if parent == NOBODY else parent for parent in born.parents]
+        made = zip(born.members, born.mutations, parents, born.why, strict=True)
         self.lineage[-1] = replace(self.lineage[-1], children=tuple(Born.of(*each) for each in made))
         self.regime.inherit(born.parents)
         if new := [slot for slot, fate in enumerate(decided) if isinstance(fate, Trial)]:

@@ -178,7 +178,8 @@ class Session(Generic[JobT]):
 
     def _resume(self) -> None:
         """Go on from the last checkpoint, if there is one, and tell of it."""
-        run, clock, resumed = self.run, self.run.clock, None
+        run, clock = self.run, self.run.clock
+        resumed: tuple[int | None, int | None] = (None, None)
         if loaded := self.store.load():
             warn(self.tracker, loaded.warnings)
             if lost := run.restore(loaded.tensors, loaded.meta):
@@ -187,9 +188,9 @@ class Session(Generic[JobT]):
                     "seed and actions. They begin new episodes; the run goes on, but not bit for bit"
                 )
                 warn(self.tracker, [sentence])
-            resumed = clock.step
-        started = Start("train", run.spec.name, run.spec.train.algo, clock.members, clock.total * clock.envs, resumed)
-        self.tracker.emit(started)
+            resumed = clock.step, clock.env_steps
+        what = run.spec.name, run.spec.train.algo, clock.members, clock.total * clock.envs
+        self.tracker.emit(Start("train", *what, *resumed, run.spec.search.budget))
         warn(self.tracker, run.regime.remarks)
 
     def write(self, champion: Champion) -> None:

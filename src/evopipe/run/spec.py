@@ -376,11 +376,12 @@ class Spec(RunSpec):
 
 
 def fresh(
-    spec: RunSpec, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]]
-) -> list[Member]:
+    spec: RunSpec, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]],
+    arch: Architecture | None = None,
+) -> list[Member]:  # fmt: skip
     """Return new members with initial weights drawn by their keys; `values` are hyper-parameters that differ from the
-    configuration's, for each member."""
-    arch = spec.architecture()
+    configuration's, for each member, and `arch` is an architecture that differs from it."""
+    arch = arch or spec.architecture()
     hyper = {name: getattr(spec.algo_config, name) for name in evolvable(spec.algo.Config)}
     given = zip(slots, ids, keys, values, strict=True)
     bare = [Member(slot, id, None, key, arch, {**hyper, **own}, {}) for slot, id, key, own in given]

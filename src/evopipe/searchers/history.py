@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
@@ -15,7 +16,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 from evopipe.core.member import Member, read_architecture
 from evopipe.core.structure import Architecture
 from evopipe.errors import DataError
-from evopipe.mutations import Mutation
+from evopipe.mutations import NONE, Mutation
 
 _Architecture = Annotated[Architecture, PlainValidator(read_architecture), PlainSerializer(lambda arch: arch.to_json())]
 # JSON knows no −∞: such a fitness is null there.
@@ -47,7 +48,8 @@ class Scored:
 
 @dataclass(frozen=True)
 class Born:
-    """A child: `parent` is its parent's id, `parent_slot` where that one was; None for an initial member."""
+    """Who is next in a slot: `parent` is its parent's id, `parent_slot` where that one was; None of one that begins
+    with first weights. A member that stays, to live on or to wait, stands here with its own id and slot."""
 
     slot: int
     id: int
@@ -121,3 +123,88 @@ def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
         line.append(current)
         current = births.pop(current["parent"], None)  # each once: a file may say that one descends from itself
     return line
+
+
+def in_lockstep(records: Sequence[Record]) -> bool:
+    """Whether all members lived all the time, and no trial began after the first ones."""
+    first, *rest = records
+    everybody = all(len(record.members) >= len(first.children) for record in rest)
+    return everybody and all(child.parent_slot is not None for record in rest for child in record.children)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a scored member comes from: `parent` is (generation, slot) where its parent, or it itself before, was last
+    scored, None where nobody was; the mutation that made it, and why it is in its slot."""
+
+    parent: tuple[int, int] | None
+    mutation: Mutation
+    why: str
+
+
+def origins(records: Iterable[Record]) -> Iterator[tuple[Record, dict[int, Origin]]]:
+    """Return each record after the first, and by slot where those who were scored come from. A member that waited
+    after its birth has the mutation of its birth, and its parent is whom it was cloned from then."""
+    last: dict[int | None, tuple[int, int] | None] = {}  # by slot: where its member, or an ancestor, was last scored
+    seen: dict[int, tuple[int, int]] = {}  # by id
+    births: dict[int, Born] = {}  # by slot
+    unscored: dict[int, int] = {}  # ids by slot
+    for before, record in pairwise(records):
+        if before.children:
+            last = {child.slot: last.get(child.parent_slot) for child in before.children}
+            for child in before.children:
+                if unscored.get(child.slot) != child.id:
+                    births[child.slot], unscored[child.slot] = child, child.id
+        else:  # all had diverged, and the last healthy generation returned
+            last |= {member.slot: seen[member.id] for member in record.members if member.id in seen}
+        found = {}
+        for member in record.members:
+            birth, key = births.get(member.slot), (record.generation, member.slot)
+            known = (birth.mutation, birth.why) if birth else (NONE, "")
+            found[member.slot] = Origin(last.get(member.slot), *known)
+            last[member.slot] = seen[member.id] = key
+            unscored.pop(member.slot, None)
+        yield record, found
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a member's weights have lived through: `values` are (steps of its life, all hyper-parameters from there on),
+    the first from step 0 on; `kinds` are the kinds of all mutations in its line; it ends after `steps`."""
+
+    values: tuple[tuple[int, Mapping[str, Any]], ...]
+    kinds: tuple[str, ...]
+    steps: int
+    arch: Architecture
+
+
+def schedule(records: Iterable[Record], member: int, generation: int) -> Schedule:
+    """Return the schedule of a member, by its id, up to a generation in which it was scored. The records are the whole
+    lineage; `LookupError` says what they lack."""
+    lived: dict[int | None, int] = {}  # steps by id
+    births: dict[int | None, tuple[int, Born]] = {}  # at which step of a life, by id
+    scored = None
+    for record in records:
+        for each in record.members:
+            lived[each.id] = record.step if each.steps is None else each.steps
+            scored = each if (record.generation, each.id) == (generation, member) else scored
+        if scored is not None:
+            break
+        for child in record.children:
+            births.setdefault(child.id, (lived.setdefault(child.id, lived.get(child.parent, 0)), child))
+    if scored is None:
+        raise LookupError(f"no member {member} was scored in generation {generation}")
+    values: dict[int, Mapping[str, Any]] = {}
+    kinds, current = [], member
+    while True:
+        if current not in births:
+            raise LookupError(f"member {member} descends from member {current}, whose birth is not told")
+        at, born = births.pop(current)  # each once: a file may say that one descends from itself
+        values.setdefault(at, born.hyper)  # the youngest that began at a step
+        kinds.append(born.mutation.kind)
+        if born.parent is None:
+            break
+        current = born.parent
+    if 0 not in values:
+        raise LookupError(f"the line of member {member} does not begin at step 0")
+    return Schedule(tuple(sorted(values.items())), tuple(reversed(kinds)), lived[member], scored.arch)

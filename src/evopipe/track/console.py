@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TextIO
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -60,6 +60,7 @@ class _PlainSink:
     def __init__(self, stream: TextIO | None, quiet: bool = False) -> None:
         self._stream, self._quiet = stream, quiet
         self._stage = "run"
+        self._start: Start | None = None
         self._latest: Progress | None = None
 
     def emit(self, event: Event) -> None:
@@ -69,7 +70,8 @@ class _PlainSink:
         elif isinstance(event, Message) and event.level == "warning":
             self._write(f"warning: {event.text}")
         elif not self._quiet:
-            self._stage = event.stage if isinstance(event, Start) else self._stage
+            if isinstance(event, Start):
+                self._stage, self._start = event.stage, event
             self._write(f"{self._stage}: {self._sentence(event)}")
 
     def close(self) -> None:
@@ -83,13 +85,28 @@ class _PlainSink:
     def _sentence(self, event: Start | Generation | Message | End) -> str:
         if isinstance(event, Start):
             text = f"{event.env}, {event.algo}, {_members(event.members)}, {event.max_steps:,} steps each"
-            return text if event.resumed_step is None else f"{text}, goes on at step {event.resumed_step:,}"
+            if event.budget is not None:
+                text += f", {event.budget:,} in all"
+            if event.resumed_step is None:
+                return text
+            return (
+                f"{text}, goes on at step {event.resumed_step if event.budget is None else event.resumed_env_steps:,}"
+            )
         if isinstance(event, Generation):
             step = f"step {event.step:,}" + (f" of {self._latest.max_steps:,}" if self._latest else "")
+            if self._start is not None and self._start.budget is not None:
+                step = f"{event.env_steps + event.eval_steps:,} of {self._start.budget:,} steps"
             scores = f"best {score(event.best)}, mean {score(event.mean)}, elite {score(event.elite)}"
             text = f"generation {event.generation}, {step}, {scores} (id {event.elite_id})"
             return ", ".join([text, *_pace(self._latest)])
         return event.text if isinstance(event, Message) else _ending(event)
+
+
+def _new(row: MemberRow, before: MemberRow | None, began: Collection[int]) -> bool:
+    """Whether a member is a trial that took another's place in its slot."""
+    if before is None or row.parent is not None:
+        return False
+    return row.slot in began if row.id == before.id else True
 
 
 def _members(count: int) -> str:
@@ -164,6 +181,8 @@ class RunView:
         self._generation: Generation | None = None
         self._end: End | None = None
         self._bests: deque[float] = deque(maxlen=24)
+        self._rows: dict[int, MemberRow] = {}  # by slot: its member when it last lived
+        self._began: set[int] = set()  # slots whose member is a trial that took another's place
         self._lineage: dict[int | None, tuple[float, ...]] = {}  # id → fitness of its line of descent, latest last
         self._messages: deque[Message] = deque(maxlen=3)
 
@@ -174,10 +193,13 @@ class RunView:
             case Progress():
                 self._progress = event
             case Generation():
-                self._generation, old = event, self._lineage
+                self._generation, old, before = event, self._lineage, dict(self._rows)
                 self._bests.append(event.best)
-                rows = event.members
-                self._lineage = {m.id: (*old.get(m.id, old.get(m.parent, ())), m.fitness)[-_TREND:] for m in rows}
+                self._rows |= {row.slot: row for row in event.members}
+                self._began = {slot for slot, row in self._rows.items() if _new(row, before.get(slot), self._began)}
+                self._lineage = {row.id: old.get(row.id, old.get(row.parent, ())) for row in self._rows.values()}
+                for row in event.members:
+                    self._lineage[row.id] = (*self._lineage[row.id], row.fitness)[-_TREND:]
             case Message():
                 self._messages.append(event)
             case End():
@@ -199,13 +221,17 @@ class RunView:
         start, generation = self._start, self._generation
         latest = [event for event in (self._progress, generation) if event is not None]
         step = max([start.resumed_step or 0, *(event.step for event in latest)])
-        share = min(1.0, step / max(1, start.max_steps))
+        share, so_far = step / max(1, start.max_steps), f"{step:,} of {start.max_steps:,} steps each"
+        if start.budget is not None:
+            spent = max([0, *(event.env_steps + event.eval_steps for event in latest)])
+            share, so_far = spent / start.budget, f"{spent:,} of {start.budget:,} steps"
         count = max([0, *(event.generation for event in latest)])
         what = f" · {clean(start.algo)} · {_members(start.members)} · generation {count}"
         bar = Table.grid(expand=True)
         bar.add_column(ratio=1)
+        share = min(1.0, share)
         bar.add_row(ProgressBar(1.0, share, complete_style="cyan", finished_style="cyan"), f"{int(100 * share):>4} %")
-        state = _line(" · ".join([f"{step:,} of {start.max_steps:,} steps each", *_pace(self._progress, "≤")]))
+        state = _line(" · ".join([so_far, *_pace(self._progress, "≤")]))
         if self._end is not None:
             state = _line(_ending(self._end), "bold")
         elif self._progress is not None:
@@ -223,7 +249,7 @@ class RunView:
             waiting = self._start is not None and self._end is None
             return [_line("members appear here after their first evaluation", "dim")] if waiting else []
         elite = self._generation.elite_id
-        ranked = sorted(self._generation.members, key=lambda row: (row.id != elite, not row.healthy, -row.fitness))
+        ranked = sorted(self._rows.values(), key=lambda row: (row.id != elite, not row.healthy, -row.fitness))
         # The titles and the rest take a line each.
         fit = len(ranked) if room is None or len(ranked) < room else max(0, room - 2)
         if not fit:
@@ -239,7 +265,11 @@ class RunView:
     def _cells(self, row: MemberRow) -> dict[str, Text]:
         """What a member's row may say, in order of display."""
         name, colour = _MUTATIONS.get(row.mutation, (clean(row.mutation), "dim"))
-        change = _line(clean(row.change) or name, colour) if row.healthy else _line("diverged, will be replaced", "red")
+        change = _line(clean(row.change) or ("new trial" if row.slot in self._began else name), colour)
+        if not row.healthy:
+            change = _line("diverged, will be replaced", "red")
+        elif self._generation is not None and row not in self._generation.members:
+            change = _line("waits", "dim")
         everyone = [fitness for line in self._lineage.values() for fitness in line]
         elite = self._generation is not None and row.id == self._generation.elite_id
         return {

@@ -40,6 +40,8 @@ class Start:
     members: int
     max_steps: int  # environment steps of each member
     resumed_step: int | None = None  # the step of each member at which a saved run goes on; None for a fresh one
+    resumed_env_steps: int | None = None  # training steps of the whole population by then
+    budget: int | None = None  # steps of the whole population, of training and evaluation, that end the run earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,13 @@ class MemberRow:
     hyper: dict[str, _Float]  # those that evolve
     healthy: bool
     loss: _Float  # its last one; NaN before it learned
+    steps: int | None = None  # that it has lived, where others have lived more or less
 
     def metrics(self) -> dict[str, float]:
         """Return the member's finite numbers, by the names that trackers show."""
         own = {"fitness": self.fitness, "loss": self.loss, "healthy": self.healthy, "id": self.id}
         hyper = {f"hyper/{name}": value for name, value in self.hyper.items()}
-        return _finite({**own, "parent": self.parent, **hyper})
+        return _finite({**own, "parent": self.parent, "steps": self.steps, **hyper})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +93,11 @@ class Generation:
     """A generation was trained and evaluated."""
 
     generation: int
-    step: int  # environment steps of each member
+    step: int  # environment steps of each member, or of those who lived last
     env_steps: int  # training steps of the whole population, and its evaluation steps
     eval_steps: int
     seconds: _Float  # wall-clock time of this generation
-    members: tuple[MemberRow, ...]
+    members: tuple[MemberRow, ...]  # who lived in it: all, or some of them while others waited
     best: _Float  # highest fitness of this generation, and the mean over its healthy members
     mean: _Float
     elite: _Float  # the best score so far, and whose it is
@@ -125,7 +128,7 @@ class Generation:
             born, loss = births[m.slot], losses[m.slot] if losses else math.nan
             hyper = {name: m.hyper[name] for name in sorted(evolve)}
             made = born.kind, born.describe(), m.arch.describe(), m.arch.activation
-            rows.append(MemberRow(m.slot, m.id, m.parent, m.fitness, *made, hyper, m.healthy, loss))
+            rows.append(MemberRow(m.slot, m.id, m.parent, m.fitness, *made, hyper, m.healthy, loss, m.steps))
         scores = [m.fitness for m in record.members if math.isfinite(m.fitness)]
         best, mean = (max(scores), sum(scores) / len(scores)) if scores else (math.nan, math.nan)
         elite, elite_id = (record.champion.score, record.champion.id) if record.champion else (math.nan, -1)
@@ -133,6 +136,7 @@ class Generation:
 
     def metrics(self) -> dict[str, float]:
         """Return the population's finite numbers, by the names that trackers show."""
+        apart = any(row.steps is not None for row in self.members)
         named = {
             "fitness/best": self.best,
             "fitness/mean": self.mean,
@@ -140,7 +144,8 @@ class Generation:
             "population/generation": self.generation,
             "population/healthy": sum(row.healthy for row in self.members),
             "population/elite_id": self.elite_id,
-            "steps/each_member": self.step,
+            "population/living": len(self.members) if apart else None,
+            "steps/each_member": None if apart else self.step,
             "steps/evaluation": self.eval_steps,
             "time/generation_seconds": self.seconds or None,
         }

@@ -23,7 +23,7 @@ from evopipe.track.events import Generation
 from evopipe.track.record import FILES, TRAINED, Kept, TrackedRun
 
 if TYPE_CHECKING:
-    from evopipe.mutations import Mutation
+    pass
 
 _LOCK, _PARAMS = "dvc.lock", "params.yaml"
 _DEPTH = 3  # folders below the root in which a pipeline may lie
@@ -191,19 +191,24 @@ def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:
 
 def _generations(run: TrackedRun) -> Iterator[tuple[float, Generation]]:
     """Make the events of a training, with the times that they ended at, from its lineage, its curve and its times."""
-    from evopipe.searchers.history import read_lineage
+    from evopipe.searchers.history import in_lockstep, origins, read_lineage
 
     clock, evolve = run.started, run.params.get("algos", {}).get(run.algo, {}).get("evolve", {})
     steps, seconds = _columns(run, "fitness", "env_steps", "eval_steps"), _columns(run, "timing", "seconds")
-    before, *records = read_lineage(read_bytes(run.files["lineage"].path), FILES["lineage"])
-    births: dict[int, Mutation] = {}
-    for record in records:
-        if before.children:  # else all had diverged, and those before came back
-            births = {child.slot: child.mutation for child in before.children}
-        before = record
+    lineage = read_lineage(read_bytes(run.files["lineage"].path), FILES["lineage"])
+    lived: dict[tuple[int, int] | None, int] = {}  # steps of members by (generation, slot)
+    trained, lockstep = 0, in_lockstep(lineage)
+    for record, of in origins(lineage):
+        for member in record.members:
+            steps_now = record.step if member.steps is None else member.steps
+            lived[record.generation, member.slot] = steps_now
+            trained += steps_now - lived.get(of[member.slot].parent, 0)
+        births = {slot: origin.mutation for slot, origin in of.items()}
         (taken,) = seconds.get(record.generation, [1.0])  # unmeasured: the same whenever it is read
         clock = round(clock + taken, 3)
-        training, evaluation = steps.get(record.generation, [record.step * len(record.members), 0])
+        training, evaluation = steps.get(
+            record.generation, [record.step * len(record.members) if lockstep else trained, 0]
+        )
         yield clock, Generation.of(record, births, evolve, taken, (int(training), int(evaluation)))
 
 

@@ -1,0 +1,88 @@
+"""Who lived when, of a search whose members did not live in lockstep: some waited, or new trials began."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evopipe.searchers.history import Born, Record, in_lockstep
+
+Key = tuple[int, int]
+"""A member at the end of a generation: (generation, slot)."""
+
+
+@dataclass
+class Life:
+    """A member from its birth, or the start of the run, until it is gone, or the run ends."""
+
+    id: int
+    slot: int
+    parent: int | None  # the id of whom it was cloned from; None of a trial
+    since: int  # steps of the population until then
+    hyper: Mapping[str, Any]
+    made: str  # by which mutation, and what that changed; empty where nothing changed
+    why: str  # it began, in words
+    steps: int = 0  # that it has lived, its ancestors' before
+    best: float = math.nan  # of its scores
+    keys: list[Key] = field(default_factory=list)  # where it lived
+    end: str = ""  # why it is gone, or waits, in words
+
+    @classmethod
+    def of(cls, child: Born, since: int) -> Life:
+        parent = None if child.parent_slot is None else child.parent
+        return cls(child.id, child.slot, parent, since, child.hyper, child.mutation.describe(), child.why)
+
+    @property
+    def kind(self) -> str:
+        """What it is."""
+        return "trial" if self.parent is None else f"child of member {self.parent}"
+
+    @property
+    def about(self) -> str:
+        """Its tooltip."""
+        lines = (f"slot {self.slot}, member {self.id}: {self.kind}", self.made, self.why)
+        return "\n".join(line for line in lines if line)
+
+
+def lives_of(lineage: Sequence[Record], env_steps: Mapping[int, int]) -> tuple[Life, ...]:
+    """Return the lives of all members in the order of their births; none where all lived all the time and no trial
+    began anew. `env_steps` are the population's at the end of each generation."""
+    if not lineage or in_lockstep(lineage):
+        return ()
+    found = {child.id: Life.of(child, 0) for child in lineage[0].children}
+    standing = {child.slot: child.id for child in lineage[0].children}
+    for record in lineage[1:]:
+        _live(found, record)
+        if record.children:
+            now = {child.slot: child for child in record.children}
+            stay = {child.id for child in now.values()}
+            for id in stay & found.keys():
+                found[id].end = next(child.why for child in now.values() if child.id == id)
+                if not (found[id].keys or found[id].since):  # one of the first, which has not lived yet
+                    found[id].why = found[id].end
+            for slot, id in standing.items():
+                if id not in stay and id in found and slot in now:
+                    found[id].end = now[slot].why
+            found |= {child.id: Life.of(child, env_steps[record.generation]) for child in now.values()
+                      if child.id not in found}  # fmt: skip
+            standing = {slot: child.id for slot, child in now.items()}
+    last = {member.id for member in lineage[-1].members}
+    for life in (found[id] for id in standing.values() if id in found):
+        life.end = (
+            "the run ended"
+            if life.id in last
+            else f"waited at the end{f' ({life.end})' if life.end not in ('', 'waits') else ''}"
+        )
+    return tuple(found.values())
+
+
+def _live(found: Mapping[int, Life], record: Record) -> None:
+    """Take note of a generation that members lived."""
+    for member in record.members:
+        if (life := found.get(member.id)) is not None:
+            life.steps = record.step if member.steps is None else member.steps
+            life.keys.append((record.generation, member.slot))
+            if math.isfinite(member.fitness):
+                life.best = max(member.fitness, life.best) if math.isfinite(life.best) else member.fitness

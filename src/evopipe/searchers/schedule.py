@@ -1,0 +1,93 @@
+"""A schedule: nothing is searched; at steps that are known beforehand hyper-parameters take values that are known, too.
+
+It is how `evopipe replay` trains an elite's schedule of values from scratch: what a search found should be as good
+again with other seeds (as the schedules of Jaderberg et al., 2017, were retrained in figure 5).
+
+Paper: https://arxiv.org/abs/1711.09846
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from pydantic import Field
+
+from evopipe.errors import ParamsError
+from evopipe.schema.declare import Problem, Schema
+from evopipe.searchers.contract import About, Child, Draw, Fate, History, Keep, Plan, Stateless
+
+RENEWS = PAUSES = DRAWS = False
+
+
+class ScheduledValues(Schema):
+    """Values that hold from a step on."""
+
+    steps: int = Field(ge=1, le=10**12, description="environment steps of a member's life")
+    values: dict[str, int | float] = Field(description="hyper-parameters by name")
+
+
+class Config(Schema):
+    """A schedule of hyper-parameters; what it does not name stays as it is."""
+
+    changes: tuple[ScheduledValues, ...] = Field((), strict=False, description="in the order of their steps")
+    steps: int | None = Field(
+        None, ge=1, le=10**12, description="environment steps after which a life ends; null: `train.max_steps`"
+    )
+
+
+def problems(config: Config, about: About) -> Iterator[Problem]:
+    """Say what does not fit the run."""
+    life = about.life if config.steps is None else config.steps
+    if life > about.life:
+        yield ("steps",), f"no member lives that long (train.max_steps: {about.life}); lower it"
+    for place, (one, two) in enumerate(pairwise(config.changes), 1):
+        if one.steps >= two.steps:
+            yield ("changes", place, "steps"), f"must be more than the change before has ({one.steps}), got {two.steps}"
+    for place, change in enumerate(config.changes):
+        if change.steps >= life:
+            yield ("changes", place, "steps"), f"a life ends at {life} steps: leave it out, or lower it"
+
+
+class Search(Stateless):
+    """See the module, and `contract.Searcher`."""
+
+    def __init__(self, config: Config, about: About) -> None:
+        self.config, self.about = config, about
+        self.life = min(about.life, config.steps or about.life)
+
+    def plan(self, history: History, draw: Draw) -> Plan | None:
+        """All live, until the next change, the end of their lives, or of a generation.
+
+        Raises:
+            ParamsError: a change names what is no hyper-parameter of the algorithm that may change.
+        """
+        known = history.members[0].hyper
+        for place, change in enumerate(self.config.changes):
+            if strange := sorted(change.values.keys() - known.keys()):
+                raise ParamsError(
+                    f"search.schedule.changes.{place}.values.{strange[0]}: the algorithm has no such hyper-parameter "
+                    f"that may change; it has {', '.join(sorted(known))}"
+                )
+        lived = history.members[0].steps
+        if lived >= self.life:
+            return None
+        ahead = min(steps for steps in (*(change.steps for change in self.config.changes), self.life) if steps > lived)
+        return Plan(tuple(range(self.about.size)), min(self.about.generation, ahead - lived))
+
+    def step(self, history: History, draw: Draw) -> list[Fate] | None:
+        """Everyone is followed by itself, with the values that hold now, one that diverged by a copy of the fittest."""
+        fittest = max(history.members, key=lambda member: (member.healthy, member.score, -member.slot))
+        if not fittest.healthy:
+            return None
+        found: list[Fate] = []
+        for member in history.members:
+            due = [change.values for change in self.config.changes if change.steps <= member.steps]
+            now = {name: value for values in due for name, value in values.items()}
+            if not member.healthy:
+                found.append(Child(fittest.slot, now, "the one before diverged: a copy of the fittest"))
+            elif any(member.hyper[name] != value for name, value in now.items()):
+                found.append(Child(member.slot, now, f"the schedule from {member.steps} steps on"))
+            else:
+                found.append(Keep("the schedule changes nothing"))
+        return found
