@@ -56,6 +56,15 @@ NOTES: Notes = {
     "search.growth.slice": ("environment steps", "fewer decisions, each by more; fewer evaluations"),
     "search.growth.window": ("slices", "steadier projections that notice a change later"),
     "search.growth.factor": ("factor", "children are less like their parents"),
+    "search.pbt.fraction": ("share of the members", "more are replaced in each generation; less variety"),
+    "search.pbt.resample": ("chance", "more jumps through the whole range, fewer small steps"),
+    "search.pbt.grow": ("factor", "larger steps upwards"),
+    "search.pbt.shrink": ("factor", "smaller steps downwards"),
+    "search.pb2.fraction": ("share of the members", "more are replaced in each generation; less variety"),
+    "search.pb2.window": ("changes of scores", "older experience counts; a decision takes longer"),
+    "search.mf_pbt.frequencies": ("generations", "a sub-population evolves less often: it is less greedy, and slower"),
+    "search.mf_pbt.grow": ("factor", "larger steps upwards"),
+    "search.mf_pbt.shrink": ("factor", "smaller steps downwards"),
     "search.schedule.steps": ("environment steps of each member", "longer lives"),
     "train.replay.updates": ("updates", "learns more from fewer steps, slower; too many: less stable"),
     "train.replay.alpha": ("", "surprising transitions come more often"),
@@ -176,7 +185,8 @@ Rules between keys, which `evopipe params check` knows:
 - A strategy that begins new trials (`growth`, `halving`, `random`) needs `search.budget`, which is at least
   `train.evo_steps`, and a range in the chosen algorithm's `evolve`; that and one whose members may wait need
   `runtime.shards.engine: none`. `search.halving.width` is at most `population.size`, `search.halving.rung` at most
-  `train.max_steps`, `search.growth.slice` at most `search.budget`.
+  `train.max_steps`, `search.growth.slice` at most `search.budget`. `search.mf_pbt.frequencies` ascend, and
+  `population.size` is at least four for each.
 - `search.schedule.steps` is at most `train.max_steps`; the `steps` of `search.schedule.changes` ascend and are below it.
 - At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.
 

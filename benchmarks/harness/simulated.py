@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from evopipe import rng, searchers
+from evopipe.mutations import NONE
 from evopipe.rng import Purpose
 from evopipe.searchers.contract import About, Child, Draw, Fate, History, Keep, Living, Plan, Searcher, Trial
-from evopipe.searchers.history import Record, Scored
+from evopipe.searchers.history import Born, Record, Scored
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Search:
         before = list(zip(self.members, self.courses, self.slices, strict=True))
         for slot, fate in enumerate(decided):
             self._become(slot, fate, before)
+        self.records[-1] = replace(self.records[-1], children=tuple(map(self._born, decided, self.members)))
         self.next_id += self.about.size
         self._plan()
 
@@ -128,6 +130,10 @@ class Search:
                 self.slices[slot] = lived
                 changed = {} if same else {"id": id, "parent": parent.id}
                 self.members[slot] = replace(parent, slot=slot, hyper=values, **changed)
+
+    def _born(self, fate: Fate, member: Living) -> Born:
+        parent = {Trial: None, Keep: member.slot}.get(type(fate), getattr(fate, "of", None))
+        return Born(member.slot, member.id, member.parent, parent, None, member.hyper, NONE, fate.why)
 
     def finish(self) -> str:
         """Take the run to its end; return why it ended."""

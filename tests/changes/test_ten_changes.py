@@ -218,7 +218,10 @@ def test_a_figure_of_the_report(copy: Copy, tmp_path: Path) -> None:
     assert copy.files == ["report/figures.py"]
 
 
-SEARCHER = '''"""Truncation selection: the better half goes on, and the others become mutated children of it."""
+SEARCHER = '''"""Truncation selection: the better half goes on, and the others become mutated children of it.
+
+Paper: https://arxiv.org/abs/1711.09846
+"""
 
 from __future__ import annotations
 
@@ -265,6 +268,7 @@ def test_a_search_strategy(copy: Copy, tmp_path: Path) -> None:
     (born,) = (child for child in record["children"] if child["why"] == "the worse half")
     assert sorted(map(score.__getitem__, stayed)) == sorted(score.values())[1:]
     assert born["parent"] in stayed
+    copy.contract("tests/contract/test_searchers.py", "-k", "truncation")
     assert copy.files == ["searchers/truncation.py"]
 
 

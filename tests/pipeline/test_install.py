@@ -22,7 +22,7 @@ from tiny import ROOT, environment, params
 # What the extras bring along, most of the size of a full installation that is not torch: none of it can be imported.
 _WITHOUT = """
 import json, sys
-for name in ("mlflow", "dvc", "pandas", "pyarrow", "scipy", "sklearn"):
+for name in ("mlflow", "dvc", "pandas", "pyarrow", "scipy", "sklearn", "optuna"):
     sys.modules[name] = None
 """
 _TRAINS = """

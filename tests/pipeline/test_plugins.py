@@ -1,4 +1,4 @@
-"""A package installed beside evopipe: its algorithm, mutation, tracker and environments serve as evopipe's own do."""
+"""A package installed beside evopipe: its algorithm, mutation, strategy, tracker and environments serve as our own."""
 
 from __future__ import annotations
 
@@ -91,6 +91,35 @@ def test_what_a_package_brings_runs_from_the_population_to_the_report(site: Path
     env["PYTHONPATH"] = str(tiny.ROOT / "src")
     ran = subprocess.run([sys.executable, "-c", acts], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert "no algorithm 'expected_sarsa'" in ran.stderr
+
+
+@pytest.mark.thorough
+def test_a_run_searches_by_another_package_s_strategy(site: Path, tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    data = tiny.params({"train.max_steps": 1200})
+    data["algos"] = {"dqn": data["algos"]["dqn"]}
+    path.write_text(dump_yaml({**data, "search": {**data["search"], "strategy": "comma"}}))
+    refused = outside.evopipe(site, tmp_path, "params", "check")
+    assert refused.returncode == 65
+    assert "search.comma: missing block: add it, the defaults are {sigma: 0.1}" in refused.stderr
+    search = {**data["search"], "strategy": "comma", "comma": {"sigma": 0.0}}
+    path.write_text(dump_yaml({**data, "search": search}))
+    refused = outside.evopipe(site, tmp_path, "params", "check")
+    at = next(i for i, line in enumerate(path.read_text().splitlines(), 1) if line.strip().startswith("sigma:"))
+    assert f"params.yaml:{at}:5: search.comma.sigma: must be above 0, got 0.0" in refused.stderr
+    search["comma"] = {"sigma": 0.2}
+    path.write_text(dump_yaml({**data, "search": search}))
+    for stage in ("population", "train"):
+        ok(outside.evopipe(site, tmp_path, stage))
+    first, second, *_ = (json.loads(line) for line in (tmp_path / "reports/lineage.jsonl").read_text().splitlines())
+    assert len({child["hyper"]["lr"] for child in first["children"]}) == 3
+    best = max(second["members"], key=lambda member: member["fitness"])
+    assert [child["parent_slot"] for child in second["children"]] == [best["slot"]] * 3
+    assert {child["why"] for child in second["children"]} == {"a child of the fittest"}
+    # Where the package is not installed, a sentence says which strategies there are.
+    lacking = outside.evopipe(tmp_path, tmp_path, "params", "check")
+    assert lacking.returncode == 65
+    assert "search.strategy: there is no strategy 'comma'" in lacking.stderr
 
 
 def checkpoints(folder: Path) -> set[str]:
@@ -248,7 +277,7 @@ assert "evopipe.plugins" not in sys.modules, "--help pays for entry points"
 def test_the_files_of_a_package_are_all_of_its_sources(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
     named, files = plugins.sources(["own_package.expected_sarsa", "own_package.mutations"])
-    modules = ("__init__", "expected_sarsa", "jsonlines", "mutations", "network", "slope")
+    modules = ("__init__", "comma", "expected_sarsa", "jsonlines", "mutations", "network", "slope")
     assert named == [f"own_package/{name}.py" for name in modules]
     assert [file.name for file in files] == [name.partition("/")[2] for name in named]
     assert plugins.sources(["no_such_module", "no_such.module"]) == ([], [])

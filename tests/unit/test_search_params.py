@@ -118,3 +118,38 @@ def place(said: str, path: Path) -> str:
     """The key at the line and column that a refusal names."""
     _, line, column, _ = said.split(":", 3)
     return path.read_text().splitlines()[int(line) - 1][int(column) - 1 :].partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence"),
+    [
+        (
+            {"search": {"fitness": "training"}, "train": {"algo": "cqn", "mode": "offline"}},
+            "search.fitness: no episode ends while members learn from a dataset or write text",
+        ),
+        (
+            {"search": {"fitness": "training"}, "runtime": {"shards": {"engine": "ray", "count": 2}}},
+            "runtime.shards.engine: search.fitness: training counts the episodes of one process",
+        ),
+        (
+            {"train": {"replay": {"evaluation": True}}, "runtime": {"shards": {"engine": "ray", "count": 2}}},
+            "runtime.shards.engine: train.replay.evaluation fills the memory of one process",
+        ),
+        (
+            {"train": {"algo": "ppo", "replay": {"evaluation": True}}},
+            "train.replay.evaluation: ppo fills no memory, and evaluation's steps go into one",
+        ),
+        (
+            {"train": {"algo": "maddpg", "replay": {"evaluation": True}}},
+            "train.replay.evaluation: maddpg is for teams, and evaluation's steps go into one",
+        ),
+        (
+            {"train": {"replay": {"updates": "pooled", "sharing": "own"}}},
+            "train.replay.updates: pooled counts the steps of one memory: set train.replay.sharing to shared",
+        ),
+    ],
+)
+def test_a_ledger_that_cannot_be_kept_is_refused(params: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ParamsError) as refused:
+        parse_params(params)
+    assert sentence in str(refused.value)

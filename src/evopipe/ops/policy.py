@@ -6,14 +6,16 @@ Noise is a function of the random draws alone: it has no state that a checkpoint
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from evopipe.ops.distributions import Distribution
 from evopipe.ops.value import clipped_value_error, masked_argmax
 from evopipe.rng import Stream
 from evopipe.types import Hyper, Tensor
+
+if TYPE_CHECKING:
+    from evopipe.ops.distributions import Distribution
 
 
 def random_legal(u: Tensor, legal: Tensor) -> Tensor:

@@ -400,7 +400,8 @@ def first_members(spec: RunSpec, size: int) -> tuple[list[Member], list[Mutation
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     values: list[dict[str, float]] = [{} for _ in keys]
     if spec.strategy.DRAWS:
-        values = [propose.random_values(spec.space, rng.host(key, Purpose.PROPOSE)) for key in keys]
+        draws = [rng.host(key, Purpose.PROPOSE) for key in keys]
+        values = propose.first_values(spec.search.proposer, spec.space, spec.seed, draws)
     members = fresh(spec, range(size), range(size), keys, values)
     if not spec.mutation.before_training:
         return members, [NONE] * size

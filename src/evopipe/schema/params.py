@@ -237,6 +237,9 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         return
     algo = registry.get(train.algo)
     memory = train.mode == "online" and not registry.on_policy(algo)
+    if train.replay.evaluation and (algo.TEAM or not memory):
+        what = "is for teams" if algo.TEAM else "fills no memory"
+        yield ("replay", "evaluation"), f"{train.algo} {what}, and evaluation's steps go into one: set it to false"
     if memory and train.replay.n_step > train.replay.capacity:
         holds = f"a memory of {train.replay.capacity} transitions (train.replay.capacity) never holds one that long"
         yield ("replay", "n_step"), f"{holds}; lower it, or raise train.replay.capacity; got {train.replay.n_step}"

@@ -11,7 +11,6 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from evopipe import searchers
 from evopipe.errors import ParamsError, suggestion
 from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, located
-from evopipe.searchers.contract import About
 
 _ELSEWHERE = "tournament"  # its block is `evolution.tournament`
 
@@ -63,7 +62,8 @@ class SearchConfig(Schema):
         if name not in (known := searchers.names()):
             raise ValueError(f"there is no strategy {name!r}{suggestion(name, known)}; there are {', '.join(known)}")
         try:
-            searchers.get(name)
+            if name != _ELSEWHERE:  # whose module nothing here asks for: light commands stay light
+                searchers.get(name)
         except ParamsError as error:
             raise ValueError(str(error).partition(": ")[2]) from None
         return name
@@ -79,26 +79,36 @@ class SearchConfig(Schema):
                 extra[name] = block if isinstance(block, schema) else schema.model_validate(block, context=info.context)
             except ValidationError as error:
                 problems += [((name, *path), sentence) for path, sentence in explain(error, schema, block)]
-        chosen = searchers.get(self.strategy).Config
-        asks = self.strategy != _ELSEWHERE and chosen.model_fields and self.strategy not in extra
-        if asks and info.context == COMPLETE:
-            values = ", ".join(
-                f"{name}: {json.dumps(value)}" for name, value in chosen().model_dump(mode="json").items()
-            )
-            problems.append(((self.strategy,), f"missing block: add it, the defaults are {{{values}}}"))
-        if self.budget is None and searchers.get(self.strategy).RENEWS:
-            never = f"{self.strategy} begins new trials and does not end by itself"
-            problems.append((("budget",), f"{never}: give the environment steps of the population after which it ends"))
+        if self.strategy != _ELSEWHERE:
+            problems += self._own_problems(info.context == COMPLETE)
         if problems:
             raise located(problems)
         return self
+
+    def _own_problems(self, complete: bool) -> Iterator[Problem]:
+        """Say what the chosen strategy misses here."""
+        strategy = searchers.get(self.strategy)
+        if complete and strategy.Config.model_fields and self.strategy not in (self.__pydantic_extra__ or {}):
+            values = ", ".join(
+                f"{name}: {json.dumps(value)}" for name, value in strategy.Config().model_dump(mode="json").items()
+            )
+            yield (self.strategy,), f"missing block: add it, the defaults are {{{values}}}"
+        if self.budget is None and strategy.RENEWS:
+            never = f"{self.strategy} begins new trials and does not end by itself"
+            yield ("budget",), f"{never}: give the environment steps of the population after which it ends"
 
     def problems(self, train: Any, size: int, tournament: Any) -> Iterator[Problem]:
         """Say what does not fit a run of `train` with so many members; `tournament` is `evolution.tournament`."""
         if self.budget is not None and self.budget < train.evo_steps:
             least = f"must be at least one slice (train.evo_steps: {train.evo_steps})"
             yield ("budget",), f"{least}, got {self.budget}; raise it, or lower train.evo_steps"
+        if self.fitness == "training" and getattr(train, "mode", "offline") == "offline":
+            yield ("fitness",), "no episode ends while members learn from a dataset or write text: set it to evaluation"
+        if self.strategy == _ELSEWHERE:
+            return
         if (own := getattr(searchers.get(self.strategy), "problems", None)) is not None:
+            from evopipe.searchers.contract import About
+
             about = About(size, train.max_steps, train.evo_steps, budget=self.budget)
             for path, sentence in own(self.config(tournament), about):
                 yield (self.strategy, *path), sentence

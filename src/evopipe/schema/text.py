@@ -45,8 +45,14 @@ class RunParams(Schema):
     @classmethod
     def _shards_fit(cls, runtime: Any, info: ValidationInfo) -> Any:
         if runtime.shards.engine != "none" and "search" in info.data:
-            strategy = info.data["search"].strategy
+            strategy, fitness = info.data["search"].strategy, info.data["search"].fitness
             found = searchers.get(strategy)
+            if fitness == "training":
+                sentence = "search.fitness: training counts the episodes of one process: set it to none"
+                raise located([(("shards", "engine"), sentence)])
+            if getattr(getattr(info.data.get("train"), "replay", None), "evaluation", False):
+                sentence = "train.replay.evaluation fills the memory of one process: set it to none"
+                raise located([(("shards", "engine"), sentence)])
             if found.PAUSES or found.RENEWS:
                 what = "lets members wait" if found.PAUSES else "begins new trials"
                 sentence = (

@@ -1,11 +1,19 @@
-"""Proposers: what gives a new trial its values, drawn from the space of the search."""
+"""Proposers: what gives a new trial its values, within the space of the search (`search.proposer`).
+
+`random` draws every value by itself (Bergstra & Bengio, 2012). `sobol` takes the next point of a scrambled Sobol
+sequence (Owen, 1998), which fills the space more evenly: the trials of a run are its first points. `tpe` and `gp` ask
+Optuna (Akiba et al., 2019), whose study is made anew from the lineage each time, so that a run that was killed goes on
+to the same values: the tree-structured Parzen estimator (Bergstra et al., 2011), or a Gaussian process with expected
+improvement. Both draw at random until ten members have been scored.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from evopipe.errors import need_package
 from evopipe.searchers.contract import About, Bound, Draw, History, Trial
 
 if TYPE_CHECKING:
@@ -20,6 +28,13 @@ def bound(low: float, high: float, whole: bool) -> Bound:
     return Bound(low, high, log=low > 0 and high / low >= LOG_FROM, whole=whole)
 
 
+def inside(bound: Bound, value: float) -> float:
+    """Return the value of a bound that is nearest to this one."""
+    if bound.whole:
+        return int(min(max(round(value), math.ceil(bound.low)), math.floor(bound.high)))
+    return float(min(max(value, bound.low), bound.high))
+
+
 def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
     """Return the values at these shares of the space, each in [0, 1): 0 is the low end, 1 the high one."""
     return {name: value_at(space[name], share) for name, share in zip(sorted(space), shares, strict=True)}
@@ -27,24 +42,25 @@ def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
 
 def value_at(bound: Bound, share: float) -> float:
     """Return the value at a share of a bound. A whole number has an interval of its own, ends included."""
+    low, high = _ends(bound)
+    return inside(bound, math.exp(low + share * (high - low)) if bound.log else low + share * (high - low))
+
+
+def share_of(bound: Bound, value: float) -> float:
+    """Return at which share of a bound a value lies, the inverse of `value_at`; 0 or 1 beyond its ends, .5 if it has
+    one value alone."""
+    low, high = _ends(bound)
+    place = math.log(inside(bound, value)) if bound.log else inside(bound, value)
+    return min(max((place - low) / (high - low), 0.0), 1.0) if high > low else 0.5
+
+
+def _ends(bound: Bound) -> tuple[float, float]:
+    """Return the interval whose shares are drawn, of logarithms if the values are."""
     low, high = bound.low, bound.high
     if bound.whole:
         low, high = math.ceil(low) - 0.5, math.floor(high) + 0.5
         low = max(low, 0.5) if bound.log else low
-    if bound.log:
-        value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
-    else:
-        value = low + share * (high - low)
-    if bound.whole:
-        return int(min(max(round(value), math.ceil(bound.low)), math.floor(bound.high)))
-    return float(min(max(value, bound.low), bound.high))
-
-
-def share_of(bound: Bound, value: float) -> float:
-    """Return where in a bound a value lies, in [0, 1]: the inverse of `value_at`, but for the ends of whole numbers."""
-    scale = math.log if bound.log else float
-    low, high = scale(bound.low), scale(bound.high)
-    return min(max((scale(value) - low) / (high - low), 0.0), 1.0) if high > low else 0.5
+    return (math.log(low), math.log(high)) if bound.log else (low, high)
 
 
 def random_values(space: Mapping[str, Bound], draw: np.random.Generator) -> dict[str, float]:
@@ -52,13 +68,110 @@ def random_values(space: Mapping[str, Bound], draw: np.random.Generator) -> dict
     return at(space, draw.random(len(space)).tolist())
 
 
+def sobol_values(space: Mapping[str, Bound], seed: int, index: int) -> dict[str, float]:
+    """Return the values at a point of the run's Sobol sequence, by its number."""
+    if not space:
+        return {}
+    from torch.quasirandom import SobolEngine
+
+    sequence = SobolEngine(len(space), scramble=True, seed=seed)
+    return at(space, sequence.fast_forward(index).draw(1)[0].tolist())
+
+
+def first_values(
+    proposer: str, space: Mapping[str, Bound], seed: int, draws: Sequence[np.random.Generator]
+) -> list[dict[str, float]]:
+    """Return the values of a run's first members, of whom nothing is known; each has a generator of its own."""
+    if proposer == "sobol":
+        return [sobol_values(space, seed, index) for index in range(len(draws))]
+    return [random_values(space, draw) for draw in draws]
+
+
 class Proposer:
-    """What gives a new trial its values, as `search.proposer` says."""
+    """What gives a new trial its values, as `search.proposer` says.
+
+    Raises:
+        MissingInputError: Optuna is asked for and is not installed.
+    """
 
     def __init__(self, about: About) -> None:
         self.about = about
+        self._history: History | None = None  # what is being decided on, and the trials that begin by it
+        self._begun: dict[int, Trial] = {}
+        if about.proposer in ("tpe", "gp"):
+            need_package("optuna", "search", f"search.proposer: {about.proposer}")
 
     def trial(self, history: History, draw: Draw, slot: int, why: str) -> Trial:
-        """Return a new trial in a slot; its values depend on the generation's draw and the slot alone."""
-        generator = draw().spawn(slot + 1)[slot]
-        return Trial(random_values(self.about.space, generator), why)
+        """Return a new trial in a slot: its values depend on the history, the generation's draw, the slot, and the
+        slots that were given trials after this generation before it."""
+        if self._history is not history:
+            self._history, self._begun = history, {}
+        begun = self._begun
+        if slot not in begun:
+            generator = draw().spawn(slot + 1)[slot]
+            begun[slot] = Trial(self._values(history, generator, [trial.values for trial in begun.values()]), why)
+        return begun[slot]
+
+    def _values(
+        self, history: History, draw: np.random.Generator, begun: Sequence[Mapping[str, float]]
+    ) -> dict[str, float]:
+        about = self.about
+        if about.proposer == "sobol":
+            return sobol_values(about.space, about.seed, history.trials + len(begun))
+        if about.proposer in ("tpe", "gp") and about.space:
+            return _asked(about, history, int(draw.integers(2**31)), begun)
+        return random_values(about.space, draw)
+
+
+def _asked(about: About, history: History, seed: int, begun: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Ask Optuna, which knows every member's values and last score; those not scored yet, and trials that begin in this
+    generation (`begun`), are under way. A member that diverged counts as the worst of all."""
+    import optuna
+
+    distributions = {name: _distribution(bound) for name, bound in sorted(about.space.items())}
+    said = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it tells of every study that is made
+    try:
+        samplers = optuna.samplers
+        sampler = (samplers.TPESampler if about.proposer == "tpe" else samplers.GPSampler)(seed=seed)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        for values, score in [*scored(about.space, history), *((each, None) for each in begun)]:
+            state = optuna.trial.TrialState.RUNNING if score is None else optuna.trial.TrialState.COMPLETE
+            trial = optuna.trial.create_trial(
+                state=state, params=dict(values), distributions=dict(distributions), value=score
+            )
+            study.add_trial(trial)
+        found = study.ask(distributions).params
+    finally:
+        optuna.logging.set_verbosity(said)
+    return {name: inside(about.space[name], value) for name, value in found.items()}
+
+
+def _distribution(bound: Bound) -> Any:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    if bound.whole:
+        return IntDistribution(math.ceil(bound.low), math.floor(bound.high), log=bound.log)
+    return FloatDistribution(bound.low, bound.high, log=bound.log)
+
+
+def scored(space: Mapping[str, Bound], history: History) -> list[tuple[dict[str, float], float | None]]:
+    """Return the searched values of everyone who has lived or lives, in the order of ids, and each one's last score:
+    None where it has none yet, the worst of all scores where it diverged."""
+    values: dict[int, Mapping[str, Any]] = {}
+    scores: dict[int, float | None] = {}
+    for record in history.records:
+        for each in record.members:
+            values[each.id], scores[each.id] = each.hyper, each.fitness
+    for member in history.members:
+        values.setdefault(member.id, member.hyper)
+        scores.setdefault(member.id, None)
+    finite = [score for score in scores.values() if score is not None and math.isfinite(score)]
+    worst = min(finite, default=None)
+    return [
+        (
+            {name: inside(bound, values[id][name]) for name, bound in space.items()},
+            score if score is None or math.isfinite(score) else worst,
+        )
+        for id, score in sorted(scores.items())
+    ]

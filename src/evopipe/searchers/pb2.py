@@ -1,0 +1,198 @@
+"""PB2, population-based bandits (Parker-Holder et al., 2020): population based training whose copies do not explore at
+random but where a Gaussian process promises the largest gain.
+
+The worst 20 % copy one of the best 20 %, as in `pbt`. The values x of a copy are those with the highest upper
+confidence bound μ(x, t) + √β σ(x, t) for the generation t to come. The process is fitted to all changes of a score from
+one generation to the next, by the values and the generation in which they came about, standardised. Its covariance is
+that of a function that drifts (Bogunovic et al., 2016), k(x, x′) (1 − ε)^(|t − t′| / 2), k the squared exponential.
+Those of one generation are chosen one after another: σ knows of all who will live in it already, the mean does not
+(Desautels et al., 2014). β is that of the paper, c₁ + log(c₂ t) with c₁ = .2, c₂ = .4, and at least c₁.
+
+scikit-learn computes the process; the scales of k, ε and the noise are those of highest likelihood. Until two changes
+are known, copies draw their values from the space, as the first members did. A member that diverged counts as the
+largest fall of all that are known.
+
+Paper: https://arxiv.org/abs/2002.02518
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from evopipe.errors import need_package
+from evopipe.searchers.contract import About, Child, Draw, Fate, History, Keep, Plan, Stateless
+from evopipe.searchers.pbt import Truncation, copies, everyone, exploit
+from evopipe.searchers.propose import at, random_values, share_of
+
+RENEWS, PAUSES, DRAWS = False, False, True
+_C1, _C2 = 0.2, 0.4
+_EPSILON = (0.01, 0.5)  # within which ε is fitted
+_JITTER = 1e-8  # on the diagonal, for the decomposition's sake
+_CANDIDATES, _POLISHED = 1000, 3  # points at which the bound is looked at, and from how many of them it is climbed
+
+
+class Config(Truncation):
+    """Population-based bandits (Parker-Holder et al., 2020)."""
+
+    window: int = Field(
+        200, ge=2, le=10**4, description="changes of scores that the Gaussian process is fitted to, the latest"
+    )
+
+
+class Search(Stateless):
+    """See the module, and `contract.Searcher`.
+
+    Raises:
+        MissingInputError: scikit-learn is not installed.
+    """
+
+    def __init__(self, config: Config, about: About) -> None:
+        need_package("sklearn", "search", "search.strategy: pb2")
+        self.config, self.about = config, about
+
+    def plan(self, history: History, draw: Draw) -> Plan:
+        """All members live."""
+        return everyone(self.about)
+
+    def step(self, history: History, draw: Draw) -> list[Fate] | None:
+        """The worst become copies of the best with values that a Gaussian process chose, all others go on."""
+        chooser, space = draw(), self.about.space
+        copied = exploit(history.scores(), self.config.fraction, chooser)
+        if copied is None:
+            return None
+        known = [*changes(history)][-self.config.window :]
+        points = np.array([[*self._shares(hyper), t] for hyper, t, _ in known])
+        gains = np.array([gain for *_, gain in known])
+        finite = np.isfinite(gains)
+        found: list[Fate] = [Keep("not among the worst")] * self.about.size
+        bandit = None
+        if space and finite.sum() >= 2:
+            here = [self._shares(member.hyper) for member in history.members if member.slot not in copied]
+            bandit = Bandit(points, np.where(finite, gains, gains[finite].min()), history.generation + 1, here)
+        for slot, of in sorted(copied.items()):
+            values = random_values(space, chooser) if bandit is None else at(space, bandit.next(chooser))
+            found[slot] = Child(of, values, copies(history.members[slot]))
+        return found
+
+    def _shares(self, hyper: Any) -> list[float]:
+        return [share_of(bound, hyper[name]) for name, bound in sorted(self.about.space.items())]
+
+
+def changes(history: History) -> Iterator[tuple[Any, int, float]]:
+    """Yield (hyper-parameters, generation, change of the score) of every member in every generation but the first; −∞
+    where it diverged. Where a run went back to an earlier generation, it begins anew."""
+    before: dict[int, float] = {}  # the score with which each slot's member began the generation
+    for record in history.records:
+        after = {member.slot: member.fitness for member in record.members}
+        for member in record.members:
+            begun = before.get(member.slot, math.nan)
+            if math.isfinite(begun):
+                yield member.hyper, record.generation, member.fitness - begun
+        parents = {child.slot: child.parent_slot for child in record.children}
+        before = {slot: after[parent] for slot, parent in parents.items() if parent is not None and parent in after}
+
+
+def covariance(variance: float = 1.0, length: float = 0.5, epsilon: float = 0.1, noise: float = 0.1) -> Any:
+    """Return the covariance of points `[N, D + 1]`, in the last column the time, with these values to begin with.
+
+    Over time alone, the drift (1 − ε)^(|t − t′| / 2) is the Matérn covariance of ν = ½ with the length −2 / log(1 − ε).
+    """
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+
+    class OverValues(RBF):  # type: ignore[misc]
+        def __call__(self, X: np.ndarray, Y: Any = None, eval_gradient: bool = False) -> Any:
+            return super().__call__(X[:, :-1], None if Y is None else Y[:, :-1], eval_gradient)
+
+    class OverTime(Matern):  # type: ignore[misc]
+        def __call__(self, X: np.ndarray, Y: Any = None, eval_gradient: bool = False) -> Any:
+            return super().__call__(X[:, -1:], None if Y is None else Y[:, -1:], eval_gradient)
+
+    drift = OverTime(_memory(epsilon), [_memory(each) for each in reversed(_EPSILON)], nu=0.5)
+    scale, values = ConstantKernel(variance, (1e-2, 1e2)), OverValues(length, (0.05, 5.0))
+    return scale * values * drift + WhiteKernel(noise, (1e-4, 1.0))
+
+
+def _memory(epsilon: float) -> float:
+    return -2 / math.log1p(-epsilon)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let a process be computed without warnings that a scale is at the end of its range, and by one thread: more would
+    give other last bits."""
+    from threadpoolctl import threadpool_limits
+
+    with warnings.catch_warnings(), threadpool_limits(1):
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Bandit:
+    """Chooses points of the unit cube `[0, 1]^D` by upper confidence bounds for one generation."""
+
+    def __init__(
+        self, points: np.ndarray, gains: np.ndarray, time: int, here: Sequence[Sequence[float]], kernel: Any = None
+    ) -> None:
+        """Fit the process.
+
+        Args:
+            points: `[N, D + 1]`, in the last column the time.
+            gains: `[N]`.
+            time: for which points are to be chosen.
+            here: points `[n, D]` of those who live at this time already.
+            kernel: see `covariance`; None: fitted.
+        """
+        from sklearn.gaussian_process import GaussianProcessRegressor
+
+        self.time = time
+        spread = gains.std()
+        self.gains = (gains - gains.mean()) / spread if spread > 0 else np.zeros(len(gains))
+        self.points, self.here = points, [list(each) for each in here]
+        self.beta = _C1 + max(0.0, math.log(_C2 * time))
+        optimizer = "fmin_l_bfgs_b" if kernel is None else None
+        model = GaussianProcessRegressor(kernel or covariance(), alpha=_JITTER, optimizer=optimizer)
+        with _quiet():
+            self.model = model.fit(points, self.gains)
+
+    def next(self, draw: np.random.Generator) -> list[float]:
+        """Return the point with the highest bound as shares; from now on it lives too."""
+        from scipy.optimize import minimize
+
+        with _quiet():
+            certain = self._certain()
+            tried = draw.random((_CANDIDATES, self.points.shape[1] - 1))
+            best = tried[np.argsort(-self.bound(tried, certain), kind="stable")[:_POLISHED]]
+            for start in best.copy():
+                ends = minimize(
+                    lambda x: -float(self.bound(x[None], certain)[0]), start, method="L-BFGS-B",
+                    bounds=[(0.0, 1.0)] * len(start),
+                )  # fmt: skip
+                best = np.vstack([best, ends.x])
+            point: list[float] = best[int(np.argmax(self.bound(best, certain)))].tolist()
+        self.here.append(point)
+        return point
+
+    def bound(self, points: np.ndarray, certain: Any) -> np.ndarray:
+        """Return μ + √β σ at points `[n, D]`: `[n]`; `certain` knows who lives already."""
+        timed = np.column_stack([points, np.full(len(points), float(self.time))])
+        noise = certain.kernel_.k2.noise_level  # of a score, not of the function
+        variance = certain.predict(timed, return_std=True)[1] ** 2 - noise
+        bounds: np.ndarray = self.model.predict(timed) + math.sqrt(self.beta) * np.sqrt(np.maximum(variance, 0.0))
+        return bounds
+
+    def _certain(self) -> Any:
+        """Return the process with those who live already, whose scores do not matter to its deviation."""
+        from sklearn.gaussian_process import GaussianProcessRegressor
+
+        points = self.points
+        if self.here:
+            points = np.vstack([points, [[*each, float(self.time)] for each in self.here]])
+        model = GaussianProcessRegressor(self.model.kernel_, alpha=_JITTER, optimizer=None)
+        return model.fit(points, np.zeros(len(points)))

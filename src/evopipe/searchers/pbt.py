@@ -1,0 +1,123 @@
+"""Population based training (Jaderberg et al., 2017): all members live; after each generation the worst take over the
+weights and hyper-parameters of the best, and explore from there.
+
+*Exploit* is truncation selection: a member of the worst 20 % copies one drawn uniformly from the best 20 %. *Explore*
+resamples each hyper-parameter from the space that the first values were drawn from, or multiplies it by 1.2 or 0.8.
+
+Paper: https://arxiv.org/abs/1711.09846
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from evopipe.mutations.rl_hp import scaled
+from evopipe.schema.declare import Evolve, Schema
+from evopipe.searchers.contract import DRAWN, About, Bound, Child, Draw, Fate, History, Keep, Living, Plan, Stateless
+from evopipe.searchers.propose import inside, random_values
+
+if TYPE_CHECKING:
+    import numpy as np
+
+RENEWS, PAUSES, DRAWS = False, False, True
+
+
+class Truncation(Schema):
+    """Who copies whom."""
+
+    fraction: float = Field(
+        0.2, gt=0.0, le=0.5, description="share of the members, at least one, that copy one of the best of this share"
+    )
+
+
+class Config(Truncation):
+    """Population based training with truncation selection (Jaderberg et al., 2017)."""
+
+    explore: Literal["values", "mutation"] = Field(
+        "values",
+        description="how a copy differs: `values`, as in the paper, of every searched hyper-parameter; or `mutation`, "
+        "what `evolution.mutation` draws, architecture included",
+    )
+    resample: float = Field(
+        0.25, ge=0.0, le=1.0, description="chance of a hyper-parameter to be drawn anew from its range, not multiplied"
+    )
+    grow: float = Field(1.2, gt=1.0, le=100.0, description="the one factor by which a hyper-parameter is multiplied")
+    shrink: float = Field(0.8, gt=0.0, lt=1.0, description="the other, as likely")
+
+
+class Search(Stateless):
+    """See the module, and `contract.Searcher`."""
+
+    def __init__(self, config: Config, about: About) -> None:
+        self.config, self.about = config, about
+
+    def plan(self, history: History, draw: Draw) -> Plan:
+        """All members live."""
+        return everyone(self.about)
+
+    def step(self, history: History, draw: Draw) -> list[Fate] | None:
+        """The worst become copies of the best that explore, all others go on."""
+        chooser = draw()
+        copied = exploit(history.scores(), self.config.fraction, chooser)
+        if copied is None:
+            return None
+        found: list[Fate] = [Keep("not among the worst")] * self.about.size
+        for slot, of in sorted(copied.items()):
+            change: Mapping[str, float] | Literal["drawn"] = DRAWN
+            if self.config.explore == "values":
+                change = explore(self.config, self.about.space, history.members[of].hyper, chooser)
+            found[slot] = Child(of, change, copies(history.members[slot]))
+        return found
+
+
+def everyone(about: About) -> Plan:
+    """Return the plan of strategies by which all members live in every generation."""
+    return Plan(tuple(range(about.size)), about.generation)
+
+
+def copies(before: Living) -> str:
+    """Return why the slot of this member gets a copy of one of the best."""
+    return f"a copy of one of the best; the one before {'was among the worst' if before.healthy else 'diverged'}"
+
+
+def ranked(scores: Sequence[float], slots: Sequence[int]) -> list[int]:
+    """Return slots by score, the best first; of equals the lower one."""
+    return sorted(slots, key=lambda slot: (-scores[slot], slot))
+
+
+def exploit(scores: Sequence[float], fraction: float, draw: np.random.Generator) -> dict[int, int] | None:
+    """Return which slots are to be copies of which: the worst `fraction` by score, and all that diverged (−∞), of the
+    best `fraction`, each drawn uniformly. None if all diverged."""
+    order = ranked(scores, range(len(scores)))
+    healthy = [slot for slot in order if math.isfinite(scores[slot])]
+    if not healthy:
+        return None
+    share = min(max(1, math.floor(fraction * len(order) + 1e-9)), len(order) // 2)
+    worst = {*order[len(order) - share :], *order[len(healthy) :]}
+    best = [slot for slot in healthy[: max(share, 1)] if slot not in worst]
+    return {slot: best[int(draw.integers(len(best)))] for slot in order if slot in worst}
+
+
+def explore(
+    config: Config, space: Mapping[str, Bound], hyper: Mapping[str, Any], draw: np.random.Generator
+) -> dict[str, float]:
+    """Return other values of all searched hyper-parameters: each is resampled, or multiplied, independently."""
+    anew, found = random_values(space, draw), {}
+    for name, bound in sorted(space.items()):
+        resample, grow = draw.random() < config.resample, bool(draw.random() < 0.5)
+        value = perturbed(bound, hyper[name], config.grow, config.shrink, grow)
+        stays = value == hyper[name]  # as 0 does, whatever it is multiplied by
+        found[name] = anew[name] if resample or stays else value
+    return found
+
+
+def perturbed(bound: Bound, value: float, grow: float, shrink: float, up: bool) -> float:
+    """Return a value multiplied by `grow` if `up`, else by `shrink`, within its bound; by the other where that changes
+    nothing, for it stands at the end of its range."""
+    evolve, value = Evolve(min=bound.low, max=bound.high, grow=grow, shrink=shrink), inside(bound, value)
+    first = scaled(value, evolve, up, bound.whole)
+    return scaled(value, evolve, not up, bound.whole) if first == value else first
