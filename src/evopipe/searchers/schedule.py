@@ -54,7 +54,7 @@ class Search(Stateless):
 
     def __init__(self, config: Config, about: About) -> None:
         self.config, self.about = config, about
-        self.life = min(about.life, config.steps or about.life)
+        self.ends = [*(change.steps for change in config.changes), *([config.steps] if config.steps else [])]
 
     def plan(self, history: History, draw: Draw) -> Plan | None:
         """All live, until the next change, the end of their lives, or of a generation.
@@ -70,10 +70,10 @@ class Search(Stateless):
                     f"that may change; it has {', '.join(sorted(known))}"
                 )
         lived = history.members[0].steps
-        if lived >= self.life:
+        if self.config.steps is not None and lived >= self.config.steps:
             return None
-        ahead = min(steps for steps in (*(change.steps for change in self.config.changes), self.life) if steps > lived)
-        return Plan(tuple(range(self.about.size)), min(self.about.generation, ahead - lived))
+        ahead = [steps - lived for steps in self.ends if steps > lived]
+        return Plan(tuple(range(self.about.size)), min([self.about.generation, *ahead]))
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
         """Everyone is followed by itself, with the values that hold now, one that diverged by a copy of the fittest."""
