@@ -25,7 +25,7 @@ from evopipe.run.population import about_spec
 from evopipe.run.spec import RunSpec, fresh
 from evopipe.schema.params import AnyParams, parse_params
 from evopipe.searchers.history import Schedule, read_lineage, schedule
-from evopipe.stages import evaluate, train
+from evopipe.stages import buffer, evaluate, fetch, train
 from evopipe.stages.export import scored
 from evopipe.stages.tell import tell
 from evopipe.storage import members as stored
@@ -144,10 +144,8 @@ def _alone(params: AnyParams, seed: int, changes: Sequence[Mapping[str, Any]], s
 def _replayed(params: AnyParams, line: Schedule, folder: Path, quiet: bool) -> dict[str, Any]:
     """Train one replay in a folder, unless it is there, and return its scores; null where it diverged."""
     if not (folder / layout.TRAIN).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        data = folder / layout.DATASET.parent
-        if not data.is_symlink() and layout.DATASET.parent.exists():
-            data.symlink_to(layout.DATASET.parent.absolute())
+        for stage in (fetch, buffer) if params.needs_dataset else ():
+            stage.run(params, quiet=True, folder=folder)
         spec = problem_of(params, folder).spec
         member = _first(spec, line)
         about = {**about_spec(spec), "mutations": [NONE.to_json()]}

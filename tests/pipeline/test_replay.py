@@ -187,6 +187,40 @@ def test_replays_of_another_elite_are_not_shown(replayed: Path, tmp_path: Path) 
     assert "reports/replay.json: does not hold what it should (elite: Field required); run `evopipe replay`" in done.err
 
 
+@pytest.mark.thorough
+def test_members_that_share_a_memory_and_begin_with_a_dataset_are_replayed_alone(tmp_path: Path) -> None:
+    """Each from a dataset of its own seed."""
+    write_params(
+        tmp_path,
+        {
+            "train.evo_steps": 200, "train.max_steps": 400, "train.warm_start": 50, "train.replay.evaluation": False,
+            "train.replay.sharing": 3, "population.size": 3,
+        },
+    )  # fmt: skip
+    for words in (*(["-q", stage] for stage in ("fetch", "buffer", "population", "train", "evaluate", "export")),
+                  ["-q", "replay", "--seeds", "2"]):  # fmt: skip
+        done = call(tmp_path, *words)
+        assert done.code == 0, done.err
+    assert (
+        told(tmp_path)["not_followed"][-1] == "its memory holds its own transitions alone, not those of other members"
+    )
+    data = [(folder / "data/transitions.h5").read_bytes() for folder in lines(tmp_path).values()]
+    assert len({*data, (tmp_path / "data/transitions.h5").read_bytes()}) == 3
+
+
+@pytest.mark.thorough
+def test_language_models_are_replayed_too(tmp_path: Path) -> None:
+    import words as language
+
+    language.project(tmp_path)
+    for words in (*(["-q", stage] for stage in ("fetch", "buffer", "population", "train", "evaluate", "export")),
+                  ["-q", "replay", "--seeds", "1"], ["-q", "report"]):  # fmt: skip
+        done = call(tmp_path, *words)
+        assert done.code == 0, done.err
+    assert [each["seed"] for each in told(tmp_path)["replays"]] == [4]
+    assert '<section id="replays"' in (tmp_path / "reports/report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("out", "said"),
     [
