@@ -8,7 +8,7 @@ import pytest
 
 from evopipe import searchers
 from evopipe.schema.declare import Schema
-from evopipe.searchers.contract import About, Draw, Fate, History, Keep, Plan, Stateless
+from evopipe.searchers.contract import About, Child, Draw, Fate, History, Keep, Plan, Stateless
 
 RENEWS, PAUSES, DRAWS = False, True, False
 
@@ -17,6 +17,7 @@ class Config(Schema):
     """Who lives."""
 
     order: tuple[tuple[int, ...], ...] = ()
+    births: tuple[tuple[int, int, int], ...] = ()  # after which generation a slot gets a mutated child of another
 
 
 class Search(Stateless):
@@ -33,7 +34,11 @@ class Search(Stateless):
         return Plan(order[history.generation] if order else everybody, self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        return [Keep() for _ in history.members]
+        found: list[Fate] = [Keep() for _ in history.members]
+        for generation, slot, of in self.config.births:
+            if generation == history.generation:
+                found[slot] = Child(of, why="as was said")
+        return found
 
 
 def offer(monkeypatch: pytest.MonkeyPatch) -> None:

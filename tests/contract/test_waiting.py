@@ -11,8 +11,10 @@ import pytest
 import populations
 import rota
 from evopipe.core.member import Member
+from evopipe.searchers.history import origins
 from populations import equal_states, finish, go_on, same
 
+ALWAYS = {"probabilities": {"none": 0.0, "architecture": 0.0, "parameters": 0.0, "activation": 0.0, "rl_hp": 1.0}}
 TURNS = ((0,), (0, 2), (1, 2), (1,), (0, 1))
 """Who of three lives in which generation: members of unlike ages, alone and beside each other."""
 
@@ -118,3 +120,23 @@ def test_what_a_recurrent_member_remembers_waits_through_a_kill(run: Callable[..
     finish(straight)
     finish(resumed)
     assert equal_states(straight.state(), resumed.state()) == []
+
+
+def test_a_child_that_waits_after_its_birth_is_told_with_its_mutation_when_it_has_lived(
+    run: Callable[..., Any],
+) -> None:
+    p = problem("dqn", ((0, 1), (0,), (0, 1)))
+    object.__setattr__(p, "mutation", populations.problem(mutation=ALWAYS).mutation)
+    config = p.search.config(None).model_copy(update={"births": ((1, 1, 0),)})
+    object.__setattr__(p, "search", p.search.model_copy())
+    p.search.__pydantic_extra__["rota"] = config
+    loop, told = run(p, 2), []
+    while not loop.reason:
+        births, over = loop.births, loop.clock.generation
+        go_on(loop)
+        if loop.clock.generation > over:
+            told.append([births[slot].kind for slot in sorted(m.slot for m in loop.lineage[-1].members)])
+    assert told == [["none", "none"], ["none"], ["none", "rl_hp"]]
+    found = {(record.generation, slot): of for record, each in origins(loop.lineage) for slot, of in each.items()}
+    assert (found[3, 1].parent, found[3, 1].mutation.kind, found[3, 1].why) == ((1, 0), "rl_hp", "as was said")
+    assert found[3, 0].parent == (2, 0)

@@ -191,6 +191,21 @@ def test_a_training_in_mlflow(root: Path) -> None:
     assert tags["mlflow.parentRunId"]
 
 
+def test_members_that_waited_in_the_last_generation_are_in_mlflow_too(root: Path) -> None:
+    folder = made(root, generations=1, ended=False)
+    log = JsonlSink(folder / "events.jsonl")
+    for number, slot in ((2, 0), (3, 1)):
+        log.emit(replace(generation(number), members=(replace(member(number, slot), steps=100 * number),)))
+    log.close()
+    assert synced(root)["mlflow"] == New(run=1, generation=3)
+    seen = contents(root)
+    for slot, numbers in ((0, (1, 2)), (1, (1, 3))):
+        history = seen[f"dqn-01234567 · member {slot}"][1]
+        assert [step for step, _, _ in history["fitness"]] == [200 * number for number in numbers]
+        assert [value for _, _, value in history["steps"]] == [100.0 * numbers[1]]
+    assert [value for _, _, value in seen["dqn-01234567"][1]["population/living"]] == [1.0, 1.0]
+
+
 def test_twice_is_as_good_as_once(root: Path) -> None:
     outputs(root, made(root))
     synced(root)

@@ -34,7 +34,9 @@ from evopipe.track.record import Kept, New, TrackedRun
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
-    from mlflow.entities import TrackedRun as Found
+    from mlflow.entities import Run as Found
+
+    from evopipe.track.events import MemberRow
 
 PACKAGE = "evopipe[mlflow]"
 _HOME = Path(".evopipe/mlflow")  # the local database and its artifacts, below the DVC root
@@ -191,11 +193,13 @@ class _Mlflow:
             return 0
         whole: list[Metric] = []
         members: dict[int, list[Metric]] = {}
+        latest: dict[int, MemberRow] = {}  # by slot: others may wait in the last generation
         for clock, event in fresh:
             whole += _metrics(event.metrics(), clock, event.env_steps)
             for row in event.members:
                 members.setdefault(row.slot, []).extend(_metrics(row.metrics(), clock, event.env_steps))
-        for row in fresh[-1][1].members:
+                latest[row.slot] = row
+        for row in latest.values():
             if row.slot not in slots:
                 tags = {"mlflow.parentRunId": found.info.run_id, _SLOT: str(row.slot), _KIND: "member"}
                 at, name = round(1000 * run.started), f"{run.name} · member {row.slot}"
