@@ -295,7 +295,7 @@ def test_common_options_may_stand_after_the_command() -> None:
 def processor_seconds(*words: str) -> float:
     """What a run of Python costs at least."""
     costs = []
-    for _ in range(3):
+    for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *words], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
                        stdout=subprocess.DEVNULL, check=True)  # fmt: skip
