@@ -187,7 +187,8 @@ Rules between keys, which `evopipe params check` knows:
   `runtime.shards.engine: none`. `search.halving.width` is at most `population.size`, `search.halving.rung` at most
   `train.max_steps`, `search.growth.slice` at most `search.budget`. `search.mf_pbt.frequencies` ascend, and
   `population.size` is at least four for each.
-- `search.schedule.steps` is at most `train.max_steps`; the `steps` of `search.schedule.changes` ascend and are below it.
+- `search.schedule.steps` is at most `train.max_steps`; the `steps` of `search.schedule.changes` ascend and are below
+  it.
 - At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.
 
 Rules that need the environment or the machine, which the stages check:
