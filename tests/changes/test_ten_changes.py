@@ -65,7 +65,7 @@ import sys
 import numpy as np
 
 from evopipe.envs.make import close, make_env
-from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
+from evopipe.envs.rows import Actions, Begun, Ints, RowStep, Upcoming
 from evopipe.envs.spaces import ActionSpace
 from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Spaces
@@ -83,11 +83,11 @@ class Plain:
     def send(self, rows: Ints, actions: Actions) -> None:
         pass
 
-    def receive(self, rows: Ints, actions: Actions) -> Step:
+    def receive(self, rows: Ints, actions: Actions) -> RowStep:
         own = self._actions.own(actions).tolist()
         each = [self._envs[row].step(action)[:4] for row, action in zip(rows.tolist(), own, strict=True)]
         obs, reward, terminated, truncated = map(np.array, zip(*each, strict=True))
-        return Step.of(
+        return RowStep.of(
             self._actions, obs.astype(np.float32), reward.astype(np.float32), terminated, truncated, None
         )
 
