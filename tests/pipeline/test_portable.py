@@ -18,7 +18,8 @@ OTHER = {
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F",
 }
 """What makes torch, NumPy and the system's mathematics take a processor for an older one that the kernels still run
-on: these need AVX2 and FMA. Without them the C library's sines, with which Gymnasium steps a pendulum, have other last bits."""
+on: these need AVX2 and FMA. Without them the C library's sines have other last bits, and Gymnasium steps a pendulum by
+these."""
 STAGES = ("fetch", "buffer", "population", "train", "evaluate")
 SMALL = {"batch_size": 29, "learn_step": 4, "network": {"encoder": [16], "latent": 16}}
 RUNS: dict[str, dict[str, Any]] = {
