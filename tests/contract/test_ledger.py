@@ -70,6 +70,7 @@ def test_each_members_own_memory_gets_its_own_evaluation(steps: int, run: Callab
     assert (loop.regime.replay.size - before).tolist() == played.lengths.sum(axis=1).tolist()
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("backend", ["sync", "torch"])
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
 def test_fitness_may_be_the_mean_of_the_episodes_that_ended_in_training(
@@ -110,6 +111,7 @@ def test_who_ended_no_episode_is_evaluated(run: Callable[..., Any]) -> None:
     assert loop.clock.eval_steps == 2 * p.train.eval_episodes * 30
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("ticks", [13, 26, 40])
 @pytest.mark.parametrize("backend", ["sync", "torch"])
 def test_a_killed_run_with_the_whole_ledger_goes_on_to_the_same_bits(

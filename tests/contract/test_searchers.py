@@ -172,6 +172,7 @@ def games(strategy: str) -> range:
     return range(1 if strategy == "pb2" else 20)  # which fits a process in each generation
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(
     ("strategy", "size"), [(name, size) for name in searchers.OWN for size in (1, 2, SIZE) if not refused(name, size)]
 )
