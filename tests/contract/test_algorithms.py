@@ -203,7 +203,7 @@ def test_the_lineage_says_who_came_from_whom_and_what_changed(algo: str, run: Ca
             assert record["children"] == []
             continue
         for child, grown in zip(record["children"], after["members"], strict=True):
-            assert set(child) == {"slot", "id", "parent", "arch", "hyper", "parent_slot", "mutation"}
+            assert set(child) == {"slot", "id", "parent", "arch", "hyper", "parent_slot", "mutation", "why"}
             assert set(child["mutation"]) == {"kind", "what", "before", "after"}
             assert {name: grown[name] for name in ("slot", "id", "parent", "arch", "hyper")} == {
                 name: child[name] for name in ("slot", "id", "parent", "arch", "hyper")
