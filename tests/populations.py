@@ -181,7 +181,7 @@ def go_on(run: Run) -> None:
 def advance(run: Run, ticks: int) -> None:
     """Take so many ticks, generations included."""
     for _ in range(ticks):
-        while run.clock.generation_over:
+        while run.clock.generation_over and not run.reason:
             go_on(run)
         run.advance()
 
