@@ -75,7 +75,7 @@ def test_documents_tell_the_packages_version() -> None:
     version, date = released[0]
     assert version == evopipe.__version__
     assert f"\nversion: {version}\n" in cited
-    assert f"\ndate-released: {date}\n" in cited
+    assert f'\ndate-released: "{date}"\n' in cited
 
 
 @pytest.mark.thorough
