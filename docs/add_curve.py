@@ -16,9 +16,9 @@ from typing import Any
 import learning_curves
 import make_algorithms
 
-from evopipe.schema.params import AnyParams, parse_params
+from evopipe.params.load import AnyParams, parse_params
+from evopipe.params.text import LanguageParams
 from evopipe.schema.read import read_yaml
-from evopipe.schema.text import LanguageParams
 
 PIPELINES = Path(__file__).parents[1] / "pipelines"
 

@@ -18,10 +18,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from evopipe import algos, searchers
+from evopipe.params.load import Params
+from evopipe.params.text import LanguageParams
 from evopipe.schema.blocks import TournamentConfig
 from evopipe.schema.declare import Evolve
-from evopipe.schema.params import Params
-from evopipe.schema.text import LanguageParams
 
 PAGE = Path(__file__).parent / "parameters.md"
 LANGUAGE_PAGE = Path(__file__).parent / "language-parameters.md"

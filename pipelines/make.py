@@ -36,8 +36,8 @@ from ruamel.yaml import YAML
 
 from evopipe import algos, layout
 from evopipe.agents.settings import Agents
+from evopipe.params.text import LanguageParams
 from evopipe.schema.read import parse_yaml
-from evopipe.schema.text import LanguageParams
 from evopipe.schema.write import block, dump_yaml, entries
 
 FOLDER = Path(__file__).parent

@@ -16,7 +16,7 @@ from evopipe.core.cohort import Cohort, Grouping, create, dissolve, form
 from evopipe.core.layout import Block
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.rng import Purpose, Stream, host, member_keys
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 from evopipe.schema.declare import evolvable
 from evopipe.types import ACTS, CUT, GONE, Batch, Learned, Spaces, Team
 from reference import function
@@ -80,7 +80,7 @@ class Crewed:
         """A new cohort of the members, or of some."""
         members = [m for m in self.members if not slots or m.slot in slots]
         mode: Grouping = "whole" if self.unlike else "merged"
-        (cohort,) = form(members, self.algo.State, self.widths, torch.device("cpu"), Spec.pace, mode)
+        (cohort,) = form(members, self.algo.State, self.widths, torch.device("cpu"), EnvSpec.pace, mode)
         hyper = {name: torch.tensor([m.hyper[name] for m in cohort.members]) for name in cohort.hyper}
         return replace(cohort, hyper=hyper)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evopipe.schema.text import LanguageParams
+from evopipe.params.text import LanguageParams
 
 WORDS = {"words": ["ab", "ba", "aa", "bb"], "tries": 3}
 SMALL = {"hidden": 16, "layers": 1, "heads": 2, "head": 16, "feedforward": 16}

@@ -18,6 +18,8 @@ from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.mutations import NONE, Mutation, Traits, mutate
+from evopipe.params.load import Params
+from evopipe.params.search import SearchConfig
 from evopipe.problems.env import begin
 from evopipe.problems.specs import spaces_of
 from evopipe.regimes.learn import discount_rate
@@ -27,11 +29,9 @@ from evopipe.rng import Purpose, Stream
 from evopipe.run import act as acting
 from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig, TrainConfig
 from evopipe.schema.declare import evolvable
-from evopipe.schema.params import Params
-from evopipe.schema.search import SearchConfig
 from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.track.events import Tracker
@@ -119,7 +119,7 @@ def problem(
     num_envs: int = 4,
     kwargs: Mapping[str, Any] | None = None,
     search: Mapping[str, Any] | None = None,
-) -> Spec:
+) -> EnvSpec:
     """A small problem: exact cohorts, a replay memory a member, nets of 16 units; any block can be changed."""
     name, own = algo.partition(":")[0], dict(kwargs or {})
     found = algos.get(name)
@@ -137,7 +137,7 @@ def problem(
         "eval_steps": 30, "target": None, "confirm_episodes": 4,
         "replay": {"capacity": 2000, "sharing": "own"}, **(train or {}),
     }  # fmt: skip
-    return Spec(
+    return EnvSpec(
         seed=seed,
         env=env_config,
         train=TrainConfig.model_validate(small),
@@ -152,7 +152,7 @@ def problem(
     )
 
 
-def started(p: Spec, size: int) -> Any:
+def started(p: EnvSpec, size: int) -> Any:
     """A run with its first population."""
     return begin(p, first_members(p, size)[0])
 
@@ -229,7 +229,7 @@ def of_slot(cohorts: Sequence[Cohort], slot: int) -> tuple[Cohort, int]:
     return cohort, cohort.slots.index(slot)
 
 
-def alone(p: Spec, slot: int) -> Member:
+def alone(p: EnvSpec, slot: int) -> Member:
     """The first member of a slot, moved to slot 0 with its own key: for a population of one."""
     key = int(rng.member_keys(p.seed, [slot])[0])
     member = first_members(p, slot + 1)[0][slot]
@@ -237,7 +237,7 @@ def alone(p: Spec, slot: int) -> Member:
     return replace(member, slot=0)
 
 
-def unlike(algo: str, norm: bool = False, cohorts: Literal["merged", "exact"] = "exact", **train: Any) -> Spec:
+def unlike(algo: str, norm: bool = False, cohorts: Literal["merged", "exact"] = "exact", **train: Any) -> EnvSpec:
     """A problem whose members differ in all that may differ."""
     network = {"encoder": [16], "latent": 16, "layer_norm": norm}
     faster = {rate: {"min": 1e-4, "max": 1e-2} for rate in rates(algo)}
@@ -245,7 +245,7 @@ def unlike(algo: str, norm: bool = False, cohorts: Literal["merged", "exact"] = 
     return problem(algo=algo, mutation=UNLIKE, cohorts=cohorts, config=config, train=train)
 
 
-def batch_for(p: Spec, cohort: Cohort, seed: int = 0) -> Batch:
+def batch_for(p: EnvSpec, cohort: Cohort, seed: int = 0) -> Batch:
     """Random transitions of the right shapes for a cohort."""
     if p.spaces.team:
         team = transitions(p.spaces, seed, members=len(cohort.members), rows=cohort.batch)
@@ -265,7 +265,7 @@ def batch_for(p: Spec, cohort: Cohort, seed: int = 0) -> Batch:
     )
 
 
-def legal_for(p: Spec, shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+def legal_for(p: EnvSpec, shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
     """Random masks `[*shape, A]` that leave a legal choice everywhere."""
     legal = torch.rand(*shape, p.actions, generator=g) < 0.6
     first = 0
@@ -275,7 +275,7 @@ def legal_for(p: Spec, shape: tuple[int, ...], g: torch.Generator) -> torch.Tens
     return legal
 
 
-def own_for(p: Spec, shape: tuple[int, ...]) -> torch.Tensor:
+def own_for(p: EnvSpec, shape: tuple[int, ...]) -> torch.Tensor:
     """Masks `[*shape, A]` of all that there is to choose; of agents `[P, …, E · K, A]` each one's own."""
     if p.spaces.team is None or p.spaces.kind != "discrete":
         return torch.ones(*shape, p.actions, dtype=torch.bool)
@@ -284,7 +284,7 @@ def own_for(p: Spec, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def rollout_for(
-    p: Spec, cohort: Cohort, seed: int = 0, ticks: int = TICKS, envs: int = 4, masked: bool = False,
+    p: EnvSpec, cohort: Cohort, seed: int = 0, ticks: int = TICKS, envs: int = 4, masked: bool = False,
     broken: float = 0.05,
 ) -> Rollout:  # fmt: skip
     """What a cohort did on random observations, with random rewards, ends and broken steps; who of a team is there next
@@ -316,7 +316,7 @@ def draw_at(cohort: Cohort, step: int = 0) -> Stream:
     return Stream(cohort.keys, Purpose.UPDATE, torch.tensor([step], device=cohort.keys.device))
 
 
-def updated(p: Spec, cohort: Cohort, times: int = 5) -> list[Member]:
+def updated(p: EnvSpec, cohort: Cohort, times: int = 5) -> list[Member]:
     """Members after some updates on random transitions, or after some random rollouts."""
     if algos.on_policy(p.algo):
         for i in range(times):
@@ -330,7 +330,7 @@ def updated(p: Spec, cohort: Cohort, times: int = 5) -> list[Member]:
     return dissolve([cohort])
 
 
-def update(p: Spec, cohort: Cohort, batch: Batch, i: int) -> Learned:
+def update(p: EnvSpec, cohort: Cohort, batch: Batch, i: int) -> Learned:
     """The i-th of some updates, from 0: the cohort's tensors change in place."""
     draw = draw_at(cohort, i)
     learned = p.algo.update(p.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, i % p.period)

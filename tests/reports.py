@@ -14,11 +14,11 @@ from evopipe import layout
 from evopipe.core.member import Member
 from evopipe.mutations import Mutation
 from evopipe.ops.statistics import summary
+from evopipe.params.load import Params, parse_params
 from evopipe.problems.specs import make_spec
 from evopipe.run.outs import CURVE, TIMING
 from evopipe.run.population import about_spec
-from evopipe.run.spec import Spec, first_members
-from evopipe.schema.params import Params, parse_params
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.searchers.apply import evolve
 from evopipe.stages import export
 from evopipe.storage import members as stored
@@ -103,7 +103,7 @@ def _scored(
 
 
 def _children(
-    problem: Spec,
+    problem: EnvSpec,
     members: list[Member],
     scores: list[float],
     generation: int,
@@ -138,7 +138,7 @@ def _row(generation: int, members: int, finite: list[float], champion: tuple[Mem
 def _write(
     folder: Path,
     params: Params,
-    problem: Spec,
+    problem: EnvSpec,
     members: list[Member],
     champion: tuple[Member, float, int],
     records: list[dict[str, Any]],
@@ -182,7 +182,7 @@ def _write(
 
 
 def _write_evaluation(
-    folder: Path, problem: Spec, members: list[Member], episodes: int, chance: np.random.Generator
+    folder: Path, problem: EnvSpec, members: list[Member], episodes: int, chance: np.random.Generator
 ) -> None:
     rows, summaries = [], {}
     seeds = chance.integers(0, 2**31, episodes)

@@ -18,8 +18,8 @@ from evopipe import algos
 from evopipe.core.net import Net
 from evopipe.language.adapters import Adapted, Full, LoRA
 from evopipe.language.base import Base, load_base
+from evopipe.params.text import LanguageParams
 from evopipe.schema.language import LanguageConfig
-from evopipe.schema.text import LanguageParams
 from evopipe.schema.write import dump_yaml
 from evopipe.types import Text
 

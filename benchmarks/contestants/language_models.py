@@ -17,15 +17,15 @@ from evopipe.language.base import Base, load_base, stacked
 from evopipe.language.generate import Sampling, generate
 from evopipe.language.tokens import Corpus, tokenise
 from evopipe.machine import configure
+from evopipe.params.text import LanguageParams
 from evopipe.problems.text import make_spec
 from evopipe.problems.text_data import form_of
 from evopipe.regimes.dialogue import Dialogue
 from evopipe.regimes.text import TextRows, TextSource
 from evopipe.run.clock import Clock
-from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Run
 from evopipe.run.spec import first_members
-from evopipe.schema.text import LanguageParams
+from evopipe.run.text import TextSpec
 
 Settings = Mapping[str, Any]
 
@@ -54,7 +54,7 @@ def _judge(rows: Any, completions: Any) -> tuple[np.ndarray, int]:
     return np.array(reward(completions)), 0
 
 
-def run_of(s: Settings, algo: str, members: int, folder: str) -> Run[LanguageSpec]:
+def run_of(s: Settings, algo: str, members: int, folder: str) -> Run[TextSpec]:
     """Return a run of which `advance` is one step of all members, as the stage `train` takes it."""
     params = _params(s, algo, folder)
     spec, form = make_spec(params, configure(params.runtime)), form_of(params)

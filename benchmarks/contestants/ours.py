@@ -30,6 +30,7 @@ from evopipe.layout import POPULATION
 from evopipe.machine import configure
 from evopipe.mutations import NONE
 from evopipe.native import build, dense
+from evopipe.params.load import Params, load_params, parse_params
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.regimes import learn as learning
@@ -43,8 +44,7 @@ from evopipe.run.act import act
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.population import about_spec
 from evopipe.run.run import Run
-from evopipe.run.spec import Spec, first_members
-from evopipe.schema.params import Params, load_params, parse_params
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.searchers.apply import evolve
 from evopipe.stages import evaluate, population, train
 from evopipe.storage import members as stored
@@ -294,19 +294,19 @@ def _stop_at(s: Settings) -> Callable[[Run], None]:
 # --- parts alone ------------------------------------------------------------------------------------------------------
 
 
-def spec_of(s: Settings, size: int) -> Spec:
+def spec_of(s: Settings, size: int) -> EnvSpec:
     """Return the spec of a population of `size`."""
     params = params_of(s, size)
     return make_spec(params, configure(params.runtime))
 
 
-def like_members(spec: Spec, size: int) -> list[Any]:
+def like_members(spec: EnvSpec, size: int) -> list[Any]:
     """Return members that all have the network of the settings."""
     bare = spec.mutation.model_copy(update={"before_training": False})
     return first_members(replace(spec, mutation=bare), size)[0]
 
 
-def random_batch(cohort: Cohort, spec: Spec) -> Batch:
+def random_batch(cohort: Cohort, spec: EnvSpec) -> Batch:
     """Return a batch of standard-normal transitions `[P, B, …]`."""
     generator = torch.Generator().manual_seed(1)
     p, b = cohort.weight.shape
@@ -348,7 +348,7 @@ def products_of(s: Settings, size: int, seconds: float) -> dict[str, float]:
     }
 
 
-def _products(s: Settings, cohort: Cohort, spec: Spec) -> Callable[[], None]:
+def _products(s: Settings, cohort: Cohort, spec: EnvSpec) -> Callable[[], None]:
     weights = [layer.weight.detach() for layer in cohort.state.target.views]
     rows = len(cohort.members), s["batch_size"]
     inputs, deltas = ([torch.randn(*rows, w.shape[end], device=spec.device) for w in weights] for end in (1, 2))
@@ -366,7 +366,7 @@ def _products(s: Settings, cohort: Cohort, spec: Spec) -> Callable[[], None]:
     return products
 
 
-def _own_products(s: Settings, cohort: Cohort, spec: Spec) -> Callable[[], None] | None:
+def _own_products(s: Settings, cohort: Cohort, spec: EnvSpec) -> Callable[[], None] | None:
     net, rows = cohort.state.q, (len(cohort.members), s["batch_size"])
     x, anchor = torch.randn(*rows, spec.observations, device=spec.device), net.views[0].weight
     plan = dense.plan_of(net, spec.observations)
@@ -386,7 +386,7 @@ def _own_products(s: Settings, cohort: Cohort, spec: Spec) -> Callable[[], None]
     return products
 
 
-def filled_replay(spec: Spec, capacity: int) -> Any:
+def filled_replay(spec: EnvSpec, capacity: int) -> Any:
     """Return a replay memory full of standard-normal transitions."""
     from evopipe.memory.replay import Replay, RowLayout
 
@@ -415,13 +415,13 @@ def parts(s: Settings) -> dict[str, Any]:
         legal = np.ones((rows, spec.actions), bool)
         tick = SimpleNamespace(now=0)
 
-        def sample(spec: Spec = spec, cohort: Cohort = cohort, replay: Any = replay, tick: Any = tick) -> Any:
+        def sample(spec: EnvSpec = spec, cohort: Cohort = cohort, replay: Any = replay, tick: Any = tick) -> Any:
             tick.now += 1
             when = torch.tensor([tick.now], device=spec.device)
             rows = replay.sample(cohort.slots, rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch))
             return replay.layout.unpack(rows[:, 0], cohort.weight, cohort.hyper["gamma"])
 
-        def learned(spec: Spec = spec, cohort: Cohort = cohort, replay: Any = replay, tick: Any = tick) -> Any:
+        def learned(spec: EnvSpec = spec, cohort: Cohort = cohort, replay: Any = replay, tick: Any = tick) -> Any:
             tick.now += 1
             return learn(spec, cohort, replay, tick.now, 1)
 
@@ -450,7 +450,7 @@ def learn_step(s: Settings) -> dict[str, Any]:
     return result
 
 
-def _timed_evolution(s: Settings, spec: Spec, members: list[Any], sync: Any) -> float:
+def _timed_evolution(s: Settings, spec: EnvSpec, members: list[Any], sync: Any) -> float:
     """Return the median microseconds of dissolve, select, clone, mutate and form."""
     draw, times = np.random.default_rng(1), []
     for generation in range(s["evolutions"]):

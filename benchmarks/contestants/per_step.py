@@ -18,12 +18,12 @@ from evopipe.data.d4rl import read_d4rl
 from evopipe.data.transitions import Transitions, pack
 from evopipe.envs.spaces import ActionSpace
 from evopipe.machine import configure
+from evopipe.params.load import Params, parse_params
 from evopipe.policies.acting import Policy
 from evopipe.policies.team import TeamPolicy
 from evopipe.problems.env import begin
 from evopipe.problems.specs import describe, make_spec
 from evopipe.run.spec import first_members
-from evopipe.schema.params import Params, parse_params
 
 DATASETS = Path(__file__).parents[1] / ".data"
 DRAWS = ("ppo", "sac", "ippo", "mappo")  # algorithms whose policy draws its actions

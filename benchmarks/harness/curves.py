@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from evopipe.params.load import load_params, parse_params
 from evopipe.schema.declare import evolvable
-from evopipe.schema.params import load_params, parse_params
 from evopipe.searchers import propose
 from evopipe.searchers.contract import Bound
 

@@ -329,7 +329,7 @@ AGILERL_LANDER = {
 
 def solving(o: Options, path: str, target: float, steps: int, seconds: float, **sb3: Any) -> Settings:
     """Settings from a params file, in the words of all contestants, and the budget of a run."""
-    from evopipe.schema.params import load_params
+    from evopipe.params.load import load_params
 
     params = load_params(ROOT / path)
     dqn, net, mutation = params.algo_config, params.algo_config.network, params.evolution.mutation
@@ -409,7 +409,7 @@ def searching(
     The space, and all that does not vary, are of a pipeline. Budgets count a processor's seconds, of which other work
     on the machine takes nothing; trials of SB3 have `trial` steps, and are evaluated as often as our members.
     """
-    from evopipe.schema.params import load_params
+    from evopipe.params.load import load_params
 
     params = load_params(ROOT / path)
     algo, nodes, seen = params.algo_config, params.evolution.mutation.architecture, params.train.eval_episodes

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from evopipe.core.readers import ARCHITECTURES
+from evopipe.version import __version__
 
 if TYPE_CHECKING:
     from evopipe.api import Result
@@ -60,13 +61,12 @@ if TYPE_CHECKING:
     from evopipe.compat.agilerl.older import initialPopulation, makeVectEnvs
     from evopipe.compat.rllm import AgentTrainer
     from evopipe.errors import EvopipeError
+    from evopipe.params.load import Params, load_params, parse_params
     from evopipe.policies.loading import load
     from evopipe.policies.play import evaluate
     from evopipe.policies.policy import Policy
     from evopipe.population import Population
-    from evopipe.schema.params import Params, load_params, parse_params
 
-__version__ = "0.2.0"
 __all__ = [  # noqa: RUF022 (in the order in which one meets them)
     # the library's own
     "train", "load", "evaluate", "Population", "Policy", "Result", "Params", "load_params", "parse_params",
@@ -94,9 +94,9 @@ _OWN = {
     "Population": ("evopipe.population", "Population"),
     "Policy": ("evopipe.policies.policy", "Policy"),
     "Result": ("evopipe.api", "Result"),
-    "Params": ("evopipe.schema.params", "Params"),
-    "load_params": ("evopipe.schema.params", "load_params"),
-    "parse_params": ("evopipe.schema.params", "parse_params"),
+    "Params": ("evopipe.params.load", "Params"),
+    "load_params": ("evopipe.params.load", "load_params"),
+    "parse_params": ("evopipe.params.load", "parse_params"),
     "EvopipeError": ("evopipe.errors", "EvopipeError"),
 }
 _ROOMS = ("agents", "errors", "parts")

@@ -11,12 +11,12 @@ from typing import Any
 from evopipe import layout, stages
 from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
+from evopipe.params.load import AnyParams, any_params
 from evopipe.policies.acting import Policy
 from evopipe.policies.loading import load
 from evopipe.policies.team import TeamPolicy
 from evopipe.problems import check, part_of
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.schema.params import AnyParams, any_params
 from evopipe.searchers.history import Record, read_lineage
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track import tracking

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from evopipe import __version__, layout
+from evopipe import layout
 from evopipe.cli_agent import agent
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, suggestion
+from evopipe.version import __version__
 
 if TYPE_CHECKING:
-    from evopipe.schema.params import AnyParams
+    from evopipe.params.load import AnyParams
 
 app = typer.Typer(
     name="evopipe",
@@ -58,7 +59,7 @@ class _Options:
     quiet: bool
 
     def load(self) -> AnyParams:
-        from evopipe.schema.params import load_params
+        from evopipe.params.load import load_params
 
         return load_params(self.params)
 
@@ -194,10 +195,10 @@ def _play(
 ) -> None:
     """Watch a policy: in a window, or as a file. A language model completes a prompt, or lines until an empty one; a
     player of games plays them."""
+    from evopipe.formats import score
     from evopipe.policies import film
     from evopipe.policies import play as player
     from evopipe.policies.loading import load
-    from evopipe.track.formats import score
 
     policy, tell = load(folder, trust=trust), context.obj.tell
     if not isinstance(policy, player.Actor):
@@ -339,7 +340,7 @@ def _params_check(context: typer.Context) -> None:
 @_params.command("schema")
 def _params_schema() -> None:
     """Print the JSON schema of params.yaml."""
-    from evopipe.schema.params import json_schema
+    from evopipe.params.load import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
 

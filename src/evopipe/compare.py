@@ -20,10 +20,10 @@ import numpy as np
 
 from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, MissingInputError, UsageError
+from evopipe.formats import clean, columns, leaves, number, score
 from evopipe.layout import EVALUATION, TRAINED
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
 from evopipe.schema.read import parse_yaml
-from evopipe.track.formats import clean, columns, leaves, number, score
 
 _LOCK = Path("dvc.lock")
 _STAGES = [*layout.OUTS][: [*layout.OUTS].index(layout.WRITER[EVALUATION]) + 1]  # what a score comes from

@@ -70,10 +70,11 @@ class Stage(NamedTuple):
     @property
     def sources(self) -> list[str]:
         """The code that it computes with, below the package; a change of any other cannot change its outs."""
-        return sorted((*CODE, *self.code, f"stages/{self.name}.py"))
+        found = {*CODE, *self.code, f"stages/{self.name}.py"}
+        return sorted(path for path in found if path.partition("/")[0] == path or path.partition("/")[0] not in found)
 
 
-CODE = ("algos", "core", "envs", "machine.py", "native", "ops", "rng.py", "types.py")
+CODE = ("algos", "core", "envs", "machine.py", "native", "ops", "rng.py", "searchers/__init__.py", "types.py")
 """Code that every stage computes with: whole folders, and modules that are in none."""
 _DATA = ("data", "problems")
 _RUN = ("mutations", "problems", "run", "searchers", "storage/members.py")
@@ -132,7 +133,7 @@ STAGES = (
     ),
     Stage(
         "report", "Show what happened, as one page",
-        code=("mutations", "policies", "report", "searchers", "storage/members.py", "track/formats.py"),
+        code=("mutations", "policies", "report", "searchers", "storage/members.py", "formats.py"),
         env=Files(  # all that it shows
             ("seed", *_ENV, "env.num_envs", "env.backend", "env.step_limit", *_FETCHED, _SIZE, *_SEARCH, "evaluate",
              "export", *_COMPUTED, "runtime.compile"),

@@ -20,14 +20,15 @@ from evopipe.regimes.on_policy import OnPolicy
 from evopipe.run.act import act, take_note
 from evopipe.run.evaluate import Episodes, evaluate
 from evopipe.run.run import Run
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
 from evopipe.searchers.apply import Evolved, evolve
 from evopipe.searchers.tournament import Selection, tournament
 
 __all__ = [
-    "Cohort", "EnvConfig", "EnvPool", "Episodes", "Evolved", "Member", "Mutation", "MutationConfig", "OffPolicy",
-    "Offline", "OnPolicy", "Replay", "RowLayout", "RowStep", "Run", "Selection", "Spec", "TournamentConfig", "Workers",
-    "act", "begin", "configure", "dissolve", "evaluate", "evolve", "first_members", "form", "learn", "make_env",
-    "make_spec", "mutate", "take_note", "tournament", "updates_due",
+    "Cohort", "EnvConfig", "EnvPool", "EnvSpec", "Episodes", "Evolved", "Member", "Mutation", "MutationConfig",
+    "OffPolicy", "Offline", "OnPolicy", "Replay", "RowLayout", "RowStep", "Run", "Selection",
+    "TournamentConfig", "Workers", "act", "begin", "configure", "dissolve", "evaluate", "evolve",
+    "first_members", "form", "learn", "make_env", "make_spec", "mutate", "take_note", "tournament",
+    "updates_due",
 ]  # fmt: skip

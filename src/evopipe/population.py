@@ -17,6 +17,7 @@ from evopipe.data.transitions import Transitions
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, translate_failures
 from evopipe.machine import configure
+from evopipe.params.load import AnyParams, Params, env_params
 from evopipe.policies import policy
 from evopipe.policies.acting import Policy
 from evopipe.policies.team import TeamPolicy
@@ -30,8 +31,7 @@ from evopipe.rng import Purpose
 from evopipe.run.evaluate import in_environments
 from evopipe.run.outs import write_results
 from evopipe.run.population import about_spec
-from evopipe.run.spec import Spec
-from evopipe.schema.params import AnyParams, Params, env_params
+from evopipe.run.spec import EnvSpec
 from evopipe.searchers.history import Record
 from evopipe.stages import buffer, fetch
 
@@ -191,7 +191,7 @@ class Population:
 _ROWS = 128  # environments that a held-out evaluation steps at a time, if there are that many episodes
 
 
-def _dataset(params: Params, spec: Spec) -> Transitions | None:
+def _dataset(params: Params, spec: EnvSpec) -> Transitions | None:
     """Return the transitions that a run begins with, fetched as `fetch` in the parameters says; None if it has none."""
     if not params.needs_dataset:
         return None

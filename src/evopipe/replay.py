@@ -17,13 +17,14 @@ import numpy as np
 from evopipe import algos, layout
 from evopipe.core.member import Member
 from evopipe.errors import DataError, DivergedError, ParamsError, UsageError
+from evopipe.formats import score
 from evopipe.mutations import NONE
 from evopipe.ops.statistics import bootstrap_interval
+from evopipe.params.load import AnyParams, parse_params
 from evopipe.problems import problem_of
 from evopipe.rng import member_keys
 from evopipe.run.population import about_spec
-from evopipe.run.spec import RunSpec, fresh
-from evopipe.schema.params import AnyParams, parse_params
+from evopipe.run.spec import Spec, fresh
 from evopipe.searchers.history import Schedule, read_lineage, schedule
 from evopipe.stages import buffer, evaluate, fetch, train
 from evopipe.stages.export import scored
@@ -31,7 +32,6 @@ from evopipe.stages.tell import tell
 from evopipe.storage import members as stored
 from evopipe.storage.files import read_bytes, read_json, write_json
 from evopipe.storage.keys import CODE, content_key, state_folder
-from evopipe.track.formats import score
 
 _SEEDS = 2**31
 _NOT_FOLLOWED = {
@@ -163,7 +163,7 @@ def _replayed(params: AnyParams, line: Schedule, folder: Path, quiet: bool) -> d
     }  # fmt: skip
 
 
-def _first(spec: RunSpec, line: Schedule) -> Member:
+def _first(spec: Spec, line: Schedule) -> Member:
     """Return the member that a replay begins with; `DataError` if the algorithm cannot have one of the values."""
     key = int(member_keys(spec.seed, [0])[0])
     (member,) = fresh(spec, [0], [0], [key], [line.values[0][1]], line.arch)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evopipe import layout
-from evopipe.schema.params import AnyParams
+from evopipe.params.load import AnyParams
 from evopipe.storage.files import read_json, write_json
 
 

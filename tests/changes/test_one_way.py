@@ -17,7 +17,7 @@ NAMES_WITH_TWO_MEANINGS = 3
 
 RUN = ("evopipe.run.run", "Run")
 KINDS = {
-    "Params", "LanguageParams", "Spec", "LanguageSpec", "Policy", "TeamPolicy", "LanguagePolicy", "GamePolicy",
+    "Params", "LanguageParams", "EnvSpec", "TextSpec", "Policy", "TeamPolicy", "LanguagePolicy", "GamePolicy",
 }  # fmt: skip
 """Classes of which there is one a kind of problem: who asks for one by `isinstance` asks for the kind."""
 QUESTIONS = {"PROBLEM", "PROBLEMS"}

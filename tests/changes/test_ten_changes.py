@@ -279,7 +279,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evopipe.layout import TALLY, TRAIN, need
-from evopipe.schema.params import AnyParams
+from evopipe.params.load import AnyParams
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_json, write_json
 

@@ -16,7 +16,8 @@ pytest.importorskip("transformers", reason="an extra of its own: pip install 'ev
 if find_spec("ray") is None:
     pytest.skip("an extra of its own: pip install 'evopipe[ray]'", allow_module_level=True)
 
-from evopipe.agents import AgentTrainer, BaseEnv, ChatAgent, CopyGame, on_ray
+from evopipe import AgentTrainer
+from evopipe.agents import BaseEnv, ChatAgent, CopyGame, on_ray
 from evopipe.errors import UsageError
 from evopipe.scale.on_ray import Cluster
 from evopipe.schema.shards import ShardsConfig

@@ -22,7 +22,8 @@ SCRIPT = """
 import json, sys
 import ray
 from evopipe import EvopipeError
-from evopipe.agents import AgentTrainer, ChatAgent, CopyGame
+from evopipe import AgentTrainer
+from evopipe.agents import ChatAgent, CopyGame
 
 class Seen(CopyGame):
     pass

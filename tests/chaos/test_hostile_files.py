@@ -25,7 +25,7 @@ from evopipe.envs.team import read_spaces
 from evopipe.errors import DataError, EvopipeError, UsageError
 from evopipe.policies import play, policy
 from evopipe.run.population import about_spec
-from evopipe.run.spec import Spec, first_members, go_on
+from evopipe.run.spec import EnvSpec, first_members, go_on
 from evopipe.storage import members as stored
 from evopipe.storage.folders import read_folder, write_folder
 from tiny import call, prepared
@@ -56,15 +56,15 @@ STRANGE = (
 Files = dict[str, bytes]
 
 
-def spec_of(case: str) -> Spec:
+def spec_of(case: str) -> EnvSpec:
     return populations.problem(algo=case.removesuffix(":images"), **CASES[case])
 
 
-def grown(p: Spec, size: int) -> list[Member]:
+def grown(p: EnvSpec, size: int) -> list[Member]:
     return [p.equip(member) for member in first_members(p, size)[0]]
 
 
-def described(p: Spec) -> dict[str, Any]:
+def described(p: EnvSpec) -> dict[str, Any]:
     with opened(p.env) as env:
         _, spaces = read_spaces(env)
     config = p.algo_config.model_dump(mode="json")

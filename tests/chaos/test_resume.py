@@ -18,11 +18,11 @@ import populations
 import tiny
 from evopipe import algos, layout
 from evopipe.native import build
+from evopipe.params.load import Params, load_params
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.run.population import read_members
 from evopipe.run.run import Run as Training
-from evopipe.schema.params import Params, load_params
 from evopipe.storage.checkpoint import CheckpointStore
 from tiny import TRAINED, Run, Starter, call, checkpoints, digests, evopipe, starter, wait_for, write_params
 

@@ -9,7 +9,7 @@ import pytest
 
 from evopipe.core.member import Member
 from evopipe.problems.env import begin
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def run() -> Iterator[Callable[..., Any]]:
     """Makes runs, and closes them."""
     made: list[Any] = []
 
-    def make(p: Spec, members: int | list[Member], processes: int = 1) -> Any:
+    def make(p: EnvSpec, members: int | list[Member], processes: int = 1) -> Any:
         found = first_members(p, members)[0] if isinstance(members, int) else members
         made.append(begin(p, found, learners=processes))
         return made[-1]

@@ -25,7 +25,7 @@ from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.run import act as acting
 from evopipe.run.act import choose
 from evopipe.run.evaluate import evaluate
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.types import Learned
 from populations import LONG, UNLIKE, advance, close_generation, equal_states, finish, is_on_policy, started
 
@@ -46,12 +46,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     groups._agent_groups.cache_clear()  # it holds numbers on that device
 
 
-def small(algo: str, norm: bool = False, kind: str = "mlp", **train: Any) -> Spec:
+def small(algo: str, norm: bool = False, kind: str = "mlp", **train: Any) -> EnvSpec:
     config = {"network": {"encoder": [16], "latent": 16, "layer_norm": norm, "encoder_kind": kind}}
     return populations.problem(algo=algo, mutation=UNLIKE, cohorts="merged", config=config, train={**LONG, **train})
 
 
-def filled(p: Spec, masked: bool = False, memories: int = 4) -> Replay:
+def filled(p: EnvSpec, masked: bool = False, memories: int = 4) -> Replay:
     """A replay on the problem's device with random transitions in it."""
     g, n = np.random.default_rng(0), 200
     replay = Replay(RowLayout.of(p.spaces, masked, legal=True), memories, 300, p.device)
@@ -66,13 +66,13 @@ def filled(p: Spec, masked: bool = False, memories: int = 4) -> Replay:
     return replay
 
 
-def recorded(p: Spec, device: Device) -> list[Cohort]:
+def recorded(p: EnvSpec, device: Device) -> list[Cohort]:
     """Cohorts of unlike members on the second device, whose work runs as a graph would."""
     formed = replace(p, device=DEVICE).form(first_members(p, 4)[0])
     return [replace(cohort, runner=Recorder(device)) for cohort in formed]
 
 
-def try_graph(p: Spec, device: Device) -> None:
+def try_graph(p: EnvSpec, device: Device) -> None:
     """Act and learn as a graph would."""
     there = replace(p, device=DEVICE)
     for masked in (False, True):
@@ -135,7 +135,7 @@ def test_learning_from_a_rollout_never_waits(algo: str, device: Device) -> None:
         assert not device.waits
 
 
-def moved(p: Spec) -> set[str]:
+def moved(p: EnvSpec) -> set[str]:
     """What of the members' states an update replaced by other tensors instead of writing to it."""
     names: set[str] = set()
     there = replace(p, device=DEVICE)
@@ -188,7 +188,7 @@ def test_a_run_that_normalises_on_another_device_is_the_run_on_the_host(algo: st
     run_here_and_there(p, "none", device)
 
 
-def run_here_and_there(p: Spec, capture: Capture, device: Device) -> None:
+def run_here_and_there(p: EnvSpec, capture: Capture, device: Device) -> None:
     far = replace(p, device=DEVICE, paths=Paths(capture))
     there, here = begin(far, first_members(p, 3)[0]), started(p, 3)
     for loop in (there, here):
@@ -227,7 +227,7 @@ def test_learning_never_waits(algo: str, device: Device) -> None:
 # ------------------------------------------------------------------------------------------ bad algorithms
 
 
-def bad(p: Spec, name: str, change: Callable[..., Any]) -> Spec:
+def bad(p: EnvSpec, name: str, change: Callable[..., Any]) -> EnvSpec:
     """The problem with an algorithm of which one function is wrapped."""
     names = {key: getattr(p.algo, key) for key in algos.REQUIRED | algos.REGIMES["off_policy"] | algos.OPTIONAL}
     original = names[name]

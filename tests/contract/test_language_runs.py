@@ -15,14 +15,14 @@ from evopipe import algos
 from evopipe.core.member import Member
 from evopipe.language.data import generate
 from evopipe.language.tokens import Corpus, games, tokenise
+from evopipe.params.text import LanguageParams
 from evopipe.problems.text import make_spec, regime_of
 from evopipe.problems.text_data import form_of, task_of
 from evopipe.run.clock import Clock
-from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Run
 from evopipe.run.spec import first_members
+from evopipe.run.text import TextSpec
 from evopipe.scale.shards import InProcess, Shards
-from evopipe.schema.text import LanguageParams
 from populations import advance, close_generation, equal_states, finish, of_slot, same
 
 QUICK = ("dpo", "grpo")  # one of each regime
@@ -41,7 +41,7 @@ GPT = {
 
 
 @cache
-def problem(algo: str, seed: int = 3) -> tuple[LanguageSpec, Corpus]:
+def problem(algo: str, seed: int = 3) -> tuple[TextSpec, Corpus]:
     """A task of two or three digits, or games of two turns; members begin with unlike forms and hyper-parameters."""
     able, plays = algos.get(algo).Config.model_fields, algos.get(algo).REGIME == "games"
     form = "architecture" if plays else "rank"

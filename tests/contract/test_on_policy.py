@@ -24,6 +24,7 @@ from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError, UsageError
 from evopipe.native import build
+from evopipe.params.load import load_params
 from evopipe.policies import policy
 from evopipe.problems.env import begin
 from evopipe.regimes import learners
@@ -32,8 +33,7 @@ from evopipe.regimes.on_policy import OnPolicy, _rollout_ends
 from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose
 from evopipe.run.run import Run
-from evopipe.run.spec import Spec, first_members
-from evopipe.schema.params import load_params
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.read import read_yaml
 from evopipe.types import Learned
 from populations import (
@@ -74,7 +74,7 @@ each_variant = pytest.mark.parametrize(
 
 def variant(
     name: str, cohorts: Literal["exact", "merged"] = "exact", mutation: Mapping[str, Any] = UNLIKE, **train: Any
-) -> Spec:
+) -> EnvSpec:
     """Unlike members of one of the `VARIANTS`."""
     algo, config = VARIANTS[name]
     evolve = {"batch_size": {"min": 16, "max": 64}, "lr": {"min": 1e-4, "max": 1e-2}, "epochs": {"min": 1, "max": 4}}
@@ -83,7 +83,7 @@ def variant(
     )
 
 
-def given(p: Spec, **hyper: tuple[float, ...]) -> list[Member]:
+def given(p: EnvSpec, **hyper: tuple[float, ...]) -> list[Member]:
     """First members that have these hyper-parameters, one each."""
     each = [dict(zip(hyper, values, strict=True)) for values in zip(*hyper.values(), strict=True)]
     return [replace(m, hyper={**m.hyper, **own}) for m, own in zip(first_members(p, len(each))[0], each, strict=True)]
@@ -434,7 +434,7 @@ def test_a_neighbours_batch_size_changes_no_bit(kind: str) -> None:
 Seen = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def minibatches(p: Spec, cohort: Any, ticks: int, tick: int = 3) -> Seen:
+def minibatches(p: EnvSpec, cohort: Any, ticks: int, tick: int = 3) -> Seen:
     """Numbers of the steps in every minibatch `[P, B, L]`, and their weights, where steps are numbered from 1."""
     taken: Seen = []
 

@@ -19,7 +19,7 @@ from evopipe.algos import on_policy
 from evopipe.core.cohort import dissolve
 from evopipe.core.member import Member
 from evopipe.regimes.rollouts import learn_from_rollout
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from populations import TICKS, batch_for, cases, rollout_for, same, update
 
 pytestmark = pytest.mark.numerical
@@ -28,7 +28,7 @@ BORDERS = [borders for n in range(1, SIZE) for borders in itertools.combinations
 """Every way to cut four members into parts."""
 
 
-def main_size(algo: str) -> tuple[Spec, list[Member]]:
+def main_size(algo: str) -> tuple[EnvSpec, list[Member]]:
     """Four members of the main job's size, padded unlike each other, with layer normalisation."""
     network: dict[str, Any] = {"encoder": [128], "latent": 128, "layer_norm": True}
     if algo.endswith(":shared"):
@@ -53,7 +53,7 @@ def main_size(algo: str) -> tuple[Spec, list[Member]]:
     return p, members
 
 
-def learned(p: Spec, members: list[Member], borders: tuple[int, ...]) -> list[Member]:
+def learned(p: EnvSpec, members: list[Member], borders: tuple[int, ...]) -> list[Member]:
     """Members after three updates in these parts, each on its own share of the same transitions."""
     (cohort,) = p.form(members)
     cuts = list(itertools.pairwise((0, *borders, SIZE)))

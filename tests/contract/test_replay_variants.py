@@ -18,7 +18,7 @@ from evopipe.core.graphs import Capture, Paths
 from evopipe.problems.env import begin
 from evopipe.regimes import learners
 from evopipe.regimes.off_policy import OffPolicy
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from populations import advance, close_generation, equal, equal_states, finish, same, started
 
 pytestmark = pytest.mark.parametrize("algo", populations.cases(quick=("rainbow",), on_policy=False, teams=True))
@@ -35,7 +35,7 @@ Sharing = Literal["own", "shared"]
 def variant(
     algo: str, sharing: Sharing = "own", cohorts: Literal["exact", "merged"] = "exact", env: str | None = None,
     **train: Any,
-) -> Spec:  # fmt: skip
+) -> EnvSpec:  # fmt: skip
     """Three steps at once, prioritised; unlike members; a ring that goes round within the run."""
     replay = {"capacity": 300, "sharing": sharing, "n_step": 3, "prioritised": True}
     return populations.problem(env, algo, mutation=UNLIKE, cohorts=cohorts, train={**train, "replay": replay})
@@ -46,7 +46,7 @@ def run() -> Iterator[Callable[..., OffPolicy]]:
     """Makes runs, and closes them."""
     made: list[OffPolicy] = []
 
-    def make(p: Spec, members: Any, processes: int = 1) -> OffPolicy:
+    def make(p: EnvSpec, members: Any, processes: int = 1) -> OffPolicy:
         found = first_members(p, members)[0] if isinstance(members, int) else members
         made.append(begin(p, found, learners=processes))
         return made[-1]

@@ -9,7 +9,7 @@ import pytest
 
 import populations
 from evopipe.errors import ParamsError
-from evopipe.schema.params import parse_params
+from evopipe.params.load import parse_params
 from evopipe.searchers import schedule
 from populations import finish, plant_weight
 

@@ -18,6 +18,7 @@ from evopipe import layout, rng
 from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions, write_transitions
 from evopipe.errors import EnvironmentFailed, ParamsError, ResourceError
+from evopipe.params.load import parse_params
 from evopipe.problems import problem_of
 from evopipe.problems.env import begin, regime_of
 from evopipe.rng import Purpose
@@ -26,12 +27,11 @@ from evopipe.run.evaluate import Stopped
 from evopipe.run.regime import Setup
 from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.scale.changes import changes, fold
 from evopipe.scale.divide import divided, in_shards, make
 from evopipe.scale.shard import state_of
 from evopipe.scale.shards import InProcess, Lost, Shards, slow_shards
-from evopipe.schema.params import parse_params
 from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
 from populations import UNLIKE, advance, close_generation, finish, plant_weight, problem, started
@@ -66,13 +66,13 @@ class Deadly(InProcess):
 
 
 def sharded(
-    p: Spec, each: int, engine: Any = InProcess, members: int = MEMBERS, first: Sequence[Member] = (), **more: Any
-) -> Run[Spec]:
+    p: EnvSpec, each: int, engine: Any = InProcess, members: int = MEMBERS, first: Sequence[Member] = (), **more: Any
+) -> Run[EnvSpec]:
     """A run with its first population, in shards of so many members, the last one of what is left."""
     first = first or first_members(p, members)[0]
     slots = [range(start, min(start + each, members)) for start in range(0, members, each)]
 
-    def make(about: Mapping[str, Any]) -> tuple[Spec, Any, Clock]:
+    def make(about: Mapping[str, Any]) -> tuple[EnvSpec, Any, Clock]:
         clock = Clock.of(p, len(about["keys"]))
         return p, regime_of(Setup(p, clock, np.array(about["keys"]))), clock
 

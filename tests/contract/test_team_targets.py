@@ -23,7 +23,7 @@ from evopipe.core.cohort import dissolve, form
 from evopipe.memory.replay import RowLayout
 from evopipe.native import build
 from evopipe.rng import Purpose, Stream
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 from populations import advance, started
 
 pytestmark = pytest.mark.numerical
@@ -71,7 +71,7 @@ def plain(loop: Any, member: Any) -> Plain:
 
 def cohort_of(loop: Any, member: Any) -> Any:
     member = replace(member, tensors={n: x.to(torch.get_default_dtype()) for n, x in member.tensors.items()})
-    (cohort,) = form([member], loop.spec.algo.State, loop.spec.widths, torch.device("cpu"), Spec.pace)
+    (cohort,) = form([member], loop.spec.algo.State, loop.spec.widths, torch.device("cpu"), EnvSpec.pace)
     return cohort
 
 

@@ -17,7 +17,7 @@ import torch
 
 import populations
 from evopipe.errors import ParamsError
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.storage import members as stored
 from evopipe.storage.checkpoint import CheckpointStore
 from populations import (
@@ -55,7 +55,7 @@ def quick(*names: str) -> Any:
 each_variant = quick("n steps and priorities", "one network for all, masks", "memory")
 
 
-def variant(name: str, env: str = TEAM, **train: Any) -> Spec:
+def variant(name: str, env: str = TEAM, **train: Any) -> EnvSpec:
     algo, config, replay = VARIANTS[name]
     train = {"learning_delay": 20, "evo_steps": 128, "max_steps": 256, **train}
     replay = {"capacity": 2000, "sharing": "own", **replay}

@@ -24,7 +24,7 @@ from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.net import Net
 from evopipe.core.padded import noisy
 from evopipe.rng import Purpose, Stream, host, member_keys
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.declare import evolvable
 from evopipe.types import Batch, Learned, Sequences, Spaces
 from populations import problem, same
@@ -135,7 +135,7 @@ class Given:
 
     def cohort(self) -> Cohort:
         """A new cohort of the members; its one and only group."""
-        (cohort,) = form(self.members, self.algo.State, self.widths, torch.device("cpu"), Spec.pace)
+        (cohort,) = form(self.members, self.algo.State, self.widths, torch.device("cpu"), EnvSpec.pace)
         hyper = {name: torch.tensor([m.hyper[name] for m in cohort.members]) for name in cohort.hyper}
         return replace(cohort, hyper=hyper)
 

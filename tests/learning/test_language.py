@@ -17,10 +17,10 @@ pytest.importorskip("transformers", reason="an extra of its own: pip install 'ev
 
 import evopipe
 from evopipe import layout
+from evopipe.params.text import LanguageParams
 from evopipe.problems.text import make_spec
 from evopipe.run.population import about_spec
 from evopipe.schema.read import read_yaml
-from evopipe.schema.text import LanguageParams
 from evopipe.storage import members as stored
 from evopipe.storage.files import read_json
 from learned import SEEDS, run

@@ -15,8 +15,8 @@ import pytest
 import evopipe
 from evopipe.envs.make import make_env
 from evopipe.errors import MissingInputError, ParamsError
+from evopipe.params.load import any_params, load_params, parse_params
 from evopipe.policies.play import environment_of
-from evopipe.schema.params import any_params, load_params, parse_params
 from tiny import params, write_params
 
 SHORT = {"train.max_steps": 800}

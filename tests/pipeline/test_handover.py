@@ -33,6 +33,7 @@ from evopipe.errors import BusyError, DataError, DiskError, EnvironmentFailed, I
 from evopipe.machine import fingerprint
 from evopipe.mutations import Mutation
 from evopipe.native import build
+from evopipe.params.load import Params, parse_params
 from evopipe.policies import policy
 from evopipe.problems import env_evaluate, problem_of
 from evopipe.problems.env import begin
@@ -45,7 +46,6 @@ from evopipe.run.population import about_spec, read_members
 from evopipe.run.run import Champion
 from evopipe.run.session import key_of
 from evopipe.run.spec import first_members
-from evopipe.schema.params import Params, parse_params
 from evopipe.searchers.history import Born, Record
 from evopipe.signals import StopSignal
 from evopipe.stages import buffer, evaluate, export, fetch, population, train

@@ -15,7 +15,7 @@ import pytest
 import evopipe
 from evopipe.new import project
 from evopipe.new.project import contents
-from evopipe.schema.params import load_params
+from evopipe.params.load import load_params
 from evopipe.schema.read import parse_yaml
 from installed import Installed
 from tiny import ROOT, call, environment

@@ -24,6 +24,9 @@ STAGES = ("fetch", "buffer", "population", "train", "evaluate")
 SMALL = {"batch_size": 29, "learn_step": 4, "network": {"encoder": [16], "latent": 16}}
 RUNS: dict[str, dict[str, Any]] = {
     "ppo": {"algos.ppo.learn_step": 128},
+    "ddpg": {"env.id": "Pendulum-v1"},
+    "td3": {"env.id": "Pendulum-v1"},
+    "sac": {"env.id": "Pendulum-v1"},
     "sac:discrete": {},
 }
 """What is different from the others' task."""

@@ -186,9 +186,9 @@ def test_transitions_of_another_environment(folder: Path) -> None:
 
 
 def test_made_for_another_algorithm(folder: Path) -> None:
+    from evopipe.params.load import load_params
     from evopipe.problems.specs import make_spec
     from evopipe.run.population import read_members
-    from evopipe.schema.params import load_params
     from evopipe.storage import members as stored
 
     problem = make_spec(load_params(folder / "params.yaml"))

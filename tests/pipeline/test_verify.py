@@ -303,7 +303,7 @@ stages:
 TRAINING = """
 import json, pathlib
 from evopipe.machine import configure, fingerprint
-from evopipe.schema.params import load_params
+from evopipe.params.load import load_params
 configure(load_params("params.yaml").runtime)
 arch = {"encoder": [], "latent": 8, "head": [], "activation": "ReLU", "layer_norm": False}
 pathlib.Path("models/elite").mkdir(parents=True, exist_ok=True)

@@ -22,15 +22,15 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.ops.distributions import distribution
+from evopipe.params.load import Params
 from evopipe.policies import play as playing
 from evopipe.policies.policy import Policy
 from evopipe.problems.specs import spaces_of
 from evopipe.rng import Purpose
 from evopipe.run.act import act
 from evopipe.run.evaluate import evaluate
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.blocks import EnvConfig
-from evopipe.schema.params import Params
 from evopipe.stages import fetch
 from evopipe.types import Spaces
 from tiny import params
@@ -282,7 +282,7 @@ SEVERAL: Any = SimpleNamespace(
 """An algorithm of one's own: behaviour cloning's network, read as a distribution of whatever the actions are."""
 
 
-def problem(name: str, masks: str) -> Spec:
+def problem(name: str, masks: str) -> EnvSpec:
     p = populations.problem("CartPole-v1", "bc")
     cfg = config(name, masks)
     pool = EnvPool(cfg, 1)
@@ -290,7 +290,7 @@ def problem(name: str, masks: str) -> Spec:
     return replace(p, env=cfg, algo=SEVERAL, spaces=pool.spaces, algo_config=p.algo_config.at(pool.spaces))
 
 
-def policies(p: Spec, size: int) -> tuple[list[Any], list[Policy]]:
+def policies(p: EnvSpec, size: int) -> tuple[list[Any], list[Policy]]:
     """Members with output weights large enough that actions differ, and the same as policies."""
     members = first_members(p, size)[0]
     g = torch.Generator().manual_seed(0)

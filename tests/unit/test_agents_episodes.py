@@ -14,7 +14,8 @@ pytest.importorskip("transformers")
 from typer.testing import CliRunner
 
 import words
-from evopipe.agents import AgentTrainer, ChatAgent, CopyGame, Episode, ModelOutput, Step, TerminationReason, Trajectory
+from evopipe import AgentTrainer
+from evopipe.agents import ChatAgent, CopyGame, Episode, ModelOutput, Step, TerminationReason, Trajectory
 from evopipe.agents.engine import Done, EpisodeJob
 from evopipe.agents.model import Sampled
 from evopipe.agents.records import record, show, summary, write

@@ -449,7 +449,7 @@ def test_in_another_thread_code_that_blocks_ends_the_run_by_a_sentence() -> None
 
 SCRIPT = """
 import json, sys, time
-from evopipe.agents import AgentTrainer
+from evopipe import AgentTrainer
 
 async def flow(task, model):
     await model.get_model_response([{"role": "user", "content": "0"}])

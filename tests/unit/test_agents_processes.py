@@ -17,7 +17,8 @@ import pytest
 pytest.importorskip("transformers")
 
 import words
-from evopipe.agents import AgentTrainer, BaseEnv, ChatAgent, MultiTurnWorkflow, SingleTurnEnvironment, TerminationReason
+from evopipe import AgentTrainer
+from evopipe.agents import BaseEnv, ChatAgent, MultiTurnWorkflow, SingleTurnEnvironment, TerminationReason
 from evopipe.agents.blocking import Processes
 from evopipe.agents.engine import Done, EpisodeJob, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens

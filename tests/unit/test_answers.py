@@ -21,7 +21,7 @@ from evopipe.errors import DataError, UsageError
 from evopipe.policies import policy
 from evopipe.policies.policy import Policy
 from evopipe.run.population import about_spec
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.storage import members as stored
 
 B = 5
@@ -34,7 +34,7 @@ Nets = Callable[[str, torch.Tensor], torch.Tensor]
 """A network by its name, one member's by itself: `[B, inputs]` → `[B, outputs]`."""
 
 
-def trained(p: Spec, seed: int = 1) -> Member:
+def trained(p: EnvSpec, seed: int = 1) -> Member:
     """A member as training may leave it: no two networks alike, targets unlike the online ones."""
     member, rng = first_members(p, 1)[0][0], np.random.default_rng(seed)
     kinds = tensor_kinds(p.algo.State, p.widths)
@@ -48,7 +48,7 @@ def trained(p: Spec, seed: int = 1) -> Member:
     return replace(member, tensors={**member.tensors, **learned})
 
 
-def described(p: Spec) -> dict[str, Any]:
+def described(p: EnvSpec) -> dict[str, Any]:
     pool = EnvPool(p.env, 1)
     config = p.algo_config.model_dump(mode="json")
     about = {"algo": p.train.algo, "env": {"id": p.env.id, "kwargs": p.env.kwargs}, "config": config}
@@ -57,12 +57,12 @@ def described(p: Spec) -> dict[str, Any]:
     return about
 
 
-def saved(p: Spec, member: Member, folder: Path, critic: bool = True) -> Policy:
+def saved(p: EnvSpec, member: Member, folder: Path, critic: bool = True) -> Policy:
     policy.save(folder, p.train.algo, member, described(p), False, "", critic)
     return evopipe.load(folder)
 
 
-def nets(p: Spec, member: Member) -> Nets:
+def nets(p: EnvSpec, member: Member) -> Nets:
     """The member's online networks, by the reference; a head reads its own inputs, then the shared encoder's."""
     where = {network: name for name, (kind, network) in reversed(tensor_kinds(p.algo.State, p.widths).items())
              if kind == "parameters" and "target" not in name}  # fmt: skip
@@ -84,7 +84,7 @@ def masked(logits: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
 
 
 def expected(
-    p: Spec, run: Any, member: Member, obs: torch.Tensor, legal: torch.Tensor, action: torch.Tensor
+    p: EnvSpec, run: Any, member: Member, obs: torch.Tensor, legal: torch.Tensor, action: torch.Tensor
 ) -> dict[str, Any]:
     """By hand: what the papers say of the networks' outputs. `action` in the algorithm's own terms."""
     name, out = p.train.algo, {}
@@ -242,7 +242,7 @@ def test_normalised_observations_are_valued_as_they_are_seen(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> tuple[Spec, list[Member], Path]:
+def group(tmp_path: Path) -> tuple[EnvSpec, list[Member], Path]:
     p = populations.problem(algo="td3", mutation=populations.UNLIKE)
     members = [replace(trained(p, seed), slot=seed, id=10 + seed) for seed in range(3)]
     about = {**about_spec(p), "policy": described(p), "elite": {"id": 11}}
@@ -250,7 +250,7 @@ def group(tmp_path: Path) -> tuple[Spec, list[Member], Path]:
     return p, members, tmp_path / "trained"
 
 
-def test_every_trained_member_is_a_policy(group: tuple[Spec, list[Member], Path], tmp_path: Path) -> None:
+def test_every_trained_member_is_a_policy(group: tuple[EnvSpec, list[Member], Path], tmp_path: Path) -> None:
     """It acts and values as it would if it had been exported with its critic; the elite behind them is none of them."""
     p, members, folder = group
     obs = np.random.default_rng(1).normal(size=(B, p.observations)).astype(np.float32)
@@ -265,18 +265,18 @@ def test_every_trained_member_is_a_policy(group: tuple[Spec, list[Member], Path]
 
 
 @pytest.mark.parametrize("member", [3, -1, 1.0, True, "1"])
-def test_a_member_that_is_not_there(group: tuple[Spec, list[Member], Path], member: Any) -> None:
+def test_a_member_that_is_not_there(group: tuple[EnvSpec, list[Member], Path], member: Any) -> None:
     with pytest.raises(UsageError, match=r"there is no member .*: they are 0 to 2$"):
         evopipe.load(group[2], member=member)
 
 
-def test_members_that_do_not_say_what_they_are(group: tuple[Spec, list[Member], Path]) -> None:
+def test_members_that_do_not_say_what_they_are(group: tuple[EnvSpec, list[Member], Path]) -> None:
     stored.write(group[2], group[1], about_spec(group[0]))
     with pytest.raises(DataError, match="does not say what its members' policies are"):
         evopipe.load(group[2], member=0)
 
 
-def test_a_policy_says_what_it_is(group: tuple[Spec, list[Member], Path]) -> None:
+def test_a_policy_says_what_it_is(group: tuple[EnvSpec, list[Member], Path]) -> None:
     made = evopipe.load(group[2], member=2)
     assert repr(made) == "<Policy td3, Pendulum-v1: 3 observations → 1 continuous actions, network 16|16>"
     assert issubclass(UsageError, evopipe.EvopipeError)

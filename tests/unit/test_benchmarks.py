@@ -304,7 +304,7 @@ def test_time_to_solved_takes_its_settings_from_the_pipelines() -> None:
     from harness.measurements import Options, measurements
     from ours import solving_params
 
-    from evopipe.schema.params import load_params
+    from evopipe.params.load import load_params
 
     for name in ("cartpole", "lunarlander"):
         s = measurements()[name].settings(Options())

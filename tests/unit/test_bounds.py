@@ -19,9 +19,9 @@ from pydantic.fields import FieldInfo
 from evopipe import algos, searchers
 from evopipe.agents.settings import Agents
 from evopipe.errors import ParamsError
+from evopipe.params.load import Params, parse_params
+from evopipe.params.text import LanguageParams
 from evopipe.schema import stored
-from evopipe.schema.params import Params, parse_params
-from evopipe.schema.text import LanguageParams
 
 TABLE = Path(__file__).with_name("bounds.json")
 KINDS = (Ge, Gt, Le, Lt, MultipleOf, MinLen, MaxLen)

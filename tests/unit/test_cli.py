@@ -16,7 +16,7 @@ import pytest
 import evopipe
 from evopipe.__main__ import _globals_first, _report, main
 from evopipe.errors import BusyError, Interrupted, ParamsError
-from evopipe.schema.params import Params
+from evopipe.params.load import Params
 from evopipe.schema.read import parse_yaml
 from tiny import call
 
@@ -293,7 +293,7 @@ def test_common_options_may_stand_after_the_command() -> None:
 
 
 def processor_seconds(cache: Path, *words: str) -> float:
-    """The least processor time of five runs of Python. Byte code is kept in `cache`, also where the machine keeps none."""
+    """The least processor time of five runs of Python, which keep byte code in `cache`."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env |= {"PYTHONPATH": str(ROOT / "src"), "PYTHONPYCACHEPREFIX": str(cache)}
     costs = []

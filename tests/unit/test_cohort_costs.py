@@ -13,7 +13,7 @@ from evopipe.core.arch import Arch
 from evopipe.core.cohort import COSTS, Grouping, _group, cost, dissolve
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 
 
 def member(slot: int, *widths: int, batch: int = 128, activation: str = "ReLU", learn_step: int = 1) -> Member:
@@ -24,13 +24,15 @@ def member(slot: int, *widths: int, batch: int = 128, activation: str = "ReLU", 
 
 def slots(members: Sequence[Member], mode: Grouping = "merged") -> list[list[int]]:
     """Which slots the cost model of the CPU puts together."""
-    return [[m.slot for m in found] for found in _group(members, Spec.pace, mode, "cpu")]
+    return [[m.slot for m in found] for found in _group(members, EnvSpec.pace, mode, "cpu")]
 
 
 def test_costs_are_dispatch_and_the_products_of_padded_widths() -> None:
     # Layers padded to 32 and 48 and 64: 32 · 32, the first one's inputs taken for its own width, + 32 · 48 + 48 · 64.
     found = cost(
-        [member(0, 20, 48, 64), member(1, 32, 33, 50)], Spec.pace, COSTS["cpu"]._replace(dispatch=100.0, per_unit=0.5)
+        [member(0, 20, 48, 64), member(1, 32, 33, 50)],
+        EnvSpec.pace,
+        COSTS["cpu"]._replace(dispatch=100.0, per_unit=0.5),
     )
     assert found == pytest.approx(100 + 0.5 * 2 * 128 * (32 * 32 + 32 * 48 + 48 * 64))
 

@@ -24,7 +24,7 @@ from evopipe.ops.policy import gaussian, or_random, ornstein_uhlenbeck
 from evopipe.policies import policy
 from evopipe.policies.play import play
 from evopipe.rng import Purpose, Stream
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from populations import advance, started
 from reference import network
 
@@ -45,7 +45,7 @@ def actions_of(env: str) -> ActionSpace:
     return ActionSpace.of(made.action_space)
 
 
-def formed(algo: str, env: str = "Pendulum-v1", **config: Any) -> tuple[Spec, Cohort, list[Member]]:
+def formed(algo: str, env: str = "Pendulum-v1", **config: Any) -> tuple[EnvSpec, Cohort, list[Member]]:
     """Three members with output weights large enough that actions differ, their targets unlike them."""
     p = populations.problem(env, algo, config=config)
     members = first_members(p, 3)[0]
@@ -58,14 +58,14 @@ def formed(algo: str, env: str = "Pendulum-v1", **config: Any) -> tuple[Spec, Co
     return p, cohort, list(cohort.members)
 
 
-def net(p: Spec, member: Member, name: str, x: torch.Tensor) -> torch.Tensor:
+def net(p: EnvSpec, member: Member, name: str, x: torch.Tensor) -> torch.Tensor:
     """One member's network by the reference in double precision."""
     of = tensor_kinds(p.algo.State, p.widths)[name][1]
     parts = {k: v.double() for k, v in member.arch.named(p.widths[of], member.tensors[name]).items()}
     return network(member.arch, parts, x.double())
 
 
-def q(p: Spec, member: Member, name: str, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+def q(p: EnvSpec, member: Member, name: str, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
     return net(p, member, name, torch.cat((obs.double(), action.double()), dim=1))[:, 0]
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from evopipe import searchers
 from evopipe.envs.check import check
+from evopipe.params.load import Params, parse_params
+from evopipe.params.text import LanguageParams
 from evopipe.problems.specs import make_spec
-from evopipe.schema.params import Params, parse_params
 from evopipe.schema.read import parse_yaml
-from evopipe.schema.text import LanguageParams
 from outside import EXAMPLE
 from tiny import ROOT, write_params
 

@@ -27,7 +27,7 @@ from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.mutations import mutate
 from evopipe.problems.env import begin
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image
 from populations import advance, finish, same, started
@@ -285,7 +285,7 @@ def test_members_with_unlike_convolutions_never_merge() -> None:
     stem = members[0].arch.stem
     other = stem._replace(convs=(stem.convs[0]._replace(channels=9),))
     members[1] = replace(members[1], arch=replace(members[1].arch, stem=other))
-    found = [[m.slot for m in each] for each in _group(members, Spec.pace, "merged", "cpu")]
+    found = [[m.slot for m in each] for each in _group(members, EnvSpec.pace, "merged", "cpu")]
     assert sorted(found) == [[0, 2], [1]]
     with pytest.raises(ValueError, match="unlike convolutions"):
         Padded([m.arch for m in members], p.widths["q"], CPU)

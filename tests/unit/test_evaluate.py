@@ -16,11 +16,11 @@ from evopipe.errors import EnvironmentFailed, Interrupted
 from evopipe.problems.env_evaluate import _of_agents
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Stopped, evaluate
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.stages.evaluate import interruptible, tell_elite
 
 
-def play(p: Spec, size: int, rows: int, n: int, cap: int | None = None) -> tuple[np.ndarray, np.ndarray, int]:
+def play(p: EnvSpec, size: int, rows: int, n: int, cap: int | None = None) -> tuple[np.ndarray, np.ndarray, int]:
     members, _ = first_members(p, size)
     pool = EnvPool(p.env, rows, what="evaluation")
     played = evaluate(p, p.form(members), pool, p.seeds(Purpose.EVALUATE, n), cap)

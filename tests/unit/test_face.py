@@ -373,7 +373,7 @@ def test_names_are_evopipes_own_too() -> None:
     from evopipe.face.older import train_multi_agent  # where these stood before
 
     assert train_multi_agent is older.train_multi_agent
-    assert agents.AgentTrainer is rllm.AgentTrainer is evopipe.AgentTrainer
+    assert rllm.AgentTrainer is evopipe.AgentTrainer
     with pytest.raises(AttributeError, match="no attribute 'AgentTrainr'"):
         agents.AgentTrainr  # noqa: B018
 

@@ -33,8 +33,8 @@ from evopipe import (
 )
 from evopipe.compat.agilerl.settings import language_block
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError
+from evopipe.formats import score
 from evopipe.language.policy import LanguagePolicy
-from evopipe.track.formats import score
 
 ROWS = [{"question": f"{n}=", "answer": str(n)} for n in range(10)]
 PAIRS = [{"prompt": f"{n}=", "chosen": str(n), "rejected": "a"} for n in range(10)]

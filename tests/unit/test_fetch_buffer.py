@@ -19,11 +19,11 @@ from evopipe.data.collect import GOOD
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, read_transitions, statistics
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
+from evopipe.params.load import Params
 from evopipe.policies import policy
 from evopipe.problems.specs import make_spec
 from evopipe.rng import Purpose, host
 from evopipe.run.population import read_members
-from evopipe.schema.params import Params
 from evopipe.stages import buffer, fetch, population
 from evopipe.storage.folders import read_folder, write_folder
 

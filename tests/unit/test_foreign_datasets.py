@@ -24,7 +24,7 @@ from evopipe.data.minari import read_own
 from evopipe.data.transitions import read_transitions
 from evopipe.envs.spaces import ObservationSpace
 from evopipe.errors import DataError, EvopipeError, MissingInputError, ResourceError
-from evopipe.schema.params import Params, parse_params
+from evopipe.params.load import Params, parse_params
 from evopipe.stages import buffer, fetch, population, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Minari misses an author, a description, …

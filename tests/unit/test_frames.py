@@ -30,7 +30,7 @@ from evopipe.regimes.learn import _of_share, learn
 from evopipe.regimes.off_policy import byte_images
 from evopipe.regimes.offline import _pack
 from evopipe.run.run import Run
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.types import Image
 from populations import advance, close_generation, equal, equal_states, problem
@@ -414,7 +414,7 @@ class Picture(gymnasium.Env[Any, Any]):
 gymnasium.register("Picture-v0", Picture, max_episode_steps=20)
 
 
-def pictures(**train: Any) -> Spec:
+def pictures(**train: Any) -> EnvSpec:
     network = {"conv": [{"channels": 4, "kernel": 3, "stride": 1}], "encoder": [8], "latent": 8}
     small = {"evo_steps": 60, "max_steps": 120, "learning_delay": 20, "eval_steps": 5, **train}
     config = {"network": network, "batch_size": 8, "learn_step": 4}
@@ -433,7 +433,7 @@ def runs() -> Iterator[list[Run]]:
         run.close()
 
 
-def begun(p: Spec, warm: Transitions | None = None, processes: int = 1, framed: bool = True) -> Run:
+def begun(p: EnvSpec, warm: Transitions | None = None, processes: int = 1, framed: bool = True) -> Run:
     run = begin(p, first_members(p, 3)[0], warm, learners=processes)
     if not framed:
         old = run.regime.replay
@@ -574,7 +574,7 @@ def test_a_warm_start_is_kept_as_frames(runs: list[Run]) -> None:
 # -------------------------------------------------------------------------------------------------------- datasets
 
 
-def recorded(p: Spec, n: int = 90, seed: int = 0) -> Transitions:
+def recorded(p: EnvSpec, n: int = 90, seed: int = 0) -> Transitions:
     """Episodes of what a `Picture` shows, that terminate or are cut."""
     random = np.random.default_rng(seed)
     episode = np.concatenate(([0], np.cumsum(random.random(n) < 0.15)[:-1]))
@@ -590,7 +590,7 @@ def recorded(p: Spec, n: int = 90, seed: int = 0) -> Transitions:
     return Transitions(shown[at], action, reward, terminated, ends & ~terminated, shown[at + 1], episode)
 
 
-def studied(p: Spec, data: Transitions, framed: bool = True, processes: int = 1) -> Run:
+def studied(p: EnvSpec, data: Transitions, framed: bool = True, processes: int = 1) -> Run:
     run = begin(p, first_members(p, 3)[0], data, learners=processes)
     if not framed:
         trees = run.regime.replay.priorities

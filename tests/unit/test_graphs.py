@@ -14,9 +14,9 @@ import torch
 
 import tiny
 from evopipe.core.graphs import Body, Paths, Runner, upload
+from evopipe.params.load import parse_params
 from evopipe.problems.specs import make_spec
 from evopipe.run.spec import first_members
-from evopipe.schema.params import parse_params
 from populations import problem
 
 CPU = torch.device("cpu")

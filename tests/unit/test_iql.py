@@ -13,7 +13,7 @@ from evopipe.algos import bc, iql
 from evopipe.core.cohort import Cohort
 from evopipe.core.net import Net
 from evopipe.ops.value import expectile_loss
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.types import Batch
 
 pytestmark = pytest.mark.numerical
@@ -22,7 +22,7 @@ MEMBERS, BATCH = 3, 32
 ENVS = {True: "Pendulum-v1", False: "CartPole-v1"}
 
 
-def example(algo: str, continuous: bool, double: bool = True) -> tuple[Spec, Cohort, Batch]:
+def example(algo: str, continuous: bool, double: bool = True) -> tuple[EnvSpec, Cohort, Batch]:
     """A problem, its cohort, networks that differ from their targets, and random transitions; in float64 or as is."""
     p = populations.problem(ENVS[continuous], algo=algo)
     (cohort,) = p.form(first_members(p, MEMBERS)[0])
@@ -74,7 +74,7 @@ def test_its_minimum_is_the_expectile(tau: float) -> None:
         assert float(best) == pytest.approx(float(samples.mean()), abs=1e-3)
 
 
-def cloned(p: Spec, cohort: Cohort, batch: Batch) -> torch.Tensor:
+def cloned(p: EnvSpec, cohort: Cohort, batch: Batch) -> torch.Tensor:
     """Behaviour cloning's losses for another algorithm's actor."""
     state = bc.State(cohort.state.actor, cohort.state.actor_adam, torch.zeros(1))
     return bc.loss(bc.Config().at(p.spaces), state, {}, batch).detach()

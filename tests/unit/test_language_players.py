@@ -14,9 +14,9 @@ import evopipe
 import learned
 from evopipe import algos, layout
 from evopipe.errors import DataError, ParamsError, UsageError
+from evopipe.params.load import load_params, parse_params
 from evopipe.problems.text import make_spec
 from evopipe.run.population import read_members
-from evopipe.schema.params import load_params, parse_params
 from evopipe.schema.write import dump_yaml
 from players import SMALL, WORDS, small_params
 from tiny import call

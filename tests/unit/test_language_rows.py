@@ -19,6 +19,7 @@ from evopipe.core.net import score
 from evopipe.language import policy as policies
 from evopipe.language.generate import Sampling
 from evopipe.language.tokens import Corpus, tokenise
+from evopipe.params.text import LanguageParams
 from evopipe.problems import text_evaluate as evaluation
 from evopipe.problems.text import make_spec, spec_of
 from evopipe.problems.text_data import form_of
@@ -27,9 +28,8 @@ from evopipe.regimes.dialogue import Completer, Dialogue, learn, sampling
 from evopipe.regimes.text import References, TextRows, TextSource, figures
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
-from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members
-from evopipe.schema.text import LanguageParams
+from evopipe.run.text import TextSpec
 from evopipe.types import Text
 
 DIGITS = "0123456789"
@@ -41,7 +41,7 @@ ROWS = [
 
 
 @cache
-def problem(algo: str, members: int = 3, **block: Any) -> tuple[LanguageSpec, Corpus, tuple[Member, ...]]:
+def problem(algo: str, members: int = 3, **block: Any) -> tuple[TextSpec, Corpus, tuple[Member, ...]]:
     """Members of unlike adapters and hyper-parameters, none of which is 0."""
     params = LanguageParams.model_validate({
         "seed": 5,
@@ -155,7 +155,7 @@ def test_rows_of_scripts_that_score_agents_are_nobodys_test() -> None:
 # --- what becomes of them ---------------------------------------------------------------------------------------------
 
 
-def alone(spec: LanguageSpec, corpus: Corpus, member: Member, row: int, answer: int = 0) -> torch.Tensor:
+def alone(spec: TextSpec, corpus: Corpus, member: Member, row: int, answer: int = 0) -> torch.Tensor:
     """Log-probabilities of a row's answer, of a member by itself, without pads; by the model's logits."""
     (cohort,) = spec.form_alone(replace(member, slot=0))
     prompt, told = corpus.prompts[row], corpus.answers[answer][row]

@@ -17,8 +17,8 @@ import words
 from evopipe import layout
 from evopipe.errors import DataError, ParamsError, UsageError
 from evopipe.language.tokens import read_corpus
-from evopipe.schema.params import load_params, parse_params
-from evopipe.schema.text import LanguageParams
+from evopipe.params.load import load_params, parse_params
+from evopipe.params.text import LanguageParams
 from evopipe.schema.write import block, dump_yaml
 from tiny import call, digests
 

@@ -22,7 +22,7 @@ from evopipe.errors import MissingInputError, ParamsError
 from evopipe.language import vllm as engine
 from evopipe.language.adapters import LoRA
 from evopipe.language.generate import Sampling
-from evopipe.schema.params import parse_params
+from evopipe.params.load import parse_params
 
 
 @dataclass

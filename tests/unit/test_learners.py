@@ -17,6 +17,7 @@ from evopipe.core.cohort import cost
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.language.tokens import games
 from evopipe.native import build
+from evopipe.params.text import LanguageParams
 from evopipe.problems.env import begin
 from evopipe.problems.text import make_spec, regime_of
 from evopipe.problems.text_data import task_of
@@ -25,8 +26,7 @@ from evopipe.regimes import learners
 from evopipe.regimes.learners import LearnerPool, Share, _divide, learner_count
 from evopipe.run.clock import Clock
 from evopipe.run.run import Run
-from evopipe.run.spec import Spec, first_members
-from evopipe.schema.text import LanguageParams
+from evopipe.run.spec import EnvSpec, first_members
 from players import small_params
 from populations import cases, equal_states, problem
 
@@ -171,7 +171,7 @@ def cohort_of(rows: int, width: int = 128, learn_step: int = 1) -> Any:
     member = first_members(p, 1)[0][0]
     arch = replace(member.arch, latent=width)
     member = replace(member, arch=arch, hyper={**member.hyper, "learn_step": learn_step})
-    return SimpleNamespace(members=(member,) * rows, pace=Spec.pace)
+    return SimpleNamespace(members=(member,) * rows, pace=EnvSpec.pace)
 
 
 def test_rows_are_divided_in_order_whole_and_evenly() -> None:
@@ -191,7 +191,7 @@ def test_the_slowest_process_has_as_little_as_possible() -> None:
         for a, b in zip((0, *borders), (*borders, len(units)), strict=True):
             used = {c: sum(d == c for d, _ in units[a:b]) for c, _ in units[a:b]}
             members = {c: cohorts[c].members[:rows] for c, rows in used.items()}
-            worst = max(worst, sum(cost(some, Spec.pace) / some[0].hyper["learn_step"] for some in members.values()))
+            worst = max(worst, sum(cost(some, EnvSpec.pace) / some[0].hyper["learn_step"] for some in members.values()))
         return worst
 
     every = [slowest((i, j)) for i in range(len(units)) for j in range(i, len(units))]

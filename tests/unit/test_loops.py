@@ -31,7 +31,7 @@ from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose, Stream
 from evopipe.run.drive import Saver, _Stopwatch, drive
 from evopipe.run.run import Champion
-from evopipe.run.spec import Spec, first_members, go_on
+from evopipe.run.spec import EnvSpec, first_members, go_on
 from evopipe.run.world import TensorWorld, World
 from evopipe.searchers.history import Best
 from evopipe.signals import StopSignal
@@ -45,7 +45,7 @@ def run() -> Iterator[Callable[..., Any]]:
     """Makes runs, and closes them."""
     made: list[Any] = []
 
-    def make(p: Spec, members: int = 2) -> Any:
+    def make(p: EnvSpec, members: int = 2) -> Any:
         made.append(begin(p, first_members(p, members)[0]))
         return made[-1]
 
@@ -350,13 +350,13 @@ def test_each_tick_of_members_that_remember(run: Callable[..., Any]) -> None:
 # ------------------------------------------------------------------------------------------------- who is judged
 
 
-def tickets(p: Spec, purpose: Purpose, n: int) -> np.ndarray:
+def tickets(p: EnvSpec, purpose: Purpose, n: int) -> np.ndarray:
     """What episodes on the run's seeds for a purpose pay without the bonus."""
     drawn = [Lottery().reset(seed=int(seed))[0][0] for seed in p.seeds(purpose, n)]
     return np.array(drawn, np.float32).astype(np.float64)
 
 
-def lottery(seed: int = 3, kwargs: Mapping[str, Any] | None = None, mutation: Any = None, **train: Any) -> Spec:
+def lottery(seed: int = 3, kwargs: Mapping[str, Any] | None = None, mutation: Any = None, **train: Any) -> EnvSpec:
     """Generations of two ticks; 6 episodes select, 8 confirm."""
     short = {"evo_steps": 8, "max_steps": 80, "eval_episodes": 6, "confirm_episodes": 8, "learning_delay": 10**6}
     return populations.problem(

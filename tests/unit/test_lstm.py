@@ -26,7 +26,7 @@ from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.mutations import Traits, mutate
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image
 
@@ -401,7 +401,7 @@ def test_an_architecture_is_configured_described_and_stored() -> None:
 def test_an_lstm_layer_costs_eight_dense_ones() -> None:
     dense, gated = replace(recurrent([(64, False)] * 8, 64), kind="mlp"), recurrent([(64, False)], 64)
     members = [Member(0, 0, None, 1, arch, {}, {}) for arch in (dense, gated)]
-    assert cost(members[:1], Spec.pace) == cost(members[1:], Spec.pace)
+    assert cost(members[:1], EnvSpec.pace) == cost(members[1:], EnvSpec.pace)
 
 
 def test_an_algorithm_without_a_memory_refuses_it() -> None:

@@ -18,7 +18,7 @@ from evopipe.core.net import forward
 from evopipe.ops.distributions import masked_log_softmax
 from evopipe.problems.env import begin
 from evopipe.regimes.off_policy import OffPolicy
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.types import Batch
 from populations import LONG, advance, draw_at, equal_states
 
@@ -34,12 +34,12 @@ def opened() -> Iterator[list[OffPolicy]]:
         each.close()
 
 
-def pairs(algo: str, steps: int = 1, length: int = 3, sharing: str = "own", **config: Any) -> Spec:
+def pairs(algo: str, steps: int = 1, length: int = 3, sharing: str = "own", **config: Any) -> EnvSpec:
     replay = {"capacity": 300, "sharing": sharing, "n_step": steps, "prioritised": steps > 1}
     return populations.problem(PAIRS, algo, config=config, train={**LONG, "replay": replay}, kwargs={"length": length})
 
 
-def started(p: Spec, opened: list[OffPolicy], members: int = 3) -> OffPolicy:
+def started(p: EnvSpec, opened: list[OffPolicy], members: int = 3) -> OffPolicy:
     opened.append(begin(p, first_members(p, members)[0]))
     return opened[-1]
 

@@ -14,8 +14,8 @@ from evopipe.envs.check import check
 from evopipe.envs.make import make_env
 from evopipe.envs.spaces import ObservationSpace
 from evopipe.errors import EnvironmentFailed
+from evopipe.params.load import load_params
 from evopipe.schema.blocks import EnvConfig
-from evopipe.schema.params import load_params
 from evopipe.types import Image
 from tiny import ROOT
 

@@ -35,12 +35,12 @@ from evopipe.core.structure import Widths
 from evopipe.errors import MissingInputError, ParamsError
 from evopipe.machine import say_once
 from evopipe.mutations import mutate
+from evopipe.params.load import parse_params
 from evopipe.problems import check
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.run.spec import first_members
-from evopipe.schema.params import parse_params
 from evopipe.schema.write import dump_yaml
 from populations import batch_for, rollout_for, same, update
 

@@ -16,7 +16,7 @@ from evopipe.memory.rollout import Rollout
 from evopipe.native import build, policy
 from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.run import act
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from populations import TICKS, rollout_for
 
 pytestmark = pytest.mark.numerical
@@ -46,7 +46,7 @@ def torch_again() -> Iterator[None]:
     build.use(None)
 
 
-def problem(algo: str, config: dict[str, Any]) -> Spec:
+def problem(algo: str, config: dict[str, Any]) -> EnvSpec:
     """Members that differ in all that may differ."""
     network = {"encoder": [16], "latent": 16, "head": [16], "layer_norm": True, **config.get("network", {})}
     own = {"evolve": {"batch_size": {"min": 16, "max": 64}, "lr": {"min": 1e-4, "max": 1e-2}}, "epochs": 3}
@@ -59,7 +59,7 @@ def problem(algo: str, config: dict[str, Any]) -> Spec:
     )  # fmt: skip
 
 
-def started(p: Spec) -> Cohort:
+def started(p: EnvSpec) -> Cohort:
     """A cohort in the middle of training: moments that are not 0."""
     members, chosen = first_members(p, SEVERAL)[0], build.chosen()
     build.use(build.load())  # whoever computes: with these all share a cohort
@@ -84,13 +84,13 @@ def held(cohort: Cohort) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in (*cohort.tensors(), cohort.healthy.float(), cohort.losses)]
 
 
-def learned(p: Spec, cohort: Cohort, rollout: Rollout, kernels: str | None) -> list[torch.Tensor]:
+def learned(p: EnvSpec, cohort: Cohort, rollout: Rollout, kernels: str | None) -> list[torch.Tensor]:
     build.use(build.load(kernels) if kernels else None)
     learn_from_rollout(p, cohort, copy.deepcopy(rollout), TICKS, 3)
     return held(cohort)
 
 
-def played(p: Spec, masked: bool) -> tuple[Rollout, Cohort]:
+def played(p: EnvSpec, masked: bool) -> tuple[Rollout, Cohort]:
     """A random rollout, by torch, with an old policy that is some way off."""
     build.use(None)
     cohort = started(p)

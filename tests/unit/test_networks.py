@@ -18,10 +18,10 @@ from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
+from evopipe.params.load import parse_params
 from evopipe.problems.specs import make_spec
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import EncoderKind
-from evopipe.schema.params import parse_params
 from evopipe.types import Image
 
 pytestmark = pytest.mark.numerical

@@ -26,6 +26,7 @@ from evopipe.core.member import Member
 from evopipe.core.normalise import EPSILON, Normaliser, Statistics
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError
+from evopipe.params.load import parse_params
 from evopipe.policies import policy
 from evopipe.problems.env import begin
 from evopipe.problems.specs import spaces_of
@@ -33,9 +34,8 @@ from evopipe.regimes import learners
 from evopipe.rng import Purpose
 from evopipe.run.act import choose, step
 from evopipe.run.evaluate import evaluate
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.blocks import EnvConfig, NormaliseConfig
-from evopipe.schema.params import parse_params
 from evopipe.storage.tensors import dump_tensors, load_tensors
 from evopipe.types import Image, Spaces
 from populations import LONG, UNLIKE, advance, close_generation, equal, equal_states, finish, same
@@ -47,7 +47,7 @@ BOTH = pytest.mark.parametrize("algo", ["dqn", "ppo"])
 SEEN = ("normaliser.count", "normaliser.mean", "normaliser.square")
 
 
-def normalising(algo: str, train: dict[str, Any] | None = None, **parts: Any) -> Spec:
+def normalising(algo: str, train: dict[str, Any] | None = None, **parts: Any) -> EnvSpec:
     """A small problem with everything normalised that the algorithm can have normalised."""
     block = {"observations": True, "rewards": populations.is_on_policy(algo), "clip": 5.0}
     return populations.problem(algo=algo, train={"normalise": block, **(train or {})}, **parts)
@@ -58,7 +58,7 @@ def run() -> Iterator[Callable[..., Any]]:
     """Makes runs, and closes them."""
     made: list[Any] = []
 
-    def make(p: Spec, members: int | list[Member] = 3, processes: int = 1, warm: Any = None) -> Any:
+    def make(p: EnvSpec, members: int | list[Member] = 3, processes: int = 1, warm: Any = None) -> Any:
         found = first_members(p, members)[0] if isinstance(members, int) else members
         made.append(begin(p, found, warm, learners=processes))
         return made[-1]
@@ -212,7 +212,7 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns() -> None:
 # ------------------------------------------------------------------------------------------------- in a run
 
 
-def on_tensors(p: Spec) -> Spec:
+def on_tensors(p: EnvSpec) -> EnvSpec:
     """The same problem with environments that are tensors."""
     return replace(p, env=p.env.model_copy(update={"backend": "torch"}))
 

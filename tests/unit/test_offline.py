@@ -18,12 +18,12 @@ from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, read_transitions, sealed
 from evopipe.errors import DataError, EvopipeError, ParamsError
 from evopipe.memory.replay import RowLayout
+from evopipe.params.load import parse_params
 from evopipe.problems.env import begin
 from evopipe.regimes.offline import _pack
 from evopipe.run.run import Run
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.blocks import FetchConfig
-from evopipe.schema.params import parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.types import Spaces
 from populations import advance, close_generation, equal, equal_states, finish, same
@@ -49,11 +49,11 @@ def dataset(n: int = 300, obs: int = 4, actions: int = 2, continuous: bool = Fal
     )
 
 
-def for_problem(p: Spec, n: int = 300) -> Transitions:
+def for_problem(p: EnvSpec, n: int = 300) -> Transitions:
     return dataset(n, p.observations, p.actions, p.spaces.continuous)
 
 
-def offline(algo: str = "cqn", train: Mapping[str, Any] | None = None, **parts: Any) -> Spec:
+def offline(algo: str = "cqn", train: Mapping[str, Any] | None = None, **parts: Any) -> EnvSpec:
     return populations.problem(algo=algo, train={"mode": "offline", **(train or {})}, **parts)
 
 
@@ -62,7 +62,7 @@ def run() -> Iterator[Callable[..., Run]]:
     """Makes runs, and closes them."""
     made: list[Run] = []
 
-    def make(p: Spec, members: int | list[Any] = 2, data: Transitions | None = None) -> Run:
+    def make(p: EnvSpec, members: int | list[Any] = 2, data: Transitions | None = None) -> Run:
         first = first_members(p, members)[0] if isinstance(members, int) else members
         made.append(begin(p, first, data or for_problem(p)))
         return made[-1]

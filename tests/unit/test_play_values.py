@@ -19,7 +19,7 @@ from evopipe.policies.film import FilmFrames, animate
 from evopipe.policies.play import Score, environment_of, play, watch
 from evopipe.policies.policy import Policy, TeamPolicy
 from evopipe.report.page import _Movie
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from populations import TEAM
 from tiny import call
 
@@ -34,7 +34,7 @@ def elite(folder: Path, env: str = "Pendulum-v1", algo: str = "ddpg", member: in
     return found
 
 
-def described(p: Spec) -> dict[str, Any]:
+def described(p: EnvSpec) -> dict[str, Any]:
     with opened(p.env) as env:
         _, spaces = read_spaces(env)
     about = {"algo": p.train.algo, "config": p.algo_config.model_dump(mode="json"), **spaces}

@@ -18,10 +18,10 @@ from evopipe.core import optim
 from evopipe.core.cohort import Cohort
 from evopipe.core.net import Net
 from evopipe.errors import EvopipeError
+from evopipe.params.load import Params, parse_params
 from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose, Stream
-from evopipe.run.spec import Spec, first_members
-from evopipe.schema.params import Params, parse_params
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.types import Sequences
 from populations import TICKS, advance, close_generation, rollout_for, started
 
@@ -33,7 +33,7 @@ KINDS = ["ppo", "ppo:continuous", "ppo:multidiscrete", "ppo:multibinary"]
 # ----------------------------------------------------------------------------------------------------------- the loss
 
 
-def hand_made(**config: Any) -> tuple[Spec, Cohort, Sequences]:
+def hand_made(**config: Any) -> tuple[EnvSpec, Cohort, Sequences]:
     """One member and three steps whose probabilities and values are chosen: networks give their output biases alone."""
     p = populations.problem("CartPole-v1", "ppo", config={"normalise_advantage": False, **config})
     (cohort,) = p.form(first_members(p, 1)[0])
@@ -95,7 +95,7 @@ def nets_of(cohort: Cohort) -> dict[str, Net]:
     return {name: net for name, net in found.items() if net is not None}
 
 
-def plain(p: Spec, cohort: Cohort, row: int, batch: Sequences) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
+def plain(p: EnvSpec, cohort: Cohort, row: int, batch: Sequences) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
     """One member's policy, as torch.distributions has it, and its values, from plain modules; and their parameters."""
     arch, x = cohort.members[row].arch, batch.obs[row, :, 0]
     rows = {
@@ -118,7 +118,7 @@ def plain(p: Spec, cohort: Cohort, row: int, batch: Sequences) -> tuple[Any, tor
     return parts, values, rows
 
 
-def log_prob_and_entropy(p: Spec, policy: Any, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def log_prob_and_entropy(p: EnvSpec, policy: Any, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of a plain policy: `[B]` each. Squashed actions' densities have their Jacobian, the entropy is the Gaussian's."""
     if isinstance(policy, list):
         each = action[:, None] if action.ndim == 1 else action
@@ -130,7 +130,7 @@ def log_prob_and_entropy(p: Spec, policy: Any, action: torch.Tensor) -> tuple[to
     return policy.log_prob(action if action.dtype.is_floating_point else action.float()), policy.entropy()
 
 
-def plain_loss(p: Spec, cohort: Cohort, row: int, batch: Sequences) -> tuple[torch.Tensor, Any]:
+def plain_loss(p: EnvSpec, cohort: Cohort, row: int, batch: Sequences) -> tuple[torch.Tensor, Any]:
     """The paper's loss, over the steps that count, as one writes it for one agent; and the parameters."""
     cfg, hp = p.algo_config, {name: float(values[row]) for name, values in cohort.hyper.items()}
     chances, values, rows = plain(p, cohort, row, batch)
@@ -150,7 +150,7 @@ def plain_loss(p: Spec, cohort: Cohort, row: int, batch: Sequences) -> tuple[tor
     return loss, rows
 
 
-def example(algo: str, seed: int = 0, **config: Any) -> tuple[Spec, Cohort, Sequences]:
+def example(algo: str, seed: int = 0, **config: Any) -> tuple[EnvSpec, Cohort, Sequences]:
     """Unlike members in one cohort that have gone away from the policy that played, and a minibatch with pads."""
     masked = config.pop("masked", False)
     members_own = {"batch_size": 32, "clip": 0.05, "ent_coef": 0.03, "vf_coef": 0.7}

@@ -22,10 +22,10 @@ from evopipe.core.padded import Padded, noise_scale, noisy
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.ops.value import project
+from evopipe.params.load import parse_params
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import MutationConfig, ReplayConfig
-from evopipe.schema.params import parse_params
 from evopipe.types import Batch
 from populations import finish, same, started
 

@@ -16,7 +16,7 @@ import populations
 from evopipe.envs.rows import RowStep
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.regimes.rollouts import _Plan, _windows, learn_from_rollout
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.types import Chosen, Spaces
 from populations import TICKS, advance, rollout_for, started
 
@@ -176,7 +176,7 @@ def true_value(state: Any) -> Any:
     return np.sin(np.asarray(state, np.float64) * 0.7) * 3.0
 
 
-def known(p: Spec) -> Spec:
+def known(p: EnvSpec) -> EnvSpec:
     """The algorithm with known values in place of its critic's."""
     real = p.algo
 

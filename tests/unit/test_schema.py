@@ -13,8 +13,8 @@ import pytest
 
 from evopipe import algos
 from evopipe.errors import MissingInputError, ParamsError
+from evopipe.params.load import Params, json_schema, load_params, parse_params
 from evopipe.schema.declare import MAX_PROBLEMS
-from evopipe.schema.params import Params, json_schema, load_params, parse_params
 from evopipe.schema.write import block
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evopipe.errors import ParamsError
-from evopipe.schema.params import load_params, parse_params
+from evopipe.params.load import load_params, parse_params
 from tiny import write_params
 
 GROWTH = {"slice": None, "window": 3, "factor": 1.5}

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from evopipe.errors import ParamsError
-from evopipe.schema.params import parse_params
+from evopipe.params.load import parse_params
 from evopipe.searchers.contract import Bound, Child, Fate, History, Keep
 from evopipe.searchers.mf_pbt import Config, Search, problems, sub_populations
 from searches import Game, about, gains, generator, living, off, outside

@@ -29,7 +29,7 @@ from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths, acting_networks, share_encoder
 from evopipe.errors import ParamsError
 from evopipe.policies import policy
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig
 from evopipe.storage.tensors import load_tensors
 from evopipe.types import Image
@@ -343,7 +343,7 @@ each_off_policy = pytest.mark.parametrize("algo", OFF_POLICY)
 each_algorithm = pytest.mark.parametrize("algo", [*OFF_POLICY, "ppo"])
 
 
-def formed(algo: str, hyper: Mapping[str, float] | None = None, **config: Any) -> tuple[Spec, Cohort]:
+def formed(algo: str, hyper: Mapping[str, float] | None = None, **config: Any) -> tuple[EnvSpec, Cohort]:
     """Three members, each with one encoder under all its networks; targets unlike them, and outputs of some size."""
     p = populations.problem(algo=algo, config={**SHARE, **config})
     g = torch.Generator().manual_seed(0)
@@ -357,7 +357,7 @@ def formed(algo: str, hyper: Mapping[str, float] | None = None, **config: Any) -
     return p, replace(cohort, hyper={**cohort.hyper, **given})
 
 
-def of_member(p: Spec, member: Member, name: str) -> dict[str, torch.Tensor]:
+def of_member(p: EnvSpec, member: Member, name: str) -> dict[str, torch.Tensor]:
     """A member's weights in double precision, ready for the reference."""
     widths = p.widths[tensor_kinds(p.algo.State, p.widths)[name][1]]
     return {k: v.double().requires_grad_() for k, v in member.arch.named(widths, member.tensors[name]).items()}
@@ -432,7 +432,7 @@ def test_parameter_noise_goes_to_all_networks_that_act() -> None:
     assert seen == {"encoder", "actor"}
 
 
-def without_a_layer(algo: str) -> Spec:
+def without_a_layer(algo: str) -> EnvSpec:
     return populations.problem(algo=algo, config={**SHARE, "network": {**SHARE["network"], "head": []}})
 
 

@@ -24,9 +24,9 @@ from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.new import project
+from evopipe.params.load import Params, parse_params
 from evopipe.problems import check as checked_params
 from evopipe.schema.blocks import EnvConfig
-from evopipe.schema.params import Params, parse_params
 from evopipe.stages import fetch
 from tiny import params
 

@@ -19,7 +19,7 @@ from evopipe.policies import policy
 from evopipe.policies.card import card
 from evopipe.policies.play import play
 from evopipe.policies.policy import TeamPolicy
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.storage import members as stored
 from evopipe.storage.folders import read_folder
 from populations import TEAM
@@ -30,7 +30,7 @@ LSTM = {"network": {"encoder": [8], "latent": 8, "encoder_kind": "lstm"}, "learn
 AGENTS, SIZES, CHOICES = ("red_0", "blue_0", "red_1"), (3, 2, 3), (2, 3, 4)
 
 
-def described(p: Spec) -> dict[str, Any]:
+def described(p: EnvSpec) -> dict[str, Any]:
     with opened(p.env) as env:
         _, spaces = read_spaces(env)
     about = {"algo": p.train.algo, "config": p.algo_config.model_dump(mode="json"), **spaces}

@@ -27,14 +27,14 @@ from evopipe.regimes.off_policy import OffPolicy
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import evaluate
 from evopipe.run.evaluate_tensors import evaluate_tensors
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
 from evopipe.run.world import TensorWorld
 from evopipe.schema.blocks import EnvConfig
 
 CPU = torch.device("cpu")
 
 
-def problem(algo: str, env: str = "CartPole-v1", **changes: Any) -> Spec:
+def problem(algo: str, env: str = "CartPole-v1", **changes: Any) -> EnvSpec:
     p = populations.problem(algo=algo, env=env, train={"replay": {"capacity": 500, "sharing": "own", **changes}})
     cfg = p.env.model_copy(update={"backend": "torch"})
     return replace(p, env=cfg, spaces=spaces_of(cfg, algo))
@@ -44,7 +44,7 @@ def problem(algo: str, env: str = "CartPole-v1", **changes: Any) -> Spec:
 def run() -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
-    def make(p: Spec, members: int = 3) -> Any:
+    def make(p: EnvSpec, members: int = 3) -> Any:
         made.append(begin(p, first_members(p, members)[0]))
         return made[-1]
 

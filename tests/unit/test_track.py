@@ -16,6 +16,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from evopipe.formats import duration, number, score
 from evopipe.track.console import RunView, _LiveSink, console_sink
 from evopipe.track.events import (
     End,
@@ -29,7 +30,6 @@ from evopipe.track.events import (
     Tracker,
     read_events,
 )
-from evopipe.track.formats import duration, number, score
 
 START = Start("train", "LunarLander-v3", "dqn", 2, 200_000)
 PROGRESS = Progress(1, 5_000, 200_000, 10_000, 0, "learning", 6940.4, 125.0)

@@ -655,7 +655,7 @@ def test_a_log_of_another_version_costs_its_lines_only(tmp_path: Path) -> None:
 
 
 def test_params_of_tracking(tmp_path: Path) -> None:
-    from evopipe.schema.params import load_params
+    from evopipe.params.load import load_params
 
     for overrides, sentence in [
         ({"tracking.backends": ["mlflow", "mlflow"]}, "a name stands twice"),

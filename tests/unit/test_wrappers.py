@@ -17,8 +17,8 @@ from evopipe.envs.spaces import ObservationSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError
 from evopipe.parallel import can_help
+from evopipe.params.load import parse_params
 from evopipe.schema.blocks import EnvConfig
-from evopipe.schema.params import parse_params
 from evopipe.types import Image
 
 RIGHT = 1

@@ -14,7 +14,7 @@ import pytest
 import words
 from evopipe import algos
 from evopipe.errors import EvopipeError, ParamsError
-from evopipe.schema.params import Params, parse_params
+from evopipe.params.load import Params, parse_params
 from evopipe.schema.write import dump_yaml
 from tiny import call
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from evopipe.agents.agent import BaseAgent, ChatAgent, ToolAgent
 from evopipe.agents.data import Dataset, DatasetRegistry
 from evopipe.agents.elsewhere import on_ray
@@ -31,21 +28,11 @@ from evopipe.agents.types import (
 )
 from evopipe.agents.workflow import CumulativeWorkflow, MultiTurnWorkflow, SingleTurnWorkflow, Workflow
 
-if TYPE_CHECKING:
-    from evopipe.compat.rllm.trainer import AgentTrainer, Trained
-
 __all__ = [
-    "Action", "AgentTrainer", "BaseAgent", "BaseEnv", "Calculator", "ChatAgent", "CopyGame", "CumulativeWorkflow",
+    "Action", "BaseAgent", "BaseEnv", "Calculator", "ChatAgent", "CopyGame", "CumulativeWorkflow",
     "Dataset", "DatasetRegistry", "Episode", "FrozenLake", "GymEnvironment", "Model", "ModelOutput",
     "MultiTurnEnvironment", "MultiTurnWorkflow", "PettingZooEnvironment", "RewardFunction", "RewardOutput",
     "SingleTurnEnvironment", "SingleTurnWorkflow", "Step", "TeamWorkflow", "TerminationEvent", "TerminationReason",
-    "ToolAgent", "ToolEnvironment", "Trained", "Trajectory", "TwentyQuestions", "WordGame",
+    "ToolAgent", "ToolEnvironment", "Trajectory", "TwentyQuestions", "WordGame",
     "Workflow", "on_ray",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    """Return what trains them: it lies above this package, and is imported when first used."""
-    if name not in ("AgentTrainer", "Trained"):
-        raise AttributeError(f"module 'evopipe.agents' has no attribute {name!r}")
-    return getattr(import_module("evopipe.compat.rllm.trainer"), name)

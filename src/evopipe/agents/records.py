@@ -11,10 +11,10 @@ from typing import Any
 
 from evopipe.agents.engine import Done
 from evopipe.agents.rows import TokenRow, rows_of
+from evopipe.formats import score
 from evopipe.language.base import Base
 from evopipe.report.episodes import episodes_page, read_episodes, reward_of
 from evopipe.storage.files import write_text
-from evopipe.track.formats import score
 
 
 def record(done: Done, base: Base, masked: Collection[str]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from evopipe.regimes.order import held_out, rows_at
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.language import LanguageSpec
+from evopipe.run.text import TextSpec
 from evopipe.types import Text
 
 MEASURED = (
@@ -48,7 +48,7 @@ _AT_ONCE = 512  # completions of each member that are decoded at a time
 
 
 def _decode(
-    spec: LanguageSpec, cohorts: Sequence[Cohort], purpose: Purpose, when: int, wave: Sequence[Request]
+    spec: TextSpec, cohorts: Sequence[Cohort], purpose: Purpose, when: int, wave: Sequence[Request]
 ) -> list[Reply]:
     """Answer the requests of a wave by the members that they are of, each drawn by its episode and call alone."""
     found: dict[int, Reply] = {}
@@ -62,7 +62,7 @@ def _decode(
 
 @torch.no_grad()
 def _decode_part(
-    spec: LanguageSpec, cohort: Cohort, purpose: Purpose, when: int, wave: Sequence[Request],
+    spec: TextSpec, cohort: Cohort, purpose: Purpose, when: int, wave: Sequence[Request],
     parts: Sequence[Sequence[int]],
 ) -> dict[int, Reply]:  # fmt: skip
     """Complete requests `parts` of each member; where a member has fewer, pads stand and are thrown away."""
@@ -103,7 +103,7 @@ class Rounds:
     threshold: float | None = None
 
     def __init__(
-        self, spec: LanguageSpec, clock: Clock, agents: Agents, make: Callable[..., Workflow],
+        self, spec: TextSpec, clock: Clock, agents: Agents, make: Callable[..., Workflow],
         tasks: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], folder: Path | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.clock, self.agents, self.whole = spec, clock, agents, True

@@ -132,6 +132,7 @@ def names(kind: str | None = "env") -> tuple[str, ...]:
     return tuple(name for name, regime in regimes.items() if (regime in PROBLEMS["text"]) == (kind == "text"))
 
 
+@cache
 def _own() -> tuple[str, ...]:
     """Names of the modules of this package."""
     return tuple(sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")))

@@ -17,7 +17,7 @@ from evopipe.core.net import Net, forward
 from evopipe.native import actor_critic as native
 from evopipe.native import build
 from evopipe.native.update import Learners
-from evopipe.ops.distributions import Distribution, distribution
+from evopipe.ops.distributions import Distribution, distribution, squashed
 from evopipe.ops.policy import Noise as NoiseKind
 from evopipe.ops.policy import likeliest, noisy, smoothed
 from evopipe.ops.value import pick, twin_loss
@@ -54,7 +54,7 @@ def explore(cfg: Any, step: int) -> float:
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return μ(s)."""
     with torch.no_grad():
-        return torch.tanh(forward(state.actor, forward(state.encoder, obs)))
+        return squashed(forward(state.actor, forward(state.encoder, obs)))
 
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:

@@ -17,6 +17,7 @@ from evopipe import rng
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.net import Net
 from evopipe.errors import DataError, UsageError
+from evopipe.formats import score
 from evopipe.language import tasks
 from evopipe.language.base import tokens_alone
 from evopipe.language.gpt import GPT
@@ -26,7 +27,6 @@ from evopipe.schema.language import LanguageConfig
 from evopipe.schema.stored import in_a_sentence
 from evopipe.storage.folders import read_folder
 from evopipe.storage.tensors import dump_tensors, load_tensors
-from evopipe.track.formats import score
 from evopipe.types import Hyper, Words
 
 POLICY, WEIGHTS = "policy.json", "weights.safetensors"

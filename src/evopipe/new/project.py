@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from string import Template
 
-import evopipe
 from evopipe.envs.make import opened
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import EvopipeError, ParamsError, UsageError, need_package
 from evopipe.schema.blocks import EnvConfig
 from evopipe.storage.files import make_folder, write_text
+from evopipe.version import __version__
 
 _MODULE, _STUB = "my_env.py", "my_env:Catch-v0"
 _REQUIREMENTS = "requirements.txt"
@@ -61,7 +61,7 @@ def contents(name: str, env_id: str | None = None) -> dict[str, str]:
     dvc, params = _text("stages.yaml"), _text("params.yaml" if stub else "params-installed.yaml")
     files = {
         "README.md": readme,
-        _REQUIREMENTS: f"evopipe[pipeline,mlflow]=={evopipe.__version__}\n",
+        _REQUIREMENTS: f"evopipe[pipeline,mlflow]=={__version__}\n",
         "dvc.yaml": dvc if stub else dvc.replace(f"      - {_MODULE}\n", ""),
         "params.yaml": params.replace("ENV_ID", env_id or ""),
         ".gitignore": _text("gitignore"),

@@ -163,11 +163,11 @@ class _SquashedGaussian(_Gaussian):
     """tanh of normal numbers u, float32 `[P, B, A]` in [−1, 1]. Its entropy, u's, is an upper bound."""
 
     def sample(self, draw: Stream) -> Tensor:
-        return torch.tanh(super().sample(draw))
+        return squashed(super().sample(draw))
 
     def mode(self) -> Tensor:
         """Return tanh(mean), the median; the density itself peaks elsewhere."""
-        return torch.tanh(self.mean)
+        return squashed(self.mean)
 
     def log_prob(self, action: Tensor) -> Tensor:
         """Return the log-densities `[P, B]` of actions as float32 rounds them: towards ±1 an action tells u = atanh(a)
@@ -200,6 +200,15 @@ def distribution(
     if log_std is None:
         raise ValueError("log_std is None: a Gaussian of continuous actions needs its standard deviations")
     return _SquashedGaussian(outputs, log_std) if squash else _Gaussian(outputs, log_std)
+
+
+def squashed(x: Tensor) -> Tensor:
+    """Return tanh(x) of the same shape, for actions that are taken.
+
+    On the CPU it is computed in float64 and rounded, so that its bits do not depend on the processor: the last bits of
+    a float32 tanh differ between AVX2 and AVX-512 where torch takes it from MKL.
+    """
+    return torch.tanh(x.double()).to(x.dtype) if x.device.type == "cpu" else torch.tanh(x)
 
 
 def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from evopipe.ops.distributions import squashed
 from evopipe.ops.value import clipped_value_error, masked_argmax
 from evopipe.rng import Stream
 from evopipe.types import Hyper, Tensor
@@ -33,7 +34,7 @@ def best_legal(q: Tensor, legal: Tensor | None) -> Tensor:
 def likeliest(out: Tensor, legal: Tensor | None, continuous: bool) -> Tensor:
     """Return the most likely action of a policy with outputs `[…, A]`: their tanh, or the legal action with the
     largest."""
-    return torch.tanh(out) if continuous else best_legal(out, legal)
+    return squashed(out) if continuous else best_legal(out, legal)
 
 
 def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:

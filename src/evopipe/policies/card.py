@@ -9,8 +9,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evopipe.algos import get
 from evopipe.envs.spaces import Leaf
+from evopipe.formats import score
 from evopipe.policies.policy import Policy, TeamPolicy, numpy_files
-from evopipe.track.formats import score
 
 
 def card(policy: Policy | TeamPolicy, episodes: int) -> str:

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evopipe.schema.params import AnyParams
+from evopipe.params.load import AnyParams
 
 if TYPE_CHECKING:
     from evopipe.run.problem import Problem

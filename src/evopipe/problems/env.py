@@ -17,6 +17,7 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError
 from evopipe.machine import configure, fingerprint
 from evopipe.mutations import Mutation
+from evopipe.params.load import Params
 from evopipe.problems.specs import describe, make_spec
 from evopipe.regimes.learners import learner_count
 from evopipe.regimes.off_policy import OffPolicy
@@ -29,14 +30,13 @@ from evopipe.run.evaluate import HeldOut, in_environments
 from evopipe.run.problem import RANKS, Problem
 from evopipe.run.regime import Regime, Setup
 from evopipe.run.run import Run
-from evopipe.run.spec import Spec
-from evopipe.schema.params import Params
+from evopipe.run.spec import EnvSpec
 
 if TYPE_CHECKING:
     from evopipe.data.transitions import Transitions
 
 
-def problem_of(params: Params, folder: Path = Path(), alone: bool = False, together: None = None) -> Problem[Spec]:
+def problem_of(params: Params, folder: Path = Path(), alone: bool = False, together: None = None) -> Problem[EnvSpec]:
     """Return the problem of a run in an environment; see `problems.problem_of`."""
     runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
     outside, sources = params.outside()
@@ -90,14 +90,14 @@ def _undivided(params: Params) -> str | None:
 
 
 def begin(
-    spec: Spec,
+    spec: EnvSpec,
     members: Sequence[Member],
     warm: Transitions | None = None,
     births: Sequence[Mutation] | None = None,
     workers: Workers | None = None,
     learners: int = 1,
     collect_rollouts: CollectRollouts | None = None,
-) -> Run[Spec]:
+) -> Run[EnvSpec]:
     """Return a run at its beginning, in the regime of its algorithm, for users' own training loops.
 
     For `warm`, `workers` and `learners` see `Setup`; for `collect_rollouts` see `OnPolicy`.
@@ -109,13 +109,13 @@ def begin(
 
 
 def problem_with(
-    spec: Spec,
+    spec: EnvSpec,
     warm: Transitions | None = None,
     workers: Workers | None = None,
     learners: int = 1,
     collect_rollouts: CollectRollouts | None = None,
     described: Mapping[str, Any] | None = None,
-) -> Problem[Spec]:
+) -> Problem[EnvSpec]:
     """Return the problem of a run whose parts exist already; for the arguments see `begin`."""
 
     def live(clock: Clock, keys: np.ndarray) -> Regime:

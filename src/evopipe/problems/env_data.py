@@ -17,7 +17,7 @@ from evopipe.errors import ParamsError, UsageError
 from evopipe.layout import BUFFERED, DATASET, FETCHED, TRANSITIONS, need
 from evopipe.machine import configure
 from evopipe.own import import_network
-from evopipe.schema.params import Params
+from evopipe.params.load import Params
 from evopipe.storage.files import write_json
 
 

@@ -11,16 +11,16 @@ import numpy as np
 
 from evopipe.core.member import Member
 from evopipe.errors import EnvironmentFailed
+from evopipe.params.load import Params
 from evopipe.problems.told import Told, names_of, score_of
 from evopipe.run.evaluate import Episodes
 from evopipe.run.problem import Problem
-from evopipe.run.spec import Spec
-from evopipe.schema.params import Params
+from evopipe.run.spec import EnvSpec
 
 _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 
 
-def evaluation(params: Params, problem: Problem[Spec], trained: Sequence[Member], folder: Path) -> EnvEvaluation:
+def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Member], folder: Path) -> EnvEvaluation:
     """Return what is scored and what is told of it, see the stage `evaluate`."""
     return EnvEvaluation(params, problem, trained)
 
@@ -28,7 +28,7 @@ def evaluation(params: Params, problem: Problem[Spec], trained: Sequence[Member]
 class EnvEvaluation:
     """The members to be scored, the elite last, and the report on their scores."""
 
-    def __init__(self, params: Params, problem: Problem[Spec], trained: Sequence[Member]) -> None:
+    def __init__(self, params: Params, problem: Problem[EnvSpec], trained: Sequence[Member]) -> None:
         self.params, self.problem, self.members = params, problem, list(trained)
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
@@ -49,7 +49,7 @@ class EnvEvaluation:
         return Told(about, scores, episodes, f"{len(seeds)} held-out episodes")
 
 
-def _of_agents(spec: Spec, returns: np.ndarray) -> dict[str, Any]:
+def _of_agents(spec: EnvSpec, returns: np.ndarray) -> dict[str, Any]:
     """Return the mean return of each agent of a team, and of each group the mean of its agents' sum, of `[n, K]`."""
     team = spec.spaces.team
     assert team is not None

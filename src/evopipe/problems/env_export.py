@@ -8,25 +8,25 @@ from typing import Any
 
 from evopipe.core import normalise
 from evopipe.core.member import Member
+from evopipe.params.load import Params
 from evopipe.policies import policy
 from evopipe.policies.acting import Policy
 from evopipe.policies.card import card
 from evopipe.policies.team import TeamPolicy
 from evopipe.problems.specs import describe, make_spec
-from evopipe.run.spec import Spec
-from evopipe.schema.params import Params
+from evopipe.run.spec import EnvSpec
 
 SCORES = ("mean", "interval", "std", "median", "iqm")
 """Which of the elite's scores its card shows."""
 
 
-def spec_of(params: Params) -> Spec:
+def spec_of(params: Params) -> EnvSpec:
     """Return the run's configuration."""
     return make_spec(params)
 
 
 def write(
-    folder: Path, params: Params, spec: Spec, elite: Member, about: Mapping[str, Any], scores: Mapping[str, Any]
+    folder: Path, params: Params, spec: EnvSpec, elite: Member, about: Mapping[str, Any], scores: Mapping[str, Any]
 ) -> None:
     """Write policy.safetensors, policy.json, policy.pt2 and a model card.
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from evopipe.core.member import Member
 from evopipe.mutations import Mutation
+from evopipe.params.load import Params
 from evopipe.problems.specs import make_spec
 from evopipe.run.population import read_start
-from evopipe.run.spec import Spec, first_members, go_on
-from evopipe.schema.params import Params
+from evopipe.run.spec import EnvSpec, first_members, go_on
 
 _REMEDY = "population.start names a copy of models/trained of a run with the same algorithm and environment"
 
 
-def begun(params: Params) -> tuple[Spec, list[Member], list[Mutation], str]:
+def begun(params: Params) -> tuple[EnvSpec, list[Member], list[Mutation], str]:
     """Return the run's configuration, its members, the mutation that made each, and a text that says what they are for.
 
     With `population.start` the members are those of an earlier run, so that an offline run can continue online.

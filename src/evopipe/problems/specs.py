@@ -12,19 +12,19 @@ from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.errors import ParamsError
 from evopipe.machine import say_once
-from evopipe.run.spec import Spec
+from evopipe.params.load import Params
+from evopipe.run.spec import EnvSpec
 from evopipe.schema.blocks import EnvConfig
-from evopipe.schema.params import Params
 from evopipe.types import Spaces
 
 
-def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> Spec:
+def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> EnvSpec:
     """Build the configuration of a run. Spaces that are not given are read from the environment, as by `spaces_of`."""
     device = device or torch.device("cpu")
     module, kernels = params.algo_config.network.module, params.runtime.kernels
     if module is not None and kernels in ("native", "portable"):
         say_once(f"runtime.kernels: {kernels} kernels compute evopipe's own networks; torch computes {module}")
-    return Spec(
+    return EnvSpec(
         seed=params.seed,
         env=params.env,
         train=params.train,

@@ -21,6 +21,7 @@ from evopipe.language.policy import LanguagePolicy, load_reward
 from evopipe.language.tasks import rewards
 from evopipe.language.tokens import Corpus, read_corpus
 from evopipe.machine import configure
+from evopipe.params.text import LanguageParams
 from evopipe.problems.text_data import base_of, form_of, need_places, settled, task_of
 from evopipe.regimes.dialogue import Completer, Dialogue, Judge
 from evopipe.regimes.games import GameSource, play
@@ -30,16 +31,15 @@ from evopipe.regimes.text import References, TextRows, TextSource, evaluate_rows
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, HeldOut
-from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.problem import RANKS, Problem
 from evopipe.run.regime import Regime
+from evopipe.run.text import LESS, TextSpec
 from evopipe.schema.language import Form, LanguageConfig
-from evopipe.schema.text import LanguageParams
 
 
 def problem_of(
     params: LanguageParams, folder: Path = Path(), alone: bool = False, together: Any = None
-) -> Problem[LanguageSpec]:
+) -> Problem[TextSpec]:
     """Return the problem of a run of language models; see `problems.problem_of`."""
     runtime, judge = params.runtime, params.language.reward_model
     outside, sources = params.outside()
@@ -78,7 +78,7 @@ def _undivided(params: LanguageParams) -> str | None:
     return None
 
 
-def describe(params: LanguageParams, spec: LanguageSpec) -> dict[str, Any]:
+def describe(params: LanguageParams, spec: TextSpec) -> dict[str, Any]:
     """Return the algorithm, its configuration and the base as JSON data, as `policy.json` has them (see
     `language.policy`)."""
     return {
@@ -93,7 +93,7 @@ def describe(params: LanguageParams, spec: LanguageSpec) -> dict[str, Any]:
     }
 
 
-def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
+def regime_of(spec: TextSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
     """Return the regime that the configuration asks for. At most `learners` processes share the work for small GPTs."""
     if corpus.form == "reasoning":
         return Dialogue(spec, clock, corpus, _judge_of(spec.language, spec.device), _truth_of(spec.language))
@@ -102,7 +102,7 @@ def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 
     return TextRows(spec, clock, TextSource(spec, corpus))
 
 
-def completer_of(params: LanguageParams, spec: LanguageSpec, folder: Path) -> tuple[Completer, np.ndarray]:
+def completer_of(params: LanguageParams, spec: TextSpec, folder: Path) -> tuple[Completer, np.ndarray]:
     """Return what completes and rewards prompts, and the rows `[n]` of the final evaluation. It raises what `corpus_of`
     raises."""
     corpus = corpus_of(folder, spec, form_of(params))
@@ -112,7 +112,7 @@ def completer_of(params: LanguageParams, spec: LanguageSpec, folder: Path) -> tu
 
 
 def held_out_of(
-    params: LanguageParams, spec: LanguageSpec, folder: Path, of: tuple[Completer, np.ndarray] | None = None
+    params: LanguageParams, spec: TextSpec, folder: Path, of: tuple[Completer, np.ndarray] | None = None
 ) -> HeldOut:
     """Return what scores members at the end: on games, or on rows that no training saw, as `completer_of` returns them.
 
@@ -144,18 +144,16 @@ def held_out_of(
     return HeldOut(dialogues if completer.corpus.form == "reasoning" else rows)
 
 
-def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
+def make_spec(params: LanguageParams, device: torch.device | None = None) -> TextSpec:
     """Build the configuration of a run. It raises what `load_base` raises."""
     device, cfg = device or torch.device("cpu"), settled(params)
     base = replace(base_of(cfg, params.seed, device), rows_at_once=params.runtime.rows_at_once)
     return spec_of(params, base, device, cfg)
 
 
-def spec_of(
-    params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None
-) -> LanguageSpec:
+def spec_of(params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None) -> TextSpec:
     """Build the configuration of a run over this base; `cfg` replaces the block `language` of the parameters."""
-    return LanguageSpec(
+    return TextSpec(
         seed=params.seed,
         language=cfg or params.language,
         train=params.train,
@@ -210,7 +208,7 @@ def _modelled(model: LanguagePolicy) -> Judge:
     return judge
 
 
-def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
+def corpus_of(folder: Path, spec: TextSpec, form: Form) -> Corpus:
     """Read the tokenised rows.
 
     Raises:

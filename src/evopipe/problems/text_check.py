@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evopipe.schema.text import LanguageParams
+from evopipe.params.text import LanguageParams
 
 
 def check(params: LanguageParams) -> None:

@@ -14,8 +14,8 @@ from evopipe.errors import ParamsError
 from evopipe.language import data, tasks
 from evopipe.language.base import Base, load_base, tokens_alone
 from evopipe.language.tokens import games, tokenise, write_corpus
+from evopipe.params.text import LanguageParams
 from evopipe.schema.language import Form, LanguageConfig
-from evopipe.schema.text import LanguageParams
 from evopipe.storage.files import write_json
 
 

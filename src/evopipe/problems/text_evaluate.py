@@ -12,23 +12,23 @@ import torch
 
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
+from evopipe.formats import score
 from evopipe.language.generate import Sampling
+from evopipe.params.text import LanguageParams
 from evopipe.problems.text import completer_of, held_out_of
 from evopipe.problems.text_data import form_of, task_of
 from evopipe.problems.told import Told, names_of, score_of
 from evopipe.regimes.dialogue import AT_ONCE, Completer, sampling
 from evopipe.regimes.games import play
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.language import LanguageSpec
 from evopipe.run.problem import Problem
-from evopipe.schema.text import LanguageParams
-from evopipe.track.formats import score
+from evopipe.run.text import TextSpec
 
 _SHOWN = 12  # prompts of which the completions are written down, or games
 
 
 def evaluation(
-    params: LanguageParams, problem: Problem[LanguageSpec], trained: Sequence[Member], folder: Path
+    params: LanguageParams, problem: Problem[TextSpec], trained: Sequence[Member], folder: Path
 ) -> TextEvaluation:
     """Return what is scored and what is told of it, see the stage `evaluate`."""
     return TextEvaluation(params, problem, trained, folder)
@@ -39,7 +39,7 @@ class TextEvaluation:
     last member."""
 
     def __init__(
-        self, params: LanguageParams, problem: Problem[LanguageSpec], trained: Sequence[Member], folder: Path
+        self, params: LanguageParams, problem: Problem[TextSpec], trained: Sequence[Member], folder: Path
     ) -> None:
         self.params, self.problem, self.members = params, problem, list(trained)
         self.spec = spec = problem.spec
@@ -132,7 +132,7 @@ def _completions(completer: Completer, cohorts: list[Cohort], index: np.ndarray)
 
 def _pass_at(
     completer: Completer,
-    spec: LanguageSpec,
+    spec: TextSpec,
     elite: Member,
     index: np.ndarray,
     samples: int,

@@ -11,10 +11,10 @@ from evopipe.core.member import Member
 from evopipe.language import peft, player
 from evopipe.language.adapters import Adapted, LoRA
 from evopipe.language.policy import CHANGE, HEAD, MERGED, POLICY
+from evopipe.params.text import LanguageParams
 from evopipe.policies.card import render
 from evopipe.problems.text import describe, make_spec
-from evopipe.run.language import LanguageSpec
-from evopipe.schema.text import LanguageParams
+from evopipe.run.text import TextSpec
 from evopipe.storage.files import dump_json
 from evopipe.storage.folders import write_folder
 from evopipe.storage.tensors import dump_tensors
@@ -23,13 +23,13 @@ SCORES = ("mean", "interval")
 """Which of the elite's scores its card shows."""
 
 
-def spec_of(params: LanguageParams) -> LanguageSpec:
+def spec_of(params: LanguageParams) -> TextSpec:
     """Return the run's configuration."""
     return make_spec(params)
 
 
 def write(
-    folder: Path, params: LanguageParams, spec: LanguageSpec, elite: Member, about: Mapping[str, Any],
+    folder: Path, params: LanguageParams, spec: TextSpec, elite: Member, about: Mapping[str, Any],
     scores: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Write the adapter as PEFT's files, the merged model, policy.json and a model card.
@@ -51,7 +51,7 @@ def write(
 
 
 def write_policy(
-    folder: Path, spec: LanguageSpec, member: Member, about: Mapping[str, Any], called: str = str(layout.ELITE)
+    folder: Path, spec: TextSpec, member: Member, about: Mapping[str, Any], called: str = str(layout.ELITE)
 ) -> None:
     """Write a member as a policy's folder, with a model card. `about` goes into policy.json; `called` is the folder's
     name.

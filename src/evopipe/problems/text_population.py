@@ -13,17 +13,17 @@ from evopipe.language import peft, player
 from evopipe.language.adapters import Full
 from evopipe.language.policy import CHANGE, POLICY, described, need_base, read_change
 from evopipe.mutations import NONE, Mutation
+from evopipe.params.text import LanguageParams
 from evopipe.problems.text import make_spec
-from evopipe.run.language import LanguageSpec
 from evopipe.run.population import read_start
 from evopipe.run.spec import first_members, go_on
-from evopipe.schema.text import LanguageParams
+from evopipe.run.text import TextSpec
 from evopipe.storage.files import parse_json
 from evopipe.storage.folders import read_folder
 from evopipe.types import Tensor
 
 
-def begun(params: LanguageParams) -> tuple[LanguageSpec, list[Member], list[Mutation], str]:
+def begun(params: LanguageParams) -> tuple[TextSpec, list[Member], list[Mutation], str]:
     """Return the run's configuration, its members, the mutation that made each, and a text that names their base.
 
     With `population.start` the members continue from those of an earlier run, from an adapter that PEFT wrote, or from
@@ -33,7 +33,7 @@ def begun(params: LanguageParams) -> tuple[LanguageSpec, list[Member], list[Muta
     return spec, *members_of(params, spec), f"over {spec.base.name}"
 
 
-def members_of(params: LanguageParams, spec: LanguageSpec) -> tuple[list[Member], list[Mutation]]:
+def members_of(params: LanguageParams, spec: TextSpec) -> tuple[list[Member], list[Mutation]]:
     """Return the members that a run starts with, and the mutation that made each.
 
     Raises:
@@ -49,7 +49,7 @@ def members_of(params: LanguageParams, spec: LanguageSpec) -> tuple[list[Member]
     return go_on(spec, _read_start(start, spec, members[0]), members)
 
 
-def _read_start(folder: Path, spec: LanguageSpec, fresh: Member) -> list[Member]:
+def _read_start(folder: Path, spec: TextSpec, fresh: Member) -> list[Member]:
     """Read trained members to continue from, the elite first, or one adapter."""
     remedy = (
         "population.start names a copy of models/trained with the same algorithm and base, an elite, or an adapter of "
@@ -74,7 +74,7 @@ def _read_start(folder: Path, spec: LanguageSpec, fresh: Member) -> list[Member]
     return read_start(folder, spec, remedy)
 
 
-def _play_on(spec: LanguageSpec, folder: Path, size: int) -> tuple[list[Member], list[Mutation]]:
+def _play_on(spec: TextSpec, folder: Path, size: int) -> tuple[list[Member], list[Mutation]]:
     """Return members whose policy is an exported one; other networks begin as it, too, but for their outputs.
     `DataError` if it is damaged, or over other tokens, or of another width."""
     about = parse_json(read_folder(folder, only=(player.POLICY,))[player.POLICY], str(folder / player.POLICY))
@@ -97,7 +97,7 @@ def _play_on(spec: LanguageSpec, folder: Path, size: int) -> tuple[list[Member],
     return begun, [NONE] * size
 
 
-def _begin(spec: LanguageSpec, member: Member, row: Tensor) -> dict[str, Tensor]:
+def _begin(spec: TextSpec, member: Member, row: Tensor) -> dict[str, Tensor]:
     """Return a fresh member's tensors with what a policy knows in all its networks."""
     widths, found = spec.widths, dict(member.tensors)
     known = member.arch.named(widths[spec.algo.POLICY], row)

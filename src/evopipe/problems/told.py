@@ -10,8 +10,8 @@ import numpy as np
 
 from evopipe import rng
 from evopipe.ops.statistics import summary
+from evopipe.params.load import AnyParams
 from evopipe.rng import Purpose
-from evopipe.schema.params import AnyParams
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from evopipe.regimes.order import held_out, rows_at
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.language import LanguageSpec
+from evopipe.run.text import TextSpec
 from evopipe.types import Text
 
 AT_ONCE = 64  # prompts of each member that evaluation completes at a time
@@ -38,7 +38,7 @@ Judge = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], tuple[np.ndarray,
 class Completer:
     """Lets members complete prompts, and rewards what they write: what all dialogues of a run share."""
 
-    spec: LanguageSpec
+    spec: TextSpec
     corpus: Corpus
     judge: Judge
     engine: VLLMEngine | None = None
@@ -129,7 +129,7 @@ class Dialogue:
 
     def __init__(
         self,
-        spec: LanguageSpec,
+        spec: TextSpec,
         clock: Clock,
         corpus: Corpus,
         judge: Judge,
@@ -239,7 +239,7 @@ class Dialogue:
         """Do nothing: nothing is open."""
 
 
-def learn(spec: LanguageSpec, clock: Clock, cohort: Cohort, text: Text) -> Tensor:
+def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text) -> Tensor:
     """Make the updates of one round, `epochs` times over; return the drift at the first update, `[P]`."""
     one, rows = cohort.members[0], text.ids.shape[1]
     parts = -(-rows // spec.integer(one, "batch_size"))
@@ -258,14 +258,14 @@ def learn(spec: LanguageSpec, clock: Clock, cohort: Cohort, text: Text) -> Tenso
     return torch.zeros_like(cohort.losses) if drift is None else drift.flatten(1).amax(dim=1)
 
 
-def _engine_of(spec: LanguageSpec, members: int) -> VLLMEngine | None:
+def _engine_of(spec: TextSpec, members: int) -> VLLMEngine | None:
     """Return what writes completions in the place of this program's own loop, where the parameters name it."""
     if spec.language.engine == "transformers":
         return None
     return VLLMEngine(spec.base, members, max(spec.language.rank, spec.mutation.architecture.max_nodes))
 
 
-def sampling(cohort: Cohort, spec: LanguageSpec) -> Sampling:
+def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
     """Return how a cohort's members sample tokens in training."""
     ones = torch.ones_like(cohort.losses)
 

@@ -15,7 +15,7 @@ from evopipe.language.tokens import Corpus
 from evopipe.language.writing import Writer, joint_writer
 from evopipe.ops import language as ops
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.language import LanguageSpec
+from evopipe.run.text import TextSpec
 from evopipe.types import Games
 
 AT_ONCE = 128  # games that each member plays at a time
@@ -30,7 +30,7 @@ class Scores(NamedTuple):
 
 
 def play(
-    spec: LanguageSpec, task: Any, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]
+    spec: TextSpec, task: Any, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]
 ) -> Scores:
     """Let every member play one game for each seed `[n]`, all members at once.
 
@@ -62,7 +62,7 @@ class GameSource:
     """A data source (see `regimes.text.DataSource`) of games. Each seed of an evaluation is the seed of a game that
     members play."""
 
-    def __init__(self, spec: LanguageSpec, corpus: Corpus, task: Any) -> None:
+    def __init__(self, spec: TextSpec, corpus: Corpus, task: Any) -> None:
         told = task.encode(corpus.rows)
         parts = (torch.from_numpy(x) for x in (told.ids, told.real, told.acts, told.reward, told.done))
         self.spec, self.task, self.splits, self.games = spec, task, corpus.splits, ops.games(*parts)

@@ -20,7 +20,7 @@ from evopipe.memory.replay import Replay, RowLayout
 from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.rng import Purpose, Stream
 from evopipe.run.regime import Setup
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 from evopipe.types import Image
 
 UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay draws of different ticks apart
@@ -45,7 +45,7 @@ def discount_rate(cohort: Cohort) -> Tensor:
     return torch.ones_like(cohort.weight[:, 0]) if gamma is None else gamma
 
 
-def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
+def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
     """Make `updates` ≥ 1 updates in place, each on a fresh minibatch; return the last losses `[P]`.
 
     Every replay buffer must hold at least one row. The tick and the members' keys fix the random draws. If the
@@ -118,7 +118,7 @@ class ReplayLearning:
 
 
 def _of_share(
-    spec: Spec, replay: Replay, share: Share, cohort: Cohort, tick: int, due: Sequence[int]
+    spec: EnvSpec, replay: Replay, share: Share, cohort: Cohort, tick: int, due: Sequence[int]
 ) -> Callable[[], Any]:
     """Return the learning of a share, given as a cohort of its own, ready to be called."""
     updates, turn, *filled = due
@@ -126,7 +126,13 @@ def _of_share(
 
 
 def _ready(
-    spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int, filled: Sequence[int] | np.ndarray
+    spec: EnvSpec,
+    cohort: Cohort,
+    replay: Replay,
+    tick: int,
+    updates: int,
+    turn: int,
+    filled: Sequence[int] | np.ndarray,
 ) -> Callable[[], Any]:
     """Return `learn`, ready to be called; filled `[P]` is how many rows each member's memory holds."""
     now = torch.tensor([tick * UPDATES_PER_TICK, *filled])  # [1 + P]
@@ -145,7 +151,7 @@ def _ready(
     return cohort.runner.ready(("learn", updates, turn), make, [now, _beta(spec, tick)], spec.device, bound, written)
 
 
-def _beta(spec: Spec, tick: int) -> Tensor:
+def _beta(spec: EnvSpec, tick: int) -> Tensor:
     """How much importance weights correct by now, `[]`: from `beta` to 1 over the run."""
     done = min(1.0, tick * spec.env.num_envs / spec.train.max_steps)
     beta = spec.train.replay.beta
@@ -153,7 +159,7 @@ def _beta(spec: Spec, tick: int) -> Tensor:
 
 
 def _updates(
-    spec: Spec,
+    spec: EnvSpec,
     update: Any,
     cohort: Cohort,
     memory: tuple[Replay, Tensor, Tensor],

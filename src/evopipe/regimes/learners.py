@@ -23,8 +23,8 @@ from evopipe.native import build
 from evopipe.parallel import Died, Helper, available_cpus, can_help, dismiss, shared_memory
 
 if TYPE_CHECKING:
-    from evopipe.run.language import LanguageSpec
-    from evopipe.run.spec import Spec
+    from evopipe.run.spec import EnvSpec
+    from evopipe.run.text import TextSpec
 
 LEAST_WORK = 2e5  # µs of modelled work in a generation below which forking is not worth it
 _MOST = 16  # processes that `auto` uses at most
@@ -33,7 +33,7 @@ _MOST = 16  # processes that `auto` uses at most
 def learner_count(asked: int | Literal["auto"], threads: int, environments_first: bool = False) -> int:
     """Return how many learner processes, or threads of the native kernels, may be used.
 
-    The number follows from what `machine.configure` chose and from `Spec.environments_first`.
+    The number follows from what `machine.configure` chose and from `EnvSpec.environments_first`.
 
     Raises:
         ParamsError: torch has several threads, with which a process cannot be forked.
@@ -104,7 +104,7 @@ class LearnerPool:
         compiled: whether native kernels make the updates; then threads of this process are used instead of processes.
     """
 
-    def __init__(self, spec: Spec | LanguageSpec, processes: int, ready: _Ready, compiled: bool = False) -> None:
+    def __init__(self, spec: EnvSpec | TextSpec, processes: int, ready: _Ready, compiled: bool = False) -> None:
         self._spec, self._ready = spec, ready
         self._processes = processes if spec.device.type == "cpu" and spec.paths.capture == "none" else 1
         if isinstance(spec.architecture(), Module):  # its last bits may depend on who shares a call

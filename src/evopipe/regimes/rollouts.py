@@ -19,7 +19,7 @@ from evopipe.memory.rollout import Rollout
 from evopipe.native.policy import Lessons
 from evopipe.regimes.learn import UPDATES_PER_TICK
 from evopipe.rng import Purpose, Stream
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Plan:
     device: torch.device  # where index tensors live
 
     @classmethod
-    def of(cls, spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int) -> _Plan:
+    def of(cls, spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int) -> _Plan:
         cfg, envs = spec.algo_config, rollout.rows.shape[2] // spec.spaces.agents
         recurrent = rollout.memory.shape[-1] > 0
         stretches = _windows(ticks, cfg.max_seq_len if recurrent else 1, cfg.sequences if recurrent else "chunked")
@@ -89,7 +89,7 @@ def _windows(ticks: int, longest: int, cut: Literal["chunked", "overlapping", "w
     return [(first, min(first + longest, ticks)) for first in range(0, last + stride, stride) if first < ticks]
 
 
-def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
+def learn_from_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
     """Update members in place from the first `ticks` ticks of a rollout; return the losses `[P]` of their last
     minibatches.
 
@@ -99,7 +99,7 @@ def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int,
     return cohort.losses
 
 
-def ready(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Callable[[], Any]:
+def ready(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Callable[[], Any]:
     """Return `learn_from_rollout` with these arguments, as a function to be called."""
     factors = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
 
@@ -118,7 +118,7 @@ def ready(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -
 
 
 def _epochs(
-    spec: Spec,
+    spec: EnvSpec,
     update: Any,
     cohort: Cohort,
     rollout: Rollout,

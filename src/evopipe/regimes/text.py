@@ -23,7 +23,7 @@ from evopipe.regimes.order import held_out, rows_at
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.language import LanguageSpec
+from evopipe.run.text import TextSpec
 from evopipe.types import Text, TokenScores
 
 AT_ONCE = 64  # rows that are scored at a time
@@ -35,7 +35,7 @@ class References:
     They are computed once, in the order of the rows, so that a resumed run reads the same bits.
     """
 
-    def __init__(self, spec: LanguageSpec, corpus: Corpus, rows: np.ndarray) -> None:
+    def __init__(self, spec: TextSpec, corpus: Corpus, rows: np.ndarray) -> None:
         self._held: dict[int, list[Tensor]] = {}
         for start in range(0, len(rows), AT_ONCE):
             part = rows[start : start + AT_ONCE]
@@ -72,7 +72,7 @@ class DataSource(Protocol):
 class TextSource:
     """A data source of text rows. Each seed of an evaluation selects a row of the validation split."""
 
-    def __init__(self, spec: LanguageSpec, corpus: Corpus) -> None:
+    def __init__(self, spec: TextSpec, corpus: Corpus) -> None:
         self.spec, self.corpus, self.splits = spec, corpus, corpus.splits
         kept = np.sort(np.concatenate([corpus.splits["train"], corpus.splits["validation"]]))
         asks = "reference" in spec.algo.asks(spec.algo_config)
@@ -97,7 +97,7 @@ class TextRows:
     threshold: float | None = None
     remarks: Sequence[str] = ()
 
-    def __init__(self, spec: LanguageSpec, clock: Clock, source: DataSource, processes: int = 1) -> None:
+    def __init__(self, spec: TextSpec, clock: Clock, source: DataSource, processes: int = 1) -> None:
         self.spec, self.clock, self.whole = spec, clock, True
         self.train, self.batch, self.evaluate = source.splits["train"], source.batch, source.evaluate
         self.warm = len(self.train)
@@ -157,9 +157,7 @@ class TextRows:
         self.learners.close()
 
 
-def rows_for(
-    spec: LanguageSpec, corpus: Corpus, index: np.ndarray, members: int, references: References | None
-) -> Text:
+def rows_for(spec: TextSpec, corpus: Corpus, index: np.ndarray, members: int, references: References | None) -> Text:
     """Return the text of rows for `members` members, `[P, n, …]`."""
     text = on_device(corpus.batch(index, spec.base.pad), spec.device)
     if references is not None:
@@ -169,7 +167,7 @@ def rows_for(
     return _mapped(text, lambda x: x.expand(members, *x.shape[1:]))
 
 
-def scored(spec: LanguageSpec, cohort: Cohort, batch: Text) -> TokenScores:
+def scored(spec: TextSpec, cohort: Cohort, batch: Text) -> TokenScores:
     """Return the log-probabilities of rows under a cohort's members, and values if the algorithm asks for them."""
     value = cohort.state.value.frozen if "value" in spec.algo.asks(spec.algo_config) else None
     return score(getattr(cohort.state, spec.algo.POLICY).frozen, batch, value)
@@ -177,7 +175,7 @@ def scored(spec: LanguageSpec, cohort: Cohort, batch: Text) -> TokenScores:
 
 @torch.no_grad()
 def evaluate_rows(
-    spec: LanguageSpec,
+    spec: TextSpec,
     corpus: Corpus,
     cohorts: Sequence[Cohort],
     index: np.ndarray,
@@ -209,7 +207,7 @@ def evaluate_rows(
 
 @torch.no_grad()
 def figures(
-    spec: LanguageSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
+    spec: TextSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
 ) -> dict[str, np.ndarray]:
     """Return the algorithm's other statistics of members on held-out rows, beside the score: means `[P]` by name."""
     told: dict[str, np.ndarray] = {}

@@ -8,15 +8,15 @@ from evopipe import layout
 from evopipe.algos import on_policy
 from evopipe.data.transitions import Transitions, read_transitions
 from evopipe.errors import DataError
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 
 
-def wants_warm(spec: Spec) -> bool:
+def wants_warm(spec: EnvSpec) -> bool:
     """Return whether a run starts with transitions of a dataset."""
     return not on_policy(spec.algo) and (spec.train.mode == "offline" or spec.train.warm_start > 0)
 
 
-def read_warm(spec: Spec, folder: Path) -> Transitions | None:
+def read_warm(spec: EnvSpec, folder: Path) -> Transitions | None:
     """Read the transitions that fill the replay buffer first; offline, all of them. Return None if the run wants none.
 
     Raises:

@@ -13,12 +13,12 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from evopipe.errors import DataError, EvopipeError
+from evopipe.formats import leaves
 from evopipe.layout import ELITE
 from evopipe.policies import play, policy
 from evopipe.policies.film import FilmFrames, animate
 from evopipe.report import draw, figures, words
 from evopipe.report.read import FinishedRun, read
-from evopipe.track.formats import leaves
 
 WIDTH = 480  # pixels; wider frames are made smaller
 FRAMES = 300  # at most; a longer episode is shown in larger steps

@@ -8,9 +8,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from evopipe.track.formats import clean as clean
-from evopipe.track.formats import duration as duration
-from evopipe.track.formats import number, score
+from evopipe.formats import clean as clean
+from evopipe.formats import duration as duration
+from evopipe.formats import number, score
 
 KINDS = {
     "none": "no mutation",

@@ -13,12 +13,12 @@ from torch import Tensor
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.rng import Purpose, Stream
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 from evopipe.types import Chosen
 
 
 def act(
-    spec: Spec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int,
+    spec: EnvSpec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int,
     places: Sequence[Sequence[int]] | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Choose every member's exploring actions: `[P · E]` int64, or `[P · E, A]` float32 if actions are continuous.
@@ -48,7 +48,7 @@ def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
     return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
 
 
-def by_row(spec: Spec, actions: np.ndarray) -> np.ndarray:
+def by_row(spec: EnvSpec, actions: np.ndarray) -> np.ndarray:
     """Reshape members' actions `[P, E, …]` to what a pool reads, `[P · E, …]`; a team's `[P, E · K, …]` to
     `[P · E, K, …]`."""
     team = (spec.spaces.agents,) if spec.spaces.team else ()
@@ -78,7 +78,7 @@ def _by_member(cohorts: Sequence[Cohort], x: np.ndarray) -> np.ndarray:
 
 
 def choose(
-    spec: Spec, cohort: Cohort, obs: np.ndarray | Tensor, legal: np.ndarray | Tensor,
+    spec: EnvSpec, cohort: Cohort, obs: np.ndarray | Tensor, legal: np.ndarray | Tensor,
     explore: tuple[float, int] | None,
 ) -> Tensor:  # fmt: skip
     """Choose the actions of one cohort's members on its device, as `act` does. The host does not wait for the device.
@@ -109,7 +109,7 @@ def choose(
 
 
 def step(
-    spec: Spec, cohort: Cohort, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: int | None
+    spec: EnvSpec, cohort: Cohort, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: int | None
 ) -> Chosen:
     """Choose the actions of one cohort of an on-policy algorithm. The host does not wait for the device.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evopipe.run.spec import RunSpec
+from evopipe.run.spec import Spec
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Clock:
     ticks: int = 0  # ticks so far, whoever lived
 
     @classmethod
-    def of(cls, spec: RunSpec, members: int) -> Clock:
+    def of(cls, spec: Spec, members: int) -> Clock:
         envs, train = spec.each, spec.train
         each, total = -(-train.evo_steps // envs), -(-train.max_steps // envs)
         return cls(members, envs, each, total, living=members)

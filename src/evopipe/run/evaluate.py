@@ -19,14 +19,14 @@ from evopipe.envs.workers import Workers
 from evopipe.run.act import by_row, choose, gather, step
 from evopipe.run.episodes import Episodes, Stopped
 from evopipe.run.evaluate_tensors import evaluate_tensors
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 from evopipe.schema.blocks import EnvConfig
 
 __all__ = ["Episodes", "Evaluator", "HeldOut", "Stopped", "evaluate", "in_environments"]
 
 
 def evaluate(
-    spec: Spec,
+    spec: EnvSpec,
     cohorts: Sequence[Cohort],
     pool: EnvPool,
     seeds: np.ndarray,
@@ -136,14 +136,14 @@ class HeldOut:
 
 
 def in_environments(
-    spec: Spec, env: EnvConfig, members: int, rows: int, cap: int | None, workers: Workers | None = None
+    spec: EnvSpec, env: EnvConfig, members: int, rows: int, cap: int | None, workers: Workers | None = None
 ) -> HeldOut:
     """Open environments that score `members` members, with `rows` environments for each. For `cap` see `evaluate`."""
     pool, play = _opened(spec, env, members * rows, workers)
     return HeldOut(lambda cohorts, seeds, stopped: play(spec, cohorts, pool, seeds, cap, stopped), pool.close)
 
 
-def _opened(spec: Spec, env: EnvConfig, rows: int, workers: Workers | None) -> tuple[Any, Callable[..., Episodes]]:
+def _opened(spec: EnvSpec, env: EnvConfig, rows: int, workers: Workers | None) -> tuple[Any, Callable[..., Episodes]]:
     """Return a pool to evaluate in, and how members play there: as tensors where the backend has any."""
     tensors = backends.as_tensors(env)
     if tensors is not None:
@@ -157,7 +157,7 @@ class Evaluator:
     If they are `on_host`, `watch` may be set to a function that receives every step.
     """
 
-    def __init__(self, spec: Spec, members: int, workers: Workers | None = None, on_host: bool = False) -> None:
+    def __init__(self, spec: EnvSpec, members: int, workers: Workers | None = None, on_host: bool = False) -> None:
         self._spec = spec
         self.watch: Watch | None = None
         each = min(spec.train.eval_episodes, max(8, 64 // members))

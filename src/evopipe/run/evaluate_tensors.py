@@ -13,14 +13,14 @@ from evopipe.algos import on_policy
 from evopipe.core.cohort import Cohort
 from evopipe.run.act import choose, step
 from evopipe.run.episodes import Episodes, Stopped
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 from evopipe.run.world import in_slots, legal_actions
 
 _LOOK = 16  # ticks on a device after which the host asks whether anybody still plays: that waits for all work
 
 
 def evaluate_tensors(
-    spec: Spec, cohorts: Sequence[Cohort], pool: Any, seeds: np.ndarray, cap: int | None, stopped: Callable[[], bool]
+    spec: EnvSpec, cohorts: Sequence[Cohort], pool: Any, seeds: np.ndarray, cap: int | None, stopped: Callable[[], bool]
 ) -> Episodes:
     """Do what `evaluate` does, with a `TensorPool`. On the CPU the results equal those of `evaluate` to the bit."""
     device, agents, n = pool.device, spec.spaces.agents, len(seeds)

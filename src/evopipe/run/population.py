@@ -10,17 +10,17 @@ from evopipe import layout
 from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError
 from evopipe.mutations import Mutation, read_births
-from evopipe.run.spec import RunSpec
+from evopipe.run.spec import Spec
 from evopipe.storage import members
 
 
-def about_spec(spec: RunSpec) -> dict[str, Any]:
+def about_spec(spec: Spec) -> dict[str, Any]:
     """Return what members depend on, as JSON data: their algorithm, and the environment or base."""
     about = {"algo": spec.train.algo, "env": spec.name, **spec.made_for}
     return dict(json.loads(json.dumps(about)))  # as it reads when it comes back
 
 
-def read_members(folder: Path, out: Path, spec: RunSpec) -> tuple[list[Member], dict[str, Any]]:
+def read_members(folder: Path, out: Path, spec: Spec) -> tuple[list[Member], dict[str, Any]]:
     """Read the members that an earlier stage wrote, and the metadata stored with them.
 
     Raises:
@@ -31,14 +31,14 @@ def read_members(folder: Path, out: Path, spec: RunSpec) -> tuple[list[Member], 
     return members.read(path, about_spec(spec), f"run `evopipe {stage}` or `dvc repro {stage}` again", spec.check)
 
 
-def read_population(folder: Path, spec: RunSpec) -> tuple[list[Member], list[Mutation]]:
+def read_population(folder: Path, spec: Spec) -> tuple[list[Member], list[Mutation]]:
     """Read the members that training starts with, and the mutation that made each. It raises what `read_members`
     raises."""
     found, about = read_members(folder, layout.POPULATION, spec)
     return found, read_births(about.get("mutations"), len(found))
 
 
-def read_start(folder: Path, spec: RunSpec, remedy: str) -> list[Member]:
+def read_start(folder: Path, spec: Spec, remedy: str) -> list[Member]:
     """Read trained members to continue from: the elite first, without members that diverged.
 
     Raises:

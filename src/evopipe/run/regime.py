@@ -14,7 +14,7 @@ from evopipe.core.member import Member
 from evopipe.envs.workers import Workers
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 
 if TYPE_CHECKING:
     from evopipe.data.transitions import Transitions
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Setup:
     """What a regime is built from. No result depends on the numbers of workers and learners."""
 
-    spec: Spec
+    spec: EnvSpec
     clock: Clock  # the run's
     keys: np.ndarray  # of the members, [P]
     warm: Transitions | None = None  # to learn from: offline the dataset, else before the first step

@@ -26,10 +26,10 @@ from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.errors import DataError, ParamsError
 from evopipe.mutations import NONE, Mutation, Traits, mutate
 from evopipe.native import build
+from evopipe.params.search import SearchConfig
 from evopipe.rng import Purpose
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
 from evopipe.schema.declare import evolvable
-from evopipe.schema.search import SearchConfig
 from evopipe.schema.stored import in_a_sentence
 from evopipe.searchers import propose
 from evopipe.searchers.contract import About, Bound, Searcher
@@ -44,7 +44,7 @@ _SHARED, _LONG = 1e6, 2e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSpec(ABC):
+class Spec(ABC):
     """The algorithm and evolution of a run, whether its members act in environments or write text."""
 
     seed: int
@@ -192,11 +192,11 @@ class RunSpec(ABC):
         return seeds
 
 
-JobT = TypeVar("JobT", bound=RunSpec)
+JobT = TypeVar("JobT", bound=Spec)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec(RunSpec):
+class EnvSpec(Spec):
     """Environment, algorithm and evolution of a run."""
 
     env: EnvConfig
@@ -376,7 +376,7 @@ class Spec(RunSpec):
 
 
 def fresh(
-    spec: RunSpec, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]],
+    spec: Spec, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]],
     arch: Architecture | None = None,
 ) -> list[Member]:  # fmt: skip
     """Return new members with initial weights drawn by their keys; `values` are hyper-parameters that differ from the
@@ -391,7 +391,7 @@ def fresh(
     return create(bare, partial(spec.algo.init, spec.algo_config), rows, spec.widths)
 
 
-def first_members(spec: RunSpec, size: int) -> tuple[list[Member], list[Mutation]]:
+def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
     """Make the initial population, and the mutations that made it: none unless `evolution.mutation.before_training` is
     True.
 
@@ -412,7 +412,7 @@ def first_members(spec: RunSpec, size: int) -> tuple[list[Member], list[Mutation
     return [member for member, _ in born], [mutation for _, mutation in born]
 
 
-def go_on(spec: RunSpec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
+def go_on(spec: Spec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
     """Replace fresh members by trained ones, in order. If there are fewer trained members, they are used again from the
     first.
 

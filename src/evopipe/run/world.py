@@ -23,7 +23,7 @@ from evopipe.native import policy
 from evopipe.rng import Purpose
 from evopipe.run.act import act, by_row, choose, gather, places_of, take_note
 from evopipe.run.clock import Clock
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 from evopipe.types import ACTS, CUT, GONE
 
 _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
@@ -71,7 +71,7 @@ class World:
         pending: actions that were chosen and not yet taken; None if there are none.
     """
 
-    def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock, pool: EnvPool) -> None:
+    def __init__(self, spec: EnvSpec, keys: np.ndarray, clock: Clock, pool: EnvPool) -> None:
         self._spec, self._clock, self.pool = spec, clock, pool
         self._team = spec.spaces.team
         self._idle: np.ndarray | None = None  # who of a team has nothing to learn from the step under way
@@ -201,7 +201,7 @@ def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None,
     return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
 
 
-def _refuse_broken(spec: Spec, clock: Clock) -> None:
+def _refuse_broken(spec: EnvSpec, clock: Clock) -> None:
     rows = clock.living * clock.envs
     steps, broken = clock.here * rows, clock.broken_here
     if broken > max(_BROKEN_SHARE * steps, _BROKEN_TICKS * rows):
@@ -219,7 +219,7 @@ def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) ->
     return seeds
 
 
-def legal_actions(spec: Spec, pool: Any, members: int, envs: int) -> Tensor:
+def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
     """Return the legal actions of environments that are tensors, `[P, E · K, A]`. They never change."""
     legal = torch.ones(members, envs * spec.spaces.agents, spec.actions, dtype=torch.bool, device=pool.device)
     if spec.spaces.team is not None:
@@ -227,7 +227,7 @@ def legal_actions(spec: Spec, pool: Any, members: int, envs: int) -> Tensor:
     return legal
 
 
-def in_slots(spec: Spec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
     """Put cohorts' actions `[P, E, …]` in the order of slots, as a `TensorPool` reads them."""
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
@@ -242,7 +242,7 @@ class TensorWorld:
     the host waits.
     """
 
-    def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock) -> None:
+    def __init__(self, spec: EnvSpec, keys: np.ndarray, clock: Clock) -> None:
         envs, device = spec.env.num_envs, spec.device
         self._spec, self._clock, self._team, agents = spec, clock, spec.spaces.team, spec.spaces.agents
         self.pending: Tensor | None = None

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from evopipe.errors import ParamsError, need_package
+from evopipe.params.load import AnyParams, parse_params
 from evopipe.problems import problem_of
 from evopipe.run.clock import Clock
 from evopipe.run.problem import Problem
 from evopipe.run.regime import Regime
-from evopipe.run.spec import JobT, RunSpec
+from evopipe.run.spec import JobT, Spec
 from evopipe.scale.shards import InProcess, ShardEngine, Shards
-from evopipe.schema.params import AnyParams, parse_params
 from evopipe.schema.shards import ShardsConfig
 
 
@@ -104,7 +104,7 @@ def served(cfg: ShardsConfig) -> bool:
     return ranks.served(cfg, make)
 
 
-def make(about: Mapping[str, Any], together: Any = None) -> tuple[RunSpec, Regime, Clock]:
+def make(about: Mapping[str, Any], together: Any = None) -> tuple[Spec, Regime, Clock]:
     """Build what a shard needs: configuration, regime and clock, for its share of the members.
 
     The regime is the one that `stages.train` makes. If several processes form one shard (`together`), each has its

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import evopipe
 from evopipe.errors import EvopipeError, ParamsError, ResourceError, need_package, said, suggestion
 from evopipe.parallel import available_cpus
 from evopipe.scale.shard import Make, Shard
 from evopipe.scale.shards import Lost
 from evopipe.schema.shards import ShardsConfig
+from evopipe.version import SOURCE
 
 _COLOURS, _FULL = re.compile("\x1b\\[[0-9;]*m"), re.compile("OutOfDiskError|ObjectStoreFullError")
 _PATIENCE = 300.0  # seconds that a cluster has to find room for a shard
@@ -241,7 +241,7 @@ def _no_room(error: Exception) -> ResourceError:
 def code_path() -> str:
     """Return where actors find the code that runs here; a queued experiment of DVC has its own copy."""
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return os.pathsep.join([str(Path(evopipe.__file__).parents[1]), *(str(Path(each).absolute()) for each in named)])
+    return os.pathsep.join([str(SOURCE), *(str(Path(each).absolute()) for each in named)])
 
 
 def _knock(address: str | None) -> None:

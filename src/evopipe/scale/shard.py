@@ -18,7 +18,7 @@ from evopipe.errors import DataError, EvopipeError, said
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Stopped
 from evopipe.run.regime import Regime
-from evopipe.run.spec import RunSpec
+from evopipe.run.spec import Spec
 from evopipe.scale.changes import changes
 from evopipe.storage import members as stored
 from evopipe.storage.files import dump_json, parse_json
@@ -26,7 +26,7 @@ from evopipe.storage.tensors import load_tensors, tensor_pieces
 
 _ABOUT = "about"
 
-Make: TypeAlias = Callable[[Mapping[str, Any]], tuple[RunSpec, Regime, Clock]]
+Make: TypeAlias = Callable[[Mapping[str, Any]], tuple[Spec, Regime, Clock]]
 """What a shard lives on, from what its first message says."""
 
 
@@ -69,7 +69,7 @@ def state_of(message: bytes) -> dict[str, Tensor]:
 class Shard:
     """A regime and its members, whose slots count from 0. It executes messages, and answers each with another."""
 
-    spec: RunSpec
+    spec: Spec
     regime: Regime
     clock: Clock
 

@@ -25,7 +25,7 @@ from evopipe.errors import ResourceError
 from evopipe.regimes.measures import Measures
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.spec import RunSpec
+from evopipe.run.spec import Spec
 from evopipe.scale.changes import fold
 from evopipe.scale.shard import Make, Shard, pack, split_message, state_of, unpack
 from evopipe.storage import members as stored
@@ -111,7 +111,7 @@ class Shards:
 
     def __init__(
         self,
-        spec: RunSpec,
+        spec: Spec,
         clock: Clock,
         slots: Sequence[range],
         begin: Sequence[Mapping[str, Any]],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from evopipe.params.load import AnyParams
 from evopipe.problems import part_of
-from evopipe.schema.params import AnyParams
 from evopipe.stages.tell import tell
 
 

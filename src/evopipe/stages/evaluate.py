@@ -10,16 +10,16 @@ from typing import Any
 
 from evopipe import layout
 from evopipe.errors import EnvironmentFailed, Interrupted, translate_failures
+from evopipe.formats import score
+from evopipe.params.load import AnyParams
 from evopipe.problems import part_of, problem_of
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Stopped
 from evopipe.run.population import read_members
 from evopipe.scale.divide import divided, served
-from evopipe.schema.params import AnyParams
 from evopipe.signals import StopSignal
 from evopipe.stages.tell import tell, warn
 from evopipe.storage.files import write_csv, write_json
-from evopipe.track.formats import score
 
 _ROWS = 128  # environments that evaluation steps at a time, if there are that many episodes
 

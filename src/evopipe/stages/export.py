@@ -6,18 +6,18 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import evopipe
 from evopipe import layout
 from evopipe.errors import DataError
+from evopipe.formats import score
 from evopipe.machine import configure, fingerprint, git_revision
+from evopipe.params.load import AnyParams
 from evopipe.problems import part_of
 from evopipe.run.population import read_members
-from evopipe.schema.params import AnyParams
 from evopipe.searchers.history import descent, read_lineage
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.storage.keys import CODE, content_key
-from evopipe.track.formats import score
+from evopipe.version import __version__
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
@@ -40,7 +40,7 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
 def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
     """Return where an elite comes from: versions, code, parameters, machine."""
     return {
-        "evopipe": evopipe.__version__,
+        "evopipe": __version__,
         "git_revision": git_revision(folder.absolute()),
         "code_hash": content_key({}, [*params.outside()[1], CODE]),
         "params_hash": content_key(params.tracked()),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from evopipe.layout import POPULATION
 from evopipe.machine import configure
+from evopipe.params.load import AnyParams
 from evopipe.problems import part_of
 from evopipe.run.population import about_spec
-from evopipe.schema.params import AnyParams
 from evopipe.stages.tell import tell
 from evopipe.storage import members as stored
 

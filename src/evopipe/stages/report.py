@@ -9,8 +9,8 @@ from evopipe.errors import translate_failures
 from evopipe.layout import REPORT
 from evopipe.machine import configure
 from evopipe.own import import_network
+from evopipe.params.load import AnyParams
 from evopipe.report.page import page
-from evopipe.schema.params import AnyParams
 from evopipe.stages.tell import tell
 from evopipe.storage.files import write_text
 

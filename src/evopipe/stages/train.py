@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from evopipe.params.load import AnyParams
 from evopipe.problems import problem_of
 from evopipe.run.population import read_population
 from evopipe.run.session import Home, Session
 from evopipe.scale.divide import divided, served
-from evopipe.schema.params import AnyParams
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:

@@ -22,8 +22,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from evopipe.formats import clean, duration, number, score
 from evopipe.track.events import End, Event, Generation, MemberRow, Message, Progress, Start
-from evopipe.track.formats import clean, duration, number, score
 
 _FRAME_SECONDS, _FRAME_SHARE = 0.25, 0.004  # between frames at least; of the training thread's time at most
 

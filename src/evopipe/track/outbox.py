@@ -21,12 +21,12 @@ from typing import IO, Any, Self, cast
 
 from filelock import FileLock, Timeout
 
-import evopipe
 from evopipe.errors import EvopipeError, MissingInputError, TrackerError, redacted
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track import backends
 from evopipe.track.locks import Locked
 from evopipe.track.record import FILES, New, TrackedRun, TrainingRecord, md5_of
+from evopipe.version import SOURCE
 
 ADVICE = "the run goes on and loses nothing, `evopipe track sync` brings the rest later"
 _POLL_SECONDS, _LONGEST_PAUSE = 2.0, 60.0
@@ -87,7 +87,7 @@ class Outbox:
         if self._folder is None or not self._config.backends:
             return None
         _started[:] = [process for process in _started if process.poll() is None]
-        source = Path(evopipe.__file__).absolute().parents[1]
+        source = SOURCE
         paths = [str(source), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         env = {
             **os.environ,

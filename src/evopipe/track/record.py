@@ -27,9 +27,9 @@ from filelock import FileLock
 
 from evopipe import layout
 from evopipe.errors import DataError, EvopipeError
+from evopipe.formats import leaves
 from evopipe.storage.files import make_folder, read_bytes, read_json, write_bytes, write_json
 from evopipe.track.events import End, Event, Generation, Start, read_event
-from evopipe.track.formats import leaves
 
 TRAINED = str(layout.TRAINED)
 _SHOWN = (layout.LINEAGE, layout.FITNESS, layout.TIMING, layout.TRAIN, layout.EVALUATION, layout.MEMBERS, layout.REPORT)

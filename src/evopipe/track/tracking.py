@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from evopipe import __version__
 from evopipe.errors import EvopipeError
 from evopipe.layout import WRITER
 from evopipe.machine import git_revision
@@ -20,6 +19,7 @@ from evopipe.track.console import console_sink
 from evopipe.track.events import JsonlSink, Tracker
 from evopipe.track.outbox import ADVICE, Outbox
 from evopipe.track.record import FILES, TRAINED, TrainingRecord, md5_of
+from evopipe.version import __version__
 
 LOG = "events.jsonl"
 

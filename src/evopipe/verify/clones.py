@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import evopipe
 from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, Interrupted, MissingInputError, UsageError, need_package
+from evopipe.formats import columns
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.read import read_yaml
 from evopipe.signals import StopSignal
-from evopipe.track.formats import columns
 from evopipe.verify.bits import promise
 from evopipe.verify.compare import ComparedOut, compare
+from evopipe.version import SOURCE
 
 _Tell = Callable[[str], None]
 _STAGE = re.compile(r"(?:Running stage|failed to reproduce) '([^']+)'")
@@ -120,7 +120,7 @@ class _Clone:
         that runs now is found last."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "EVOPIPE_", "GIT_"))}
         path = [Path(entry).resolve() for entry in kept.get("PYTHONPATH", "").split(os.pathsep) if entry]
-        path.append(Path(evopipe.__file__).resolve().parents[1])
+        path.append(SOURCE.resolve())
         top = self.origin.root
         path = [self.root / p.relative_to(top) if p.is_relative_to(top) else p for p in path]
         return kept | {

@@ -28,6 +28,8 @@ from evopipe.errors import DataError, ResourceError, UsageError, suggestion
 from evopipe.language.data import generate
 from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
+from evopipe.params.load import Params
+from evopipe.params.text import LanguageParams
 from evopipe.problems.env import problem_with
 from evopipe.problems.specs import make_spec
 from evopipe.problems.text import make_spec as make_language_spec
@@ -38,14 +40,12 @@ from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.regimes.text import on_device, rows_for
 from evopipe.rng import Purpose
 from evopipe.run.act import choose, step
-from evopipe.run.language import LanguageSpec
 from evopipe.run.problem import Problem
 from evopipe.run.run import Run
 from evopipe.run.session import begin
-from evopipe.run.spec import Spec, first_members
+from evopipe.run.spec import EnvSpec, first_members
+from evopipe.run.text import TextSpec
 from evopipe.schema.blocks import RuntimeConfig
-from evopipe.schema.params import Params
-from evopipe.schema.text import LanguageParams
 
 _UPDATES, _ROWS = 4, 4096  # updates at a time; transitions that are there before the first step
 _DRAWS = "random draws and sampled rows"
@@ -105,7 +105,7 @@ def check(
         raise DataError("\n".join([*bad, "train with runtime.compile: off, or runtime.device: cpu, until it agrees"]))
 
 
-def _spec(name: str, device: torch.device, envs: int) -> Spec:
+def _spec(name: str, device: torch.device, envs: int) -> EnvSpec:
     """Return a run whose members learn twice in a generation, off-policy at every tick."""
     algo, ticks = algos.get(name), 2
     block: dict[str, Any] = {"learn_step": max(1, envs // _UPDATES), "evolve": {}}
@@ -119,7 +119,7 @@ def _spec(name: str, device: torch.device, envs: int) -> Spec:
     return make_spec(Params.model_validate({**params, "evolution": {"mutation": {"before_training": True}}}), device)
 
 
-def _transitions(spec: Spec) -> Transitions:
+def _transitions(spec: EnvSpec) -> Transitions:
     """Make transitions up: the same on every device."""
     draw, zeros = np.random.default_rng(0), np.zeros(_ROWS, np.int64)
     obs, after = (draw.standard_normal((_ROWS, spec.observations)).astype(np.float32) for _ in range(2))
@@ -136,7 +136,7 @@ def _check_in_environments(
     return _check(_spec(name, device, envs), members, repeats)
 
 
-def _check(spec: Spec, members: int, repeats: int) -> Iterator[_Finding]:
+def _check(spec: EnvSpec, members: int, repeats: int) -> Iterator[_Finding]:
     on_cuda = spec.device.type == "cuda"
     way = "graphs" if on_cuda else "fixed buffers"
     plain, warm = replace(spec, paths=Paths()), None if algos.on_policy(spec.algo) else _transitions(spec)
@@ -162,7 +162,7 @@ def _check(spec: Spec, members: int, repeats: int) -> Iterator[_Finding]:
             yield "learning waits for nothing", waits or "yes", not waits
 
 
-def _numbers(run: Run[Spec]) -> dict[str, list[torch.Tensor]]:
+def _numbers(run: Run[EnvSpec]) -> dict[str, list[torch.Tensor]]:
     """Return what members draw and their values, or actions; let all learn once, and return what came of it."""
     spec, algo, replay = run.spec, run.spec.algo, getattr(run.regime, "replay", None)
     keys, when = (torch.tensor(x, device=spec.device) for x in ([m.key for m in run.members], [0, 1, 2]))
@@ -198,7 +198,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return far if np.isfinite(far) else float("inf")
 
 
-def _train(run: Run[Spec]) -> None:
+def _train(run: Run[EnvSpec]) -> None:
     """Train for two generations: cohorts form anew in between."""
     for _ in range(2):
         if run.clock.generation_over:
@@ -207,7 +207,7 @@ def _train(run: Run[Spec]) -> None:
             run.advance()
 
 
-def _act(run: Run[Spec]) -> None:
+def _act(run: Run[EnvSpec]) -> None:
     spec, device = run.spec, run.spec.device
     for cohort in run.cohorts:
         shape = len(cohort.members), spec.env.num_envs
@@ -219,7 +219,7 @@ def _act(run: Run[Spec]) -> None:
             choose(spec, cohort, obs.numpy(), legal.numpy(), None)
 
 
-def _learn(run: Run[Spec]) -> None:
+def _learn(run: Run[EnvSpec]) -> None:
     """Make this many updates; on-policy, from a rollout of this many ticks."""
     regime: Any = run.regime
     for i, cohort in enumerate(run.cohorts):
@@ -229,12 +229,12 @@ def _learn(run: Run[Spec]) -> None:
             learn(run.spec, cohort, regime.replay, run.clock.tick, _UPDATES)
 
 
-def _seconds(work: Callable[[Run[Spec]], None], run: Run[Spec]) -> float:
+def _seconds(work: Callable[[Run[EnvSpec]], None], run: Run[EnvSpec]) -> float:
     timer = Timer("work(run)", globals={"work": work, "run": run}, num_threads=torch.get_num_threads())
     return timer.timeit(10).mean
 
 
-def _waits(run: Run[Spec]) -> str:
+def _waits(run: Run[EnvSpec]) -> str:
     """Learn with every wait of the host an error, and return it."""
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -264,7 +264,7 @@ def _check_language(name: str, device: torch.device, members: int, repeats: int,
         yield "time of a step", f"{1e3 * seconds:.1f} ms", None
 
 
-def _language_run(name: str, device: torch.device, members: int) -> Run[LanguageSpec]:
+def _language_run(name: str, device: torch.device, members: int) -> Run[TextSpec]:
     rows = {"rows": 16, "group_size": 4, "batch_size": 16, "lr": 1e-2, "evolve": {}}
     able = algos.get(name).Config.model_fields
     params = LanguageParams.model_validate({
@@ -283,7 +283,7 @@ def _language_run(name: str, device: torch.device, members: int) -> Run[Language
     return begin(Problem(spec, lambda clock, keys: regime_of(spec, clock, corpus)), first)
 
 
-def _language_numbers(run: Run[LanguageSpec]) -> dict[str, list[torch.Tensor]]:
+def _language_numbers(run: Run[TextSpec]) -> dict[str, list[torch.Tensor]]:
     """Return what members say of the same rows before they learn; let all learn once, and return what came of it."""
     spec = run.spec
     cfg = spec.language

@@ -16,9 +16,9 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import ParamsError, UsageError
 from evopipe.machine import configure
+from evopipe.params.load import Params, env_params
 from evopipe.problems.specs import make_spec, settings_of
-from evopipe.run.spec import Spec
-from evopipe.schema.params import Params, env_params
+from evopipe.run.spec import EnvSpec
 from evopipe.types import Spaces
 
 NOWHERE = "no environment yet"  # an id that none has
@@ -28,7 +28,7 @@ NOWHERE = "no environment yet"  # an id that none has
 class Breed:
     """An algorithm, the parameters of its runs, and the spaces that its agents are for: one agent's, or a team's."""
 
-    spec: Spec
+    spec: EnvSpec
     params: Params
     observations: Any  # an `ObservationSpace`; None of a team
     actions: Any  # an `ActionSpace`; None of a team
@@ -85,7 +85,7 @@ class Breed:
         low, high = space.bounds
         return torch.from_numpy((2.0 * (flat - low) / (high - low) - 1.0).astype(np.float32))
 
-    def with_params(self, params: Params, spec: Spec, spaces: tuple[Any, Any] | None = None) -> Breed:
+    def with_params(self, params: Params, spec: EnvSpec, spaces: tuple[Any, Any] | None = None) -> Breed:
         """Return a copy with other parameters, and with other spaces of Gymnasium's where they are not None."""
         if spaces is None:
             return replace(self, spec=spec, params=params)
@@ -141,3 +141,13 @@ def device_of(device: Any) -> str:
     if kind not in ("auto", "cpu", "cuda"):
         raise UsageError(f"device: {device!s} is not served: take cpu or cuda")
     return kind
+
+
+def one_process(accelerator: Any) -> None:
+    """Raise UsageError if an accelerator has several processes."""
+    if accelerator is not None and getattr(accelerator, "num_processes", 1) > 1:
+        raise UsageError(
+            f"accelerator: it has {accelerator.num_processes} processes, and evopipe trains all members in one: start "
+            "the script with plain python; learners and environments have processes of their own (runtime.learners, "
+            "runtime.env_workers)"
+        )

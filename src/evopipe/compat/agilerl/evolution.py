@@ -10,14 +10,14 @@ import numpy as np
 
 from evopipe import rng
 from evopipe.compat.agilerl.agent import Agent
-from evopipe.compat.agilerl.population import one_process
+from evopipe.compat.agilerl.breed import one_process
 from evopipe.compat.agilerl.settings import RLParameter, evolve_of, own_names
 from evopipe.errors import ParamsError, UsageError, suggestion
 from evopipe.mutations import mutate
+from evopipe.params.load import parse_params
 from evopipe.rng import Purpose
 from evopipe.schema.blocks import MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve
-from evopipe.schema.params import parse_params
 from evopipe.searchers.apply import evolve
 from evopipe.searchers.tournament import windowed
 

@@ -10,23 +10,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import evopipe
+from evopipe.compat.agilerl.breed import one_process
 from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection, unmutated
 from evopipe.compat.agilerl.gyms import PreferenceGym, ReasoningGym
 from evopipe.compat.agilerl.language import Gym, LanguageAgent, LanguageBreed, problem_of
-from evopipe.compat.agilerl.population import one_process
 from evopipe.compat.agilerl.settings import language_block
 from evopipe.compat.agilerl.train import PROJECT, conduct, conducted, refuse_idle, views
 from evopipe.errors import UsageError
 from evopipe.ops.statistics import mean_of_finite
+from evopipe.params.text import LanguageParams
 from evopipe.problems.text import describe
 from evopipe.problems.text_export import write_policy
 from evopipe.rng import Purpose
-from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Champion, Run
-from evopipe.schema.text import LanguageParams
+from evopipe.run.text import TextSpec
 from evopipe.storage.files import write_csv
 from evopipe.track.events import Message, Tracker
+from evopipe.version import __version__
 
 
 def finetune_llm_reasoning(
@@ -221,7 +221,7 @@ class _Finetuning(SimpleNamespace):
             self._save(problem.spec, params, champion)
         return agents()
 
-    def _save(self, spec: LanguageSpec, params: LanguageParams, champion: Champion) -> None:
+    def _save(self, spec: TextSpec, params: LanguageParams, champion: Champion) -> None:
         path = self.elite_path or f"{self.breed.algo}-elite"
         near = 1.96 * champion.error
         told = {"mean": champion.score, "interval": [champion.score - near, champion.score + near]}
@@ -230,7 +230,7 @@ class _Finetuning(SimpleNamespace):
             "hyper": dict(champion.member.hyper), "evaluation": told, "before": None,
             "training": {"score": champion.score, "standard_error": champion.error, "confirmed": champion.confirmed,
                          "generation": champion.generation},
-            "provenance": {"evopipe": evopipe.__version__},
+            "provenance": {"evopipe": __version__},
         }  # fmt: skip
         write_policy(Path(path), spec, champion.member, about, path)
 
@@ -238,7 +238,7 @@ class _Finetuning(SimpleNamespace):
 class _Between:
     """What is due between two steps: evaluations, checkpoints, rows of the CSV file."""
 
-    def __init__(self, call: _Finetuning, run: Run[LanguageSpec], agents: Callable[[], list[LanguageAgent]]) -> None:
+    def __init__(self, call: _Finetuning, run: Run[TextSpec], agents: Callable[[], list[LanguageAgent]]) -> None:
         self.call, self.made, self.agents = call, run, agents
         self.saved = self.told = self.generation = 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from evopipe.compat.agilerl.population import one_process
+from evopipe.compat.agilerl.breed import one_process
 from evopipe.errors import DataError, EnvironmentFailed, UsageError
 from evopipe.language.data import check_rows
 from evopipe.language.tasks import rewards

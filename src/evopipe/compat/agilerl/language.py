@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from evopipe import rng
-from evopipe.compat.agilerl.breed import device_of
+from evopipe.compat.agilerl.breed import device_of, one_process
 from evopipe.compat.agilerl.gyms import PreferenceGym, ReasoningGym
-from evopipe.compat.agilerl.population import one_process
 from evopipe.compat.agilerl.settings import HyperparameterConfig, LanguageSettings, RLParameter, language_block
 from evopipe.compat.agilerl.view import View
 from evopipe.errors import DataError, UsageError
@@ -23,19 +22,19 @@ from evopipe.language.tokens import tokenise
 from evopipe.machine import configure
 from evopipe.mutations import NONE
 from evopipe.ops.statistics import mean_of_finite
+from evopipe.params.text import LanguageParams
 from evopipe.problems.text import describe, spec_of
 from evopipe.problems.text_data import form_of
 from evopipe.regimes.dialogue import Dialogue
 from evopipe.regimes.text import TextRows, TextSource
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
-from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.problem import Problem
 from evopipe.run.regime import Regime
 from evopipe.run.spec import first_members
+from evopipe.run.text import LESS, TextSpec
 from evopipe.schema.declare import parsed
 from evopipe.schema.language import LanguageConfig, TextRuntime
-from evopipe.schema.text import LanguageParams
 from evopipe.storage import members as stored
 
 Gym: TypeAlias = "ReasoningGym | PreferenceGym"
@@ -81,11 +80,11 @@ class LanguageBreed:
         return parsed(LanguageParams, {**base, **changes})
 
     @cached_property
-    def spec(self) -> LanguageSpec:
+    def spec(self) -> TextSpec:
         """The configuration of its members, as long as no text is read or written."""
         return self.spec_at(self.params({}), None)
 
-    def spec_at(self, params: LanguageParams, env: Gym | None) -> LanguageSpec:
+    def spec_at(self, params: LanguageParams, env: Gym | None) -> TextSpec:
         """Return the configuration of a run with these parameters.
 
         Raises:
@@ -163,9 +162,7 @@ class LanguageAgent(View):
         self.fitness, self.mutation = [*member.fitness], NONE
 
 
-def problem_of(
-    breed: LanguageBreed, params: LanguageParams, env: Gym, most: float | None = None
-) -> Problem[LanguageSpec]:
+def problem_of(breed: LanguageBreed, params: LanguageParams, env: Gym, most: float | None = None) -> Problem[TextSpec]:
     """Return the problem of agents in an environment; `most` is the reward of a completely right completion.
 
     Raises:

@@ -18,7 +18,7 @@ from evopipe.envs.team import Situation, TeamSpace
 from evopipe.errors import UsageError
 from evopipe.memory.replay import RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
-from evopipe.run.spec import Spec
+from evopipe.run.spec import EnvSpec
 from evopipe.types import ACTS, GONE, Batch, Chosen, Tensor
 
 
@@ -271,7 +271,7 @@ def _by_step(part: Any) -> list[Any]:
     return [*part]
 
 
-def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[RecordedStep]) -> Rollout:
+def rollout_of(spec: EnvSpec, cohort: Cohort, taken: Sequence[RecordedStep]) -> Rollout:
     """Return steps as the rollout of a cohort of one. Raises UsageError if there are none."""
     if not taken:
         raise UsageError("learn: there is no step to learn from: collect_rollouts(agent, env) first")

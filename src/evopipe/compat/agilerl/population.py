@@ -10,7 +10,7 @@ import numpy as np
 
 from evopipe import algos
 from evopipe.compat.agilerl.agent import Agent
-from evopipe.compat.agilerl.breed import NOWHERE, build, device_of, params_of
+from evopipe.compat.agilerl.breed import NOWHERE, build, device_of, one_process, params_of
 from evopipe.compat.agilerl.settings import HyperparameterConfig, algorithm_of, block_of
 from evopipe.errors import UsageError
 from evopipe.run.spec import first_members
@@ -137,16 +137,6 @@ def _by_agent(spaces: Any, ids: Sequence[Any]) -> Any:
             f"create_population: {len(spaces)} spaces and {len(ids)} names of agents: give agent_ids, one for each"
         )
     return dict(zip(ids, spaces, strict=True))
-
-
-def one_process(accelerator: Any) -> None:
-    """Raise UsageError if an accelerator has several processes."""
-    if accelerator is not None and getattr(accelerator, "num_processes", 1) > 1:
-        raise UsageError(
-            f"accelerator: it has {accelerator.num_processes} processes, and evopipe trains all members in one: start "
-            "the script with plain python; learners and environments have processes of their own (runtime.learners, "
-            "runtime.env_workers)"
-        )
 
 
 def observation_space_channels_to_first(space: Any) -> Any:

@@ -18,10 +18,9 @@ from typing import Any
 from evopipe import rng
 from evopipe.algos import get, on_policy
 from evopipe.compat.agilerl.agent import Agent
-from evopipe.compat.agilerl.breed import Breed, params_of
+from evopipe.compat.agilerl.breed import Breed, one_process, params_of
 from evopipe.compat.agilerl.environments import config_of
 from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection, unmutated
-from evopipe.compat.agilerl.population import one_process
 from evopipe.compat.agilerl.settings import algorithm_of, block_of
 from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
@@ -29,6 +28,7 @@ from evopipe.envs.make import opened
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, need_package, suggestion
 from evopipe.machine import configure
+from evopipe.params.load import AnyParams, Params
 from evopipe.policies import policy
 from evopipe.problems.env import problem_with
 from evopipe.problems.specs import make_spec
@@ -37,7 +37,6 @@ from evopipe.run.problem import Problem
 from evopipe.run.run import Champion, Run
 from evopipe.run.session import Home, Session
 from evopipe.run.spec import JobT
-from evopipe.schema.params import AnyParams, Params
 from evopipe.storage.keys import content_key, state_folder
 from evopipe.track.events import Tracker
 

@@ -26,9 +26,9 @@ from evopipe.compat.rllm.documented import (
     truth,
 )  # fmt: skip
 from evopipe.errors import MissingInputError, ParamsError, suggestion
+from evopipe.params.text import LanguageParams
 from evopipe.schema.declare import parsed
 from evopipe.schema.read import parse_value, read_yaml
-from evopipe.schema.text import LanguageParams
 
 _BLOCKS = {*LanguageParams.model_fields, "agents"} - {"seed", "fetch"}  # agents bring their tasks themselves
 

@@ -33,9 +33,9 @@ from evopipe.problems.text_population import members_of
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes
-from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.problem import Problem
 from evopipe.run.session import Home, Session
+from evopipe.run.text import LESS, TextSpec
 from evopipe.stages import export
 from evopipe.storage.files import write_json
 from evopipe.storage.keys import CODE, content_key, state_folder
@@ -234,12 +234,12 @@ class AgentTrainer:
         with closing(self._regime(spec, Clock.of(spec, len(members)), None)) as regime:
             yield regime, members[0]
 
-    def _begin(self) -> tuple[LanguageSpec, list[Member], list[Mutation]]:
+    def _begin(self) -> tuple[TextSpec, list[Member], list[Mutation]]:
         params = self.resolved.params
         spec = make_spec(params, configure(params.runtime))
         return spec, *members_of(params, spec)
 
-    def _regime(self, spec: LanguageSpec, clock: Clock, folder: Path | None) -> Rounds:
+    def _regime(self, spec: TextSpec, clock: Clock, folder: Path | None) -> Rounds:
         assert self.train_dataset is not None
         assert self.val_dataset is not None
         agents = self.resolved.agents

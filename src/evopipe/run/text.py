@@ -14,7 +14,7 @@ from evopipe.core.structure import Architecture, Widths
 from evopipe.language.adapters import Adapted, Full, LoRA
 from evopipe.language.base import Base
 from evopipe.language.gpt import GPT
-from evopipe.run.spec import RunSpec
+from evopipe.run.spec import Spec
 from evopipe.schema.language import LanguageConfig, TextTrain
 
 LESS = "runtime.rows_at_once, population.size or language.max_completion"  # of what memory is taken by
@@ -22,7 +22,7 @@ _WHOLE = ("rows", "group_size", "batch_size", "epochs")  # what members of a coh
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageSpec(RunSpec):
+class TextSpec(Spec):
     """Base model, task, algorithm and evolution of a run; the counterpart of `run.spec.Spec`. It uses no fast paths."""
 
     language: LanguageConfig

@@ -1,16 +1,16 @@
-"""All of `params.yaml`: its blocks, the rules between them, and the messages of a file that breaks one."""
+"""All of `params.yaml` where members live in environments: its blocks and the rules between them."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
-from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from evopipe import algos as registry
 from evopipe import plugins
-from evopipe.errors import suggestion
+from evopipe.params.base import RunParams, evolve_problems
+from evopipe.params.search import SearchConfig
 from evopipe.schema.blocks import (
     BACKENDS,
     EnvConfig,
@@ -22,10 +22,7 @@ from evopipe.schema.blocks import (
     TrackingConfig,
     TrainConfig,
 )
-from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, line_of, located, parsed, refusal
-from evopipe.schema.read import read_yaml
-from evopipe.schema.search import SearchConfig
-from evopipe.schema.text import LanguageParams, RunParams, evolve_problems, parse_blocks
+from evopipe.schema.declare import Problem, Schema, located
 from evopipe.types import Spaces
 
 _MAX_ENVIRONMENTS = 65_536
@@ -43,6 +40,7 @@ class Params(RunParams):
     """
 
     PROBLEM: ClassVar[str] = "env"
+    ELSEWHERE: ClassVar[str] = "trains language models: put `language` in the place of `env`, or take "
 
     class Evolution(Schema):
         """Selection and mutation."""
@@ -122,7 +120,7 @@ class Params(RunParams):
             if chosen:
                 yield from _run_problems(name, config, info.data["train"])
 
-        return parse_blocks(blocks, info, cls.PROBLEM, problems)
+        return cls.parse_blocks(blocks, info, problems)
 
     @property
     def needs_dataset(self) -> bool:
@@ -133,83 +131,6 @@ class Params(RunParams):
     def points(self) -> list[plugins.Plugin | None]:
         """See `RunParams.points`."""
         return [*super().points(), plugins.find(plugins.BACKENDS, self.env.backend, "env.backend", BACKENDS)]
-
-
-AnyParams: TypeAlias = Params | LanguageParams
-
-
-def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) -> AnyParams:
-    """Return checked parameters from a params file or a mapping in its layout. `Params` are returned as they are.
-
-    Raises:
-        ParamsError, MissingInputError: see `load_params` and `parse_params`.
-    """
-    if isinstance(given, RunParams):
-        return given
-    return parse_params(given) if isinstance(given, Mapping) else load_params(given)
-
-
-def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], otherwise: Exception) -> Params:
-    """Return the same where members live in environments; raise `otherwise` where they do not."""
-    found = any_params(given)
-    if not isinstance(found, Params):
-        raise otherwise
-    return found
-
-
-def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
-    """Read and check a params file. It must be complete, because DVC does not see defaults in code.
-
-    Raises:
-        MissingInputError: there is no such file, or it may not be read.
-        ParamsError: the file cannot be used; the message has one line for each problem: file, line, column, key, what
-            is wrong and what to do.
-
-    Examples:
-        >>> import evopipe
-        >>> evopipe.load_params("no/params.yaml")
-        Traceback (most recent call last):
-        evopipe.errors.MissingInputError: ...
-    """
-    document = read_yaml(path)
-    schema = _schema_of(document.data)
-    try:
-        return schema.model_validate(document.data, context=COMPLETE)
-    except ValidationError as error:
-        found = explain(error, schema, document.data)
-    placed = sorted((document.mark(keys), line_of(keys, sentence)) for keys, sentence in found)
-    raise refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed)
-
-
-def parse_params(data: Mapping[str, Any]) -> AnyParams:
-    """Check a mapping in the layout of `params.yaml`. Missing keys take their defaults.
-
-    Raises:
-        ParamsError: a value cannot be used; the message has a line for each problem.
-
-    Examples:
-        >>> from evopipe import parse_params
-        >>> parse_params({"population": {"size": 8}}).population.size
-        8
-        >>> parse_params({"population": {"sise": 8}})
-        Traceback (most recent call last):
-        evopipe.errors.ParamsError: population.sise: unknown key, did you mean 'size'?
-    """
-    return parsed(_schema_of(data), data)
-
-
-def _schema_of(data: Mapping[str, Any]) -> type[Params] | type[LanguageParams]:
-    return LanguageParams if "language" in data else Params
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of `params.yaml`, including every algorithm's block."""
-    configs = {name: registry.get(name).Config for name in registry.working()}
-    blocks: dict[str, Any] = {name: (config, Field(default_factory=config)) for name, config in configs.items()}
-    algos = create_model("Algos", __base__=Schema, __doc__="One block an algorithm.", **blocks)
-    described = Field(description=Params.model_fields["algos"].description)
-    whole = create_model("Params", __base__=Params, __doc__=Params.__doc__, algos=(algos, described))
-    return whole.model_json_schema()
 
 
 # --- rules between keys -----------------------------------------------------------------------------------------------
@@ -225,14 +146,7 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         yield ("replay", "updates"), f"{most}, got {train.replay.updates}"
     if train.replay.updates == "pooled" and train.replay.sharing != "shared":
         yield ("replay", "updates"), "pooled counts the steps of one memory: set train.replay.sharing to shared"
-    if train.algo not in registry.names():
-        sentence = f"unknown algorithm {train.algo!r}{suggestion(train.algo, registry.names())}"
-        if train.algo in registry.names("text"):
-            sentence = f"{train.algo} trains language models: put `language` in the place of `env`, or take "
-            sentence += ", ".join(registry.names())
-        yield ("algo",), sentence
-        return
-    if (wrong := registry.refused(train.algo)) is not None:
+    if (wrong := Params.refused(train.algo)) is not None:
         yield ("algo",), wrong
         return
     algo = registry.get(train.algo)

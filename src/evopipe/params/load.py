@@ -1,0 +1,92 @@
+"""Reads and checks `params.yaml`, for members of either kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from pydantic import Field, ValidationError, create_model
+
+from evopipe import algos as registry
+from evopipe.params.base import RunParams
+from evopipe.params.env import Params as Params
+from evopipe.params.text import LanguageParams as LanguageParams
+from evopipe.schema.declare import COMPLETE, Schema, explain, line_of, parsed, refusal
+from evopipe.schema.read import read_yaml
+
+AnyParams: TypeAlias = Params | LanguageParams
+
+
+def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) -> AnyParams:
+    """Return checked parameters from a params file or a mapping in its layout. `Params` are returned as they are.
+
+    Raises:
+        ParamsError, MissingInputError: see `load_params` and `parse_params`.
+    """
+    if isinstance(given, RunParams):
+        return given
+    return parse_params(given) if isinstance(given, Mapping) else load_params(given)
+
+
+def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], otherwise: Exception) -> Params:
+    """Return the same where members live in environments; raise `otherwise` where they do not."""
+    found = any_params(given)
+    if not isinstance(found, Params):
+        raise otherwise
+    return found
+
+
+def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
+    """Read and check a params file. It must be complete, because DVC does not see defaults in code.
+
+    Raises:
+        MissingInputError: there is no such file, or it may not be read.
+        ParamsError: the file cannot be used; the message has one line for each problem: file, line, column, key, what
+            is wrong and what to do.
+
+    Examples:
+        >>> import evopipe
+        >>> evopipe.load_params("no/params.yaml")
+        Traceback (most recent call last):
+        evopipe.errors.MissingInputError: ...
+    """
+    document = read_yaml(path)
+    schema = _schema_of(document.data)
+    try:
+        return schema.model_validate(document.data, context=COMPLETE)
+    except ValidationError as error:
+        found = explain(error, schema, document.data)
+    placed = sorted((document.mark(keys), line_of(keys, sentence)) for keys, sentence in found)
+    raise refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed)
+
+
+def parse_params(data: Mapping[str, Any]) -> AnyParams:
+    """Check a mapping in the layout of `params.yaml`. Missing keys take their defaults.
+
+    Raises:
+        ParamsError: a value cannot be used; the message has a line for each problem.
+
+    Examples:
+        >>> from evopipe import parse_params
+        >>> parse_params({"population": {"size": 8}}).population.size
+        8
+        >>> parse_params({"population": {"sise": 8}})
+        Traceback (most recent call last):
+        evopipe.errors.ParamsError: population.sise: unknown key, did you mean 'size'?
+    """
+    return parsed(_schema_of(data), data)
+
+
+def _schema_of(data: Mapping[str, Any]) -> type[Params] | type[LanguageParams]:
+    return LanguageParams if "language" in data else Params
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of `params.yaml`, including every algorithm's block."""
+    configs = {name: registry.get(name).Config for name in registry.working()}
+    blocks: dict[str, Any] = {name: (config, Field(default_factory=config)) for name, config in configs.items()}
+    algos = create_model("Algos", __base__=Schema, __doc__="One block an algorithm.", **blocks)
+    described = Field(description=Params.model_fields["algos"].description)
+    whole = create_model("Params", __base__=Params, __doc__=Params.__doc__, algos=(algos, described))
+    return whole.model_json_schema()
