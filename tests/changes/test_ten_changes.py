@@ -177,7 +177,7 @@ def test_a_native_layer(copy: Copy) -> None:
         slope=(slope, f"    {ITS_SLOPE}\n{slope}"),
         case=(identity, f"case RELU6: DO(RELU6); break; {identity}"),
     )
-    copy.contract("tests/unit/test_native.py", "-k", "those_of_torch and ReLU6 or every_activation")
+    copy.contract("tests/unit/native/test_native.py", "-k", "those_of_torch and ReLU6 or every_activation")
     assert copy.files == ["schema/blocks.py", "native/functions.h"]
 
 
@@ -214,7 +214,7 @@ def test_a_figure_of_the_report(copy: Copy, tmp_path: Path) -> None:
     assert text.count('class="plot spread"') == 2
     assert '<a href="#spread">Spread</a>' in text
     assert '<section id="spread" aria-labelledby="spread-title">' in text
-    copy.contract("tests/unit/test_report.py", "-k", "loads_nothing or ids_are_unique or colours")
+    copy.contract("tests/unit/report/test_report.py", "-k", "loads_nothing or ids_are_unique or colours")
     assert copy.files == ["report/figures.py"]
 
 

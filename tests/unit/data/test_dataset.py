@@ -278,7 +278,7 @@ def test_equal_data_gives_equal_bytes_in_another_process(tmp_path: Path) -> None
     )
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     env = {**os.environ, "PYTHONHASHSEED": "2", "PYTHONPATH": os.pathsep.join([root, f"{root}/src"])}
     subprocess.run([sys.executable, "-c", script, str(there)], check=True, env=env)
     minari(here / "set", some())

@@ -29,7 +29,7 @@ from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageEr
 from evopipe.parallel import available_cpus
 from evopipe.schema.blocks import EnvConfig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RIGHT, LEFT = 1, 0
 
 

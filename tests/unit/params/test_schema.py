@@ -17,7 +17,7 @@ from evopipe.params.load import Params, json_schema, load_params, parse_params
 from evopipe.schema.declare import MAX_PROBLEMS
 from evopipe.schema.write import block
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROOT_TEXT = (ROOT / "params.yaml").read_text()
 Edit = Callable[..., str]
 

@@ -15,7 +15,7 @@ import pytest
 from evopipe.envs.make import make_env
 from evopipe.schema.blocks import EnvConfig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 INF = math.inf
 

@@ -22,7 +22,7 @@ from evopipe.schema.blocks import NEUTRAL as NEUTRAL_RUNTIME
 from evopipe.schema.read import parse_yaml, read_yaml
 from evopipe.schema.write import dump_yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PARAMS = read_yaml(ROOT / "params.yaml").data
 STAGES: dict[str, Any] = read_yaml(ROOT / "dvc.yaml").data["stages"]
 # Rooms, and modules that are in none, that steer a run or report on it: no result depends on how they are written, but
