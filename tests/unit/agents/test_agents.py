@@ -19,9 +19,8 @@ pytest.importorskip("transformers")
 from typer.testing import CliRunner
 
 import words
-from evopipe import algos
+from evopipe import AgentTrainer, algos
 from evopipe.agents import (
-    AgentTrainer,
     BaseEnv,
     ChatAgent,
     CopyGame,

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("transformers")
 
 import words
+from evopipe import AgentTrainer
 from evopipe.agents import (
-    AgentTrainer,
     BaseEnv,
     ChatAgent,
     CopyGame,

@@ -17,9 +17,8 @@ pytest.importorskip("transformers")
 import torch
 
 import words
-from evopipe import algos
+from evopipe import AgentTrainer, algos
 from evopipe.agents import (
-    AgentTrainer,
     BaseEnv,
     ChatAgent,
     Dataset,

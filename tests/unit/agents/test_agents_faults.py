@@ -22,8 +22,8 @@ pytest.importorskip("transformers")
 
 import evopipe
 import words
+from evopipe import AgentTrainer
 from evopipe.agents import (
-    AgentTrainer,
     BaseEnv,
     ChatAgent,
     Episode,

@@ -11,9 +11,8 @@ import pytest
 pytest.importorskip("transformers")
 
 import words
-from evopipe import algos
+from evopipe import AgentTrainer, algos
 from evopipe.agents import (
-    AgentTrainer,
     ChatAgent,
     CopyGame,
     CumulativeWorkflow,
