@@ -34,7 +34,6 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.envs.team_rows import team_step
 from evopipe.errors import ParamsError, did_you_mean
-from evopipe.native import build, replay
 from evopipe.rng import Purpose, Stream
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.declare import Schema
@@ -362,8 +361,7 @@ class TensorPool:
     def _start(self, seeds: torch.Tensor) -> torch.Tensor:
         """Initial columns `[S, n]` of these seeds `[n]`."""
         draw, count = Stream(seeds, Purpose.EPISODE, self._first), self._dynamics.draws
-        drawn = (replay.uniform(draw, count) if build.serve(seeds) else draw.uniform(count)).T  # [draws, n]
-        begun: torch.Tensor = self._dynamics.start(drawn.contiguous())
+        begun: torch.Tensor = self._dynamics.start(draw.uniform(count).T.contiguous())  # of [draws, n]
         return begun
 
     def _own(self, actions: torch.Tensor) -> torch.Tensor:

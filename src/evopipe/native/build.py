@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from evopipe import rng
+from evopipe.native import draws
 from evopipe.native.header import declarations
 from evopipe.types import Tensor
 
@@ -47,6 +49,7 @@ def use(kernels: Any) -> None:
     """Compute on the CPU with these kernels from now on, in this process and those that it forks; None means torch."""
     global _chosen
     _chosen = kernels
+    rng.use(None if kernels is None else draws.kernel(kernels))
 
 
 def chosen() -> Any:

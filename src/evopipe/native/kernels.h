@@ -80,12 +80,13 @@ void polyak(const polyak_call *call);
 // --- random numbers, see `evopipe.rng` -------------------------------------------------------------------------------
 
 typedef struct {
-  int members, n;
+  int members, times, n;
   const int64_t *keys;  // [P]
   ptrdiff_t salt;
-  const int64_t *step;  // [1]
-  void *to;             // [P, n], double of `uniform`, else float
+  const int64_t *step;  // [times]
+  void *to;             // [P, times, n], double of `uniform`, else float; of `parts` int64 [P]
 } draw_call;
+void parts(const draw_call *call);  // keys of independent draws
 void uniform(const draw_call *call);
 void normals(const draw_call *call);
 void gumbels(const draw_call *call);

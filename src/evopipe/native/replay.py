@@ -14,14 +14,6 @@ from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Tensor
 
 
-def uniform(draw: Stream, n: int) -> Tensor:
-    """Return what `draw.uniform(n)` returns, to the bit."""
-    found = torch.empty(len(draw.keys), n, dtype=torch.float64)
-    call = header.of("draw_call")(*found.shape, at(draw.keys), salt(draw.purpose), at(draw.step), at(found))
-    kernels().uniform(call)
-    return found
-
-
 class _Tree:
     """The levels of a sum tree, as the kernels read them."""
 

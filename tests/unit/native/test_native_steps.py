@@ -160,7 +160,7 @@ def test_noise_of_the_rarest_draw_is_finite() -> None:
     draw = Stream(keys, Purpose.UPDATE, torch.tensor([step]))
     assert float(draw.uniform(1)) == 0.0
     assert float(actor_critic.gumbels(draw, 1)) == -40.0
-    assert float(actor_critic.normals(draw, 1)) == 0.0
+    assert float(draw.normal(1)) == 0.0
 
 
 # ------------------------------------------------------------------------------------------------------------- updates
