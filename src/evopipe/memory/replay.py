@@ -234,18 +234,15 @@ class Replay:
         belong to one environment, in order of time; the default is `layout.steps`, as `NStep` gives them. An
         environment's images are stored once.
         """
-        kept = keep & np.isfinite(rows).all(axis=2)
+        kept = keep & np.logical_and.reduce(np.isfinite(rows), axis=2)
         if kept.shape[1] > self.capacity:  # only the last ones would survive
             rank = kept.cumsum(axis=1)
             kept &= rank > rank[:, -1:] - self.capacity
-        if kept.all():
-            offset = np.broadcast_to(np.arange(kept.shape[1]), kept.shape)
-            chosen = rows.reshape(-1, self.layout.size)
-        else:
-            offset = (kept.cumsum(axis=1) - 1)[kept]
-            chosen = rows[kept]
-        memory = np.broadcast_to(np.arange(self.memories)[:, None], kept.shape)[kept]
-        place = memory * self.capacity + (self.position[memory] + offset.reshape(-1)) % self.capacity
+        rank = kept.cumsum(axis=1)
+        count = rank[:, -1]
+        memory, column = kept.nonzero()
+        chosen = rows[memory, column]
+        place = memory * self.capacity + (self.position[memory] + rank[memory, column] - 1) % self.capacity
         if self.frames is not None:
             each = self.layout.steps if each is None else each
             self.frames.add(place, chosen, np.flatnonzero(kept) // each, -(-kept.size // each))
@@ -259,7 +256,6 @@ class Replay:
                 others = torch.arange(members, device=self.device).repeat_interleave(len(at))
                 slots, index = slots.repeat(members) * members + others, index.repeat(members)
             self.priorities.admit(slots, index)
-        count = kept.sum(axis=1)
         self.position = (self.position + count) % self.capacity
         self.size = np.minimum(self.size + count, self.capacity)
 

@@ -92,6 +92,19 @@ void normals(const draw_call *call);
 void gumbels(const draw_call *call);
 
 typedef struct {
+  int members, envs, actions;
+  const int64_t *keys;  // [P]
+  ptrdiff_t salt;
+  const int64_t *step;                 // [1]
+  const float *epsilon;                // [P], the chance of any action
+  const float *values;                 // [P, E, A], of which the best, or to be clipped
+  const uint8_t *legal;                // [P, E, A]
+  void *to;                            // [P, E] int64, or [P, E, A] float
+} explore_call;
+void best_or_random(const explore_call *call);
+void clipped_or_random(const explore_call *call);
+
+typedef struct {
   ptrdiff_t rows;
   const uint8_t *over;         // [R]
   const int64_t *keys, *envs;  // [R]

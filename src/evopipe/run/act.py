@@ -140,7 +140,8 @@ def step(
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
     """Put cohorts' actions `[P, E, …]` in the order of slots, as one array. All copies to the host start before the
     first ends."""
-    order, found = [*chain(*places)], np.asarray(torch.cat([each.cpu() for each in chosen]))
+    each = [one.cpu() for one in chosen]
+    order, found = [*chain(*places)], np.asarray(each[0] if len(each) == 1 else torch.cat(each))
     if order == [*range(len(order))]:
         return found
     actions = np.empty_like(found)
