@@ -125,7 +125,7 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
 
 
 def _on_host(keys: torch.Tensor) -> bool:
-    return keys.device.type == "cpu" and not torch.compiler.is_compiling()
+    return keys.is_cpu and not torch.compiler.is_compiling()
 
 
 def _host_bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> np.ndarray:

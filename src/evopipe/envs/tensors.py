@@ -317,9 +317,13 @@ class TensorPool:
     def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
         """Step `rows` `[n]`, all if None, with indices int64 `[n]` or with float32 `[n, A]` in [-1, 1]; for a team
         `[n, K, …]`."""
-        where = slice(None) if rows is None else rows
-        columns, length, found = self._after(self._columns[:, where], self.length[where], actions)
-        self._columns[:, where], self.length[where] = columns, length
+        if rows is None:
+            columns, length, found = self._after(self._columns, self.length, actions)
+            self._columns.copy_(columns)
+            self.length.copy_(length)
+        else:
+            columns, length, found = self._after(self._columns[:, rows], self.length[rows], actions)
+            self._columns[:, rows], self.length[rows] = columns, length
         return found
 
     def step_where(self, actions: torch.Tensor, where: torch.Tensor) -> TensorStep:

@@ -234,6 +234,9 @@ class Replay:
         belong to one environment, in order of time; the default is `layout.steps`, as `NStep` gives them. An
         environment's images are stored once.
         """
+        if build.serve(self.rows) and self.frames is None:
+            self._admit(native.store(self.rows, rows, keep, self.position, self.size))
+            return
         kept = keep & np.logical_and.reduce(np.isfinite(rows), axis=2)
         if kept.shape[1] > self.capacity:  # only the last ones would survive
             rank = kept.cumsum(axis=1)
@@ -249,6 +252,12 @@ class Replay:
             chosen = self.frames.without_images(chosen)
         at = upload(torch.from_numpy(place), self.device)
         self._flat[at] = upload(torch.from_numpy(chosen), self.device)
+        self._admit(at)
+        self.position = (self.position + count) % self.capacity
+        self.size = np.minimum(self.size + count, self.capacity)
+
+    def _admit(self, at: Tensor) -> None:
+        """Give new rows at these places `[n]`, counted over all buffers, their first priorities."""
         if self.priorities is not None:
             members = len(self.priorities.largest) // self.memories  # that sample each memory
             slots, index = at // self.capacity, at % self.capacity
@@ -256,8 +265,6 @@ class Replay:
                 others = torch.arange(members, device=self.device).repeat_interleave(len(at))
                 slots, index = slots.repeat(members) * members + others, index.repeat(members)
             self.priorities.admit(slots, index)
-        self.position = (self.position + count) % self.capacity
-        self.size = np.minimum(self.size + count, self.capacity)
 
     def add_all(self, rows: Tensor) -> None:
         """Append rows `[M, n, size]` that lie on the device; the host does not wait for it.
@@ -269,13 +276,8 @@ class Replay:
         at = (torch.arange(n, device=self.device) + int(self.position[0])) % self.capacity  # all are filled alike
         self.rows[:, at] = rows
         if self.priorities is not None:
-            members = len(self.priorities.largest) // self.memories  # that sample each memory
-            slots = torch.arange(self.memories, device=self.device).repeat_interleave(n)
-            index = at.repeat(self.memories)
-            if members > 1:
-                others = torch.arange(members, device=self.device).repeat_interleave(len(slots))
-                slots, index = slots.repeat(members) * members + others, index.repeat(members)
-            self.priorities.admit(slots, index)
+            begins = torch.arange(self.memories, device=self.device) * self.capacity
+            self._admit((begins[:, None] + at).flatten())
         self.position = (self.position + n) % self.capacity
         self.size = np.minimum(self.size + n, self.capacity)
 

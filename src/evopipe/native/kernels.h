@@ -152,6 +152,17 @@ typedef struct {
 } importance_call;
 void importances(const importance_call *call);
 
+typedef struct {
+  ptrdiff_t memories, n, size, capacity;
+  const float *rows;           // [M, n, size]
+  const uint8_t *keep;         // [M, n]
+  float *to;                   // [M, capacity, size]
+  int64_t *position, *filled;  // [M], counted on
+  int64_t *places;             // [M · n], where rows came to lie, counted over all memories
+  int64_t *count;              // of them
+} store_call;
+void store_rows(const store_call *call);
+
 typedef struct {                        // how batches of some members are drawn and taken apart
   const tree *sums;                     // NULL where all rows are equally likely
   const float *rows, *gamma, *counts;   // counts: how much each place of the batch does, [P, n]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from evopipe.native import header
@@ -89,6 +90,18 @@ class Batches:
         now = header.of("sample_call")(at(step), at(size), float(beta) if self._tree else 0.0)
         kernels().draw_batch(self._job, now)
         return self.batch, self.index
+
+
+def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, filled: np.ndarray) -> Tensor:
+    """Append rows `[M, n, size]` to rings `to` `[M, capacity, size]`, see `Replay.add`; return where they lie, counted
+    over all rings. `position` and `filled` `[M]` int64 are counted on."""
+    given = [np.ascontiguousarray(x) for x in (rows, keep)]
+    places = np.empty(keep.size + 1, np.int64)
+    addresses = [x.__array_interface__["data"][0] for x in (*given, position, filled, places)]
+    kernels().store_rows(header.of("store_call")(
+        *rows.shape, to.shape[1], *addresses[:2], at(to), *addresses[2:], addresses[-1] + 8 * keep.size
+    ))  # fmt: skip
+    return torch.from_numpy(places[: places[-1]])
 
 
 def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
