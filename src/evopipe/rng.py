@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -87,7 +87,7 @@ def use(kernel: _Kernel | None) -> None:
 def _drawn(
     kernel: _Kernel, name: str, keys: torch.Tensor, salt: int, steps: torch.Tensor, n: int, kind: torch.dtype
 ) -> torch.Tensor:
-    found = torch.empty(len(keys), len(steps), n, dtype=kind)
+    found = torch.empty(keys.shape[0], steps.shape[0], n, dtype=kind)
     kernel(name, keys.contiguous(), salt, steps.contiguous(), found)
     return found
 
@@ -144,11 +144,11 @@ class Stream:
 
     def uniform(self, n: int) -> torch.Tensor:
         """Return `[P, n]` float64 numbers in [0, 1)."""
-        return uniform(self.keys, self.purpose, self.step, n)[:, 0]
+        return uniform(self.keys, self.purpose, self.step, n).squeeze(1)
 
     def normal(self, n: int) -> torch.Tensor:
         """Return `[P, n]` float32 numbers, standard normal, at most 8.6 in size."""
-        return normal(self.keys, self.purpose, self.step, n)[:, 0]
+        return normal(self.keys, self.purpose, self.step, n).squeeze(1)
 
     def normal_window(self, steps: int, n: int) -> torch.Tensor:
         """Return `[P, steps, n]`: the result of `normal(n)` now, one step ago, and so on."""
@@ -157,11 +157,12 @@ class Stream:
 
     def part(self, name: int) -> Stream:
         """Return independent draws of the same time, for another use; `name` counts from 1."""
-        return replace(self, keys=_part(self.keys, name))
+        return Stream(_part(self.keys, name), self.purpose, self.step)
 
     def parts(self, count: int) -> Stream:
         """Return the draws of `part(1)` to `part(count)`, one part after another: `[count · P]` keys."""
-        return replace(self, keys=torch.cat([_part(self.keys, name) for name in range(1, count + 1)]))
+        keys = torch.cat([_part(self.keys, name) for name in range(1, count + 1)])
+        return Stream(keys, self.purpose, self.step)
 
 
 def _part(keys: torch.Tensor, name: int) -> torch.Tensor:

@@ -10,7 +10,9 @@ import signal
 import sys
 import threading
 import time
-from _signal import getsignal  # that of `signal` raises and catches an error for every function
+
+# That of `signal` raises and catches an error for every handler that is a function.
+from _signal import getsignal  # type: ignore[import-not-found]
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn

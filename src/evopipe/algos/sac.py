@@ -100,7 +100,11 @@ explore = _actor_critic.explore
 def _gaussian(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean, log-deviation and a draw of standard normal noise, `[P, B, A]` each: x `[P, B, …]`, see `encode`."""
     mean, log_std = forward(state.actor, x).chunk(2, dim=-1)
-    return mean, log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX), draw.normal(mean[0].numel()).view(mean.shape)
+    return (
+        mean,
+        log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX),
+        draw.normal(mean.numel() // len(mean)).view(mean.shape),
+    )
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:

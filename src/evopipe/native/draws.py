@@ -14,7 +14,15 @@ def kernel(kernels: Any) -> Any:
 
     def draw(name: str, keys: Tensor, salt: int, steps: Tensor, found: Tensor) -> None:
         getattr(kernels, name)(
-            call(len(keys), len(steps), found.shape[-1], keys.data_ptr(), salt, steps.data_ptr(), found.data_ptr())
+            call(
+                keys.shape[0],
+                steps.shape[0],
+                found.shape[-1],
+                keys.data_ptr(),
+                salt,
+                steps.data_ptr(),
+                found.data_ptr(),
+            )
         )
 
     return draw

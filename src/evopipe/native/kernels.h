@@ -110,10 +110,9 @@ typedef struct {
   const int64_t *keys, *envs;  // [R]
   int64_t *begun;              // [R], counted on
   ptrdiff_t salt;
-  int64_t *found, *seeds;  // [R], of which the first `count` are written
-  int32_t *count;
+  int64_t *found, *seeds;  // [R], of which the first ones are written
 } episodes_call;
-void next_episodes(const episodes_call *call);
+int next_episodes(const episodes_call *call);  // how many are
 
 // --- replay memory ---------------------------------------------------------------------------------------------------
 
@@ -159,9 +158,8 @@ typedef struct {
   float *to;                   // [M, capacity, size]
   int64_t *position, *filled;  // [M], counted on
   int64_t *places;             // [M · n], where rows came to lie, counted over all memories
-  int64_t *count;              // of them
 } store_call;
-void store_rows(const store_call *call);
+int store_rows(const store_call *call);  // how many came to lie
 
 typedef struct {                        // how batches of some members are drawn and taken apart
   const tree *sums;                     // NULL where all rows are equally likely

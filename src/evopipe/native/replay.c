@@ -173,8 +173,8 @@ static int kept(const store_call *c, ptrdiff_t at) {
 }
 
 // Append rows to rings, but those that are not to be kept or not finite; of more than a ring holds the last ones.
-void store_rows(const store_call *c) {
-  *c->count = 0;
+int store_rows(const store_call *c) {
+  int count = 0;
   for (ptrdiff_t m = 0; m < c->memories; m++) {
     ptrdiff_t left = 0;
     for (ptrdiff_t i = 0; i < c->n; i++) left += kept(c, m * c->n + i);
@@ -183,11 +183,12 @@ void store_rows(const store_call *c) {
       if (!kept(c, at) || left-- > c->capacity) continue;
       const int64_t place = m * c->capacity + c->position[m];
       memcpy(c->to + place * c->size, c->rows + at * c->size, sizeof(float) * (size_t)c->size);
-      c->places[(*c->count)++] = place;
+      c->places[count++] = place;
       c->position[m] = (c->position[m] + 1) % c->capacity;
       if (c->filled[m] < c->capacity) c->filled[m]++;
     }
   }
+  return count;
 }
 
 // --- batches ---------------------------------------------------------------------------------------------------------

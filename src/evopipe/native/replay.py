@@ -96,12 +96,12 @@ def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, 
     """Append rows `[M, n, size]` to rings `to` `[M, capacity, size]`, see `Replay.add`; return where they lie, counted
     over all rings. `position` and `filled` `[M]` int64 are counted on."""
     given = [np.ascontiguousarray(x) for x in (rows, keep)]
-    places = np.empty(keep.size + 1, np.int64)
-    addresses = [x.__array_interface__["data"][0] for x in (*given, position, filled, places)]
-    kernels().store_rows(header.of("store_call")(
-        *rows.shape, to.shape[1], *addresses[:2], at(to), *addresses[2:], addresses[-1] + 8 * keep.size
+    numbers, wanted, *counts = (torch.from_numpy(x) for x in (*given, position, filled))
+    places = torch.empty(keep.size, dtype=torch.int64)
+    count = kernels().store_rows(header.of("store_call")(
+        *rows.shape, to.shape[1], at(numbers), at(wanted), at(to), *map(at, counts), at(places)
     ))  # fmt: skip
-    return torch.from_numpy(places[: places[-1]])
+    return places[:count]
 
 
 def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
