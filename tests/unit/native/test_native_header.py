@@ -59,5 +59,5 @@ def test_every_function_of_the_header_is_in_the_library() -> None:
     assert all(callable(getattr(kernels, name)) for name in dir(kernels))
     drawn = torch.empty(1, 3, dtype=torch.float64)
     key, step = torch.tensor([5]), torch.tensor([1])
-    kernels.uniform(header.of("draw_call")(1, 3, key.data_ptr(), 9, step.data_ptr(), drawn.data_ptr()))
+    kernels.uniform(header.of("draw_call")(1, 1, 3, key.data_ptr(), 9, step.data_ptr(), drawn.data_ptr()))
     assert ((drawn >= 0) & (drawn < 1)).all()
