@@ -5,7 +5,7 @@ slot (`step`). A searcher reads the history of the run and nothing else: it sees
 environment. Its draws are functions of the run's seed and the generation, so a run that was killed goes on to the same
 bits.
 
-A searcher is one file of this folder, found by its name (`search.strategy`), with
+A searcher is one file of this folder, found by its name (`search.strategy`). Its docstring links its paper. It defines
 
 - `Config`: its block in `params.yaml`, `search.<name>`;
 - `Search(config, about)`: an object with the methods of `Searcher`;
