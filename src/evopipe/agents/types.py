@@ -69,7 +69,8 @@ class TerminationReason(Enum):
 
 
 class TerminationEvent(Exception):
-    """Raised by a workflow to end its episode for a reason; what it has collected counts."""
+    """Raised by a workflow to end its episode, for a reason. The trajectories that the workflow has collected so far
+    count."""
 
     def __init__(self, reason: TerminationReason = TerminationReason.UNKNOWN) -> None:
         super().__init__(reason.value)

@@ -91,7 +91,7 @@ class Structure(Protocol):
         """Place members' own flat rows `[n_p]` into rows `[P, N]`, with zeros elsewhere."""
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Return members' own flat rows `[n_p]`, as copies."""
+        """Return the members' own flat rows `[n_p]` from rows `[P, N]`, without pads. They are copies."""
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
         """Return the structure of every `every`-th row from `first` to `end`. What those rows compute keeps every
@@ -101,7 +101,7 @@ class Structure(Protocol):
         """Return the structure with every row repeated `times` times, the repetitions adjacent."""
 
     def views(self, of: ViewOf) -> Any:
-        """Return the views into the rows that the forward pass reads; `of` makes one."""
+        """Return the views into the rows that the forward pass reads. `of` (see `ViewOf`) makes each of them."""
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Run every row on its own batch: `[P, B, inputs]` → `[P, B, outputs]`. A recurrent network starts with an
@@ -119,9 +119,9 @@ class Architecture(Protocol):
 
     Attributes:
         activation: that of the hidden layers, by which the rows of a cohort are ordered; empty if it must not mutate.
-        family: equal for all members of a cohort.
-        signature: equal for all members of a cohort in the mode `exact`, in which a member's arithmetic depends on
-            itself alone.
+        family: members share a cohort only if this is equal.
+        signature: in the mode `exact`, members share a cohort only if this is equal too. A member's results then do not
+            depend on the others.
     """
 
     @property
