@@ -24,7 +24,7 @@ class BaseAgent(ABC):
     @property
     @abstractmethod
     def trajectory(self) -> Trajectory:
-        """The steps so far, one for each completion."""
+        """The trajectory so far, with one step for each completion."""
 
     @abstractmethod
     def reset(self) -> None:

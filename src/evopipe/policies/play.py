@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Actor(Protocol):
-    """A policy that acts in environments, see `acting.Policy`."""
+    """The protocol of a policy that acts in environments, see `acting.Policy`."""
 
     about: dict[str, Any]
 

@@ -58,7 +58,11 @@ class TournamentSelection:
         )
 
     def check(self, size: int) -> None:
-        """Raise UsageError if the population has another size than was announced."""
+        """Check the size of a population.
+
+        Raises:
+            UsageError: it is not the `population_size` of the constructor.
+        """
         if self.population_size not in (None, size):
             raise UsageError(
                 f"TournamentSelection: population_size is {self.population_size}, and there are {size} agents: a "
@@ -66,8 +70,11 @@ class TournamentSelection:
             )
 
     def select(self, population: Sequence[Agent]) -> tuple[Agent, list[Agent]]:
-        """Return a copy of the fittest agent, and the next generation, which shares nothing with its parents. Raises
-        UsageError if no agent was tested."""
+        """Return a copy of the fittest agent, and the next generation, which shares nothing with its parents.
+
+        Raises:
+            UsageError: no agent was tested.
+        """
         self.check(len(population))
         if not any(agent.fitness for agent in population):
             raise UsageError("select: no agent has a fitness: call agent.test(env) for each first")
@@ -144,8 +151,11 @@ class Mutations:
         self.config: MutationConfig = _checked("mutation", block)
 
     def ranges(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, Evolve]:
-        """Return the ranges of the hyper-parameters that may mutate, chosen from `known`. Raises UsageError if a
-        selected one has no range, or an end belongs to none."""
+        """Return the ranges of the hyper-parameters that may mutate, out of those `known`.
+
+        Raises:
+            UsageError: a selected hyper-parameter has no range, or an end of a range belongs to no selected one.
+        """
         found = dict(known)
         if self.selection is not None:
             chosen = {name: own_names(algo, name) for name in self.selection}

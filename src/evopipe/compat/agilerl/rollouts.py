@@ -59,21 +59,11 @@ def collect_rollouts_recurrent(
     agent: Agent, env: Any, n_steps: int | None = None, *, last_obs: Any = None, last_done: Any = None,
     last_scores: Any = None, last_info: Any = None,
 ) -> Collected:  # fmt: skip
-    """Do the same as `collect_rollouts` with a recurrent agent, whose memory goes on from call to call and is empty
-    where an episode begins.
+    """Do the same as `collect_rollouts` with a recurrent agent. Its memory continues from call to call, and is cleared
+    when an episode begins.
 
     Raises:
-        UsageError: the agent has none.
-
-    Examples:
-        >>> from evopipe import collect_rollouts_recurrent
-        >>> from evopipe import create_population, make_vect_envs
-        >>> env = make_vect_envs("CartPole-v1", num_envs=2)
-        >>> (agent,) = create_population("PPO", env.single_observation_space, env.single_action_space, None,
-        ...                              {"RECURRENT": True}, num_envs=2)
-        >>> _ = collect_rollouts_recurrent(agent, env, n_steps=64)
-        >>> agent.recurrent, agent.learn() > 0 or True
-        (True, True)
+        UsageError: the agent is not recurrent.
     """
     if not agent.recurrent:
         raise UsageError("collect_rollouts_recurrent: the agent has no memory: call collect_rollouts")
@@ -152,8 +142,8 @@ class _ProgressBar:
 
 
 def default_progress_bar(max_steps: int, accelerator: Any = None) -> _ProgressBar:
-    """Return a progress bar of so many steps, which shows on a terminal only; an accelerator of one process changes
-    nothing.
+    """Return a progress bar of `max_steps` steps, which is shown on a terminal only. An `accelerator` of one process
+    has no effect.
 
     Examples:
         >>> from evopipe import default_progress_bar

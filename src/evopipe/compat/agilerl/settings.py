@@ -195,9 +195,11 @@ def _convolutions(net: Mapping[str, Any]) -> list[dict[str, int]]:
 
 
 def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[str, float]]:
-    """Return ranges by name as the block `evolve`; `lr` stands for every learning rate of an algorithm that has
-    several. Raises UsageError if a name is no hyper-parameter of the algorithm that can mutate, or a `dtype` is not its
-    own."""
+    """Return ranges by name as the block `evolve`. The name `lr` stands for all learning rates of an algorithm.
+
+    Raises:
+        UsageError: a name is no hyper-parameter of the algorithm that may mutate, or a `dtype` is wrong.
+    """
     config = algos.get(algo).Config
     able, found = evolvable(config), {}
     for name, each in ranges.items():
@@ -214,7 +216,7 @@ def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[st
 
 
 def own_names(algo: str, name: str) -> list[str]:
-    """Return the names here of a hyper-parameter that may mutate: none, one, or those of all learning rates."""
+    """Return evopipe's names of a hyper-parameter that may mutate: none, one, or the names of all learning rates."""
     able = evolvable(algos.get(algo).Config)
     if "lr_value" in able:  # of language models: the actor's is `lr` itself
         name = {"lr_actor": "lr_policy", "lr_critic": "lr_value"}.get(name, name)

@@ -21,7 +21,7 @@ _Bools = npt.NDArray[np.bool_]
 
 
 class Marks(NamedTuple):
-    """What preceded each environment's observation: a reset, a termination or a truncation, `[n]` each."""
+    """How the episode of each observation reached it: by a reset, a termination or a truncation; bool `[n]` each."""
 
     began: _Bools  # nothing: a reset, whatever action was given
     terminated: _Bools
@@ -38,7 +38,7 @@ class _Observed(np.ndarray[Any, Any]):
 
 
 def marks_of(obs: Any, count: int) -> Marks | None:
-    """Return the marks that `count` observations carry; None if they carry none."""
+    """Return the marks attached to `count` observations; None if there are none."""
     while isinstance(obs, dict | tuple) and obs:
         obs = next(iter(obs.values())) if isinstance(obs, dict) else obs[0]
     marks = getattr(obs, "marks", None)
@@ -46,7 +46,7 @@ def marks_of(obs: Any, count: int) -> Marks | None:
 
 
 def marked(obs: Any, marks: Marks) -> Any:
-    """Return observations that carry these marks."""
+    """Return observations with these marks attached."""
     if isinstance(obs, dict):
         return {name: marked(part, marks) for name, part in obs.items()}
     if isinstance(obs, tuple):

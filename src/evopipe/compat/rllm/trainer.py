@@ -155,7 +155,7 @@ class AgentTrainer:
             _check_arguments(self.env_class, self.env_args, "env_args")
 
     def make(self) -> Callable[..., Workflow]:
-        """Return what makes the workflow of one episode."""
+        """Return the function that makes the workflow of one episode."""
         agents, own = self.resolved.agents, cast("Any", self.workflow_class)
         if own is not None:
             return partial(own, **self.workflow_args)
@@ -171,8 +171,8 @@ class AgentTrainer:
         )  # fmt: skip
 
     def explain(self) -> str:
-        """Return the configuration in effect, a line a key, with where each value came from; and what has no meaning
-        here."""
+        """Return the configuration in effect, one line for each key with the source of its value, and the keys that
+        have no effect."""
         found: list[str] = []
         params = self.resolved.params
         blocks = {
