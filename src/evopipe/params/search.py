@@ -16,8 +16,8 @@ _ELSEWHERE = "tournament"  # its block is `evolution.tournament`
 
 
 class SearchConfig(Schema):
-    """The search over members: which live next and for how long, and which become parents. A strategy's own settings
-    are in a block of its name."""
+    """The settings of the search, which decides which members live, for how long, and which become parents. A
+    strategy's own settings are in a block of its name."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -40,17 +40,17 @@ class Policy:
     """One trained member that chooses actions and computes values.
 
     Args:
-        algo: its algorithm.
+        algo: the member's algorithm.
         cfg: the algorithm's configuration.
-        member: its architecture and tensors: those of the acting network and what acting needs beside it, and those of
-            the other networks, if they are there.
+        member: the architecture, and the tensors that acting needs. Tensors of other networks, such as critics, may be
+            missing.
         about: the content of `policy.json`: spaces, scores, provenance.
 
     Attributes:
         action_space: the environment's action space, which converts actions.
         observation_space: the environment's observation space, which converts observations.
-        memory: how many numbers it carries from step to step; 0 unless it is recurrent.
-        team: None: it is one agent's.
+        memory: how many numbers the policy carries from step to step; 0 unless it is recurrent.
+        team: None, because the policy is for one agent.
 
     Examples:
         >>> import evopipe

@@ -148,7 +148,7 @@ DRAWN: Literal["drawn"] = "drawn"
 
 @dataclass(frozen=True)
 class Keep:
-    """A slot's member stays as it is."""
+    """A slot keeps its member."""
 
     why: str = ""
 

@@ -40,7 +40,7 @@ _ABOUT, _TOLD = "run.json", ("key", "params", "started", "experiment", "revision
 
 @dataclass(frozen=True)
 class Kept:
-    """A file or folder of a run."""
+    """A file or folder of a run that its record keeps a copy of."""
 
     path: Path
     md5: str  # as in `dvc.lock`

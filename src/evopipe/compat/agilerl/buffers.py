@@ -185,15 +185,15 @@ class ReplayBuffer(Memory):
     """A ring buffer of transitions that all agents share.
 
     Args:
-        memory_size: transitions kept; the oldest go first.
+        memory_size: the most transitions; the oldest are overwritten.
         field_names: a transition's parts in the order in which they are saved: state, action, reward, next_state, done.
         action_dim: not needed: it follows from what is saved.
-        device: where batches are put, when agents learn from them they are put where the agent is; not needed.
+        device: not needed: a batch is moved to the agent's device when the agent learns from it.
         max_size: the newer name of `memory_size`.
         seed: seed of the draws.
 
     Raises:
-        UsageError: no size, both, or `field_names` that are not these five.
+        UsageError: there is no size, or both are given, or `field_names` are not these five.
 
     Examples:
         >>> from evopipe import ReplayBuffer
@@ -274,10 +274,10 @@ class ReplayBuffer(Memory):
 
         Args:
             batch_size: how many.
-            beta: how much importance weights correct for priorities, of a prioritised memory.
+            beta: for a prioritised buffer: how much importance weights correct for the priorities.
 
         Raises:
-            UsageError: nothing is there to draw.
+            UsageError: the buffer is empty.
         """
         self._need_any()
         replay, form = self.replay, self.form
@@ -304,8 +304,8 @@ class MultiStepReplayBuffer(ReplayBuffer):
 
     Args:
         memory_size, field_names, device: as in `ReplayBuffer`.
-        num_envs: environments whose steps are saved.
-        n_step: steps that a transition spans.
+        num_envs: the number of environments whose steps are saved.
+        n_step: the number of steps in a transition.
         gamma: not needed: agents' discounts differ and mutate.
 
     Examples:
@@ -384,10 +384,10 @@ class Sampler:
     """Draws batches from a replay buffer, or from a `ReplayDataset`.
 
     Args:
-        distributed: whether batches come by `dataset`; of one process, as evopipe's, both are the same.
-        memory: where to sample from.
-        dataset: a `ReplayDataset`, with `distributed`.
-        dataloader, per, n_step: not needed: the memory knows.
+        distributed: whether batches come from `dataset`. With one process, as here, it makes no difference.
+        memory: the replay buffer to sample from.
+        dataset: a `ReplayDataset`; for `distributed`.
+        dataloader, per, n_step: not needed: they follow from the buffer.
 
     Raises:
         UsageError: there is nothing to sample from, or two things.

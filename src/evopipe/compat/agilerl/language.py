@@ -145,8 +145,12 @@ class LanguageAgent(View):
         return self.fitness[-1]
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write adapter, optimiser and counters to a folder, safetensors and JSON with checksums; not the model. Raises
-        DiskError if it cannot be written."""
+        """Write adapter, optimiser and counters to a folder: safetensors and JSON, with checksums. The model itself is
+        not written.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
         wanted = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         more = {"index": self.index, "steps": [*map(int, self.steps)], "scores": [*map(float, self.scores)]}
         stored.write(Path(path), [replace(self.member, slot=0)], {**wanted, **more})
@@ -312,7 +316,7 @@ class LanguageAlgorithm:
         )  # fmt: skip
 
     def load(self, path: str | Path, actor_network: Any, **arguments: Any) -> LanguageAgent:
-        """Return what `save_checkpoint` wrote of an agent over this model; `arguments` are those that it was made with.
+        """Return the agent that `save_checkpoint` wrote. `arguments` are those with which the agent was made.
 
         Raises:
             MissingInputError, DataError: it is not there, is damaged, or is of another algorithm or model.

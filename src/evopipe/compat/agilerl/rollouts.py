@@ -28,17 +28,18 @@ def collect_rollouts(
     """Step an agent in a vector of environments and save its steps in its `rollout_buffer`; then call `agent.learn()`.
 
     Args:
-        agent: one that learns from rollouts.
+        agent: an agent that learns from rollouts.
         env: a vector of Gymnasium.
-        n_steps: steps of every environment; None for as many as give the agent's `learn_step` in all.
-        last_obs, last_done, last_scores, last_info: what the last call returned, to go on from there; None to reset.
+        n_steps: steps of every environment; None for so many that all together are the agent's `learn_step`.
+        last_obs, last_done, last_scores, last_info: what the previous call returned, to continue from there; None to
+            reset the environments.
 
     Returns:
-        Returns of the episodes that ended, then what the next call takes: observations `[n, …]`, ends `[n]`, returns so
-        far of the running episodes `[n]`, infos.
+        The returns of the episodes that ended, then the arguments of the next call: observations `[n, …]`, dones `[n]`,
+        returns so far of the running episodes `[n]`, infos.
 
     Raises:
-        UsageError: the agent does not learn from rollouts, is one with a memory, or a shape does not fit.
+        UsageError: the agent does not learn from rollouts, is recurrent, or a shape does not fit.
 
     Examples:
         >>> from evopipe import collect_rollouts
@@ -64,6 +65,16 @@ def collect_rollouts_recurrent(
 
     Raises:
         UsageError: the agent is not recurrent.
+
+    Examples:
+        >>> from evopipe import collect_rollouts_recurrent
+        >>> from evopipe import create_population, make_vect_envs
+        >>> env = make_vect_envs("CartPole-v1", num_envs=2)
+        >>> (agent,) = create_population("PPO", env.single_observation_space, env.single_action_space, None,
+        ...                              {"RECURRENT": True}, num_envs=2)
+        >>> _ = collect_rollouts_recurrent(agent, env, n_steps=64)
+        >>> agent.recurrent, agent.learn() > 0 or True
+        (True, True)
     """
     if not agent.recurrent:
         raise UsageError("collect_rollouts_recurrent: the agent has no memory: call collect_rollouts")

@@ -92,9 +92,9 @@ def block_of(
     """Return an algorithm's block of `params.yaml`.
 
     Args:
-        algo: the algorithm's name here.
-        hp: `INIT_HP`. Keys that are another algorithm's, or that the script keeps for itself, are without effect: such
-            a dictionary often serves several.
+        algo: evopipe's name of the algorithm.
+        hp: `INIT_HP`. Keys of other algorithms, and keys that only the script itself reads, are ignored, because such a
+            dictionary is often shared.
         net: `NET_CONFIG`.
         ranges: hyper-parameters that may mutate; None for the algorithm's own ranges.
 
@@ -281,10 +281,10 @@ def language_block(
     """Return the block of an algorithm for language models.
 
     Args:
-        algo: the algorithm's name here.
+        algo: evopipe's name of the algorithm.
         settings: `LanguageSettings`, or the same names in capitals.
         ranges: hyper-parameters that may mutate; None for the algorithm's own ranges, group sizes excepted.
-        prompts: prompts of an agent in a step; None while that is not known.
+        prompts: the number of an agent's prompts in a step; None if it is not known yet.
 
     Raises:
         UsageError: a key is another algorithm's, or no algorithm's.
