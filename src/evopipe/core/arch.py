@@ -58,7 +58,7 @@ class Arch:
     def layers(self) -> dict[str, Block]:
         """The hidden layers by name, in order: `encoder.0` …, `latent`, `head.0` …
 
-        A residual encoder has its layers behind the latent.
+        The layers of a residual encoder come after the latent.
         """
         latent = {"latent": Block(self.latent)}
         encoder, head = (

@@ -44,13 +44,13 @@ def carry_out(
     """Return the next generation.
 
     Args:
-        decided: what becomes of each slot.
+        decided: what becomes of each slot, as `Searcher.step` returned it.
         mutation, traits: how children mutate.
-        members: in slot order.
+        members: the members, in slot order.
         generation: its number; together with the keys it fixes the draws of mutations.
         next_id: a slot's new member has the id `next_id + slot`.
         keys: the key of each slot's next member.
-        new: `(slot, id, key, values)` → a member of a new trial.
+        new: a function `(slot, id, key, values)` that makes the member of a new trial.
     """
     born = [
         _one(fate, mutation, traits, members, generation, slot, next_id + slot, keys[slot], new)

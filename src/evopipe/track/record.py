@@ -196,7 +196,7 @@ class TrainingRecord:
         return bool(new != about)
 
     def run(self, writing: bool = False) -> TrackedRun:
-        """Return the run as it is now; a later call reads what was added.
+        """Return the run in its current state. Each call reads what was added since the last.
 
         A run that has not ended, and whose process is not `writing` any more, was killed.
 

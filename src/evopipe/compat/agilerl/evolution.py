@@ -27,7 +27,7 @@ class TournamentSelection:
 
     Args:
         tournament_size: agents drawn, with replacement, for each tournament.
-        elitism: whether the fittest agent always goes on, at index 0.
+        elitism: whether the fittest agent always survives, at index 0.
         population_size: the number of agents in the next generation, which must be that of this one.
         eval_loop: how many of the last tests are averaged to an agent's fitness.
         evo_step: the older name of `eval_loop`.

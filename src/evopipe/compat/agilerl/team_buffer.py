@@ -15,7 +15,7 @@ _Parts = dict[Any, np.ndarray]
 class TeamExperiences(tuple[Any, ...]):
     """A batch of a team's transitions: (state, action, reward, next_state, done), each by agent, arrays `[B, …]`.
 
-    `alive` and `next_alive`, `[B]` by agent, say who acted, and who is there in the next state.
+    `alive` and `next_alive`, `[B]` by agent, say which agents acted, and which are present in the next state.
     """
 
     alive: _Parts
