@@ -94,7 +94,7 @@ class Structure(Protocol):
         """Return the members' own flat rows `[n_p]` from rows `[P, N]`, without pads. They are copies."""
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
-        """Return the structure of every `every`-th row from `first` to `end`. What those rows compute keeps every
+        """Return the structure of every `every`-th row from `first` to `end`. The results of these rows keep every
         bit."""
 
     def repeat(self, times: int) -> Structure:

@@ -35,8 +35,8 @@ def evaluation(
 
 
 class TextEvaluation:
-    """The members to be scored, then the model that they started from, and the report on their scores. The elite is the
-    last member."""
+    """The members to be scored, and the report on their scores. The elite is the last trained member. The base comes
+    after it; games have none."""
 
     def __init__(
         self, params: LanguageParams, problem: Problem[TextSpec], trained: Sequence[Member], folder: Path

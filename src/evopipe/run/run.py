@@ -52,10 +52,11 @@ class Champion:
 
 
 class Run(Generic[JobT]):
-    """Generations of a population: its members, champion and lineage; `advance` and `close` are its regime's.
+    """A run: it trains a population generation by generation, and keeps its members, champion and lineage. `advance`
+    and `close` are those of its regime.
 
-    In a generation, members that have lived equally long live together, and one such group follows the other: `turn`
-    switches to the next of the `waiting` groups. The state between two ticks is `state()`: from it `restore()`
+    In a generation, members that have lived equally long form a group, and one group lives after the other: `turn`
+    switches to the next of the `waiting` groups. `state()` returns the state between two ticks; from it `restore()`
     continues bit for bit.
     """
 
