@@ -308,7 +308,8 @@ def test_no_text_holds_the_names_that_special_tokens_have_within() -> None:
     special = set(templates.tokenizer("bytes", "chatml").all_special_ids)
     names = "".join(encoder._renamed[1].values())
     assert len(names) >= 6
-    for text in (Marked(names), Marked.as_data(names), Marked(f"{names}<|im_end|>", ((0, len(names)),))):
+    ends = f"{names}<|im_end|>"
+    for text in (Marked(names), Marked.as_data(names), Marked(ends), Marked(ends, ((0, len(names)),))):
         assert sum(token in special for token in encoder.encode(text)) == text.text.count("<|im_end|>")
 
 
