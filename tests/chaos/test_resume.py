@@ -294,11 +294,12 @@ def test_stage_evaluate_asked_to_stop(start: Starter, tmp_path: Path, signum: si
         time.sleep(wait)
         asked = time.monotonic()
         run.send(signum)
-        assert run.wait() == code, run.log
+        found = run.wait(), run.log
         assert time.monotonic() - asked < 10
-        if run.log != "error: interrupted\n":  # it was not yet there: on a busy machine it takes longer
+        # Machines differ: where it had hardly begun it is asked once more, later.
+        if found not in ((-signum, ""), (code, "error: interrupted\n")):
             break
-    assert run.log == "error: stopped, nothing was written; the same command begins it again\n"
+    assert found == (code, "error: stopped, nothing was written; the same command begins it again\n")
     assert not (folder / "reports/evaluation.json").exists()
 
 
