@@ -30,7 +30,7 @@ _SHOWN = 12  # prompts of which the completions are written down, or games
 def evaluation(
     params: LanguageParams, problem: Problem[TextSpec], trained: Sequence[Member], folder: Path
 ) -> TextEvaluation:
-    """Return what is scored and what is told of it, see the stage `evaluate`."""
+    """Return the members to be scored and the report on their scores, for the stage `evaluate`."""
     return TextEvaluation(params, problem, trained, folder)
 
 

@@ -54,9 +54,9 @@ class Champion:
 class Run(Generic[JobT]):
     """Generations of a population: its members, champion and lineage; `advance` and `close` are its regime's.
 
-    Of a generation's members those who have lived equally long live together, one group after another: `turn` lets the
-    next of the `waiting` groups live. The state between two ticks is `state()`: from it `restore()` continues bit for
-    bit.
+    In a generation, members that have lived equally long live together, and one such group follows the other: `turn`
+    switches to the next of the `waiting` groups. The state between two ticks is `state()`: from it `restore()`
+    continues bit for bit.
     """
 
     def __init__(
