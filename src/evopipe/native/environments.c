@@ -35,6 +35,10 @@ void env_reset(const env_call *c) {
 // An algorithm's numbers in [-1, 1], NaN for 0, stretched to the bounds: to the bit what `ActionSpace.own` returns.
 static void stretch(const env_call *c, const float *from, float *own) {
   for (int a = 0; a < c->of->actions; a++) {
+    if (c->own) {
+      own[a] = from[a];
+      continue;
+    }
     const double x = isnan(from[a]) ? 0.0 : from[a], low = c->of->low[a], high = c->of->high[a];
     const double share = (fmin(fmax(x, -1.0), 1.0) + 1.0) / 2.0;
     own[a] = (float)fmin(fmax(low + share * (high - low), low), high);

@@ -26,6 +26,15 @@ def declarations() -> Any:
     return found
 
 
+@cache
+def own_declarations() -> Any:
+    """Return what the library of a user's environment has, as parsed by cffi."""
+    found = type(declarations())()
+    found.include(declarations())
+    found.cdef("extern const environment the_environment;")
+    return found
+
+
 def at(tensor: Tensor | None) -> int:
     """Return the address of a tensor's numbers; None stands for C's NULL."""
     return 0 if tensor is None else tensor.data_ptr()

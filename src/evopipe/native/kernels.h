@@ -290,7 +290,8 @@ typedef struct {  // of R rows, which have their states `stride` bytes apart; n 
   const int64_t *where;   // [n], which rows; NULL: the first
   const int64_t *begins;  // [n], seeds of a reset
   const uint8_t *only;    // [n], which of them step; NULL: all
-  const void *actions;    // [n] int64, or float [n, A] in [-1, 1]
+  const void *actions;    // [n] int64, or float [n, A] in [-1, 1]; where `own`, within the environment's bounds
+  ptrdiff_t own;
   float *obs, *rewards;   // [n, O] and [n]
   uint8_t *terminated, *truncated;
 } env_call;
