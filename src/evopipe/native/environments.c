@@ -1,11 +1,20 @@
 // Rows of an environment in C: all of them, or some, in one call.
 
 #include "random.h"
+#include "environments/acrobot.c"
 #include "environments/cartpole.c"
+#include "environments/cliff_walking.c"
+#include "environments/frozen_lake.c"
+#include "environments/mountain_car.c"
+#include "environments/pendulum.c"
+#include "environments/taxi.c"
 
 enum { MOST_DRAWS = 64 };
 
-static const environment *const offered[] = {&cartpole_v0, &cartpole_v1};
+static const environment *const offered[] = {
+    &acrobot_v1,      &cartpole_v0,     &cartpole_v1,                &cliff_walking_v1, &cliff_walking_slippery_v1,
+    &frozen_lake_v1,  &frozen_lake8x8_v1, &mountain_car_v0, &mountain_car_continuous_v0, &pendulum_v1, &taxi_v4,
+};
 
 const environment *environment_at(int place) {
   return place < (int)(sizeof(offered) / sizeof(*offered)) ? offered[place] : NULL;
