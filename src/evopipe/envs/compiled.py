@@ -84,6 +84,15 @@ class CompiledPool:
         """Step those of the first `n` rows for which `where` `[n]` is True; see `TensorPool.step_where`."""
         return TensorStep(*self._states.step(actions, only=where))
 
+    @property
+    def draws_in_steps(self) -> bool:
+        """Whether a step takes random numbers."""
+        return self._states.kind.step_draws > 0
+
+    def place(self, numbers: Any) -> bool:
+        """Put the numbers that a Gymnasium environment has as its state into row 0; False if that is not possible."""
+        return self._states.place(numbers)
+
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what rebuilds the pool: `state` `[R, S]` uint8, and `length` and `seed` `[R]`."""
         kept = {"state": self.memory, "length": self.length, "seed": self._seeds}

@@ -16,11 +16,11 @@ typedef struct {  // a number that `env.kwargs` may set
   double usual;
 } setting;
 
-typedef struct {            // what a reset or a step depends on, beside the state
-  int64_t choice;           // the action, counted from 0, where actions are choices
-  const float *numbers;     // the action, within its bounds, where it is numbers
-  const double *random;     // as many numbers in [0, 1) as the environment asks for, drawn from the episode's seed
-  const double *settings;   // by their place in the environment's list
+typedef struct {           // what a reset or a step depends on, beside the state
+  int64_t choice;          // the action, counted from 0, where actions are choices
+  const float *numbers;    // the action, within its bounds, where it is numbers
+  const double *random;    // as many numbers in [0, 1) as the environment asks for, drawn from the episode's seed
+  const double *settings;  // by their place in the environment's list
 } inputs;
 
 typedef struct {
@@ -40,4 +40,7 @@ typedef struct {
   void (*reset)(void *state, const inputs *in);
   int (*step)(void *state, const inputs *in, double *reward);  // returns whether the episode reached its end
   void (*observe)(const void *state, float *observation);
+  // May be left out: puts the numbers that a Gymnasium environment has as `state` or `s` into a state, so that
+  // `evopipe env check` can step both from there.
+  void (*place)(void *state, const double *numbers, int count);
 } environment;

@@ -37,6 +37,8 @@ class Compiled:
     max_steps: int | None
     threshold: float | None
     settings: dict[str, float]
+    step_draws: int
+    place: Any  # see `environment.h`; None where it is left out
     held: Any
 
     @classmethod
@@ -61,7 +63,8 @@ class Compiled:
         settings = {ffi.string(c.settings[i].name).decode(): c.settings[i].usual for i in range(c.settings_count)}
         return cls(
             int(ffi.cast("intptr_t", pointer)), name, c.state, c.observations, c.actions, bool(c.continuous), low, high,
-            c.max_steps or None, c.threshold or None, settings, held,
+            c.max_steps or None, c.threshold or None, settings,
+            c.step_draws, None if c.place == ffi.NULL else c.place, held,
         )  # fmt: skip
 
     def values(self, kwargs: Mapping[str, Any]) -> list[float]:
@@ -148,6 +151,18 @@ class States:
         """Begin an episode in `rows` `[n]` int64, each from its own seed `[n]` int64."""
         rows, seeds = rows.contiguous(), seeds.contiguous()
         self._kernels.env_reset(self._call(*self._fixed, len(rows), at(rows), at(seeds), *[0] * 7))
+
+    def place(self, numbers: Any) -> bool:
+        """Put numbers into the state of row 0 by the environment's own `place`; return whether that was possible."""
+        try:
+            given = torch.tensor(numbers, dtype=torch.float64).reshape(-1)
+        except (TypeError, ValueError, RuntimeError):
+            return False
+        if self.kind.place is None:
+            return False
+        ffi = declarations()
+        self.kind.place(ffi.cast("void *", at(self.memory)), ffi.cast("double *", at(given)), len(given))
+        return True
 
     def step(
         self, actions: Tensor, rows: Tensor | None = None, only: Tensor | None = None, own: bool = False
