@@ -113,8 +113,9 @@ class RowInC(gymnasium.Env[Any, Any]):
             low, high = (np.array(bound, np.float32) for bound in (self.kind.low, self.kind.high))
             self.action_space = gymnasium.spaces.Box(low, high)
         self.spec = EnvSpec(
-            name.rpartition(":")[2], max_episode_steps=most, reward_threshold=self.kind.threshold
-        )
+            name.rpartition(":")[2], f"{__name__}:RowInC", self.kind.threshold, max_episode_steps=most,
+            kwargs={"source": source, "name": name, "kwargs": kwargs},
+        )  # fmt: skip
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the episode of a seed, the same episode as in a `CompiledPool`."""

@@ -129,6 +129,8 @@ def _first(unit: Unit, target: str) -> Any:
         for fault in faults:
             print(f"note: {fault}; {unit.name} is compiled by {compiler[0]} instead", file=sys.stderr)
         return found
+    if unit.main != MAIN:  # of a user's own mistake one compiler's word is enough
+        faults = faults[-1:]
     raise NoKernels("; ".join(faults) or "no C compiler was found; install gcc or clang, or name one in CC")
 
 
@@ -179,8 +181,8 @@ def _declared(unit: Unit, library: Path, compiler: tuple[str, ...]) -> Any:
         _ctypes.dlclose(handle)
         for name in dir(found):
             getattr(found, name)
-    except (OSError, AttributeError) as error:
-        why = str(error).rpartition(f"{library}: ")[2]
+    except (OSError, AttributeError, KeyError) as error:
+        why = str(error.args[-1]).rpartition(f"{library}: ")[2]
         raise NoKernels(f"what {compiler[0]} made of {unit.name} cannot be loaded: {why}") from error
     return found
 

@@ -31,7 +31,7 @@ def own_declarations() -> Any:
     """Return what the library of a user's environment has, as parsed by cffi."""
     found = type(declarations())()
     found.include(declarations())
-    found.cdef("extern const environment the_environment;")
+    found.cdef("extern environment the_environment;")  # of a constant, cffi would not tell where it lies
     return found
 
 
