@@ -43,9 +43,7 @@ _IRRELEVANT = (
 )
 
 
-def check(
-    env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = (), source: str | None = None
-) -> list[str]:
+def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = (), source: str | None = None) -> list[str]:
     """Try an environment, a C file's where one is given, and return the findings.
 
     A finding begins with `error:` if evopipe cannot train in the environment, and with `warning:` if it can.
@@ -245,7 +243,7 @@ def _differs(first: list[RowStep], second: list[RowStep]) -> int | None:
 
 
 def _unlike_twin(cfg: EnvConfig) -> Iterator[str]:
-    """Compare a user's environment in C with the one that `env.id` names: spaces, limits, and steps from equal states."""
+    """Compare a user's environment in C with that of `env.id` in Python: spaces, limits, steps from equal states."""
     named = cfg.model_copy(update={"source": None, "backend": "sync"})
     pool = CompiledPool(cfg, 1, torch.device("cpu"))
     with opened(named) as twin:
@@ -259,7 +257,11 @@ def _unlike_twin(cfg: EnvConfig) -> Iterator[str]:
             "time limit": (None if pool.limit else pool.max_steps, most),
             "reward threshold": (pool.reward_threshold, solved),
         }
-        unlike = [f"warning: {what}: {own} in C, {theirs} in {cfg.id}" for what, (own, theirs) in pairs.items() if own != theirs]
+        unlike = [
+            f"warning: {what}: {own} in C, {theirs} in {cfg.id}"
+            for what, (own, theirs) in pairs.items()
+            if own != theirs
+        ]
         yield from unlike
         if not (unlike or pool.draws_in_steps):
             yield from _steps_unlike(pool, twin, seen, acted)

@@ -33,8 +33,8 @@ class CompiledPool:
         memory: `[R, S]` uint8, the rows' states, zeros before the first reset; always the same memory.
 
     Raises:
-        ParamsError: the device is no CPU, nothing can be compiled, evopipe has no such environment in C, or `env.kwargs`
-            holds an argument that it does not take.
+        ParamsError: the device is no CPU, nothing can be compiled, evopipe has no such environment in C, or it does not
+            take an argument of `env.kwargs`.
     """
 
     team: TeamSpace | None = None

@@ -1,9 +1,10 @@
 """One row of a user's own environment, as tensors or in C, as a Gymnasium environment: to read its spaces, and to watch
 or step it.
 
-The class of one as tensors stands in a module of the user's (`env.id: module:Class`). Like the classes in `envs.tensors` it has `draws`,
-`start`, `advance` and `observe`. It also has Gymnasium's `observation_space` (a Box of one axis) and `action_space`,
-and may have `max_episode_steps` and `reward_threshold`. `env.kwargs` are the arguments of its constructor.
+The class of one as tensors stands in a module of the user's (`env.id: module:Class`). Like the classes in
+`envs.tensors` it has `draws`, `start`, `advance` and `observe`. It also has Gymnasium's `observation_space` (a Box of
+one axis) and `action_space`, and may have `max_episode_steps` and `reward_threshold`. `env.kwargs` are the arguments of
+its constructor.
 """
 
 from __future__ import annotations

@@ -207,8 +207,8 @@ def environment_of(
         )
     if not (trust or another) and own.source is not None:
         raise UsageError(
-            f"policy.json names the C file {own.source!r}: to make the environment is to compile and run it; if you know "
-            "where this policy comes from say --trust (trust=True), or name another environment with --env"
+            f"policy.json names the C file {own.source!r}: to make the environment is to compile and run it; if you "
+            "know where this policy comes from say --trust (trust=True), or name another environment with --env"
         )
     if another:
         own = EnvConfig(id=str(env_id))
