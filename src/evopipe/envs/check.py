@@ -285,17 +285,18 @@ def _steps_unlike(
                 "`state` nor `s` of numbers"
             )
             return
-        action = np.array([acted.sample(np.ones(acted.size, np.bool_), rng)])
+        before, action = np.asarray(state).tolist(), np.array([acted.sample(np.ones(acted.size, np.bool_), rng)])
         step = pool.step(torch.from_numpy(action))
         obs, reward, terminated, truncated, _ = twin.step(acted.own(action)[0])
-        theirs = {"observation": seen.row(obs), "reward": reward, "terminated": terminated}
-        for what, own in zip(theirs, (step.obs[0], step.reward[0], step.terminated[0]), strict=False):
-            if not np.allclose(own.numpy(), theirs[what], _CLOSE, _CLOSE):
-                yield (
-                    f"error: from the state {np.asarray(state).tolist()} by the action {acted.own(action)[0].tolist()} "
-                    f"the {what} is {own.numpy().tolist()} in C, {np.asarray(theirs[what]).tolist()} in Python"
-                )
-                return
+        own = np.concatenate([np.ravel(part.numpy()) for part in step[:3]])
+        theirs = np.array([*seen.row(obs), reward, terminated])
+        for k, _ in _first(~np.isclose(own, theirs, _CLOSE, _CLOSE)[:, None]):
+            what = f"observation's number {k}" if k < seen.size else ("reward", "end")[k - seen.size]
+            yield (
+                f"error: from the state {before} by the action {acted.own(action)[0].tolist()} the "
+                f"{what} is {own[k]:g} in C, {theirs[k]:g} in Python"
+            )
+            return
         if terminated or truncated:
             twin.reset(seed=_SEED + n)
 
