@@ -13,11 +13,12 @@ from evopipe.envs.compiled import CompiledPool
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.tensors import OFFERED, TensorPool, TensorStep
 from evopipe.errors import DataError, ParamsError
-from evopipe.native.environment import offered
 from evopipe.schema.blocks import EnvConfig
 
 CPU = torch.device("cpu")
-NAMES = sorted(offered())
+NAMES = (
+    *OFFERED, "CliffWalking-v1", "CliffWalkingSlippery-v1", "FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v4"
+)  # fmt: skip
 
 
 def config(env_id: str = "CartPole-v1", backend: str = "c", **kwargs: Any) -> EnvConfig:
