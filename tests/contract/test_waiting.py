@@ -84,20 +84,21 @@ def test_so_does_one_of_other_settings(algo: str, more: dict[str, Any], run: Cal
 @pytest.mark.parametrize(
     "algo", ["dqn", pytest.param("ppo", marks=pytest.mark.thorough), pytest.param("td3", marks=pytest.mark.thorough)]
 )
-def test_so_does_one_in_tensors(algo: str, run: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("backend", ["torch", "c"])
+def test_so_does_one_in_tensors(backend: str, algo: str, run: Callable[..., Any]) -> None:
     waiting, always = problem(algo, TURNS), problem(algo)
     for p in (waiting, always):
-        object.__setattr__(p, "env", p.env.model_copy(update={"backend": "torch"}))
+        object.__setattr__(p, "env", p.env.model_copy(update={"backend": backend}))
     check(run(waiting, 3), run(always, 3))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("algo", ["dqn", "ppo", "maddpg"])
+@pytest.mark.parametrize(("algo", "steps"), [("dqn", 1), ("dqn", 3), ("ppo", 1), ("maddpg", 1), ("maddpg", 2)])
 @pytest.mark.parametrize("ticks", [9, 33, 58, 101])
 def test_a_run_in_turns_that_was_killed_goes_on_to_the_same_bits(
-    algo: str, ticks: int, run: Callable[..., Any]
+    algo: str, steps: int, ticks: int, run: Callable[..., Any]
 ) -> None:
-    p = problem(algo, TURNS)
+    p = problem(algo, TURNS, train={"replay": {"sharing": "own", "n_step": steps}} if steps > 1 else {})
     straight, killed = run(p, 3), run(p, 3)
     populations.advance(killed, ticks)
     tensors, meta = killed.state()

@@ -182,7 +182,7 @@ class Base:
         """
         told, own = self._messages(messages, system)
         shown = self._shown(told, own)
-        spans = chats.answers(self.tokenizer, self.name, told, shown)
+        spans = chats.answers(self.tokenizer, self.name, told, own, shown)
         cuts = [place for span in spans for place in span]
         pieces = [
             (self.encoder.tokens_from(shown.text.part(0, end), start), i % 2 == 0)

@@ -183,7 +183,7 @@ def environment_of(
         policy: the policy.
         env_id: another environment; None for its own.
         kwargs: other arguments of the environment; None for its own.
-        trust: whether a `module:EnvId` that only the policy's folder names may be imported, which runs that module.
+        trust: whether a `module:EnvId` or a C file that only the policy's folder names may be used, which runs it.
 
     Raises:
         DataError: the policy does not name its environment.
@@ -192,7 +192,10 @@ def environment_of(
     about = policy.about.get("env")
     try:
         known = {"id": about["id"], "kwargs": about["kwargs"]}  # type: ignore[index]
-        own = EnvConfig.model_validate({**known, "wrappers": about.get("wrappers", ())})  # type: ignore[union-attr]
+        more = {"wrappers": about.get("wrappers", ())}  # type: ignore[union-attr]
+        if "source" in about:  # type: ignore[operator]
+            more |= {"source": about["source"], "backend": "c"}  # type: ignore[index]
+        own = EnvConfig.model_validate({**known, **more})
     except (KeyError, TypeError, ValueError) as error:
         raise DataError("policy.json: names no environment (`env`: `id`, `kwargs`); export it again") from error
     another = env_id not in (None, own.id)
@@ -203,10 +206,15 @@ def environment_of(
             f"{foreign.partition(':')[0]!r}; if you know where this policy comes from say --trust (trust=True), or "
             "name another environment with --env"
         )
+    if not (trust or another) and own.source is not None:
+        raise UsageError(
+            f"policy.json names the C file {own.source!r}: to make the environment is to compile and run it; if you "
+            "know where this policy comes from say --trust (trust=True), or name another environment with --env"
+        )
     if another:
         own = EnvConfig(id=str(env_id))
     try:
-        return EnvConfig(id=own.id, kwargs=own.kwargs if kwargs is None else dict(kwargs), wrappers=own.wrappers)
+        return own if kwargs is None else EnvConfig.model_validate({**own.model_dump(), "kwargs": dict(kwargs)})
     except ValueError as error:
         raise UsageError(f"the environment cannot be used: {error}") from error
 

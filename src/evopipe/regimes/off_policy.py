@@ -184,7 +184,7 @@ class OffPolicy:
         if self._windows is None:
             next_alive = step.next_alive if layout.agents else None
             rows = layout.pack(*taken, step.obs, step.mask, legal=legal, alive=alive, next_alive=next_alive)[:, None]
-            keep = (~step.broken & np.isfinite(obs.reshape(len(obs), -1)).all(axis=1))[:, None]
+            keep = ~step.broken[:, None]
         else:
             of_team = (alive, step.over, step.next_alive) if layout.agents else ()
             rows, keep = self._windows.add(*taken, step.truncated, step.obs, step.mask, step.broken, legal, *of_team)

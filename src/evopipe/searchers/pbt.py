@@ -101,7 +101,7 @@ def exploit(scores: Sequence[float], fraction: float, draw: np.random.Generator)
         return None
     share = min(max(1, math.floor(fraction * len(order) + 1e-9)), len(order) // 2)
     worst = {*order[len(order) - share :], *order[len(healthy) :]}
-    best = [slot for slot in healthy[: max(share, 1)] if slot not in worst]
+    best = healthy[: max(share, 1)]
     return {slot: best[int(draw.integers(len(best)))] for slot in order if slot in worst}
 
 

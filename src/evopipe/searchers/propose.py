@@ -62,7 +62,6 @@ def _ends(bound: Bound) -> tuple[float, float]:
     low, high = bound.low, bound.high
     if bound.whole:
         low, high = math.ceil(low) - 0.5, math.floor(high) + 0.5
-        low = max(low, 0.5) if bound.log else low
     return (math.log(low), math.log(high)) if bound.log else (low, high)
 
 
