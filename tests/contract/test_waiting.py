@@ -125,7 +125,7 @@ def test_what_a_recurrent_member_remembers_waits_through_a_kill(run: Callable[..
 def test_a_child_that_waits_after_its_birth_is_told_with_its_mutation_when_it_has_lived(
     run: Callable[..., Any],
 ) -> None:
-    p = problem("dqn", ((0, 1), (0,), (0, 1)), ((1, 1, 0),))
+    p = problem("dqn", ((0, 1), (0,), (0, 1), (0, 1)), ((1, 1, 0),))
     object.__setattr__(p, "mutation", populations.problem(mutation=ALWAYS).mutation)
     loop, told = run(p, 2), []
     while not loop.reason:
@@ -133,7 +133,7 @@ def test_a_child_that_waits_after_its_birth_is_told_with_its_mutation_when_it_ha
         go_on(loop)
         if loop.clock.generation > over:
             told.append([births[slot].kind for slot in sorted(m.slot for m in loop.lineage[-1].members)])
-    assert told == [["none", "none"], ["none"], ["none", "rl_hp"]]
+    assert told == [["none", "none"], ["none"], ["none", "rl_hp"], ["none", "none"]]
     found = {(record.generation, slot): of for record, each in origins(loop.lineage) for slot, of in each.items()}
     assert (found[3, 1].parent, found[3, 1].mutation.kind, found[3, 1].why) == ((1, 0), "rl_hp", "as was said")
     assert found[3, 0].parent == (2, 0)
