@@ -150,3 +150,17 @@ def test_a_child_that_is_younger_than_who_was_in_its_slot_draws_by_a_key_of_its_
     assert loop.ages == [25, 50, 50]
     assert after[1:] == before[1:]
     assert after[0] not in before
+
+
+@pytest.mark.parametrize("born", [False, True])
+def test_who_is_born_into_a_slot_that_waits_remembers_nothing_of_it(born: bool, run: Callable[..., Any]) -> None:
+    """Whose member waits remembers what it did."""
+    config = {"max_seq_len": 8, "network": {"encoder": [8], "latent": 8, "encoder_kind": "lstm"}}
+    p = problem("ppo", ((0,), (1,), (0, 1)), ((2, 0, 1),) if born else (), config=config)
+    loop = run(p, 2)
+    while loop.clock.generation < 2:
+        go_on(loop)
+    while 0 not in loop.living:
+        loop.turn()
+    (memory,) = (each.memory[each.cohort.slots.index(0)] for each in loop.regime.playing if 0 in each.cohort.slots)
+    assert bool(memory.any()) != born
