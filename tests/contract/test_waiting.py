@@ -84,10 +84,11 @@ def test_so_does_one_of_other_settings(algo: str, more: dict[str, Any], run: Cal
 @pytest.mark.parametrize(
     "algo", ["dqn", pytest.param("ppo", marks=pytest.mark.thorough), pytest.param("td3", marks=pytest.mark.thorough)]
 )
-def test_so_does_one_in_tensors(algo: str, run: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("backend", ["torch", "c"])
+def test_so_does_one_in_tensors(backend: str, algo: str, run: Callable[..., Any]) -> None:
     waiting, always = problem(algo, TURNS), problem(algo)
     for p in (waiting, always):
-        object.__setattr__(p, "env", p.env.model_copy(update={"backend": "torch"}))
+        object.__setattr__(p, "env", p.env.model_copy(update={"backend": backend}))
     check(run(waiting, 3), run(always, 3))
 
 

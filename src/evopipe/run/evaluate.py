@@ -108,7 +108,7 @@ actions, and what the step gave, truncated where an episode was cut."""
 
 
 class Watch(Protocol):
-    """The protocol of what receives every step of evaluations."""
+    """The protocol of an object that receives every step of evaluations."""
 
     def begin(self) -> None:
         """Begin another evaluation."""
