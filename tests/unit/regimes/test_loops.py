@@ -706,6 +706,18 @@ def test_a_new_trial_has_no_step_of_the_one_before(run: Callable[..., Any]) -> N
     assert all(row[0] == row[3] and row[0] not in before for row in rows)
 
 
+def test_a_new_trial_has_no_return_of_the_one_before(run: Callable[..., Any]) -> None:
+    """By which rewards are normalised; others keep theirs."""
+    train = {**LONG, "normalise": {"rewards": True}}
+    loop = run(populations.problem("envs_for_tests:Diary-v0", "ppo", train=train))
+    while not bool((loop.regime.returns != 0).all()):
+        loop.advance()
+    before = loop.regime.returns.clone()
+    loop.regime.renew([1])
+    assert torch.equal(loop.regime.returns[0], before[0])
+    assert not loop.regime.returns[1].any()
+
+
 def test_transitions_to_begin_with_are_in_every_memory(run: Callable[..., Any]) -> None:
     """The last ones where there are too many; a cut one bootstraps."""
     p = populations.problem(
