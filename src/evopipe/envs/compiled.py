@@ -65,7 +65,8 @@ class CompiledPool:
     @property
     def obs(self) -> torch.Tensor:
         """The current observation of every row, `[R, O]` float32."""
-        return self._states.observe()
+        obs: torch.Tensor = self._states.observe()
+        return obs
 
     @property
     def begins(self) -> torch.Tensor:
