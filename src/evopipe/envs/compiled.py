@@ -71,7 +71,8 @@ class CompiledPool:
     @property
     def begins(self) -> torch.Tensor:
         """Where an episode begins, `[R]` bool."""
-        return self.length == 0
+        begins: torch.Tensor = self.length == 0
+        return begins
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
         """Begin a new episode in `rows` `[n]`, each from its own seed `[n]`."""
