@@ -11,6 +11,8 @@ PYTEST := $(VENV)/bin/python -m pytest
 USER_PATH := $(PATH)
 export PATH := $(ROOT)/$(VENV)/bin:$(PATH)
 export PYTHONPATH := src
+# Stages and many tests are processes of their own, and each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Two makes at once must not set up twice.
 FLOCK := $(shell command -v flock 2>/dev/null)

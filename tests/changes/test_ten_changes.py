@@ -12,7 +12,7 @@ import pytest
 
 from changed import PACKAGE, Copy
 from evopipe.schema.read import parse_yaml
-from tiny import write_params
+from tiny import ROOT, write_params
 
 pytestmark = pytest.mark.thorough
 
@@ -310,6 +310,14 @@ def test_a_stage(copy: Copy, tmp_path: Path) -> None:
     done = copy.python("-m", "evopipe", "tally", cwd=tmp_path / "run")
     assert (done.returncode, done.stdout) == (0, "reports/tally.json: 2 generations\n"), done.stderr
     assert json.loads(written.read_text()) == {"generations": 2}
+    (tmp_path / "run/reports/train.json").unlink()
+    early = copy.python("-m", "evopipe", "tally", cwd=tmp_path / "run")
+    assert (early.returncode, early.stderr.count("\n")) == (66, 1), early.stderr
+    stale = copy.python(str(ROOT / "pipelines/make.py"), "--check")
+    assert stale.returncode == 1
+    assert {"dvc.yaml", "src/evopipe/new/template/stages.yaml", "pipelines/dqn-cartpole/dvc.yaml"} <= {
+        line.partition(":")[0] for line in stale.stderr.splitlines()
+    }
     made = copy.python("-c", "import sys; sys.path.insert(0, 'pipelines'); import make; print(make.render_root())")
     stages = parse_yaml(made.stdout, "dvc.yaml").data["stages"]
     assert list(stages)[-2:] == ["tally", "report"]

@@ -93,12 +93,12 @@ def test_so_does_one_in_tensors(backend: str, algo: str, run: Callable[..., Any]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("algo", ["dqn", "ppo", "maddpg"])
+@pytest.mark.parametrize(("algo", "steps"), [("dqn", 1), ("dqn", 3), ("ppo", 1), ("maddpg", 1), ("maddpg", 2)])
 @pytest.mark.parametrize("ticks", [9, 33, 58, 101])
 def test_a_run_in_turns_that_was_killed_goes_on_to_the_same_bits(
-    algo: str, ticks: int, run: Callable[..., Any]
+    algo: str, steps: int, ticks: int, run: Callable[..., Any]
 ) -> None:
-    p = problem(algo, TURNS)
+    p = problem(algo, TURNS, train={"replay": {"sharing": "own", "n_step": steps}} if steps > 1 else {})
     straight, killed = run(p, 3), run(p, 3)
     populations.advance(killed, ticks)
     tensors, meta = killed.state()

@@ -53,7 +53,7 @@ class EnvPool:
         actions, observations: the spaces, which convert the environment's own actions and observations.
         spaces: what an algorithm knows of them.
         team: the spaces of each agent, if there are several; the four attributes above are then what agents have in
-            common. Everything with an axis R then has an axis K behind it, except `episode_length`.
+            common. Everything with an axis R then has an axis K after it, except `episode_length`.
         alive: `[R, K]`, for a team: which agents act. An agent that does not act has the observation 0, and only its
             first action is legal.
         forced, is_forced: `[R, K, …]` and `[R, K]`, for a team: next actions that the environment sets itself, whatever

@@ -112,7 +112,7 @@ def _tracked(instead: str) -> AfterValidator:
 
 
 class WrapperConfig(Schema):
-    """One wrapper around each environment; a name alone stands for one without arguments."""
+    """One wrapper around each environment. In `params.yaml`, a name alone is a wrapper without arguments."""
 
     name: str = Field(min_length=1, description="a class of `gymnasium.wrappers`, or `module:Wrapper` for one's own")
     kwargs: Annotated[
@@ -268,7 +268,7 @@ class NetworkConfig(Schema):
     """Architecture that members start from: observation → encoder → latent → head → output.
 
     Images in the observation go through the convolutions first; without images these do not count. LSTM layers have
-    their gates in the place of activation and normalisation.
+    gates instead of activation and normalisation.
     """
 
     class Conv(Schema):
