@@ -1,5 +1,4 @@
-"""Algorithms learn in environments in C what they learn in Gymnasium's: held-out episodes are Gymnasium's. Thresholds are
-never lowered to get green."""
+"""Algorithms learn in environments in C: held-out episodes are Gymnasium's. Thresholds are never lowered."""
 
 from __future__ import annotations
 
