@@ -39,6 +39,7 @@ class Crew(ParallelEnv[Any, Any, Any]):
             "discrete": spaces.Discrete(3),
             "continuous": spaces.Box(-2.0, 4.0, (2,), np.float32),
             "multidiscrete": spaces.MultiDiscrete([2, 3]),
+            "threefold": spaces.MultiDiscrete([3, 2, 4]),
             "multibinary": spaces.MultiBinary(2),
         }
         return kinds[self.kind]
@@ -256,10 +257,30 @@ class MasksCut(IsCut):
         self.blank = blank
 
     def info(self, agent: Any) -> Any:
-        sizes = {"discrete": 3, "multidiscrete": 5}
+        sizes = {"discrete": 3, "multidiscrete": 5, "threefold": 9}
         mask = np.ones(sizes[self.kind], np.int8)
         mask[0] = 0
         return {"action_mask": mask * (not (self.blank and agent not in self.agents))}
+
+
+class MasksBoth(MasksCut):
+    """The first agent dies at step `when`, and its episode is cut there, too."""
+
+    def ends(self, agent: Any) -> tuple[Any, Any]:
+        return self.now and not self.number(agent), super().ends(agent)[1]
+
+
+class MasksOnce(Crew):
+    """`info` says what is legal in the first episode alone: all but the first action."""
+
+    episodes = 0
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.episodes += 1
+        return super().reset(seed, options)
+
+    def info(self, agent: Any) -> Any:
+        return {"action_mask": np.array([0, 1, 1], np.int8)} if self.episodes == 1 else {}
 
 
 class Sees(Masks):

@@ -387,12 +387,15 @@ def _env_check(
             help="A list, as env.wrappers in params.yaml.",
         ),
     ] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A C file, as env.source: compared with Gymnasium's of this id.")
+    ] = None,
 ) -> None:
     """Try an environment: spaces, resets, steps, dtypes, determinism."""
     from evopipe.envs.check import check
 
     errors = []
-    for finding in check(env_id, kwargs or {}, wrappers or ()):
+    for finding in check(env_id, kwargs or {}, wrappers or (), source):
         if finding.startswith("error: "):
             errors.append(f"{env_id}: {finding.removeprefix('error: ')}")
         else:

@@ -56,15 +56,15 @@ class _Row:
 
 
 def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[_Row], list[str]]:
-    """Return configurations, the best first, and a sentence for each place whose run does not count.
+    """Return the configurations of runs, the best first, and a sentence for each place whose run cannot be compared.
 
-    `what` names folders, experiments or git revisions. If it is empty, they are the working folder, HEAD and HEAD's
-    experiments; with `everywhere` also those of other commits.
+    `what` names the places of runs: folders, experiments or git revisions. If it is empty, the places are the working
+    folder, HEAD and HEAD's experiments; with `everywhere`, the experiments of other commits too.
 
     Raises:
         UsageError: a name is none of these.
         MissingInputError: there is no run at all.
-        EvopipeError: a named place has no run that counts.
+        EvopipeError: a named place has no run that can be compared.
     """
     runs: dict[str, _Run] = {}
     notes = []

@@ -36,8 +36,8 @@ METRICS = frozenset({FETCHED, BUFFERED, TRAIN, EVALUATION})
 
 
 class Files(NamedTuple):
-    """What a stage depends on and writes where members are of one kind: parameters, as DVC names them, outs of earlier
-    stages, and its own outs, the one that people ask for first."""
+    """The parameters that a stage depends on, the outs of earlier stages that it reads, and the outs that it writes,
+    for one kind of members. The first of `writes` is the most important."""
 
     params: tuple[str, ...]
     reads: tuple[Path, ...]
@@ -48,11 +48,11 @@ class Stage(NamedTuple):
     """One stage, `evopipe.stages.NAME`.
 
     Attributes:
-        help: what it does, in a few words.
-        env: its files where members live in environments.
-        text: the same where they are language models.
-        code: what of the package it computes with, beside `CODE` and its own module.
-        dataset: whether it makes what members learn from, which those that learn from their own steps do without.
+        help: the stage's purpose, in a few words.
+        env: the stage's files, for members that live in environments.
+        text: the stage's files, for members that are language models.
+        code: parts of the package that the stage computes with, beside `CODE` and its own module.
+        dataset: whether the stage makes the dataset. Runs that learn from their own steps alone do not need it.
     """
 
     name: str
@@ -64,12 +64,13 @@ class Stage(NamedTuple):
 
     @property
     def described(self) -> str:
-        """What it does and where that lies, as a sentence."""
+        """The stage's purpose and its most important out, as a sentence."""
         return f"{self.help}: {self.env.writes[0]}."
 
     @property
     def sources(self) -> list[str]:
-        """The code that it computes with, below the package; a change of any other cannot change its outs."""
+        """The code that the stage computes with, as paths below the package. A change of other code cannot change its
+        outs."""
         found = {*CODE, *self.code, f"stages/{self.name}.py"}
         return sorted(path for path in found if path.partition("/")[0] == path or path.partition("/")[0] not in found)
 
@@ -79,7 +80,7 @@ CODE = ("algos", "core", "envs", "machine.py", "native", "ops", "rng.py", "searc
 _DATA = ("data", "problems")
 _RUN = ("mutations", "problems", "run", "searchers", "storage/members.py")
 _REGIMES = (*_RUN, "data", "memory", "regimes", "scale")
-_ENV = ("env.id", "env.kwargs", "env.wrappers")
+_ENV = ("env.id", "env.kwargs", "env.wrappers", "env.source")
 _FETCHED = ("fetch.source", "fetch.${fetch.source}")
 _ALGO = "algos.${train.algo}"
 _SIZE = "population.size"  # by itself: DVC's run cache overlooks a key named `size` inside a mapping
@@ -157,7 +158,11 @@ STATE = ".evopipe"
 
 
 def need(folder: Path, out: Path) -> Path:
-    """Return where an out lies that an earlier stage wrote; `MissingInputError` if it is not there."""
+    """Return the path of an out that an earlier stage wrote.
+
+    Raises:
+        MissingInputError: it is not there; the message names the command that writes it.
+    """
     path, stage = folder / out, WRITER[out]
     if not path.exists():
         raise MissingInputError(f"{path}: not there; run `evopipe {stage}` or `dvc repro {stage}` first")

@@ -152,8 +152,8 @@ class Population:
         return self._run.reason
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write `models/trained` and `reports/` into a folder, as `evopipe train` does. The elite is stored behind the
-        members.
+        """Write `models/trained` and `reports/` into a folder, as `evopipe train` does. The elite is stored after the
+        members, as the last one.
 
         `evopipe.load(folder / "models/trained", member=0)` loads a policy; `population.start` lets another run continue
         from the members.

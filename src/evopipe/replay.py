@@ -44,7 +44,11 @@ _NOT_FOLLOWED = {
 
 @contextlib.contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """Work in a run's folder, or in the one that an elite's folder belongs to; `UsageError` if it is not there."""
+    """Work in a run's folder inside a `with` block. A folder of an elite stands for the run that it belongs to.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
     if (folder / "policy.json").is_file():
         folder = folder.absolute().parents[len(layout.ELITE.parts) - 1]
     if not folder.is_dir():
@@ -54,13 +58,14 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def run(params: AnyParams, seeds: int, quiet: bool = False) -> None:
-    """Train the schedule of `models/elite` with so many seeds after the run's own, score each as the elite was scored,
-    and write `reports/replay.json`. What was trained stays, so that the same command goes on where it was stopped.
+    """Train the hyper-parameter schedule of `models/elite` from scratch with other seeds, and write
+    `reports/replay.json`. The seeds are the `seeds` numbers after the run's own. Each member is scored as the elite
+    was. What was trained is kept, so that a command that was stopped continues.
 
     Raises:
         MissingInputError: a file of the run is not there.
         DataError: one is damaged, or of a run with other parameters.
-        ParamsError: members did not begin with first weights (`population.start`).
+        ParamsError: members did not begin with initial weights (`population.start`).
     """
     line, elite = _line(params)
     changes = [{"steps": at, "values": dict(values)} for at, values in _changes(line)]

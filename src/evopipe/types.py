@@ -132,8 +132,8 @@ were truncated with it; all others are zeros."""
 class Batch:
     """A minibatch of transitions for every member, each over one environment step or n.
 
-    For a team everything but the weight has an axis `K` behind `B`. Each agent's reward and discount are those of its
-    own steps, until it terminates or is truncated.
+    For a team, everything except the weight has an axis `K` after `B`. Each agent's reward and discount are those of
+    its own steps, until it terminates or is truncated.
     """
 
     obs: Tensor  # [P, B, O] float32

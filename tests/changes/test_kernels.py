@@ -32,7 +32,7 @@ def functions(text: str) -> Iterator[tuple[str, int]]:
 
 
 def sources() -> list[Path]:
-    return sorted(path for path in (PACKAGE / "native").glob("*.[ch]") if path.name != "kernels.h")
+    return sorted(path for path in (PACKAGE / "native").rglob("*.[ch]") if path.name != "kernels.h")
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.name)

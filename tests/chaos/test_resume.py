@@ -289,13 +289,17 @@ def test_asked_to_stop_in_the_middle_of_an_evaluation(start: Starter, tmp_path: 
 def test_stage_evaluate_asked_to_stop(start: Starter, tmp_path: Path, signum: signal.Signals, code: int) -> None:
     folder = prepared(tmp_path, {"train.max_steps": 400, "evaluate.episodes": 20_000})
     assert start.start(folder, "train").wait() == 0
-    run = start.start(folder, "evaluate")
-    time.sleep(1.0)
-    asked = time.monotonic()
-    run.send(signum)
-    assert run.wait() == code, run.log
-    assert time.monotonic() - asked < 10
-    assert run.log == "error: stopped, nothing was written; the same command begins it again\n"
+    for wait in (1.0, 2.0, 4.0, 8.0, 16.0):
+        run = start.start(folder, "evaluate")
+        time.sleep(wait)
+        asked = time.monotonic()
+        run.send(signum)
+        found = run.wait(), run.log
+        assert time.monotonic() - asked < 10
+        # Machines differ: where it had hardly begun it is asked once more, later.
+        if found not in ((-signum, ""), (code, "error: interrupted\n")):
+            break
+    assert found == (code, "error: stopped, nothing was written; the same command begins it again\n")
     assert not (folder / "reports/evaluation.json").exists()
 
 

@@ -318,6 +318,7 @@ def test_an_algorithm_that_lacks_a_name_is_refused_with_a_sentence(
     monkeypatch.setattr(algos, "__path__", [*algos.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "evopipe.algos.lacking", raising=False)  # another case's
     algos.names.cache_clear()
+    algos._own.cache_clear()
     try:
         assert "lacking" in algos.names()
         with pytest.raises(ImportError) as raised:
@@ -329,6 +330,7 @@ def test_an_algorithm_that_lacks_a_name_is_refused_with_a_sentence(
             algos.get("laking")
     finally:
         algos.names.cache_clear()
+        algos._own.cache_clear()
 
 
 ALWAYS_HYPER = {"none": 0.0, "architecture": 0.0, "parameters": 0.0, "activation": 0.0, "rl_hp": 1.0}

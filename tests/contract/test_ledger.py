@@ -99,6 +99,16 @@ def test_fitness_may_be_the_mean_of_the_episodes_that_ended_in_training(
     assert loop.clock.eval_steps == int(loop.champion.returns.sum()), "nobody else was"
 
 
+def test_a_budget_counts_the_steps_of_evaluations(run: Callable[..., Any]) -> None:
+    train = {"evo_steps": 100, "max_steps": 1000, "target": FAR}
+    loop = run(populations.problem("CartPole-v1", search={"budget": 230}, train=train), 2)
+    finish(loop)
+    clock = loop.clock
+    assert (clock.generation, clock.env_steps, loop.reason) == (1, 200, "max_steps")
+    assert clock.eval_steps == sum(int(member.fitness[-1] * loop.spec.train.eval_episodes) for member in loop.members)
+    assert clock.spent == 200 + clock.eval_steps >= 230
+
+
 def test_who_ended_no_episode_is_evaluated(run: Callable[..., Any]) -> None:
     p = populations.problem(
         "Pendulum-v1", "sac", search=TRAINING, train={"evo_steps": 400, "max_steps": 800, "target": FAR}

@@ -137,6 +137,17 @@ def test_a_restored_run_continues_bit_for_bit(name: str, chosen: bool, run: Call
         assert equal_states(straight.state(), resumed.state()) == []
 
 
+def test_so_does_one_in_its_last_generation_which_is_shorter(run: Callable[..., Any]) -> None:
+    p = variant("one network", evo_steps=160, max_steps=220)
+    straight, whole, resumed = (run(p, 2) for _ in range(3))
+    advance(whole, 49)
+    assert (whole.clock.generation, whole.clock.here, whole.clock.generation_ticks) == (1, 9, 15)
+    assert resumed.restore(*copied(whole)) == 0
+    finish(straight)
+    finish(resumed)
+    assert equal_states(straight.state(), resumed.state()) == []
+
+
 @each_variant
 @pytest.mark.parametrize("cohorts", [pytest.param("exact", marks=pytest.mark.slow), "merged"])
 @pytest.mark.thorough

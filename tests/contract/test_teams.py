@@ -182,6 +182,19 @@ def test_a_step_in_which_one_agents_reward_is_none_teaches_nobody(name: str, run
     assert all(torch.isfinite(memory_of(loop, slot, n)).all() for slot in range(2) for n in names)
 
 
+@pytest.mark.parametrize("algo", ["ippo", "mappo"])
+def test_a_step_in_which_one_agent_sees_no_number_teaches_nobody(algo: str, run: Callable[..., Any]) -> None:
+    """Nor does what follows it: nobody is worth anything there, and those who see all agents do not see it."""
+    p = populations.problem(
+        "teams_for_tests:NanObs", algo, config={"learn_step": 64}, train=LONG, kwargs={"when": 12, "length": 20}
+    )
+    loop = run(p, 2)
+    advance(loop, 40)
+    assert loop.clock.broken > 0
+    assert all(m.healthy and float(m.tensors["updates"]) > 3 for m in loop.members)
+    assert all(torch.isfinite(memory_of(loop, slot, n)).all() for slot in range(2) for n in ("rows", "after"))
+
+
 # ---------------------------------------------------------------------------------------- neighbours, resumption
 
 

@@ -24,10 +24,10 @@ def _offered(monkeypatch: pytest.MonkeyPatch) -> None:
     rota.offer(monkeypatch)
 
 
-def problem(algo: str, order: Sequence[Sequence[int]] = (), **more: Any) -> Any:
+def problem(algo: str, order: Sequence[Sequence[int]] = (), births: Sequence[Sequence[int]] = (), **more: Any) -> Any:
     """A problem whose generations end within episodes; members differ in form, batch and learning rate."""
     train = {"evo_steps": 100, "max_steps": 300, **more.pop("train", {})}
-    search = {"strategy": "rota", "rota": {"order": tuple(tuple(each) for each in order)}}
+    search = {"strategy": "rota", "rota": {"order": tuple(map(tuple, order)), "births": tuple(map(tuple, births))}}
     return populations.problem(algo=algo, mutation=populations.UNLIKE, train=train, search=search, **more)
 
 
@@ -84,20 +84,21 @@ def test_so_does_one_of_other_settings(algo: str, more: dict[str, Any], run: Cal
 @pytest.mark.parametrize(
     "algo", ["dqn", pytest.param("ppo", marks=pytest.mark.thorough), pytest.param("td3", marks=pytest.mark.thorough)]
 )
-def test_so_does_one_in_tensors(algo: str, run: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("backend", ["torch", "c"])
+def test_so_does_one_in_tensors(backend: str, algo: str, run: Callable[..., Any]) -> None:
     waiting, always = problem(algo, TURNS), problem(algo)
     for p in (waiting, always):
-        object.__setattr__(p, "env", p.env.model_copy(update={"backend": "torch"}))
+        object.__setattr__(p, "env", p.env.model_copy(update={"backend": backend}))
     check(run(waiting, 3), run(always, 3))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("algo", ["dqn", "ppo", "maddpg"])
+@pytest.mark.parametrize(("algo", "steps"), [("dqn", 1), ("dqn", 3), ("ppo", 1), ("maddpg", 1), ("maddpg", 2)])
 @pytest.mark.parametrize("ticks", [9, 33, 58, 101])
 def test_a_run_in_turns_that_was_killed_goes_on_to_the_same_bits(
-    algo: str, ticks: int, run: Callable[..., Any]
+    algo: str, steps: int, ticks: int, run: Callable[..., Any]
 ) -> None:
-    p = problem(algo, TURNS)
+    p = problem(algo, TURNS, train={"replay": {"sharing": "own", "n_step": steps}} if steps > 1 else {})
     straight, killed = run(p, 3), run(p, 3)
     populations.advance(killed, ticks)
     tensors, meta = killed.state()
@@ -125,18 +126,42 @@ def test_what_a_recurrent_member_remembers_waits_through_a_kill(run: Callable[..
 def test_a_child_that_waits_after_its_birth_is_told_with_its_mutation_when_it_has_lived(
     run: Callable[..., Any],
 ) -> None:
-    p = problem("dqn", ((0, 1), (0,), (0, 1)))
+    p = problem("dqn", ((0, 1), (0,), (0, 1), (0, 1)), ((1, 1, 0),))
     object.__setattr__(p, "mutation", populations.problem(mutation=ALWAYS).mutation)
-    config = p.search.config(None).model_copy(update={"births": ((1, 1, 0),)})
-    object.__setattr__(p, "search", p.search.model_copy())
-    p.search.__pydantic_extra__["rota"] = config
     loop, told = run(p, 2), []
     while not loop.reason:
         births, over = loop.births, loop.clock.generation
         go_on(loop)
         if loop.clock.generation > over:
             told.append([births[slot].kind for slot in sorted(m.slot for m in loop.lineage[-1].members)])
-    assert told == [["none", "none"], ["none"], ["none", "rl_hp"]]
+    assert told == [["none", "none"], ["none"], ["none", "rl_hp"], ["none", "none"]]
     found = {(record.generation, slot): of for record, each in origins(loop.lineage) for slot, of in each.items()}
     assert (found[3, 1].parent, found[3, 1].mutation.kind, found[3, 1].why) == ((1, 0), "rl_hp", "as was said")
     assert found[3, 0].parent == (2, 0)
+
+
+def test_a_child_that_is_younger_than_who_was_in_its_slot_draws_by_a_key_of_its_own(run: Callable[..., Any]) -> None:
+    """Else draws of its next ticks would be those that the one before had; who is as old or older keeps the slot's."""
+    p = problem("dqn", ((0, 1, 2), (0, 2), (0, 1, 2)), ((2, 0, 1), (2, 1, 0), (2, 2, 0)))
+    loop = run(p, 3)
+    before = [member.key for member in loop.members]
+    while loop.clock.generation < 2:
+        go_on(loop)
+    after = [member.key for member in loop.members]
+    assert loop.ages == [25, 50, 50]
+    assert after[1:] == before[1:]
+    assert after[0] not in before
+
+
+@pytest.mark.parametrize("born", [False, True])
+def test_who_is_born_into_a_slot_that_waits_remembers_nothing_of_it(born: bool, run: Callable[..., Any]) -> None:
+    """Whose member waits remembers what it did."""
+    config = {"max_seq_len": 8, "network": {"encoder": [8], "latent": 8, "encoder_kind": "lstm"}}
+    p = problem("ppo", ((0,), (1,), (0, 1)), ((2, 0, 1),) if born else (), config=config)
+    loop = run(p, 2)
+    while loop.clock.generation < 2:
+        go_on(loop)
+    while 0 not in loop.living:
+        loop.turn()
+    (memory,) = (each.memory[each.cohort.slots.index(0)] for each in loop.regime.playing if 0 in each.cohort.slots)
+    assert bool(memory.any()) != born

@@ -24,7 +24,7 @@ class BaseAgent(ABC):
     @property
     @abstractmethod
     def trajectory(self) -> Trajectory:
-        """The steps so far, one for each completion."""
+        """The trajectory so far, with one step for each completion."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -32,11 +32,12 @@ class BaseAgent(ABC):
 
     @abstractmethod
     def update_from_env(self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any) -> None:
-        """Take in an observation: the first one, with reward 0, or the result of the last action."""
+        """Update the chat with an observation: the first one, with reward 0, or the result of the last action."""
 
     @abstractmethod
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        """Take in a completion, add its step to the trajectory, and return the action that it means."""
+        """Update the chat with a completion, and add its step to the trajectory. Return the action that the completion
+        means."""
 
     def get_current_state(self) -> Step | None:
         """Return the last step; None before the first."""

@@ -60,7 +60,7 @@ class Process:
             raise RuntimeError("the process that this ran in died") from None
 
     def kill(self) -> None:
-        """Kill the process. Whoever waits for its answer learns that it died."""
+        """Kill the process. A caller that waits for its answer gets an error."""
         self._process.kill()
         self._process.join()
 

@@ -142,12 +142,13 @@ class RolloutEngine:
     """Runs episodes, as the settings `agents` say: how many at once, and how long things may take.
 
     Args:
-        make: makes the workflow of an episode from its model and runner.
+        make: a function that makes the workflow of an episode from its model and runner.
         tokens: converts chats to tokens.
-        limits: of tokens, for every completion.
-        decode: answers requests, in order.
+        limits: the limits on tokens, for every completion.
+        decode: a function that answers requests, in order.
         agents: the settings.
-        processes: for blocking code; None for one for each CPU. Whoever made them closes them.
+        processes: processes for blocking code; None for one process for each CPU. The caller closes processes that it
+            passes.
         grace: seconds that abandoned code has to end by itself.
     """
 

@@ -167,7 +167,7 @@ class Rounds:
             raise Stopped from None
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
-        """Return these episodes, if not too many failed.
+        """Return these episodes, unless too many failed.
 
         Raises:
             EnvironmentFailed: a larger share of them failed than `agents.max_error_fraction`.

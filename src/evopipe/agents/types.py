@@ -69,7 +69,8 @@ class TerminationReason(Enum):
 
 
 class TerminationEvent(Exception):
-    """Raised by a workflow to end its episode for a reason; what it has collected counts."""
+    """Raised by a workflow to end its episode, for a reason. The trajectories that the workflow has collected so far
+    count."""
 
     def __init__(self, reason: TerminationReason = TerminationReason.UNKNOWN) -> None:
         super().__init__(reason.value)
@@ -134,7 +135,8 @@ class Step:
 
     @classmethod
     def from_model_output(cls, output: ModelOutput, messages: Sequence[Message] = (), action: Any = None) -> Self:
-        """Make the step of a completion of these messages."""
+        """Make the step of a completion: the chat before it (`messages`), the model's output, and the action that it
+        means."""
         chat = [*(dict(message) for message in messages), {"role": "assistant", "content": output.content}]
         return cls(chat_completions=chat, action=action, model_response=output.text, model_output=output)
 

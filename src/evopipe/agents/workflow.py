@@ -214,7 +214,8 @@ def _close_quietly(env: Any) -> None:
 
 
 class MultiTurnWorkflow(Workflow):
-    """One agent in an environment, until the environment is done or `max_steps` completions are written."""
+    """A workflow of one agent in an environment. It ends when the environment is done or `max_steps` completions are
+    written."""
 
     cumulative = False
 
@@ -269,14 +270,14 @@ class MultiTurnWorkflow(Workflow):
 
 
 class CumulativeWorkflow(MultiTurnWorkflow):
-    """One agent in an environment, whose completions and observations together are limited to the length of one
-    response."""
+    """A workflow of one agent in an environment, in which all completions and observations together are limited to the
+    length of one response."""
 
     cumulative = True
 
 
 class SingleTurnWorkflow(MultiTurnWorkflow):
-    """An agent that answers once."""
+    """A workflow of one turn: the agent writes one completion."""
 
     def __init__(self, agent_cls: type[Any], env_cls: type[Any], **kwargs: Any) -> None:
         super().__init__(agent_cls, env_cls, **{**kwargs, "max_steps": 1})

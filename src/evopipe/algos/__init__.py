@@ -101,7 +101,7 @@ ONE_AGENT = "train.warm_start: datasets are of one agent, the environment has a 
 
 
 class Answers(NamedTuple):
-    """The quantities that a policy can compute beside its action; None for those that it cannot."""
+    """The functions by which a policy answers queries beside its action; None for those that it does not support."""
 
     value: Callable[..., Any] | None = None  # (cfg, state, obs, legal, memory) → V(s) `[P, B]`
     # (cfg, state, obs, action) → Q(s, a) `[P, B]`; of all actions `[P, B, A]` where action is None
@@ -124,8 +124,11 @@ class Algorithm(ModuleType):
 
 @cache
 def names(kind: str | None = "env") -> tuple[str, ...]:
-    """Return the names of the algorithms of one of `PROBLEMS`, or of all, sorted; those of other packages behind
-    evopipe's own. A regime that is unknown counts as an environment's: `get` says what is wrong with it."""
+    """Return the names of the algorithms of one kind of problem (a key of `PROBLEMS`), or of all kinds if None.
+
+    The names are sorted; those of other packages follow evopipe's own. An algorithm with an unknown regime counts as
+    one for environments, and `get` then says what is wrong with it.
+    """
     if kind is None:
         return tuple(name for each in PROBLEMS for name in names(each))
     regimes = {name: regime_name(name) for name in (*_own(), *plugins.names(plugins.ALGOS, _own()))}
@@ -142,19 +145,19 @@ def plugin(name: str) -> plugins.Plugin | None:
     """Return the entry point of another package's algorithm; None for evopipe's own.
 
     Raises:
-        ParamsError: the name is both, or two packages have it.
+        ParamsError: two packages offer the name, or one offers a name of evopipe's own.
     """
     return plugins.find(plugins.ALGOS, name, "train.algo", _own())
 
 
 def working(kind: str | None = "env") -> list[str]:
-    """Return those of `names` that can be imported; other packages' may be broken."""
+    """Return the `names` of the algorithms that can be imported; an algorithm of another package may be broken."""
     return [name for name in names(kind) if refused(name) is None]
 
 
 def refused(name: str) -> str | None:
-    """Return why another package's algorithm cannot be used, as a sentence about the parameter that names it; None if
-    it can."""
+    """Return why an algorithm cannot be used, as the end of a sentence about `train.algo`; None if it can. Only
+    algorithms of other packages can be refused."""
     try:
         get(name)
     except ParamsError as error:
@@ -163,7 +166,7 @@ def refused(name: str) -> str | None:
 
 
 def regime_name(name: str) -> str:
-    """Return the regime that an algorithm's file names, without importing it: importing all takes a tenth of a
+    """Return the regime named in an algorithm's file, without importing it, because importing all takes a tenth of a
     second."""
     if name in _own():
         spec = find_spec(f"{__name__}.{name}")

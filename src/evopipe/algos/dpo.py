@@ -49,8 +49,8 @@ asks = _language.always("reference")
 
 
 def preference(now: TokenScores, batch: Text, beta: Tensor, nll: Tensor) -> ops.Preference:
-    """Return each pair's loss and margin, `[P, n]`. The n chosen completions stand before the n rejected ones; β, α are
-    `[P]`."""
+    """Return each pair's loss and margin, `[P, n]`. In the batch, the n chosen completions come before the n rejected
+    ones. β and α are `[P]`."""
     chosen, rejected = now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).chunk(2, dim=1)
     reference = given(batch.reference).masked_fill(~batch.mask, 0.0).sum(dim=-1).chunk(2, dim=1)
     tokens = batch.mask.sum(dim=-1)[:, : chosen.shape[1]]

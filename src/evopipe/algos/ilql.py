@@ -91,7 +91,7 @@ class Values(NamedTuple):
 
 
 class Said(NamedTuple):
-    """The outputs `[P, B, L, …]` of the three networks."""
+    """The outputs `[P, B, L, …]` of the three networks: policy, critic and target critic."""
 
     policy: Tensor
     critic: Tensor

@@ -46,8 +46,8 @@ asks = _language.always("value", "end")
 
 
 def margins(now: TokenScores, batch: Text) -> Tensor:
-    """Return r(chosen) − r(rejected) of each pair, `[P, n]`; the n chosen completions stand before the n rejected
-    ones."""
+    """Return r(chosen) − r(rejected) of each pair, `[P, n]`; in the batch, the n chosen completions come before the n
+    rejected ones."""
     chosen, rejected = ops.after_last(given(now.value), batch.mask).chunk(2, dim=1)
     return chosen - rejected
 

@@ -58,7 +58,7 @@ class Arch:
     def layers(self) -> dict[str, Block]:
         """The hidden layers by name, in order: `encoder.0` …, `latent`, `head.0` …
 
-        A residual encoder has its layers behind the latent.
+        The layers of a residual encoder come after the latent.
         """
         latent = {"latent": Block(self.latent)}
         encoder, head = (
@@ -216,19 +216,20 @@ class Arch:
 
     @property
     def family(self) -> Hashable:
-        """See `Architecture`. Only members with equal convolutions share a family, because convolutions are never
-        padded."""
+        """Return the convolutions, see `Architecture`. Only members with equal convolutions share a family, because
+        convolutions are never padded."""
         return self.stem
 
     @property
     def signature(self) -> Hashable:
-        """See `Architecture`. It holds the padded widths, and which layers are full: a full layer is normalised without
-        a mask."""
+        """Return the padded widths, and which layers are full, see `Architecture`. A full layer has no pads, and is
+        normalised without a mask."""
         return widest([self]), tuple(block.width % WIDTH_MULTIPLE == 0 for block in self.layers.values())
 
     @staticmethod
     def work(archs: Sequence[Arch]) -> int:
-        """See `Architecture`. The width of the input is not known here, so the first layer counts as square."""
+        """Return the multiplications for one input, as `Architecture.work` does. The width of the input is not known
+        here: the first layer counts as if its input were as wide as itself."""
         shared = widest(archs)
         gates = 8 if shared.recurrent else 1  # an LSTM layer: four gates, each reading its input and its own outputs
         blocks = (*shared.encoder, Block(shared.latent), *shared.head)

@@ -16,7 +16,7 @@ from evopipe.types import Tensor
 
 
 class Copies:
-    """A structure whose every row holds `copies` networks of one architecture.
+    """A structure in which each row holds `copies` networks of one architecture.
 
     `inner` is the structure with one row for each copy; the copies of a member are adjacent.
     """

@@ -37,7 +37,7 @@ class _Places(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AgentGroups:
-    """A team's agents and its groups, see the module's text."""
+    """A team's agents, and the groups that share a network; see the module's docstring."""
 
     spaces: Spaces
     team: Team
@@ -46,50 +46,52 @@ class AgentGroups:
 
     @cached_property
     def agents(self) -> int:
-        """`K`."""
+        """`K`, the number of agents."""
         return len(self.team.agents)
 
     @cached_property
     def seats(self) -> int:
-        """`n`, of the largest group."""
+        """`n`, the number of agents in the largest group."""
         return max(map(len, self.groups))
 
     @cached_property
     def ids(self) -> int:
-        """How many numbers tell agents apart: none where nobody shares."""
+        """The length of the one-hot code that tells agents of a group apart; 0 if no agents share a network."""
         return self.seats if self.seats > 1 else 0
 
     @cached_property
     def plain(self) -> tuple[int, ...]:
-        """Columns of an observation that lie in no image: a centralised critic reads everyone's."""
+        """The columns of an observation that belong to no image. A centralised critic reads these columns of all
+        agents."""
         within = {c for image in self.spaces.images for c in range(image.start, image.start + image.size)}
         return tuple(c for c in range(self.spaces.observations) if c not in within)
 
     @cached_property
     def seen(self) -> list[int]:
-        """Which of everyone's `plain` columns, side by side, are no pads."""
+        """Which `plain` columns of all agents, side by side, are no pads: indices into K · (number of plain
+        columns)."""
         n = len(self.plain)
         return [i * n + j for i, own in enumerate(self.team.observations) for j, c in enumerate(self.plain) if c < own]
 
     @cached_property
     def done(self) -> list[int]:
-        """Which of everyone's actions, side by side, are no pads."""
+        """Which columns of all agents' actions, side by side, are no pads: indices into K · A."""
         return [i * self.spaces.actions + j for i, own in enumerate(self.team.actions) for j in range(own)]
 
     @cached_property
     def places(self) -> Places:
-        """What kernels must know of it where there are no images."""
+        """The description of the team that the native kernels read. They support no images."""
         at = {agent: (g, i) for g, group in enumerate(self.groups) for i, agent in enumerate(group)}
         group, seat = zip(*(at[agent] for agent in range(self.agents)), strict=True)
         return Places(tuple(self.team.observations), tuple(self.team.actions), group, seat, self.ids)
 
     @property
     def observed(self) -> int:
-        """Width of what a network reads that sees an agent's own observation."""
+        """The input width of a network that reads an agent's own observation."""
         return self.spaces.observations + self.ids
 
     def joint(self, actions: bool = True) -> int:
-        """Width of what a centralised critic reads, of everyone's actions too or not."""
+        """Return the input width of a centralised critic. If `actions` is True, it reads all agents' actions too."""
         own = self.spaces.observations if self.spaces.images else 0
         return own + len(self.seen) + (len(self.done) if actions else 0) + self.ids
 
@@ -128,55 +130,63 @@ class AgentGroups:
         )
 
     def first(self, x: Tensor) -> Tensor:
-        """Put agents first: `[P, B, K, …]` → `[P, K, B, …]`. So nothing need be put elsewhere on the way back either: a
-        gradient that lies in memory otherwise than its tensor has other last bits for one member than for several."""
+        """Move the axis of agents before the batch: `[P, B, K, …]` → `[P, K, B, …]`.
+
+        The result is contiguous, and so is its gradient. A gradient in another memory layout than its tensor would give
+        one member other last bits than several.
+        """
         return x.transpose(1, 2).contiguous()
 
     def apart(self, x: Tensor) -> Tensor:
-        """Give agents an axis, and put them first: `[P, B · K, …]` → `[P, K, B, …]`."""
+        """Split the batch axis by agent, and put agents first: `[P, B · K, …]` → `[P, K, B, …]`."""
         return self.first(x.unflatten(1, (-1, self.agents)))
 
     def side_by_side(self, x: Tensor) -> Tensor:
-        """Undo it: `[P, K, B, …]` → `[P, B · K, …]`."""
+        """Undo `apart`: `[P, K, B, …]` → `[P, B · K, …]`."""
         return x.transpose(1, 2).flatten(1, 2)
 
     def seated(self, x: Tensor) -> Tensor:
-        """Give every network its agents: `[P, K, B, …]` → `[P · G, n · B, …]`."""
+        """Arrange agents' inputs by the network that each agent uses: `[P, K, B, …]` → `[P · G, n · B, …]`."""
         seats = self.on(x.device).seats
         x = x if seats is None else x.index_select(1, seats)
         out: Tensor = x.unflatten(1, (len(self.groups), -1)).flatten(2, 3).flatten(0, 1)
         return out
 
     def back(self, x: Tensor) -> Tensor:
-        """Undo it: `[P · G, n · B, …]` → `[P, K, B, …]`."""
+        """Undo `seated`: `[P · G, n · B, …]` → `[P, K, B, …]`."""
         back = self.on(x.device).back
         out: Tensor = x.unflatten(1, (self.seats, -1)).unflatten(0, (-1, len(self.groups))).flatten(1, 2)
         return out if back is None else out.index_select(1, back)
 
     def run(self, net: Net, x: Tensor) -> Tensor:
-        """Run every agent's network: `[P, K, B, inputs]` → `[P, K, B, outputs]`; of twins `[2, P, K, B, outputs]`."""
+        """Run every agent's network: `[P, K, B, inputs]` → `[P, K, B, outputs]`. Twin networks give `[2, P, K, B,
+        outputs]`."""
         out = forward(net, self.seated(x))
         if out.ndim == 3:
             return self.back(out)
         return torch.stack([self.back(each) for each in out.unbind(dim=1)])
 
     def named(self, x: Tensor) -> Tensor:
-        """Append who is who, where agents share a network: `[P, K, B, F]` → `[P, K, B, F + ids]`."""
+        """Append each agent's one-hot code, if agents share a network: `[P, K, B, F]` → `[P, K, B, F + ids]`."""
         if not self.ids:
             return x
         ids = self.on(x.device).ids.to(x.dtype)[:, None]
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def there(self, next_alive: Tensor) -> Tensor:
-        """Return who stands in the situation that each agent's target is a value of, bool `[P, K, B, K]`, each agent's
-        own first: of next_alive `[P, B, K]`, see `evopipe.types`."""
+        """Return which agents are present in the next state that each agent's target evaluates: next_alive `[P, B, K]`
+        → bool `[P, K, B, K]`. The axis 1 is the agent of the target. For the values of `next_alive` see
+        `evopipe.types`."""
         of = next_alive[:, None]  # [P, 1, B, K]
         return (of == ACTS) | ((of == CUT) & (next_alive.transpose(1, 2)[..., None] == CUT))
 
     def together(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
-        """Return what every agent's centralised critic reads, `[P, K, B, joint]`. Observations are `[P, B, K, O]`,
-        actions `[P, B, K, A]`; both may be as each agent's critic is to see all agents', `[P, K, B, K, …]`. Images are
-        each agent's own alone: one network has convolutions for those of one observation."""
+        """Return the input of every agent's centralised critic, `[P, K, B, joint]`.
+
+        Observations are `[P, B, K, O]`, actions `[P, B, K, A]`. Either may be `[P, K, B, K, …]` instead, if each
+        agent's critic is to read others. A critic reads the images of its own agent only, because a network has
+        convolutions for one observation.
+        """
         places = self.on(obs.device)
         parts = [_side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)]
         if actions is not None:
@@ -190,22 +200,22 @@ class AgentGroups:
         return self.named(torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0])
 
     def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
-        """Set to exactly 0, or to another number, what an agent does not have of its actions `[P, K, B, A]`."""
+        """Set the columns of actions `[P, K, B, A]` that an agent does not have to `else_`, by default exactly 0."""
         missing = self.on(actions.device).missing
         return actions if missing is None else actions.masked_fill(missing, else_)
 
     def legal(self, legal: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return the legal ones among an agent's own actions, `[P, K, B, A]`, None where all are."""
+        """Return which of its own actions are legal for each agent, `[P, K, B, A]`; None if all are."""
         missing = self.on(like.device).missing
         return ~missing.expand_as(like) if legal is None and missing is not None else legal
 
     def of_group(self, x: Tensor) -> Tensor:
-        """Give every agent what is its group's: `[P, G, …]` → `[P, K, …]`."""
+        """Give every agent the value of its group: `[P, G, …]` → `[P, K, …]`."""
         group = self.on(x.device).group
         return x if group is None else x.index_select(1, group)
 
     def over_group(self, x: Tensor) -> Tensor:
-        """Sum over the agents of each one's group: `[P, K]` → `[P, K]`."""
+        """Give every agent the sum over the agents of its group: `[P, K]` → `[P, K]`."""
         if len(self.groups) == self.agents:
             return x
         return (x[:, None] * self.on(x.device).together).sum(dim=2)
@@ -218,8 +228,12 @@ def _side_by_side(x: Tensor, columns: Tensor | None) -> Tensor:
 
 
 def agent_groups(cfg: Any, spaces: Spaces | None = None) -> AgentGroups:
-    """Return the agents of a configuration's environment, and who shares; one agent alone is a team, too. Raises
-    ValueError if a group names no agent, or an agent stands in none, see `Team.groups`."""
+    """Return the agents of a configuration's environment and the groups that share networks. An environment with one
+    agent counts as a team of one.
+
+    Raises:
+        ValueError: a group names no agent, or an agent is in no group or in two, see `Team.groups`.
+    """
     spaces = spaces or cfg.spaces
     return _agent_groups(spaces, cfg.share, tuple((name, tuple(agents)) for name, agents in cfg.groups.items()))
 

@@ -52,7 +52,7 @@ class Net:
 
     @cached_property
     def pair(self) -> tuple[Net, Net]:
-        """Split a net with two networks a member into all first and all second networks, as constants."""
+        """Split a net with two networks for each member into the first and the second networks, as constants."""
         first, second = (self.frozen.part(i, None, 2) for i in range(2))
         return first, second
 

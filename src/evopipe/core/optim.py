@@ -44,7 +44,8 @@ def start(*nets: Net) -> tuple[Any, ...]:
 
 
 def start_encoder(nets: Nets) -> tuple[Net | None, Net | None, Adam | None]:
-    """Return the encoder that networks share, its target, a copy, and its moments; None each where there is none."""
+    """Return the shared encoder, its target (a copy) and its Adam moments; None for each if there is no shared
+    encoder."""
     encoder = nets.get("encoder")
     return (None, None, None) if encoder is None else (encoder, encoder.copy(), Adam.start(encoder))
 

@@ -310,7 +310,8 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
-    """Return the parameters with factorised Gaussian noise behind the latent (Fortunato et al., 2018, § 3.1 b).
+    """Return the parameters with factorised Gaussian noise on the layers after the latent (Fortunato et al., 2018, §
+    3.1 b).
 
     Weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x) √|x|. A member draws once for its
     whole batch. `scale` holds σ of every parameter; only those of weights and biases are used.

@@ -70,11 +70,13 @@ class Stem(NamedTuple):
         return inputs - sum(image.size for image in self.images)
 
     def features(self) -> list[tuple[int, int]]:
-        """Return (channels, places) of the features of every image; features are channels · places numbers."""
+        """Return (channels, positions) of the last feature map of every image. An image has channels · positions
+        features."""
         return [(c, h * w) for c, h, w in (self.shapes(image)[-1] for image in self.images)]
 
     def reads(self, inputs: int) -> int:
-        """Return the width that the encoder reads, from the width of the input."""
+        """Return how many numbers the encoder reads: the columns that belong to no image, and the features of the
+        images. `inputs` is the width of an observation."""
         return self.vector(inputs) + sum(c * places for c, places in self.features())
 
     def work(self) -> int:

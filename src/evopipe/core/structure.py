@@ -19,7 +19,7 @@ from evopipe.types import Tensor
 class Widths(NamedTuple):
     """The input and output width of a network, and which part of an architecture it is.
 
-    An `encoder` ends with the latent; it has no output layer, and its `outputs` are 0. A `head` begins behind the
+    An `encoder` ends with the latent; it has no output layer, and its `outputs` are 0. A `head` begins after the
     latent: it reads `inputs` numbers of its own, such as actions, and then the latent. `whole` is both.
 
     A team's member may have several `copies` of a network: equal in architecture, each with its own parameters.
@@ -52,8 +52,8 @@ def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
 
 
 def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
-    """Return the heads of networks that read observations first, behind one `encoder` of the observations; where they
-    do not share, the networks as they are."""
+    """Return the networks as heads on one shared `encoder` of the observations, which is added to them. Without
+    sharing, return the networks unchanged."""
     if not share:
         return dict(networks)
     heads = {name: each._replace(inputs=each.inputs - observations, role="head") for name, each in networks.items()}
@@ -70,7 +70,7 @@ class Structure(Protocol):
     """One network of several members: how their rows of numbers are laid out, and the forward pass that reads them.
 
     Attributes:
-        copies: how many equal networks a row holds, one behind the other; the forward pass reads `[P · copies, B, …]`.
+        copies: how many equal networks a row holds, one after the other; the forward pass reads `[P · copies, B, …]`.
         size: `N`, the numbers in a row. Rows are whole cache lines, so that a kernel treats each as it would alone.
         memory_widths: the width of each part of the recurrent memory; empty if the network is not recurrent.
         memory: `M`, their sum.
@@ -91,17 +91,17 @@ class Structure(Protocol):
         """Place members' own flat rows `[n_p]` into rows `[P, N]`, with zeros elsewhere."""
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Return members' own flat rows `[n_p]`, as copies."""
+        """Return the members' own flat rows `[n_p]` from rows `[P, N]`, without pads. They are copies."""
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
-        """Return the structure of every `every`-th row from `first` to `end`. What those rows compute keeps every
+        """Return the structure of every `every`-th row from `first` to `end`. The results of these rows keep every
         bit."""
 
     def repeat(self, times: int) -> Structure:
         """Return the structure with every row repeated `times` times, the repetitions adjacent."""
 
     def views(self, of: ViewOf) -> Any:
-        """Return the views into the rows that the forward pass reads; `of` makes one."""
+        """Return the views into the rows that the forward pass reads. `of` (see `ViewOf`) makes each of them."""
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Run every row on its own batch: `[P, B, inputs]` → `[P, B, outputs]`. A recurrent network starts with an
@@ -119,9 +119,9 @@ class Architecture(Protocol):
 
     Attributes:
         activation: that of the hidden layers, by which the rows of a cohort are ordered; empty if it must not mutate.
-        family: equal for all members of a cohort.
-        signature: equal for all members of a cohort in the mode `exact`, in which a member's arithmetic depends on
-            itself alone.
+        family: members share a cohort only if this is equal.
+        signature: in the mode `exact`, members share a cohort only if this is equal too. A member's results then do not
+            depend on the others.
     """
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -12,8 +13,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from evopipe.envs.make import close, guard, make_env
+from evopipe.envs.compiled import CompiledPool
+from evopipe.envs.make import close, guard, make_env, opened
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import RowStep
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
@@ -28,6 +31,8 @@ _EPISODES = 4
 _CYCLES = 50  # steps that PettingZoo's own test takes of an episode
 _SEED = 20_011
 _KEPT = 1 << 26  # numbers of observations at most that are kept, where 50 steps are not more
+_NAMES_TWIN = re.compile(r":|-v\d+$")  # an id of Gymnasium
+_TWIN_STEPS, _CLOSE = 2000, 1e-5
 _IRRELEVANT = (
     "value is infinity",
     "value is -infinity",
@@ -38,8 +43,8 @@ _IRRELEVANT = (
 )
 
 
-def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> list[str]:
-    """Try an environment, and return the findings.
+def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = (), source: str | None = None) -> list[str]:
+    """Try an environment, a C file's where one is given, and return the findings.
 
     A finding begins with `error:` if evopipe cannot train in the environment, and with `warning:` if it can.
 
@@ -47,8 +52,8 @@ def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> 
         ParamsError: the id or the arguments are unknown.
         EnvironmentFailed: the constructor raised.
     """
-    values = {"id": env_id, "kwargs": kwargs, "wrappers": wrappers}
-    cfg = parsed(EnvConfig, values, "env.")
+    values = {"id": env_id, "kwargs": kwargs, "wrappers": wrappers, "source": source}
+    cfg = parsed(EnvConfig, values | ({} if source is None else {"backend": "c"}), "env.")
     env = make_env(cfg)
     try:
         unserved = [*_spaces(env)]
@@ -57,6 +62,8 @@ def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> 
         close(env)
     if not unserved:
         findings.extend(_episodes(cfg))
+        if source is not None and _NAMES_TWIN.search(env_id):
+            findings.extend(_unlike_twin(cfg))
     return list(dict.fromkeys(findings))
 
 
@@ -233,6 +240,65 @@ def _differs(first: list[RowStep], second: list[RowStep]) -> int | None:
         if any(a.tobytes() != b.tobytes() for a, b in zip(x.parts, y.parts, strict=True)):
             return t
     return None if len(first) == len(second) else min(len(first), len(second)) + 1
+
+
+def _unlike_twin(cfg: EnvConfig) -> Iterator[str]:
+    """Compare a user's environment in C with that of `env.id` in Python: spaces, limits, steps from equal states."""
+    named = cfg.model_copy(update={"source": None, "backend": "sync"})
+    pool = CompiledPool(cfg, 1, torch.device("cpu"))
+    with opened(named) as twin:
+        seen, acted = ObservationSpace.of(twin.observation_space), ActionSpace.of(twin.action_space)
+        most, solved = (getattr(twin.spec, name, None) for name in ("max_episode_steps", "reward_threshold"))
+        pairs = {
+            "numbers of an observation": (pool.observations.size, seen.size),
+            "kind of actions": (pool.actions.kind, acted.kind),
+            "choices or numbers of an action": (pool.actions.size, acted.size),
+            "bounds of an action": (str(pool.actions.bounds), str(acted.bounds)),
+            "time limit": (None if pool.limit else pool.max_steps, most),
+            "reward threshold": (pool.reward_threshold, solved),
+        }
+        unlike = [
+            f"warning: {what}: {own} in C, {theirs} in {cfg.id}"
+            for what, (own, theirs) in pairs.items()
+            if own != theirs
+        ]
+        yield from unlike
+        if not (unlike or pool.draws_in_steps):
+            yield from _steps_unlike(pool, twin, seen, acted)
+        elif not unlike:
+            yield "warning: a step draws random numbers: steps were not compared with Gymnasium's"
+
+
+def _steps_unlike(
+    pool: CompiledPool, twin: gymnasium.Env[Any, Any], seen: ObservationSpace, acted: ActionSpace
+) -> Iterator[str]:
+    """Step both from the states that the twin comes to, and tell the first difference."""
+    rng, row = np.random.default_rng(_SEED), np.zeros(1, np.int64)
+    twin.reset(seed=_SEED)
+    for n in range(_TWIN_STEPS):
+        inner: Any = twin.unwrapped
+        state = getattr(inner, "state", getattr(inner, "s", None))
+        pool.reset(row, row + n)
+        if not pool.place(state):
+            yield (
+                "warning: steps were not compared, for the C file has no .place, or the environment in Python neither "
+                "`state` nor `s` of numbers"
+            )
+            return
+        before, action = np.asarray(state).tolist(), np.array([acted.sample(np.ones(acted.size, np.bool_), rng)])
+        step = pool.step(torch.from_numpy(action))
+        obs, reward, terminated, truncated, _ = twin.step(acted.own(action)[0])
+        own = np.concatenate([np.ravel(part.numpy()) for part in step[:3]])
+        theirs = np.array([*seen.row(obs), reward, terminated])
+        for k, _ in _first(~np.isclose(own, theirs, _CLOSE, _CLOSE)[:, None]):
+            what = f"observation's number {k}" if k < seen.size else ("reward", "end")[k - seen.size]
+            yield (
+                f"error: from the state {before} by the action {acted.own(action)[0].tolist()} the "
+                f"{what} is {own[k]:g} in C, {theirs[k]:g} in Python"
+            )
+            return
+        if terminated or truncated:
+            twin.reset(seed=_SEED + n)
 
 
 def _first(flags: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

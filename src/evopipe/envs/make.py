@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import gymnasium
 
-from evopipe.envs.single import OneRow, is_tensor_class
+from evopipe.envs.single import OneRow, RowInC, is_tensor_class
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean, said, text_of
 from evopipe.own import import_module
@@ -50,11 +50,14 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
         with guard(cfg), warnings.catch_warnings():
             # Box2D's extension crashes the interpreter where a warning of its import is turned into an error.
             warnings.simplefilter("ignore", DeprecationWarning)
-            _import_module(cfg.id)
+            if cfg.source is None:
+                _import_module(cfg.id)
             # Named only where it is wanted: a constructor need not know the argument.
             drawing: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
-            if (kind := tensor_class(cfg.id)) is not None:
-                env: gymnasium.Env[Any, Any] = OneRow(kind, cfg.id, cfg.kwargs)
+            if cfg.source is not None:
+                env: gymnasium.Env[Any, Any] = RowInC(cfg.source, cfg.id, cfg.kwargs)
+            elif (kind := tensor_class(cfg.id)) is not None:
+                env = OneRow(kind, cfg.id, cfg.kwargs)
             elif (function := _find_team(cfg.id)) is not None:
                 env = _make_team(function, cfg.id, drawing | cfg.kwargs)
             else:
@@ -137,10 +140,13 @@ def _count_threads() -> int:
 
 
 def source_of(cfg: EnvConfig) -> list[Path]:
-    """Return the files or package folders of the modules in `module:EnvId` and `module:Wrapper`, each once.
+    """Return the files or package folders of the modules in `module:EnvId` and `module:Wrapper`, each once; or the C
+    file in their place.
 
     The modules must have been imported, as `make_env` does.
     """
+    if cfg.source is not None:
+        return [Path(cfg.source)]
     names = [cfg.id, *(wrapper.name for wrapper in cfg.wrappers)]
     modules = [sys.modules.get(name.partition(":")[0]) for name in names if ":" in name]
     found = [(module, Path(module.__file__)) for module in modules if module is not None and module.__file__]

@@ -53,13 +53,14 @@ class EnvPool:
         actions, observations: the spaces, which convert the environment's own actions and observations.
         spaces: what an algorithm knows of them.
         team: the spaces of each agent, if there are several; the four attributes above are then what agents have in
-            common. Everything with an axis R then has an axis K behind it, except `episode_length`.
+            common. Everything with an axis R then has an axis K after it, except `episode_length`.
         alive: `[R, K]`, for a team: which agents act. An agent that does not act has the observation 0, and only its
             first action is legal.
         forced, is_forced: `[R, K, …]` and `[R, K]`, for a team: next actions that the environment sets itself, whatever
             the policy chooses. Actions that are indices are never forced: a mask with one legal action says the same.
         limit: the number of steps after which this pool truncates an episode, `env.step_limit`; None if the environment
             names its own time limit.
+        spec: Gymnasium's description of the environment, if it has one.
         reward_threshold: the return at which the environment counts as solved, if its spec names one.
         upcoming: `(rows [n], ahead) → seeds [n, ahead]`, the seeds of the next resets of these rows, if the caller
             knows them. Episodes are then begun ahead of time. No result depends on it.
@@ -99,6 +100,7 @@ class EnvPool:
         except ParamsError:
             close(first)
             raise
+        self.spec = first.spec
         self.reward_threshold: float | None = first.spec.reward_threshold if first.spec else None
         self.limit = None if names_limit(first) else cfg.step_limit
         self.obs_size, self.num_actions = self.spaces.observations, self.spaces.actions

@@ -91,7 +91,7 @@ class RowStep:
 
     @property
     def next_alive(self) -> Floats:
-        """Where the step leaves each agent of a team, `[n, K]`: GONE, ACTS or CUT, see `evopipe.types`."""
+        """The state of each agent of a team after the step, `[n, K]`: GONE, ACTS or CUT, see `evopipe.types`."""
         assert self.alive is not None
         cut = self.truncated & ~self.terminated
         return np.where(self.alive, np.float32(ACTS), np.where(cut, np.float32(CUT), np.float32(GONE)))

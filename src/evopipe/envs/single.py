@@ -1,8 +1,10 @@
-"""One row of a user's own tensor environment, as a Gymnasium environment: to read its spaces, and to watch or step it.
+"""One row of a user's own environment, as tensors or in C, as a Gymnasium environment: to read its spaces, and to watch
+or step it.
 
-The class stands in a module of the user's (`env.id: module:Class`). Like the classes in `envs.tensors` it has `draws`,
-`start`, `advance` and `observe`. It also has Gymnasium's `observation_space` (a Box of one axis) and `action_space`,
-and may have `max_episode_steps` and `reward_threshold`. `env.kwargs` are the arguments of its constructor.
+The class of one as tensors stands in a module of the user's (`env.id: module:Class`). Like the classes in
+`envs.tensors` it has `draws`, `start`, `advance` and `observe`. It also has Gymnasium's `observation_space` (a Box of
+one axis) and `action_space`, and may have `max_episode_steps` and `reward_threshold`. `env.kwargs` are the arguments of
+its constructor.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 
 from evopipe.errors import ParamsError
+from evopipe.native.environment import States, compiled
 from evopipe.rng import Purpose, Stream
 
 _METHODS = ("start", "advance", "observe")
@@ -85,3 +88,45 @@ class OneRow(gymnasium.Env[Any, Any]):
     def _seen(self) -> np.ndarray:
         found: np.ndarray = self.dynamics.observe(self._columns)[0].numpy().copy()
         return found
+
+
+class RowInC(gymnasium.Env[Any, Any]):
+    """One row of a user's environment in C as a Gymnasium environment.
+
+    Args:
+        source: the C file.
+        name: the environment's name in messages.
+        kwargs: its settings.
+
+    Raises:
+        ParamsError: see `compiled` and `Compiled.values`.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  Gymnasium's own way
+
+    def __init__(self, source: str, name: str, kwargs: dict[str, Any]) -> None:
+        self.kind = compiled(source)
+        most = self.kind.max_steps
+        self._states = States(self.kind, self.kind.values(kwargs), 1, most)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self.kind.observations,), np.float32)
+        self.action_space: gymnasium.Space[Any] = gymnasium.spaces.Discrete(self.kind.actions)
+        if self.kind.continuous:
+            low, high = (np.array(bound, np.float32) for bound in (self.kind.low, self.kind.high))
+            self.action_space = gymnasium.spaces.Box(low, high)
+        self.spec = EnvSpec(
+            name.rpartition(":")[2], f"{__name__}:RowInC", self.kind.threshold, max_episode_steps=most,
+            kwargs={"source": source, "name": name, "kwargs": kwargs},
+        )  # fmt: skip
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin the episode of a seed, the same episode as in a `CompiledPool`."""
+        super().reset(seed=seed)
+        chosen = int(self.np_random.integers(2**31)) if seed is None else seed
+        self._states.reset(torch.zeros(1, dtype=torch.int64), torch.tensor([chosen]))
+        return self._states.observe()[0].numpy(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take a step with the environment's own action."""
+        taken = torch.as_tensor(np.asarray(action, np.float32 if self.kind.continuous else np.int64))[None]
+        obs, reward, terminated, truncated = self._states.step(taken, own=True)
+        return obs[0].numpy(), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}

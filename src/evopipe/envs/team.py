@@ -256,8 +256,8 @@ class TeamSpace:
     def situation(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None) -> Situation:
         """Read observations by agent, one of each or a batch, and masks by agent, `[A]` or `[n, A]`.
 
-        Masks may also stand in the observations. An agent that is not in `obs` is absent; one that is not in `mask` may
-        take all its actions.
+        Masks may also be part of the observations. An agent that is not in `obs` is absent; one that is not in `mask`
+        may take all its actions.
 
         Raises:
             UsageError: there is no such agent, or a shape does not fit.

@@ -175,14 +175,14 @@ class Base:
         self, messages: Sequence[Mapping[str, str]], system: str | None
     ) -> tuple[list[int], list[tuple[list[int], bool]]]:
         """Return the tokens of a chat before its first answer, and the rest in pieces with a flag: answers, which are
-        learned, and what stands between them.
+        learned, and the text between them.
 
         An answer includes the end of its turn. The chat is tokenised as the one text that the template writes. For
         tokens on both sides of a cut see `completed`; for errors see `chats.answers`.
         """
         told, own = self._messages(messages, system)
         shown = self._shown(told, own)
-        spans = chats.answers(self.tokenizer, self.name, told, shown)
+        spans = chats.answers(self.tokenizer, self.name, told, own, shown)
         cuts = [place for span in spans for place in span]
         pieces = [
             (self.encoder.tokens_from(shown.text.part(0, end), start), i % 2 == 0)

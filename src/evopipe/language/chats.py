@@ -51,8 +51,8 @@ def show(
         for field, value in message.items():
             if (field != "content" or i not in found) and encoder.holds_special(str(value)):
                 raise DataError(
-                    f"message {i + 1} holds a special token of {name} in its {field}, which the chat template does not "
-                    "show as it is: remove it, or set language.special_tokens to true"
+                    f"message {i + 1 - own} holds a special token of {name} in its {field}, which the chat template "
+                    "does not show as it is: remove it, or set language.special_tokens to true"
                 )
     data = sorted(span for i, spans in found.items() if i >= own for span in spans)
     return Shown(Marked(text, tuple(data)), of)
@@ -127,8 +127,9 @@ def turn_end(tokenizer: Any) -> str:
     return _turn_end(tokenizer, str(tokenizer.chat_template)) if tokenizer.chat_template else ""
 
 
-def answers(tokenizer: Any, name: str, messages: Sequence[Message], shown: Shown) -> list[tuple[int, int]]:
-    """Return the ranges of characters that the model is to write: each assistant message up to the end of its turn.
+def answers(tokenizer: Any, name: str, messages: Sequence[Message], own: int, shown: Shown) -> list[tuple[int, int]]:
+    """Return the ranges of characters that the model is to write: each assistant message up to the end of its turn. For
+    `own` see `show`.
 
     Raises:
         DataError: the template does not show a message as it is, and does not mark it (`{% generation %}`).
@@ -145,7 +146,7 @@ def answers(tokenizer: Any, name: str, messages: Sequence[Message], shown: Shown
             blocks = _blocks(tokenizer, clean)
             if blocks is None:
                 raise DataError(
-                    f"message {i + 1}: the chat template of {name} does not show this answer as it is: there is "
+                    f"message {i + 1 - own}: the chat template of {name} does not show this answer as it is: there is "
                     "nothing to learn it from; shorten the chat to what is shown, or take another template"
                 )
             return [(start, _closed(text, stop, end)) for start, stop in blocks]

@@ -54,7 +54,7 @@ class GamePolicy:
     def perform(
         self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
     ) -> None:
-        """Play games and `show` each; `tell` what they came to."""
+        """Play games, `show` each of them, and `tell` their results."""
         played = self.play(games, seed)
         for row, total in zip(played.rows, played.returns, strict=True):
             show("\n".join(squares(row)) if "guesses" in row else json.dumps(row))

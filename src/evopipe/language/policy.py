@@ -74,7 +74,7 @@ class LanguagePolicy:
     def perform(
         self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
     ) -> None:
-        """`show` how each line that `ask` returns goes on, until it returns an empty one."""
+        """Complete each line that `ask` returns, and `show` the completion, until `ask` returns an empty line."""
         while line := ask():
             show(self.generate(line))
 

@@ -36,8 +36,12 @@ OPERATORS = {
 
 
 def read_births(data: Any, members: int) -> list[Mutation]:
-    """Return the mutations that a population was born with, one a member, from what `Mutation.to_json` gave; what is
-    something else is a `DataError`."""
+    """Return the mutations that the members of a population were born with, from a list of what `Mutation.to_json`
+    returned.
+
+    Raises:
+        DataError: the data is not of that form, or not one mutation for each member.
+    """
     try:
         births = TypeAdapter(list[Mutation]).validate_python(data)
     except ValidationError:
@@ -50,8 +54,10 @@ def read_births(data: Any, members: int) -> list[Mutation]:
 def mutate(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator, allow_none: bool = True
 ) -> tuple[Member, Mutation]:
-    """Mutate one child, which is not changed; return what changed too, `NONE` where nothing did. The generator is that
-    of this slot and generation. Without `allow_none` the kind `none` takes no part."""
+    """Return a mutated copy of one child, and what changed: `NONE` if nothing did.
+
+    `rng` is the generator of this slot and generation. Without `allow_none`, the kind `none` is not drawn.
+    """
     weights = cfg.probabilities.model_dump()
     if not allow_none:
         weights["none"] = 0.0

@@ -13,7 +13,7 @@ from evopipe.schema.blocks import MutationConfig
 
 
 def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
-    """Choose another activation for all hidden layers."""
+    """Choose another activation for all hidden layers. Return None if there is no other."""
     old: Any = member.arch
     others = [name for name in cfg.activations if name != old.activation]
     if not others or not old.activation:

@@ -13,7 +13,8 @@ from evopipe.schema.blocks import MutationConfig
 
 
 def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
-    """Draw one change among those that the architecture offers; a layer's with the probability `new_layer_prob`."""
+    """Draw one change among those that the architecture offers: with probability `new_layer_prob` a change of layers,
+    else another. Return None if it offers none."""
     options = list(member.arch.options(cfg.architecture, list(traits.widths.values())))
     layers = [option for option in options if option[0].endswith("_layer")]
     others = [option for option in options if not option[0].endswith("_layer")]

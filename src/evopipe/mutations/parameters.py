@@ -18,8 +18,11 @@ _LARGEST = 1e6
 
 
 def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
-    """Disturb some weights of the policy, a shared encoder's too. Of 1 to all weight matrices a tenth of the positions
-    each: 95 % receive noise of standard deviation `sd · |w|`, 5 % are drawn anew from N(0, 1)."""
+    """Add noise to some weights of the policy, and of a shared encoder.
+
+    One or more weight matrices are drawn, up to all. In each, a tenth of the entries change: 95 % of these receive
+    noise of standard deviation `sd · |w|`, 5 % are drawn anew from N(0, 1).
+    """
     if cfg.sd == 0:
         return None
     values, matrices = {}, []

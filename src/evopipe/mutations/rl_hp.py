@@ -15,7 +15,7 @@ from evopipe.schema.declare import Evolve
 
 
 def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
-    """Grow or shrink one RL hyper-parameter."""
+    """Multiply one RL hyper-parameter by its `grow` or `shrink`, within its range. Return None if none can change."""
     names = sorted(traits.evolve)
     for i in rng.permutation(len(names)):
         name = names[int(i)]
@@ -29,7 +29,8 @@ def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.G
 
 
 def scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
-    """Multiply by grow or shrink and clip; a whole number moves by at least 1."""
+    """Return a value multiplied by `grow` (if `up`) or `shrink`, and clipped to its range. A whole number moves by at
+    least 1."""
     new, low, high = old * (evolve.grow if up else evolve.shrink), evolve.min, evolve.max
     if whole:
         new = max(round(new), old + 1) if up else min(round(new), old - 1)
@@ -42,7 +43,7 @@ def scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
 
 
 def set_values(member: Member, values: Mapping[str, float]) -> tuple[Member, Mutation]:
-    """Return a member with these values in the place of its own; `NONE` if they are its own already."""
+    """Return a member with these values of hyper-parameters, and what changed: `NONE` if it had them already."""
     changed = {name: value for name, value in sorted(values.items()) if value != member.hyper[name]}
     if not changed:
         return member, NONE

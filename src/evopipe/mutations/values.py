@@ -15,7 +15,7 @@ from evopipe.schema.declare import Evolve
 
 @dataclass(frozen=True)
 class Traits:
-    """What mutation must know of the algorithm."""
+    """The facts about an algorithm that mutation needs."""
 
     widths: Mapping[str, Widths]  # of every network
     acting: Sequence[str]  # the networks that act: parameter noise goes there
@@ -26,7 +26,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """What one mutation changed: `kind`, `what` exactly, and the values before and after."""
+    """The record of one mutation: its `kind`, `what` changed, and the values before and after."""
 
     kind: str
     what: str = ""
@@ -50,7 +50,7 @@ Changed: TypeAlias = "tuple[Member, Mutation] | None"
 
 
 def in_random_order(items: Sequence[Any], weights: Sequence[float], rng: np.random.Generator) -> Iterator[Any]:
-    """Yield all items whose weight is positive, each next one drawn by the weights of those that are left."""
+    """Yield all items with a positive weight in random order. Each is drawn by the weights of those that are left."""
     left = [(item, weight) for item, weight in zip(items, weights, strict=True) if weight > 0]
     while left:
         total = np.cumsum([weight for _, weight in left])

@@ -18,19 +18,19 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from evopipe import rng
 from evopipe.native import draws
-from evopipe.native.header import declarations
+from evopipe.native.header import declarations, own_declarations
 from evopipe.types import Tensor
 
-SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
+SOURCES = sorted(Path(__file__).parent.rglob("*.[ch]"))
 MAIN = Path(__file__).with_name("kernels.c")  # which includes the others
 FLAGS = (
     "-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread",
@@ -80,7 +80,16 @@ def done(starved: int) -> None:
 
 
 class NoKernels(Exception):
-    """The kernels are not available on this machine; the message says why."""
+    """The kernels, or a user's own environment, are not available on this machine; the message says why."""
+
+
+class Unit(NamedTuple):
+    """What is compiled in one piece."""
+
+    main: Path
+    content: bytes  # all that a library depends on, but compiler and flags
+    name: str  # in messages
+    of: Callable[[], Any]  # the declarations that a library has
 
 
 @cache
@@ -94,16 +103,37 @@ def load(target: str = "native") -> Any:
     """
     if target == "portable" and "flags" in _processor() and "avx2" not in _processor():
         raise NoKernels("this processor has no AVX2, for which the portable kernels are made")
+    return _first(Unit(MAIN, _everything(), "the kernels", declarations), target)
+
+
+@cache
+def load_environment(source: Path, content: bytes) -> Any:
+    """Return the library of a user's environment in C, compiled as the kernels are; `content` is what the file holds.
+
+    Raises:
+        NoKernels: it does not compile, or lacks `the_environment`; or see `load`.
+    """
+    return _first(Unit(source, content + _everything(), str(source), own_declarations), "native")
+
+
+def _everything() -> bytes:
+    return b"\n".join(source.read_bytes() for source in SOURCES)
+
+
+def _first(unit: Unit, target: str) -> Any:
+    """Return a library, from the first compiler that works."""
     faults: list[str] = []
     for compiler in _compilers(faults):
         try:
-            kernels = _loaded(compiler, target)
+            found = _loaded(unit, compiler, target)
         except NoKernels as error:
             faults.append(str(error))
             continue
         for fault in faults:
-            print(f"note: {fault}; the kernels are compiled by {compiler[0]} instead", file=sys.stderr)
-        return kernels
+            print(f"note: {fault}; {unit.name} is compiled by {compiler[0]} instead", file=sys.stderr)
+        return found
+    if unit.main != MAIN:  # of a user's own mistake one compiler's word is enough
+        faults = faults[-1:]
     raise NoKernels("; ".join(faults) or "no C compiler was found; install gcc or clang, or name one in CC")
 
 
@@ -123,41 +153,41 @@ def _compilers(faults: list[str]) -> Iterator[tuple[str, ...]]:
             faults.append(f"{given!r}, which CC names, was not found")
 
 
-def _loaded(compiler: tuple[str, ...], target: str) -> Any:
-    """Load the kernels that were kept, or else make them."""
+def _loaded(unit: Unit, compiler: tuple[str, ...], target: str) -> Any:
+    """Load the library that was kept, or else make it."""
     # In tests alone: a compiler that is newer than these may warn of more.
-    strict = ("-Werror",) if os.environ.get("EVOPIPE_KERNELS_STRICT") else ()
-    flags = (*FLAGS, *strict, *TARGETS[target])
+    strict = ("-Werror",) if os.environ.get("EVOPIPE_KERNELS_STRICT") and unit.main == MAIN else ()
+    flags = (*FLAGS, *strict, *TARGETS[target], *(() if unit.main == MAIN else (f"-I{MAIN.parent}",)))
     words = (_processor(), *compiler, *flags)
     said = _said((*compiler, "--version")).stdout
-    about = b"\n".join((*(source.read_bytes() for source in SOURCES), said, *map(os.fsencode, words)))
+    about = b"\n".join((unit.content, said, *map(os.fsencode, words)))
     name = f"{target}-{hashlib.sha256(about).hexdigest()[:32]}.so"
     for folder in _folders():
         if not _own_folder(folder):
             continue
         with _alone(folder):
             if _is_whole(folder / name):
-                return _declared(folder / name, compiler)
+                return _declared(unit, folder / name, compiler)
             for left in folder.glob("compile-*"):  # by a process that was killed: who compiles is alone
                 shutil.rmtree(left, ignore_errors=True)
-            return _made(compiler, flags, folder, name)
+            return _made(unit, compiler, flags, folder, name)
     raise NoKernels(
         "the kernels can be kept nowhere, for neither the user's cache nor the folder for temporary files can be "
         "written; name a folder in XDG_CACHE_HOME"
     )
 
 
-def _declared(library: Path, compiler: tuple[str, ...]) -> Any:
+def _declared(unit: Unit, library: Path, compiler: tuple[str, ...]) -> Any:
     try:
         handle = _ctypes.dlopen(str(library), os.RTLD_NOW)  # where this fails cffi has a shell look for another library
-        kernels = declarations().dlopen(str(library))  # whose calls release the interpreter's lock
+        found = unit.of().dlopen(str(library))  # whose calls release the interpreter's lock
         _ctypes.dlclose(handle)
-        for name in dir(kernels):
-            getattr(kernels, name)
-    except (OSError, AttributeError) as error:
-        why = str(error).rpartition(f"{library}: ")[2]
-        raise NoKernels(f"the kernels that {compiler[0]} made cannot be loaded: {why}") from error
-    return kernels
+        for name in dir(found):
+            getattr(found, name)
+    except (OSError, AttributeError, KeyError) as error:
+        why = str(error.args[-1]).rpartition(f"{library}: ")[2]
+        raise NoKernels(f"what {compiler[0]} made of {unit.name} cannot be loaded: {why}") from error
+    return found
 
 
 def _said(command: tuple[str, ...], **more: str) -> subprocess.CompletedProcess[bytes]:
@@ -242,17 +272,17 @@ def _own_bytes(path: Path) -> bytes | None:
         return None
 
 
-def _made(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, name: str) -> Any:
+def _made(unit: Unit, compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, name: str) -> Any:
     """Compile, load, and only then keep, beside what was there before."""
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="compile-") as beside:
             fresh = Path(beside) / name
-            run = _said((*compiler, *flags, "-o", str(fresh), str(MAIN), "-lm"), TMPDIR=beside)
+            run = _said((*compiler, *flags, "-o", str(fresh), str(unit.main), "-lm"), TMPDIR=beside)
             if run.returncode or not fresh.is_file():
                 said = run.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
                 why = next((line for line in said if "error" in line), said[-1])
-                raise NoKernels(f"{compiler[0]} could not compile the kernels: {why.strip()}")
-            kernels = _declared(fresh, compiler)
+                raise NoKernels(f"{compiler[0]} could not compile {unit.name}: {why.strip()}")
+            found = _declared(unit, fresh, compiler)
             fresh.chmod(0o600)
             digest = fresh.with_suffix(".sha256")
             digest.touch(mode=0o600)
@@ -261,4 +291,4 @@ def _made(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, name:
                 file.replace(folder / file.name)
     except OSError as error:
         raise NoKernels(f"the kernels cannot be kept in {folder}: {error.strerror or error}") from error
-    return kernels
+    return found

@@ -1,4 +1,4 @@
-"""Reads `kernels.h`, the header that C and Python share, with cffi, and packs its structs.
+"""Reads `kernels.h` and `environment.h`, the headers that C and Python share, with cffi, and packs their structs.
 
 A struct is packed in one call: setting one field at a time costs as much as a short kernel.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from evopipe.types import Tensor
 
-HEADER = Path(__file__).with_name("kernels.h")
+HEADER, ENVIRONMENT = (Path(__file__).with_name(name) for name in ("kernels.h", "environment.h"))
 
 
 @cache
@@ -21,7 +21,17 @@ def declarations() -> Any:
     import cffi  # commands that compute nothing do not read it
 
     found = cffi.FFI()
-    found.cdef(HEADER.read_text())
+    lines = (path.read_text() for path in (ENVIRONMENT, HEADER))
+    found.cdef("\n".join(line for text in lines for line in text.splitlines() if not line.startswith("#")))
+    return found
+
+
+@cache
+def own_declarations() -> Any:
+    """Return what the library of a user's environment has, as parsed by cffi."""
+    found = type(declarations())()
+    found.include(declarations())
+    found.cdef("extern environment the_environment;")  # of a constant, cffi would not tell where it lies
     return found
 
 

@@ -4,6 +4,7 @@
 // itself (`-ffp-contract=off`), every fused operation is written as one.
 
 #include "ddpg.c"
+#include "environments.c"
 #include "explore.c"
 #include "ppo_act.c"
 #include "ppo_update.c"

@@ -2,6 +2,8 @@
 // and `evopipe.native.header` reads it. Pointers are to tensors whose numbers lie together, or NULL where there is no
 // such thing; [P, …] is a tensor's shape, P members first.
 
+#include "environment.h"
+
 const char *compiled_by(void);  // name and version of the compiler, for the fingerprint of a result
 void share_among(int threads);  // let so many threads share members out from now on, the caller's included
 
@@ -296,3 +298,26 @@ typedef struct {
   const uint8_t *terminated, *truncated, *broken;
 } finish_call;
 void rollout_finish(const finish_call *call);
+
+// --- environments in C, see `environment.h` --------------------------------------------------------------------------
+
+const environment *environment_at(int place);  // evopipe's own; NULL behind the last one
+
+typedef struct {  // of R rows, which have their states `stride` bytes apart; n of them are concerned
+  const environment *of;
+  const double *settings;
+  uint8_t *states;          // [R, stride]
+  int64_t *length, *seeds;  // [R], steps of the running episodes, and what these are drawn from
+  ptrdiff_t stride, salt, max_steps;
+  ptrdiff_t rows;         // n
+  const int64_t *where;   // [n], which rows; NULL: the first
+  const int64_t *begins;  // [n], seeds of a reset
+  const uint8_t *only;    // [n], which of them step; NULL: all
+  const void *actions;    // [n] int64, or float [n, A] in [-1, 1]; where `own`, within the environment's bounds
+  ptrdiff_t own;
+  float *obs, *rewards;   // [n, O] and [n]
+  uint8_t *terminated, *truncated;
+} env_call;
+void env_reset(const env_call *call);
+void env_step(const env_call *call);
+void env_observe(const env_call *call);

@@ -269,7 +269,7 @@ def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor)
 
     Args:
         ids: int64, tokens.
-        real: bool, False in pads, which stand on the right.
+        real: bool, False in pads, which are on the right.
         acts: bool, where the player wrote the token.
         reward: the reward that came with the token.
         done: bool, True at the token after which a game is over.

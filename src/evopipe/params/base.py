@@ -119,8 +119,8 @@ class RunParams(Schema):
         return own.algos[own.train.algo]
 
     def tracked(self, *blocks: str) -> dict[str, Any]:
-        """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and the named blocks; or
-        all."""
+        """Return the parameters that results depend on as JSON data: the chosen algorithm's block as `algo`, and the
+        named `blocks`, or all blocks if none is named."""
         neutral = {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}
         values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
         kept = {name: values[name] for name in blocks or values}
@@ -132,15 +132,18 @@ class RunParams(Schema):
         return True
 
     def points(self) -> list[plugins.Plugin | None]:
-        """Return the entry points of what a run is made of; None for what is evopipe's own."""
+        """Return the entry points of other packages that the run uses; None stands for a part that is evopipe's own."""
         own: Any = self
         key, chances = "evolution.mutation.probabilities", own.evolution.mutation.probabilities.model_extra or {}
         kinds = [plugins.find(plugins.MUTATIONS, kind, key) for kind, weight in chances.items() if weight]
         return [registry.plugin(own.train.algo), *kinds, searchers.plugin(own.search.strategy)]
 
     def outside(self) -> tuple[list[str], list[Path]]:
-        """Return what of other packages a result depends on, for `storage.keys.content_key`: entry points with versions
-        of their packages, then what all source files are called; and these files. Trackers change no result."""
+        """Return what results depend on in other packages, for `storage.keys.content_key`: texts and files.
+
+        The texts are the entry points with their packages' versions, then the names of all source files. The files are
+        these source files. Trackers are left out, because they change no result.
+        """
         points = [point for point in self.points() if point is not None]
         network = getattr(getattr(self.algo_config, "network", None), "module", None)
         modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
@@ -149,7 +152,8 @@ class RunParams(Schema):
 
 
 def evolve_problems(config: Any) -> Iterator[Problem]:
-    """Yield what is wrong with a block's `evolve`: hyper-parameters that cannot evolve, or not within these bounds."""
+    """Yield what is wrong with a block's `evolve`: hyper-parameters that cannot evolve, and ends of ranges that are out
+    of bounds."""
     able = evolvable(type(config))
     for hyper in config.evolve:
         if hyper in able:

@@ -30,7 +30,7 @@ def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) ->
 
 
 def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], otherwise: Exception) -> Params:
-    """Return the same where members live in environments; raise `otherwise` where they do not."""
+    """Return what `any_params` returns, if these are parameters of members in environments; else raise `otherwise`."""
     found = any_params(given)
     if not isinstance(found, Params):
         raise otherwise

@@ -16,8 +16,8 @@ _ELSEWHERE = "tournament"  # its block is `evolution.tournament`
 
 
 class SearchConfig(Schema):
-    """The search over members: which live next and for how long, and which become parents. A strategy's own settings
-    are in a block of its name."""
+    """The settings of the search, which decides which members live, for how long, and which become parents. A
+    strategy's own settings are in a block of its name."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -46,7 +46,7 @@ class SearchConfig(Schema):
 
     @classmethod
     def unknown_keys(cls, names: list[str]) -> list[Problem]:
-        """Return what is wrong with blocks of strategies that do not exist."""
+        """Return what is wrong with blocks named after no strategy."""
         known = [name for name in searchers.names() if name != _ELSEWHERE]
         found: list[Problem] = []
         for name in names:
@@ -98,7 +98,8 @@ class SearchConfig(Schema):
             yield ("budget",), f"{never}: give the environment steps of the population after which it ends"
 
     def problems(self, train: Any, size: int, tournament: Any) -> Iterator[Problem]:
-        """Say what does not fit a run of `train` with so many members; `tournament` is `evolution.tournament`."""
+        """Yield what does not fit a run with the block `train` and `size` members, as (key, sentence). `tournament` is
+        the block `evolution.tournament`."""
         if self.budget is not None and self.budget < train.evo_steps:
             least = f"must be at least one slice (train.evo_steps: {train.evo_steps})"
             yield ("budget",), f"{least}, got {self.budget}; raise it, or lower train.evo_steps"
@@ -114,7 +115,8 @@ class SearchConfig(Schema):
                 yield (self.strategy, *path), sentence
 
     def config(self, tournament: Any) -> Any:
-        """Return the chosen strategy's own settings; `tournament` is `evolution.tournament`."""
+        """Return the settings of the chosen strategy. `tournament` is the block `evolution.tournament`, which it
+        returns for that strategy."""
         if self.strategy == _ELSEWHERE:
             return tournament
         found = (self.__pydantic_extra__ or {}).get(self.strategy)

@@ -40,17 +40,17 @@ class Policy:
     """One trained member that chooses actions and computes values.
 
     Args:
-        algo: its algorithm.
+        algo: the member's algorithm.
         cfg: the algorithm's configuration.
-        member: its architecture and tensors: those of the acting network and what acting needs beside it, and those of
-            the other networks, if they are there.
+        member: the architecture, and the tensors that acting needs. Tensors of other networks, such as critics, may be
+            missing.
         about: the content of `policy.json`: spaces, scores, provenance.
 
     Attributes:
         action_space: the environment's action space, which converts actions.
         observation_space: the environment's observation space, which converts observations.
-        memory: how many numbers it carries from step to step; 0 unless it is recurrent.
-        team: None: it is one agent's.
+        memory: how many numbers the policy carries from step to step; 0 unless it is recurrent.
+        team: None, because the policy is for one agent.
 
     Examples:
         >>> import evopipe
@@ -320,11 +320,12 @@ class Policy:
         return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
 
     def modules(self) -> dict[str, tuple[torch.nn.Module, int]]:
-        """Return what programs are made of, by their files: the module, and the width of its observations."""
+        """Return the modules to export as programs, by file name: each with the width of its observations."""
         return {PROGRAM: (self.module(), self.observations)}
 
     def misfit(self, env: Any) -> str | None:
-        """Say why it cannot act in an environment, behind the environment's name; None where it can."""
+        """Return why the policy cannot act in an environment, as a phrase that continues the environment's name; None
+        if it can."""
         if isinstance(env, TeamEnv):
             return "is for a team, the policy is not; play it where it was trained"
         found, own = ActionSpace.of(env.action_space), self.action_space
@@ -333,8 +334,11 @@ class Policy:
         return unlike(has, wanted)
 
     def episode(self, env: Any, explained: Explained, begun: tuple[Any, Any], limit: int) -> Iterator[Moment]:
-        """Play on in an environment that was reset with `begun`, for at most so many steps, greedily; what it does is
-        `explained`."""
+        """Play one episode greedily, for at most `limit` steps, in an environment whose reset returned `begun`. After
+        each step yield the reward and whether it terminated.
+
+        The environment's code runs inside the context that `explained` returns.
+        """
         (obs, info), memory = begun, None
         for _ in range(limit):
             action, memory = self.step(obs, memory, info.get("action_mask"))
@@ -387,7 +391,8 @@ class Policy:
 
 
 def unlike(has: str, wanted: str) -> str | None:
-    """Say, behind an environment's name, that its spaces are not a policy's; None where they are."""
+    """Return a phrase that continues an environment's name, if it `has` other spaces than the policy `wanted`; else
+    None."""
     if has == wanted:
         return None
     return f"has {has}, the policy {wanted}; play it in the environment that it was trained in"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Actor(Protocol):
-    """A policy that acts in environments, see `acting.Policy`."""
+    """The protocol of a policy that acts in environments, see `acting.Policy`."""
 
     about: dict[str, Any]
 
@@ -69,14 +69,14 @@ def evaluate(
     policy: Actor, env: str | None = None, episodes: int = 100, seed: int = 0, max_steps: int | None = None,
     trust: bool = False,
 ) -> np.ndarray:  # fmt: skip
-    """Return the undiscounted returns `[n]` of greedy episodes, played one after another without drawing.
+    """Return the undiscounted returns `[n]` of greedy episodes, played one after another, without rendering.
 
     Args:
-        policy: what `evopipe.load` gave, of one agent or of a team.
+        policy: a policy that `evopipe.load` returned, for one agent or a team.
         env: an id of Gymnasium, or `module:EnvId`; None for the environment that it was trained in.
         episodes: how many, `n`.
         seed: seed of the first episode; the next one has the next number.
-        max_steps: step cap of an episode; None for the environment's own, or 10,000.
+        max_steps: the most steps of an episode; None for the environment's own limit, or 10,000.
         trust: whether a `module:EnvId` that only the policy's folder names is imported, which runs that module.
 
     Raises:
@@ -135,21 +135,22 @@ def watch(
     """Play greedy episodes in a window or onto films, and return one score an episode.
 
     Args:
-        policy: the policy, of one agent or of a team.
+        policy: the policy, for one agent or a team.
         cfg: the environment, see `environment_of`.
-        films: what takes the frames, see `evopipe.policies.film`; none: a window, at the environment's own speed.
+        films: the films that take the frames, see `evopipe.policies.film`. If there are none, a window shows the
+            environment at its own speed.
         episodes: how many; their seeds are `seed`, `seed + 1`, …
         seed: seed of the first one.
-        max_steps: step cap of an episode; None for the environment's own, or `LIMIT`.
+        max_steps: the most steps of an episode; None for the environment's own limit, or `LIMIT`.
         tell: called with each score as soon as it is known.
 
     Returns:
-        The scores, fewer than `episodes` where the window was closed.
+        The scores; fewer than `episodes` if the window was closed.
 
     Raises:
         UsageError: there is no display, or a film needs what is not installed.
         DiskError: a film cannot be written.
-        ParamsError, DataError, EnvironmentFailed: as of `play`.
+        ParamsError, DataError, EnvironmentFailed: as for `play`.
     """
     scores: list[Score] = []
     with contextlib.ExitStack() as stack:
@@ -182,7 +183,7 @@ def environment_of(
         policy: the policy.
         env_id: another environment; None for its own.
         kwargs: other arguments of the environment; None for its own.
-        trust: whether a `module:EnvId` that only the policy's folder names may be imported, which runs that module.
+        trust: whether a `module:EnvId` or a C file that only the policy's folder names may be used, which runs it.
 
     Raises:
         DataError: the policy does not name its environment.
@@ -191,7 +192,10 @@ def environment_of(
     about = policy.about.get("env")
     try:
         known = {"id": about["id"], "kwargs": about["kwargs"]}  # type: ignore[index]
-        own = EnvConfig.model_validate({**known, "wrappers": about.get("wrappers", ())})  # type: ignore[union-attr]
+        more = {"wrappers": about.get("wrappers", ())}  # type: ignore[union-attr]
+        if "source" in about:  # type: ignore[operator]
+            more |= {"source": about["source"], "backend": "c"}  # type: ignore[index]
+        own = EnvConfig.model_validate({**known, **more})
     except (KeyError, TypeError, ValueError) as error:
         raise DataError("policy.json: names no environment (`env`: `id`, `kwargs`); export it again") from error
     another = env_id not in (None, own.id)
@@ -202,10 +206,15 @@ def environment_of(
             f"{foreign.partition(':')[0]!r}; if you know where this policy comes from say --trust (trust=True), or "
             "name another environment with --env"
         )
+    if not (trust or another) and own.source is not None:
+        raise UsageError(
+            f"policy.json names the C file {own.source!r}: to make the environment is to compile and run it; if you "
+            "know where this policy comes from say --trust (trust=True), or name another environment with --env"
+        )
     if another:
         own = EnvConfig(id=str(env_id))
     try:
-        return EnvConfig(id=own.id, kwargs=own.kwargs if kwargs is None else dict(kwargs), wrappers=own.wrappers)
+        return own if kwargs is None else EnvConfig.model_validate({**own.model_dump(), "kwargs": dict(kwargs)})
     except ValueError as error:
         raise UsageError(f"the environment cannot be used: {error}") from error
 

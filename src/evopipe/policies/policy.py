@@ -162,8 +162,8 @@ def _known(arch: Architecture, trust: bool) -> Architecture:
 
 
 def trained(path: str | Path, member: int | None = None, trust: bool = False) -> list[Policy | TeamPolicy]:
-    """Load the members of `models/trained` as policies by slot, or one of them; the elite behind them is left out.
-    Arguments and errors are those of `loading.load`."""
+    """Load the members of `models/trained` as policies by slot, or one of them. The elite, which is stored after them,
+    is left out. Arguments and errors are those of `loading.load`."""
     folder = Path(path)
     members, about = read_members(folder, {}, "train it again")
     members = members[: len(members) - ("elite" in about)]

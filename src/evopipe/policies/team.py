@@ -145,7 +145,7 @@ class TeamPolicy:
         return {key: each[0] if single else each for key, each in own.items()}
 
     def modules(self) -> dict[str, tuple[torch.nn.Module, int]]:
-        """See `acting.Policy.modules`: one an agent."""
+        """Return the modules to export as programs, one for each agent; see `acting.Policy.modules`."""
         named = zip(program_files(self.team.agents).values(), self.team.observations, strict=True)
         return {file: (self.module(place), space.size) for place, (file, space) in enumerate(named)}
 
@@ -164,8 +164,8 @@ class TeamPolicy:
         return unlike(f"the agents {_listed(TeamSpace.of(env))}", f"the agents {_listed(self.team)}")
 
     def episode(self, env: TeamEnv, explained: Explained, begun: tuple[Any, Any], limit: int) -> Iterator[Moment]:
-        """See `acting.Policy.episode`: after each step what its agents' rewards count together, and whether all who
-        took it reached an end."""
+        """Play one episode greedily, see `acting.Policy.episode`. After each step yield the team's score of the
+        rewards, and whether the episode terminated for all agents that acted."""
         (obs, info), memory, alive = begun, None, list(env.agents)
         for _ in range(limit):
             with explained():

@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 
 
 def part_of(params: AnyParams, stage: str = "") -> Any:
-    """Return the module that holds one kind of problem, or its part of a stage."""
+    """Return the module of `problems` for this kind of parameters (environments or text), or its part for one stage."""
     return import_module(f"{__name__}.{params.PROBLEM}{stage and '_' + stage}")
 
 
 def check(params: AnyParams) -> None:
-    """Refuse what a later stage would refuse, before the first one does anything: `ParamsError`, or `EnvironmentFailed`
-    where an environment could not be made or reset."""
+    """Check parameters before the first stage does anything, so that no later stage needs to refuse them.
+
+    Raises:
+        ParamsError: a later stage would refuse them.
+        EnvironmentFailed: an environment could not be made or reset.
+    """
     part_of(params, "check").check(params)
 
 

@@ -43,7 +43,7 @@ def fetch(params: Params, folder: Path) -> list[str]:
             name=f"{re.sub('[^A-Za-z0-9_-]', '_', env)}/{source}",
             observation_space=pool.row_space,
             action_space=pool.action_space,
-            env_spec=pool.env(0).spec,
+            env_spec=pool.spec,
             algorithm=source,
             description=f"{len(episodes)} episodes of {env}, fetch.source {source}",
         )

@@ -21,7 +21,7 @@ _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 
 
 def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Member], folder: Path) -> EnvEvaluation:
-    """Return what is scored and what is told of it, see the stage `evaluate`."""
+    """Return the members to be scored and the report on their scores, for the stage `evaluate`."""
     return EnvEvaluation(params, problem, trained)
 
 

@@ -63,5 +63,6 @@ def describe(params: Params) -> dict[str, Any]:
 
 def settings_of(params: Params) -> dict[str, Any]:
     """Return what `describe` returns, without the spaces."""
-    env = params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"})
+    own = set() if params.env.source is None else {"source"}
+    env = params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers", *own})
     return {"algo": params.train.algo, "config": params.algo_config.model_dump(mode="json"), "env": env}

@@ -103,8 +103,10 @@ def regime_of(spec: TextSpec, clock: Clock, corpus: Corpus, learners: int = 1) -
 
 
 def completer_of(params: LanguageParams, spec: TextSpec, folder: Path) -> tuple[Completer, np.ndarray]:
-    """Return what completes and rewards prompts, and the rows `[n]` of the final evaluation. It raises what `corpus_of`
-    raises."""
+    """Return the object that completes and rewards prompts, and the rows `[n]` of the final evaluation.
+
+    It raises what `corpus_of` raises.
+    """
     corpus = corpus_of(folder, spec, form_of(params))
     rows = corpus.splits["test"]
     index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
@@ -114,10 +116,11 @@ def completer_of(params: LanguageParams, spec: TextSpec, folder: Path) -> tuple[
 def held_out_of(
     params: LanguageParams, spec: TextSpec, folder: Path, of: tuple[Completer, np.ndarray] | None = None
 ) -> HeldOut:
-    """Return what scores members at the end: on games, or on rows that no training saw, as `completer_of` returns them.
+    """Return the object that scores members at the end of a run: by games, or by rows that were not trained on, see
+    `completer_of`.
 
-    Beside scores it reports which games were `won`, the task's own score if a reward model replaces it (`task`), or the
-    algorithm's statistics.
+    Beside scores it reports which games were `won`, or the task's own score (`task`) if a reward model replaces it, or
+    the algorithm's statistics.
     """
     if form_of(params) == "games":
 

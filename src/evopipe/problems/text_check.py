@@ -6,4 +6,4 @@ from evopipe.params.text import LanguageParams
 
 
 def check(params: LanguageParams) -> None:
-    """See `problems.check`: nothing is made before `fetch` makes it, and refuses what cannot be."""
+    """Do nothing, see `problems.check`: the first stage, `fetch`, itself refuses what cannot be used."""

@@ -30,13 +30,13 @@ _SHOWN = 12  # prompts of which the completions are written down, or games
 def evaluation(
     params: LanguageParams, problem: Problem[TextSpec], trained: Sequence[Member], folder: Path
 ) -> TextEvaluation:
-    """Return what is scored and what is told of it, see the stage `evaluate`."""
+    """Return the members to be scored and the report on their scores, for the stage `evaluate`."""
     return TextEvaluation(params, problem, trained, folder)
 
 
 class TextEvaluation:
-    """The members to be scored, then the model that they started from, and the report on their scores. The elite is the
-    last member."""
+    """The members to be scored, and the report on their scores. The elite is the last trained member. The base comes
+    after it; games have none."""
 
     def __init__(
         self, params: LanguageParams, problem: Problem[TextSpec], trained: Sequence[Member], folder: Path

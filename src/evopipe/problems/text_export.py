@@ -78,5 +78,5 @@ def write_policy(
 
 
 def trained(folder: Path) -> list[Any]:
-    """Return none: each would hold the base once more."""
+    """Return no policies: each of them would hold the base once more."""
     return []

@@ -22,7 +22,7 @@ class Told:
         evaluation: the content of `evaluation.json`, with the elite's scores.
         members: the scores of every other member.
         episodes: (name, seeds, returns, lengths) of every member's episodes.
-        over: what the elite was scored on.
+        over: the name of what the elite was scored on.
         shown: sample texts; None if no text was written.
     """
 

@@ -109,8 +109,8 @@ class ReplayLearning:
         return upload(torch.tensor(slots, dtype=torch.int64), self.replay.device)
 
     def due(self) -> list[list[int]]:
-        """Return what each cohort has to do at this tick: the number of updates, the first one's turn, the rows filled
-        `[P]`."""
+        """Return what each cohort has to do at this tick, as numbers: how many updates, the `turn` of the first (see
+        `learn`), and how many rows the replay buffer of each member holds, `P` numbers."""
         tick, envs = self._clock.here, self._clock.envs
         each, period, size = self._spec.train.replay.at_once(self._clock.living), self._spec.period, self.replay.size
         return [

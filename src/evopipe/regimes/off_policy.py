@@ -224,9 +224,11 @@ class OffPolicy:
 
 
 def byte_images(pool: Any, data: Transitions | None = None) -> list[Image]:
-    """Return the images in an observation whose pixels are whole 255ths: images of bytes from 0 to 255, or of bools.
+    """Return the images of an observation that can be stored as bytes: every pixel is k / 255 for a whole k. That holds
+    for images of bytes from 0 to 255, and of bools.
 
-    An environment that keeps to its space need not be checked; transitions from elsewhere are.
+    The pool's own observations follow from its space. If `data` is given, its observations are checked, and an image
+    that does not fit is left out.
     """
     found, start = [], 0
     if pool.spaces.team is not None:  # their images are kept as numbers

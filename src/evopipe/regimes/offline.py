@@ -27,7 +27,7 @@ _PART = 1 << 24  # bytes of rows that are packed at once
 class Offline:
     """The regime (see `Regime`) of learning from one dataset that all members share.
 
-    A step of a member, wherever steps are counted, is one chance to learn; online it would be an environment step.
+    Wherever steps of a member are counted, a step is one chance to learn, in the place of an environment step.
 
     Raises:
         DataError: the dataset is empty.

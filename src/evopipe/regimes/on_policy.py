@@ -161,7 +161,8 @@ class OnPolicy:
 
     @property
     def remarks(self) -> list[str]:
-        """Say what becomes of a learn step or batch size that does not fit, and which settings have no effect."""
+        """Return warnings for the user: how a `learn_step` or `batch_size` that does not fit is changed, and which
+        settings have no effect."""
         p, envs = self.spec, self.clock.envs
         asked, batch, algo = p.algo_config.learn_step, p.algo_config.batch_size, f"algos.{p.train.algo}"
         each, generation = -(-asked // envs) * envs, -(-p.train.evo_steps // envs) * envs

@@ -16,14 +16,16 @@ def _pass(seed: int, epoch: int, rows: int) -> np.ndarray:
 
 
 def rows_at(seed: int, rows: int, start: int, count: int) -> np.ndarray:
-    """Return which of `rows` rows stand at `count` positions of that endless order, from position `start`."""
+    """Return which of `rows` rows members see at the positions `start` to `start + count` of the endless order (see the
+    module's docstring)."""
     place = np.arange(start, start + count)
     found: np.ndarray = np.array([_pass(seed, int(p) // rows, rows)[int(p) % rows] for p in place])
     return found
 
 
 def held_out(seeds: np.ndarray, rows: int) -> np.ndarray:
-    """Return which of `rows` rows the seeds `[n]` select: n different rows, or all if there are no more."""
+    """Return the rows that the seeds `[n]` select out of `rows` rows: n different rows in ascending order, or all if
+    there are not more than n."""
     if len(seeds) >= rows:
         return np.arange(rows)
     draws = np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds[:4].tolist())))

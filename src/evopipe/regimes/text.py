@@ -56,7 +56,7 @@ class References:
 
 
 class DataSource(Protocol):
-    """The protocol of a dataset that members learn from, and of what scores them."""
+    """The protocol of a dataset that members learn from, together with the evaluation of members."""
 
     @property
     def splits(self) -> Mapping[str, np.ndarray]:

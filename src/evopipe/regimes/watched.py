@@ -33,6 +33,10 @@ class Watched:
         if self._nstep is not None:
             self._nstep.forget(np.arange(self._rows))
 
+    def forget(self) -> None:
+        """Forget everything recorded, see `Watch.forget`."""
+        self._slots, self._found = [], []
+
     def note(
         self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray,
         step: RowStep,
@@ -66,7 +70,7 @@ class Watched:
         if not self._found:
             return
         slots, found = np.concatenate(self._slots), np.concatenate(self._found)
-        self._slots, self._found = [], []
+        self.forget()
         memory = replay.memory_of(slots)
         count = np.bincount(memory, minlength=replay.memories)
         rows = np.zeros((replay.memories, int(count.max()), found.shape[1]), np.float32)

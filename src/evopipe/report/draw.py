@@ -63,7 +63,7 @@ class Plot:
         name: distinguishes the ids of different figures.
         width, height: of the figure.
         margins: left, right, top and bottom of the axes.
-        head: says above the vertical axis what it shows.
+        head: the title of the vertical axis, written above it.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Plot:
         )  # fmt: skip
 
     def beside(self, at: float, edge: int, shift: tuple[float, float], text: str, colour: str, **look: Any) -> None:
-        """Write a text beside a row, at the left (0) or right (1) edge of the axes."""
+        """Write a text beside a row of the axes, at its left (0) or right (1) edge."""
         self.note(text, (edge, at), shift, colour, ("axes fraction", "data"), gid="halo-row", **look)
 
     def ticks(self, axis: Literal["x", "y"], write: Callable[[float], str], most: int, whole: bool = False) -> None:

@@ -43,7 +43,7 @@ SECTIONS: dict[str, Section] = {}
 def section(
     title: str, caption: str, shown: Callable[[FinishedRun], bool] = lambda run: True
 ) -> Callable[[_Draw], _Draw]:
-    """Give a figure a section of its own on the pages of those runs of which it can be shown."""
+    """Make a figure a section of the report, for those runs for which the figure can be drawn."""
 
     def add(draw: _Draw) -> _Draw:
         SECTIONS[draw.__name__] = Section(title, caption, draw, shown)
@@ -220,7 +220,8 @@ def _tree_words(plot: Plot, run: FinishedRun, path: set[Key]) -> None:
 
 
 def turns(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw who lived when: a row a slot, bars where its member lived, the fuller the fitter, gaps where it waited."""
+    """Draw which members lived when: a row for each slot, a bar for each time a member lived, more opaque for higher
+    fitness, and gaps where it waited."""
     left, right, top, bottom = 34, 18, 26, 44
     row = 16 if run.slots > 12 else 24
     plot = Plot(f"turns.{width}", width, top + bottom + row * run.slots, (left, right, top, bottom), "slot")

@@ -15,7 +15,7 @@ Key = tuple[int, int]
 
 @dataclass
 class Life:
-    """A member from its birth, or the start of the run, until it is gone, or the run ends."""
+    """The life of one member: from its birth, or the start of the run, to its replacement, or the end of the run."""
 
     id: int
     slot: int
@@ -36,19 +36,22 @@ class Life:
 
     @property
     def kind(self) -> str:
-        """What it is."""
+        """The origin of the member, as text: a trial, or a child of which member."""
         return "trial" if self.parent is None else f"child of member {self.parent}"
 
     @property
     def about(self) -> str:
-        """Its tooltip."""
+        """The text of the tooltip: slot, member, origin, mutation and reason."""
         lines = (f"slot {self.slot}, member {self.id}: {self.kind}", self.made, self.why)
         return "\n".join(line for line in lines if line)
 
 
 def lives_of(lineage: Sequence[Record], env_steps: Mapping[int, int]) -> tuple[Life, ...]:
-    """Return the lives of all members in the order of their births; none where all lived all the time and no trial
-    began anew. `env_steps` are the population's at the end of each generation."""
+    """Return the lives of all members in the order of their births.
+
+    The result is empty if all members lived all the time and no trial began after the first ones. `env_steps` holds the
+    population's environment steps at the end of each generation.
+    """
     if not lineage or in_lockstep(lineage):
         return ()
     found = {child.id: Life.of(child, 0) for child in lineage[0].children}

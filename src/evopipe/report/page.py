@@ -57,7 +57,8 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
 
 
 def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str) -> str:
-    """Return the page of a run that was read, with the film of its elite, or a sentence in its place."""
+    """Return the page of a run that was read. `movie` is the film of its elite, or a sentence that stands in its
+    place."""
     html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,
                           inline=lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}")  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
@@ -77,8 +78,8 @@ def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str) ->
 
 
 def without_measured(text: str) -> str:
-    """Return a page without what is a measurement, or no stage's, for comparisons: the rest is the same for equal
-    runs."""
+    """Return a page without its measurements and without what no stage wrote. Pages of equal runs are then equal, and
+    can be compared."""
     return re.sub("<!-- measured -->.*?<!-- /measured -->\n?", "", text, flags=re.DOTALL)
 
 

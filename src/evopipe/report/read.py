@@ -55,14 +55,14 @@ class Node:
 
     @property
     def began(self) -> str:
-        """By what it began."""
+        """How the member came to be, as text: by which mutation, as a new trial, or in the first generation."""
         if self.parent:
             return self.made
         return "a new trial" if self.why else "first generation"
 
     @property
     def about(self) -> str:
-        """The member's tooltip."""
+        """The text of the member's tooltip."""
         born = "survived" if self.survived else self.began
         if not self.parent and self.kind != "none":
             born += f", {self.made}"

@@ -33,7 +33,7 @@ def act(
         places: which members of these rows each cohort has, or `EVERYONE`; None if they are those of its slots.
 
     A frozen member's values mean nothing, so its environments continue with random legal actions. For a team, every
-    array has an axis `K` behind the first.
+    array has an axis `K` after the first.
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     places = [cohort.slots for cohort in cohorts] if places is None else places

@@ -108,10 +108,13 @@ actions, and what the step gave, truncated where an episode was cut."""
 
 
 class Watch(Protocol):
-    """The protocol of what receives every step of evaluations."""
+    """The protocol of an object that receives every step of evaluations."""
 
     def begin(self) -> None:
         """Begin another evaluation."""
+
+    def forget(self) -> None:
+        """Forget the generation's evaluations: one of them was stopped or failed, and all are played again."""
 
     def note(
         self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray,
@@ -169,8 +172,12 @@ class Evaluator:
 
     def __call__(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """See `evaluate`; an episode has `train.eval_steps` at most."""
-        seen: tuple[Note, ...] = ()
-        if self.watch is not None:
-            self.watch.begin()
-            seen = (self.watch.note,)
-        return self._play(self._spec, cohorts, self.pool, seeds, self._spec.train.eval_steps, stopped, *seen)
+        given = self._spec, cohorts, self.pool, seeds, self._spec.train.eval_steps, stopped
+        if self.watch is None:
+            return self._play(*given)
+        self.watch.begin()
+        try:
+            return self._play(*given, self.watch.note)
+        except BaseException:
+            self.watch.forget()
+            raise

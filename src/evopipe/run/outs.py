@@ -18,10 +18,10 @@ TIMING = ("generation", "seconds", "env_steps", "eval_steps")
 
 
 def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], folder: Path) -> None:
-    """Write all outs of a finished run but its timing. The elite is stored behind the members.
+    """Write all outs of a finished run except its timing. The elite is stored after the members, as the last one.
 
-    `about` is JSON data that says what the members were made for. No out holds a clock time, so equal runs write equal
-    bytes.
+    `about` is JSON data that identifies the algorithm and the environment or base, see `about_spec`. No out holds a
+    clock time, so equal runs write equal bytes.
     """
     elite = {
         "id": champion.member.id,

@@ -28,7 +28,7 @@ Play = Callable[[Sequence[int], slice], np.ndarray]
 
 
 def looks(n: int) -> Iterator[slice]:
-    """Yield the slices of episodes between two comparisons, out of `n` episodes."""
+    """Yield slices of `n` episodes: those to be played before each comparison of the members."""
     first = 0
     while first < n:
         end = min(max(_FIRST, 2 * first), n)

@@ -33,7 +33,7 @@ class Setup:
 
 
 class Scoring(Protocol):
-    """The protocol of what scores members."""
+    """The protocol of an object that scores members."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Use these cohorts from now on. Their tensors change in place.
@@ -53,7 +53,8 @@ class Scoring(Protocol):
 
 
 class Regime(Scoring, Protocol):
-    """The protocol that a `Run` needs of a regime. The run counts generations, and knows no environment."""
+    """The protocol of a regime: the source that members learn from, as a `Run` needs it. The run counts generations,
+    and knows no environment."""
 
     warm: int  # transitions that were there from the start
     threshold: float | None  # the score at which the task counts as solved, if it names one

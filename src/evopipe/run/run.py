@@ -52,11 +52,12 @@ class Champion:
 
 
 class Run(Generic[JobT]):
-    """Generations of a population: its members, champion and lineage; `advance` and `close` are its regime's.
+    """A run: it trains a population generation by generation, and keeps its members, champion and lineage. `advance`
+    and `close` are those of its regime.
 
-    Of a generation's members those who have lived equally long live together, one group after another: `turn` lets the
-    next of the `waiting` groups live. The state between two ticks is `state()`: from it `restore()` continues bit for
-    bit.
+    In a generation, members that have lived equally long form a group, and one group lives after the other: `turn`
+    switches to the next of the `waiting` groups. `state()` returns the state between two ticks; from it `restore()`
+    continues bit for bit.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class Home:
         seconds: the least time between two checkpoints.
         locks: files that are locked, so that no other process can run here.
         checkpoints: another folder for the checkpoints.
-        project: the project's folder, as trackers are told it, if it is not `folder`.
+        project: the project's folder for trackers, if it is not `folder`.
     """
 
     folder: Path

@@ -110,7 +110,8 @@ class Spec(ABC):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether what a seed of an evaluation stands for does not depend on the other seeds."""
+        """Whether each seed of an evaluation can be used alone: what it stands for does not depend on the other
+        seeds."""
         return False
 
     @property
@@ -278,7 +279,7 @@ class EnvSpec(Spec):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether what a seed stands for does not depend on the others: it begins an episode."""
+        """Whether each seed of an evaluation can be used alone. It can: a seed begins an episode."""
         return True
 
     @property
@@ -379,8 +380,11 @@ def fresh(
     spec: Spec, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]],
     arch: Architecture | None = None,
 ) -> list[Member]:  # fmt: skip
-    """Return new members with initial weights drawn by their keys; `values` are hyper-parameters that differ from the
-    configuration's, for each member, and `arch` is an architecture that differs from it."""
+    """Return new members with initial weights drawn by their keys.
+
+    `values` holds, for each member, the hyper-parameters that differ from the configuration. `arch` replaces the
+    configured architecture.
+    """
     arch = arch or spec.architecture()
     hyper = {name: getattr(spec.algo_config, name) for name in evolvable(spec.algo.Config)}
     given = zip(slots, ids, keys, values, strict=True)

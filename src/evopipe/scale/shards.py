@@ -44,7 +44,8 @@ class Lost(Exception):
 
 
 class ShardEngine(Protocol):
-    """The protocol of what runs a process for each shard, and carries messages and answers. See `scale.shard.Shard`."""
+    """The protocol of an engine, which runs a process for each shard, and carries messages and answers. See
+    `scale.shard.Shard`."""
 
     @property
     def room(self) -> int:

@@ -112,7 +112,7 @@ def _tracked(instead: str) -> AfterValidator:
 
 
 class WrapperConfig(Schema):
-    """One wrapper around each environment; a name alone stands for one without arguments."""
+    """One wrapper around each environment. In `params.yaml`, a name alone is a wrapper without arguments."""
 
     name: str = Field(min_length=1, description="a class of `gymnasium.wrappers`, or `module:Wrapper` for one's own")
     kwargs: Annotated[
@@ -162,8 +162,12 @@ class EnvConfig(Schema):
         "sync",
         description="which implementation training steps: `sync`, Gymnasium's; `envpool`, envpool's own build of the "
         "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control and "
-        "four of mpe2's teams as tensors, fastest, which have the same physics and draw other initial states; or "
-        "another package's (entry points `evopipe.backends`)",
+        "four of mpe2's teams as tensors, which have the same physics and draw other initial states; `c`, classic "
+        "control and grid worlds in C, fastest on the CPU, which draw other initial states too; or another package's "
+        "(entry points `evopipe.backends`)",
+    )
+    source: str | None = Field(
+        None, min_length=1, description="an environment of your own in C, `env.backend: c`: the file; null: none"
     )
     step_limit: int = Field(
         10_000,
@@ -181,10 +185,16 @@ class EnvConfig(Schema):
 
     @property
     def on_gymnasium(self) -> EnvConfig:
-        """Return the same environment with Gymnasium's backend. A user's tensor environment stays as it is."""
-        if self.backend == "torch" and self.id.partition(":")[2].isidentifier():
+        """Return the same environment with Gymnasium's backend. A user's own, as tensors or in C, stays as it is."""
+        if self.source is not None or (self.backend == "torch" and self.id.partition(":")[2].isidentifier()):
             return self
         return self.model_copy(update={"backend": "sync"})
+
+    @model_validator(mode="after")
+    def _in_c(self) -> Self:
+        if self.source is not None and self.backend != "c":
+            raise located([(("source",), f"only env.backend c steps a C file, not {self.backend}: set it to null")])
+        return self
 
     @model_validator(mode="after")
     def _wrappable(self) -> Self:
@@ -258,7 +268,7 @@ class NetworkConfig(Schema):
     """Architecture that members start from: observation → encoder → latent → head → output.
 
     Images in the observation go through the convolutions first; without images these do not count. LSTM layers have
-    their gates in the place of activation and normalisation.
+    gates instead of activation and normalisation.
     """
 
     class Conv(Schema):

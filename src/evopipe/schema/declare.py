@@ -116,12 +116,12 @@ def hyper(
     """Declare one hyper-parameter of an algorithm.
 
     Args:
-        default: its default; without one, the result is for `Annotated`.
+        default: the default value; without one, the result is for use in `Annotated`.
         doc: what it does.
         unit: its unit.
         raising: what raising it does.
         evolvable: whether mutation may change it; it is then a tensor `[P]`.
-        bounds: pydantic's bounds.
+        bounds: bounds of the value, as pydantic's `Field` takes them.
     """
     extra: dict[str, Any] = {"unit": unit, "raising": raising, "evolvable": evolvable}
     return Field(default, description=doc, json_schema_extra=extra, **bounds)

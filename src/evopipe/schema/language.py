@@ -187,7 +187,7 @@ class TextMutation(Schema):
         _some_mass = model_validator(mode="after")(some_mass)
 
     class Gpt(Schema):
-        """How far, and in which steps, the form of GPTs may wander."""
+        """The bounds of small GPTs' architectures, and the steps in which they mutate."""
 
         min_layers: int = Field(1, ge=1, le=8, description="fewest layers")
         max_layers: int = Field(4, ge=1, le=8, description="most layers")

@@ -24,7 +24,7 @@ def names() -> list[str]:
 
 
 def plugin(name: str) -> plugins.Plugin | None:
-    """Return the entry point of a strategy that another package brings; None if it is evopipe's own, or unknown."""
+    """Return the entry point of a strategy from another package; None if the strategy is evopipe's own, or unknown."""
     return plugins.find(plugins.SEARCHERS, name, KEY, OWN)
 
 
@@ -33,7 +33,8 @@ def get(name: str) -> Any:
     """Return the module of a strategy.
 
     Raises:
-        ParamsError: there is no strategy of this name, two packages offer it, or its module lacks what one must define.
+        ParamsError: there is no strategy of this name, two packages offer it, or its module lacks a required name (see
+            `contract`).
     """
     outside = plugin(name)
     if outside is None and name not in OWN:

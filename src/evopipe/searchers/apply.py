@@ -22,8 +22,8 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Evolved:
-    """The next generation in slot order: members, how each was mutated, the slot of each one's parent (of a new trial
-    `NOBODY`), and why it is there."""
+    """The next generation in slot order: the members, how each was mutated, the slot of its parent (`NOBODY` for a new
+    trial), and why it is in its slot."""
 
     members: tuple[Member, ...]
     mutations: tuple[Mutation, ...]
@@ -44,13 +44,13 @@ def carry_out(
     """Return the next generation.
 
     Args:
-        decided: what becomes of each slot.
+        decided: what becomes of each slot, as `Searcher.step` returned it.
         mutation, traits: how children mutate.
-        members: in slot order.
-        generation: fixes mutation's draws, with the keys.
+        members: the members, in slot order.
+        generation: its number; together with the keys it fixes the draws of mutations.
         next_id: a slot's new member has the id `next_id + slot`.
-        keys: the key of each slot's next member: nothing else of a slot is handed on.
-        new: `(slot, id, key, values)` → a member of a new trial.
+        keys: the key of each slot's next member.
+        new: a function `(slot, id, key, values)` that makes the member of a new trial.
     """
     born = [
         _one(fate, mutation, traits, members, generation, slot, next_id + slot, keys[slot], new)
@@ -94,8 +94,11 @@ def evolve(
     generation: int,
     next_id: int,
 ) -> Evolved:
-    """Return the next generation by tournament. Members are in slot order; fitness `[P]` is −∞ where one must not be a
-    parent. Seed and generation fix every draw. Children take ids from `next_id` by slot."""
+    """Return the next generation by tournament selection and mutation.
+
+    Members are in slot order. Fitness `[P]` is −∞ for members that must not be parents. Seed and generation fix every
+    draw. A new child of slot s has the id `next_id + s`.
+    """
     chooser = rng.host(rng.run_key(seed), Purpose.SELECT, generation)
     decided = fates(selection, fitness, chooser, mutation.mutate_elite)
     if decided is None:  # nobody can be a parent: all stay, with children of their own

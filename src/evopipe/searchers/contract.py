@@ -5,7 +5,7 @@ slot (`step`). A searcher reads the history of the run and nothing else: it sees
 environment. Its draws are functions of the run's seed and the generation, so a run that was killed goes on to the same
 bits.
 
-A searcher is one file of this folder, found by its name (`search.strategy`), with
+A searcher is one file of this folder, found by its name (`search.strategy`). Its docstring links its paper. It defines
 
 - `Config`: its block in `params.yaml`, `search.<name>`;
 - `Search(config, about)`: an object with the methods of `Searcher`;
@@ -44,17 +44,17 @@ class Bound:
 
 @dataclass(frozen=True)
 class About:
-    """What a searcher knows of its run from the start.
+    """The facts of a run that a searcher knows from the start.
 
     Attributes:
-        size: slots of the population, `P`.
+        size: the number of slots of the population, `P`.
         life: environment steps of a trial's full life, `train.max_steps`.
         generation: environment steps between two decisions, `train.evo_steps`.
-        space: what may be searched, by the hyper-parameter's name.
-        seed: the run's.
+        space: the bound of each searched hyper-parameter, by its name.
+        seed: the run's seed.
         budget: environment steps of all kinds after which the run ends; None if it has none.
         target: the score that ends the run; None if it has none.
-        proposer: what gives a new trial its values.
+        proposer: the method that chooses a new trial's values, `search.proposer`.
         mutate_elite: whether the fittest member's own copy mutates too.
     """
 
@@ -71,7 +71,8 @@ class About:
 
 @dataclass(frozen=True)
 class Living:
-    """A slot's member: `steps` of its life so far, and `fitness`, its evaluations, its ancestors' before."""
+    """The member of a slot, with the `steps` of its life so far. `fitness` holds its evaluations, preceded by those of
+    its ancestors."""
 
     slot: int
     id: int
@@ -83,21 +84,21 @@ class Living:
 
     @property
     def score(self) -> float:
-        """Its last fitness; −∞ if it has none or diverged."""
+        """The last fitness; −∞ if there is none or the member diverged."""
         last = self.fitness[-1] if self.fitness and self.healthy else -float("inf")
         return last if abs(last) != float("inf") and last == last else -float("inf")
 
 
 @dataclass(frozen=True)
 class History:
-    """What has happened in a run; read-only.
+    """The history of a run so far; read-only.
 
     Attributes:
         members: every slot's member, in slot order.
         records: the lineage, a record a generation; the first is of the initial members.
-        generation: generations that are over.
+        generation: the number of generations that are over.
         spent: environment steps so far, of training, evaluation and confirmation.
-        trials: trials that were begun, the first members included, whether or not they have lived.
+        trials: the number of trials that were begun, including the first members, whether or not they have lived.
     """
 
     members: Sequence[Living]
@@ -111,7 +112,8 @@ class History:
         return [member.score for member in self.members]
 
     def curves(self) -> dict[int, list[tuple[int, float]]]:
-        """Return by the id of everyone who has lived (steps of its life, fitness) after each of its generations."""
+        """Return the learning curve of every member that has lived, by its id: (steps of its life, fitness) after each
+        generation that it lived in."""
         found: dict[int, list[tuple[int, float]]] = {}
         for record in self.records:
             for scored in record.members:
@@ -122,12 +124,13 @@ class History:
 
 @dataclass(frozen=True)
 class Plan:
-    """A generation to come.
+    """The next generation: which members live, and for how long.
 
     Attributes:
-        active: the slots whose members live.
+        active: the slots whose members live; the others wait.
         steps: environment steps of each of them.
-        met: groups of slots whose order will matter, see `train.evaluation: race`; empty: that of all.
+        met: groups of slots that will be ranked among each other, see `train.evaluation: race`; empty if all are ranked
+            together.
     """
 
     active: Sequence[int]
@@ -135,7 +138,7 @@ class Plan:
     met: Sequence[Sequence[int]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON data, whose parts are the arguments of another."""
+        """Return the plan as JSON data; `Plan(**data)` builds it again."""
         return {"active": list(self.active), "steps": self.steps, "met": [list(group) for group in self.met]}
 
 
@@ -145,15 +148,15 @@ DRAWN: Literal["drawn"] = "drawn"
 
 @dataclass(frozen=True)
 class Keep:
-    """A slot's member stays as it is."""
+    """A slot keeps its member."""
 
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Child:
-    """A slot gets a copy of the member in the slot `of`, and a change: one that `evolution.mutation` draws, other
-    values of hyper-parameters by name, or none. With `survives` a copy that nothing changes keeps the member's id."""
+    """A slot gets a copy of the member in the slot `of`, with a change: a mutation that `evolution.mutation` draws, new
+    values of hyper-parameters by name, or none. With `survives`, a copy without any change keeps that member's id."""
 
     of: int
     change: Literal["drawn"] | Mapping[str, float] | None = DRAWN
@@ -163,7 +166,8 @@ class Child:
 
 @dataclass(frozen=True)
 class Trial:
-    """A slot gets a new member with new weights and these values of hyper-parameters; its life begins at step 0."""
+    """A slot gets a new trial: a member with initial weights and these values of hyper-parameters, whose life begins at
+    step 0."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     why: str = ""
@@ -173,28 +177,28 @@ Fate: TypeAlias = "Keep | Child | Trial"
 
 
 class Searcher(Protocol):
-    """A strategy: who lives next, and what becomes of every slot."""
+    """The protocol of a search strategy: which members live next, and what becomes of every slot."""
 
     def plan(self, history: History, draw: Draw) -> Plan | None:
-        """Return the next generation; None if nobody is to live any more, which ends the run. `draw` gives the
-        generator that `step` will be given at the end of this generation."""
+        """Return the next generation; None to end the run. `draw` returns the same generator as in the `step` at the
+        end of that generation."""
 
     def step(self, history: History, draw: Draw) -> Sequence[Fate] | None:
-        """Return what becomes of each slot after a generation; None if no member can go on: then the run returns to
-        the last generation that had a healthy member."""
+        """Return what becomes of each slot after a generation. Return None if no member can go on: the run then returns
+        to the last generation with a healthy member."""
 
     def state(self) -> dict[str, Any]:
-        """Return as JSON data what the searcher knows beside the history."""
+        """Return what the searcher keeps beside the history, as JSON data."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
 
 
 class Stateless:
-    """The `state` and `restore` of a searcher that reads the history alone."""
+    """A base for searchers that keep nothing beside the history: their `state` is empty."""
 
     def state(self) -> dict[str, Any]:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to take over."""
+        """Do nothing: there is nothing to restore."""

@@ -48,13 +48,13 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Say what does not fit the run."""
+    """Yield what is wrong with the settings for this run, as (key, sentence)."""
     if config.slice is not None and about.budget is not None and config.slice > about.budget:
         yield ("slice",), f"the run ends before (search.budget: {about.budget}); lower it, or raise search.budget"
 
 
 class Search:
-    """See the module, and `contract.Searcher`."""
+    """The strategy, see the module's docstring and `contract.Searcher`."""
 
     def __init__(self, config: Config, about: About) -> None:
         self.config, self.about, self.proposer = config, about, Proposer(about)
@@ -67,11 +67,11 @@ class Search:
         self.active, self.slices, self.grown = state["active"], state["slices"], state["grown"]
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """One member lives, for a slice."""
+        """Let one member live, for one slice."""
         return Plan((self.active,), self.config.slice or self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """All keep what they are, but for the slot of one more trial."""
+        """Keep all members. If one more trial is to begin, it takes one slot."""
         self.slices += 1
         found: list[Fate] = [Keep("waits") for _ in history.members]
         self.active, found[self.active] = self._next(history, draw)
@@ -128,8 +128,11 @@ class Search:
 
 
 def projection(scores: Sequence[float], goal: float, window: int) -> float:
-    """Return after how many slices more a trial with these scores, one a slice, reaches the goal if it goes on to gain
-    what it gained in a slice of the last `window`: 0 if it was scored once only, infinite if it gains nothing."""
+    """Return how many more slices a trial needs to reach the goal, by linear extrapolation.
+
+    `scores` holds one score for each slice so far. The gain of a slice is the mean over the last `window` slices. The
+    result is 0 if the goal is reached or there is one score only, and infinite if the trial gains nothing.
+    """
     gap, last = goal - scores[-1], scores[-window - 1 :]
     if gap <= 0 or len(last) == 1:
         return 0.0

@@ -38,7 +38,7 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Say what does not fit the run."""
+    """Yield what is wrong with the settings for this run, as (key, sentence)."""
     if config.width > about.size:
         yield ("width",), f"there are only {about.size} members (population.size); lower it, or raise population.size"
     if config.rung is not None and config.rung > about.life:
@@ -46,7 +46,8 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 
 
 def rungs(config: Config, life: int, generation: int) -> list[int]:
-    """Return the steps of each rung, whole generations, in ascending order; the last is a full life."""
+    """Return the environment steps of each rung, ascending. All but the last are whole generations; the last is a full
+    life."""
     whole, first = -(-life // generation), (config.rung or 0) / generation
     if config.rung is None:
         first = whole
@@ -60,7 +61,7 @@ def rungs(config: Config, life: int, generation: int) -> list[int]:
 
 
 class Search:
-    """See the module, and `contract.Searcher`."""
+    """The strategy, see the module's docstring and `contract.Searcher`."""
 
     def __init__(self, config: Config, about: About) -> None:
         self.config, self.about, self.proposer = config, about, Proposer(about)
@@ -74,11 +75,12 @@ class Search:
         self.active = list(state["active"])
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Those who are on their way to a rung go on."""
+        """Let the members live that have not reached their next rung."""
         return Plan(tuple(self.active), self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """Whoever has reached its rung, or diverged, gives its place to a promoted trial, or else to a new one."""
+        """Replace each member that reached its rung or diverged by the next to live: a promoted trial, or else a new
+        one."""
         ladder = Ladder(history, self.rungs)
         found: list[Fate] = [Keep("waits") for _ in history.members]
         going = [slot for slot in self.active if ladder.on_its_way(history.members[slot])]
@@ -109,8 +111,8 @@ class Search:
 
 
 class Ladder:
-    """Who has reached which rung, and with which score. Trials whose state is gone count too, and one that diverged
-    counts as the worst of the rung that it was on the way to."""
+    """The scores of all trials at the rungs that they reached. Trials that were replaced count too. A diverged trial
+    counts as the worst of the rung that it was about to reach."""
 
     def __init__(self, history: History, rungs: Sequence[int]) -> None:
         self.rungs, self.curves = rungs, history.curves()
@@ -131,12 +133,13 @@ class Ladder:
         return self._level(member.steps)
 
     def on_its_way(self, member: Living) -> bool:
-        """Whether a member that has lived in the last generation has not reached a rung in it."""
+        """Return whether a member lived in the last generation, is healthy, and did not reach a rung in it."""
         curve = self.curves[member.id]
         return member.healthy and self.level(member) == (self._level(curve[-2][0]) if len(curve) > 1 else 0)
 
     def promotable(self, waiting: Sequence[Living], eta: int) -> Living | None:
-        """Return the best of the highest rung among those who wait, are among its best η-th, and may live on."""
+        """Return the waiting member to be promoted; None if there is none. It is healthy, and among the best 1/η of all
+        trials that reached its rung. The highest rung comes first, then the best score."""
         here = {member.id: member for member in waiting if member.healthy}
         for level in range(len(self.rungs) - 1, 0, -1):
             scores = self.reached[level - 1]
@@ -147,6 +150,7 @@ class Ladder:
         return None
 
     def standing(self, member: Living) -> tuple[int, float]:
-        """Return by what the first to make room is found: it has diverged, or is the worst of the lowest rung."""
+        """Return a sort key: the member with the least key is the first to be replaced. A diverged member has the
+        least, then the worst member of the lowest rung."""
         level = self.level(member)
         return (level, self.reached[level - 1].get(member.id, -math.inf)) if member.healthy else (-1, 0.0)

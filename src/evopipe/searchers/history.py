@@ -29,7 +29,7 @@ _Fitness = Annotated[
 
 @dataclass(frozen=True)
 class Scored:
-    """A member when its generation was evaluated; `fitness` is −∞ if it has none, as after it diverged."""
+    """A member at the evaluation of its generation. `fitness` is −∞ if it has none, for example because it diverged."""
 
     slot: int
     id: int
@@ -48,8 +48,8 @@ class Scored:
 
 @dataclass(frozen=True)
 class Born:
-    """Who is next in a slot: `parent` is its parent's id, `parent_slot` where that one was; None of one that begins
-    with first weights. A member that stays, to live on or to wait, stands here with its own id and slot."""
+    """The next member of a slot. `parent` is the id of its parent, `parent_slot` the slot that the parent was in. Both
+    are None for a member with initial weights. A member that stays in its slot is recorded with its own id and slot."""
 
     slot: int
     id: int
@@ -75,7 +75,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Record:
-    """A generation; number 0 holds the initial members, whom nobody scored."""
+    """One generation. Generation 0 holds the initial members as `children`, and no scores."""
 
     generation: int
     step: int  # environment steps of each member so far
@@ -97,7 +97,11 @@ _RECORD = TypeAdapter(Record)
 
 
 def read_lineage(data: bytes, where: str) -> list[Record]:
-    """Read the content of `lineage.jsonl`; DataError, which begins with `where`, if it is damaged or no lineage."""
+    """Read the content of `lineage.jsonl`.
+
+    Raises:
+        DataError: it is damaged, or no lineage; the message begins with `where`.
+    """
     records = []
     for number, line in enumerate(data.splitlines(), 1):
         try:
@@ -111,8 +115,8 @@ def read_lineage(data: bytes, where: str) -> list[Record]:
 
 
 def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
-    """Return a member, by its id, and its ancestors as JSON data, youngest first: id, parent, mutation, and the
-    generation before. The records are the whole lineage."""
+    """Return the member with this id and its ancestors as JSON data, youngest first. Each has its id, parent, mutation,
+    and the generation after which it was born. `records` is the complete lineage."""
     births: dict[int | None, dict[str, Any]] = {}
     for record in records:
         for child in record.children:  # an elite that survives appears again: its first record is its birth
@@ -126,7 +130,7 @@ def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
 
 
 def in_lockstep(records: Sequence[Record]) -> bool:
-    """Whether all members lived all the time, and no trial began after the first ones."""
+    """Return whether all members lived all the time, and no trial began after the first ones."""
     first, *rest = records
     everybody = all(len(record.members) >= len(first.children) for record in rest)
     return everybody and all(child.parent_slot is not None for record in rest for child in record.children)
@@ -134,8 +138,8 @@ def in_lockstep(records: Sequence[Record]) -> bool:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a scored member comes from: `parent` is (generation, slot) where its parent, or it itself before, was last
-    scored, None where nobody was; the mutation that made it, and why it is in its slot."""
+    """The origin of a scored member. `parent` is the (generation, slot) in which its parent, or the member itself, was
+    last scored; None if neither was. `mutation` made it, and `why` says why it is in its slot."""
 
     parent: tuple[int, int] | None
     mutation: Mutation
@@ -143,8 +147,10 @@ class Origin:
 
 
 def origins(records: Iterable[Record]) -> Iterator[tuple[Record, dict[int, Origin]]]:
-    """Return each record after the first, and by slot where those who were scored come from. A member that waited
-    after its birth has the mutation of its birth, and its parent is whom it was cloned from then."""
+    """Yield each record after the first, and the origins of its scored members by slot.
+
+    A member that waited after its birth has the mutation and the parent of its birth.
+    """
     last: dict[int | None, tuple[int, int] | None] = {}  # by slot: where its member, or an ancestor, was last scored
     seen: dict[int, tuple[int, int]] = {}  # by id
     births: dict[int, Born] = {}  # by slot
@@ -169,8 +175,11 @@ def origins(records: Iterable[Record]) -> Iterator[tuple[Record, dict[int, Origi
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a member's weights have lived through: `values` are (steps of its life, all hyper-parameters from there on),
-    the first from step 0 on; `kinds` are the kinds of all mutations in its line; it ends after `steps`."""
+    """The hyper-parameters that a member's weights were trained with, from initial weights on.
+
+    `values` holds (steps of its life, all hyper-parameters from there on), beginning at step 0. `kinds` are the kinds
+    of all mutations of the member and its ancestors. `steps` is the length of the life.
+    """
 
     values: tuple[tuple[int, Mapping[str, Any]], ...]
     kinds: tuple[str, ...]
@@ -179,8 +188,12 @@ class Schedule:
 
 
 def schedule(records: Iterable[Record], member: int, generation: int) -> Schedule:
-    """Return the schedule of a member, by its id, up to a generation in which it was scored. The records are the whole
-    lineage; `LookupError` says what they lack."""
+    """Return the schedule of the member with this id, up to a generation in which it was scored. `records` is the
+    complete lineage.
+
+    Raises:
+        LookupError: the records lack the member's score, an ancestor's birth, or a beginning at step 0.
+    """
     lived: dict[int | None, int] = {}  # steps by id
     births: dict[int | None, tuple[int, Born]] = {}  # at which step of a life, by id
     scored = None

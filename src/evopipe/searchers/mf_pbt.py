@@ -58,7 +58,7 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Say what does not fit the run."""
+    """Yield what is wrong with the settings for this run, as (key, sentence)."""
     least = _FEWEST * len(config.frequencies)
     if about.size < least:
         parts = f"{len(config.frequencies)} sub-populations of at least {_FEWEST} members are {least}"
@@ -66,23 +66,23 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 
 
 def sub_populations(size: int, number: int) -> list[range]:
-    """Return the slots of each, side by side; their sizes differ by one at most."""
+    """Return the slots of each sub-population, adjacent slots together. Their sizes differ by at most one."""
     ends = [size * i // number for i in range(number + 1)]
     return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 class Search(Stateless):
-    """See the module, and `contract.Searcher`."""
+    """The strategy, see the module's docstring and `contract.Searcher`."""
 
     def __init__(self, config: Config, about: About) -> None:
         self.config, self.about = config, about
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """All members live."""
+        """Let all members live."""
         return everyone(self.about)
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Those sub-populations whose turn it is evolve; whoever diverged is replaced in any."""
+        """Evolve the sub-populations whose turn it is. In all of them, replace the members that diverged."""
         scores, chooser = history.scores(), draw()
         order = [slot for slot in ranked(scores, range(self.about.size)) if math.isfinite(scores[slot])]
         if not order:

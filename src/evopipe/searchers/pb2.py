@@ -47,7 +47,7 @@ class Config(Truncation):
 
 
 class Search(Stateless):
-    """See the module, and `contract.Searcher`.
+    """The strategy, see the module's docstring and `contract.Searcher`.
 
     Raises:
         MissingInputError: scikit-learn is not installed.
@@ -58,11 +58,12 @@ class Search(Stateless):
         self.config, self.about = config, about
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """All members live."""
+        """Let all members live."""
         return everyone(self.about)
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """The worst become copies of the best with values that a Gaussian process chose, all others go on."""
+        """Replace the worst members by copies of the best, with hyper-parameters chosen by a Gaussian process; keep all
+        others."""
         chooser, space = draw(), self.about.space
         copied = exploit(history.scores(), self.config.fraction, chooser)
         if copied is None:
@@ -86,8 +87,8 @@ class Search(Stateless):
 
 
 def changes(history: History) -> Iterator[tuple[Any, int, float]]:
-    """Yield (hyper-parameters, generation, change of the score) of every member in every generation but the first; −∞
-    where it diverged. Where a run went back to an earlier generation, it begins anew."""
+    """Yield (hyper-parameters, generation, change of the score) of every member in every generation except the first.
+    The change is −∞ if the member diverged. A generation after a return to an earlier one has no changes."""
     before: dict[int, float] = {}  # the score with which each slot's member began the generation
     for record in history.records:
         after = {member.slot: member.fitness for member in record.members}
@@ -100,7 +101,8 @@ def changes(history: History) -> Iterator[tuple[Any, int, float]]:
 
 
 def covariance(variance: float = 1.0, length: float = 0.5, epsilon: float = 0.1, noise: float = 0.1) -> Any:
-    """Return the covariance of points `[N, D + 1]`, in the last column the time, with these values to begin with.
+    """Return the covariance function of points `[N, D + 1]`, whose last column is the time. The arguments are the
+    initial values of its parameters.
 
     Over time alone, the drift (1 − ε)^(|t − t′| / 2) is the Matérn covariance of ν = ½ with the length −2 / log(1 − ε).
     """
@@ -135,7 +137,8 @@ def _quiet() -> Iterator[None]:
 
 
 class Bandit:
-    """Chooses points of the unit cube `[0, 1]^D` by upper confidence bounds for one generation."""
+    """Chooses points of the unit cube `[0, 1]^D` for one generation, by the upper confidence bounds of a Gaussian
+    process."""
 
     def __init__(
         self, points: np.ndarray, gains: np.ndarray, time: int, here: Sequence[Sequence[float]], kernel: Any = None
@@ -162,7 +165,7 @@ class Bandit:
             self.model = model.fit(points, self.gains)
 
     def next(self, draw: np.random.Generator) -> list[float]:
-        """Return the point with the highest bound as shares; from now on it lives too."""
+        """Return the point with the highest bound. From now on it counts among the members that live."""
         from scipy.optimize import minimize
 
         with _quiet():
@@ -180,7 +183,8 @@ class Bandit:
         return point
 
     def bound(self, points: np.ndarray, certain: Any) -> np.ndarray:
-        """Return μ + √β σ at points `[n, D]`: `[n]`; `certain` knows who lives already."""
+        """Return the upper confidence bounds μ + √β σ of points `[n, D]`, as `[n]`. `certain` is the process that also
+        knows the points of the members that live already."""
         timed = np.column_stack([points, np.full(len(points), float(self.time))])
         noise = certain.kernel_.k2.noise_level  # of a score, not of the function
         variance = certain.predict(timed, return_std=True)[1] ** 2 - noise

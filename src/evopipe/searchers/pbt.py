@@ -27,7 +27,7 @@ RENEWS, PAUSES, DRAWS = False, False, True
 
 
 class Truncation(Schema):
-    """Who copies whom."""
+    """The settings of truncation selection."""
 
     fraction: float = Field(
         0.2, gt=0.0, le=0.5, description="share of the members, at least one, that copy one of the best of this share"
@@ -50,17 +50,17 @@ class Config(Truncation):
 
 
 class Search(Stateless):
-    """See the module, and `contract.Searcher`."""
+    """The strategy, see the module's docstring and `contract.Searcher`."""
 
     def __init__(self, config: Config, about: About) -> None:
         self.config, self.about = config, about
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """All members live."""
+        """Let all members live."""
         return everyone(self.about)
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """The worst become copies of the best that explore, all others go on."""
+        """Replace the worst members by copies of the best, which explore; keep all others."""
         chooser = draw()
         copied = exploit(history.scores(), self.config.fraction, chooser)
         if copied is None:
@@ -75,37 +75,40 @@ class Search(Stateless):
 
 
 def everyone(about: About) -> Plan:
-    """Return the plan of strategies by which all members live in every generation."""
+    """Return a plan by which all members live for one generation."""
     return Plan(tuple(range(about.size)), about.generation)
 
 
 def copies(before: Living) -> str:
-    """Return why the slot of this member gets a copy of one of the best."""
+    """Return the reason, as text, why this member's slot gets a copy of one of the best."""
     return f"a copy of one of the best; the one before {'was among the worst' if before.healthy else 'diverged'}"
 
 
 def ranked(scores: Sequence[float], slots: Sequence[int]) -> list[int]:
-    """Return slots by score, the best first; of equals the lower one."""
+    """Return slots by score, the best first. Ties go to the lower slot."""
     return sorted(slots, key=lambda slot: (-scores[slot], slot))
 
 
 def exploit(scores: Sequence[float], fraction: float, draw: np.random.Generator) -> dict[int, int] | None:
-    """Return which slots are to be copies of which: the worst `fraction` by score, and all that diverged (−∞), of the
-    best `fraction`, each drawn uniformly. None if all diverged."""
+    """Return which slots become copies of which, as {slot: slot of its parent}; None if all members diverged.
+
+    The worst `fraction` of the members by score, and all that diverged (−∞), copy members of the best `fraction`, each
+    drawn uniformly.
+    """
     order = ranked(scores, range(len(scores)))
     healthy = [slot for slot in order if math.isfinite(scores[slot])]
     if not healthy:
         return None
     share = min(max(1, math.floor(fraction * len(order) + 1e-9)), len(order) // 2)
     worst = {*order[len(order) - share :], *order[len(healthy) :]}
-    best = [slot for slot in healthy[: max(share, 1)] if slot not in worst]
+    best = healthy[: max(share, 1)]
     return {slot: best[int(draw.integers(len(best)))] for slot in order if slot in worst}
 
 
 def explore(
     config: Config, space: Mapping[str, Bound], hyper: Mapping[str, Any], draw: np.random.Generator
 ) -> dict[str, float]:
-    """Return other values of all searched hyper-parameters: each is resampled, or multiplied, independently."""
+    """Return new values of all searched hyper-parameters. Each is independently drawn anew or multiplied."""
     anew, found = random_values(space, draw), {}
     for name, bound in sorted(space.items()):
         resample, grow = draw.random() < config.resample, bool(draw.random() < 0.5)
@@ -116,8 +119,8 @@ def explore(
 
 
 def perturbed(bound: Bound, value: float, grow: float, shrink: float, up: bool) -> float:
-    """Return a value multiplied by `grow` if `up`, else by `shrink`, within its bound; by the other where that changes
-    nothing, for it stands at the end of its range."""
+    """Return a value multiplied by `grow` if `up`, else by `shrink`, and clipped to its bound. If that changes nothing,
+    because the value is at the end of its range, the other factor is used."""
     evolve, value = Evolve(min=bound.low, max=bound.high, grow=grow, shrink=shrink), inside(bound, value)
     first = scaled(value, evolve, up, bound.whole)
     return scaled(value, evolve, not up, bound.whole) if first == value else first

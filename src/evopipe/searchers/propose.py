@@ -24,31 +24,34 @@ LOG_FROM = 10.0
 
 
 def bound(low: float, high: float, whole: bool) -> Bound:
-    """Return the bound of a hyper-parameter with this range: by its logarithm if it is positive and spans decades."""
+    """Return the bound of a hyper-parameter with this range. It is drawn by its logarithm if the range is positive and
+    its ends are at least a factor `LOG_FROM` apart."""
     return Bound(low, high, log=low > 0 and high / low >= LOG_FROM, whole=whole)
 
 
 def inside(bound: Bound, value: float) -> float:
-    """Return the value of a bound that is nearest to this one."""
+    """Return the nearest value within a bound, rounded if the bound is for whole numbers."""
     if bound.whole:
         return int(min(max(round(value), math.ceil(bound.low)), math.floor(bound.high)))
     return float(min(max(value, bound.low), bound.high))
 
 
 def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
-    """Return the values at these shares of the space, each in [0, 1): 0 is the low end, 1 the high one."""
+    """Return the values at a point of the unit cube, one coordinate in [0, 1) for each hyper-parameter in the order of
+    names. 0 is the low end of a range, 1 the high one."""
     return {name: value_at(space[name], share) for name, share in zip(sorted(space), shares, strict=True)}
 
 
 def value_at(bound: Bound, share: float) -> float:
-    """Return the value at a share of a bound. A whole number has an interval of its own, ends included."""
+    """Return the value at a coordinate `share` in [0, 1). Every whole number in the range has an equally long interval,
+    the two ends included; intervals are of logarithms if the bound is drawn by its logarithm."""
     low, high = _ends(bound)
     return inside(bound, math.exp(low + share * (high - low)) if bound.log else low + share * (high - low))
 
 
 def share_of(bound: Bound, value: float) -> float:
-    """Return at which share of a bound a value lies, the inverse of `value_at`; 0 or 1 beyond its ends, .5 if it has
-    one value alone."""
+    """Return the coordinate of a value in [0, 1], the inverse of `value_at`. A value beyond the range has 0 or 1. If
+    the range is a single value, the coordinate is 0.5."""
     low, high = _ends(bound)
     place = math.log(inside(bound, value)) if bound.log else inside(bound, value)
     return min(max((place - low) / (high - low), 0.0), 1.0) if high > low else 0.5
@@ -59,17 +62,16 @@ def _ends(bound: Bound) -> tuple[float, float]:
     low, high = bound.low, bound.high
     if bound.whole:
         low, high = math.ceil(low) - 0.5, math.floor(high) + 0.5
-        low = max(low, 0.5) if bound.log else low
     return (math.log(low), math.log(high)) if bound.log else (low, high)
 
 
 def random_values(space: Mapping[str, Bound], draw: np.random.Generator) -> dict[str, float]:
-    """Draw every value by itself, uniformly, or uniformly by its logarithm."""
+    """Draw every value independently: uniformly, or uniformly by its logarithm (see `Bound`)."""
     return at(space, draw.random(len(space)).tolist())
 
 
 def sobol_values(space: Mapping[str, Bound], seed: int, index: int) -> dict[str, float]:
-    """Return the values at a point of the run's Sobol sequence, by its number."""
+    """Return the values at point number `index` of the run's scrambled Sobol sequence."""
     if not space:
         return {}
     from torch.quasirandom import SobolEngine
@@ -81,14 +83,15 @@ def sobol_values(space: Mapping[str, Bound], seed: int, index: int) -> dict[str,
 def first_values(
     proposer: str, space: Mapping[str, Bound], seed: int, draws: Sequence[np.random.Generator]
 ) -> list[dict[str, float]]:
-    """Return the values of a run's first members, of whom nothing is known; each has a generator of its own."""
+    """Return the values of a run's first members. Nothing was scored yet, so `tpe` and `gp` draw at random. `draws`
+    holds one generator for each member."""
     if proposer == "sobol":
         return [sobol_values(space, seed, index) for index in range(len(draws))]
     return [random_values(space, draw) for draw in draws]
 
 
 class Proposer:
-    """What gives a new trial its values, as `search.proposer` says.
+    """Chooses the values of new trials, as `search.proposer` says.
 
     Raises:
         MissingInputError: Optuna is asked for and is not installed.
@@ -102,8 +105,8 @@ class Proposer:
             need_package("optuna", "search", f"search.proposer: {about.proposer}")
 
     def trial(self, history: History, draw: Draw, slot: int, why: str) -> Trial:
-        """Return a new trial in a slot: its values depend on the history, the generation's draw, the slot, and the
-        slots that were given trials after this generation before it."""
+        """Return the new trial of a slot. Its values depend on the history, the generation's draw, the slot, and the
+        trials that other slots were given before in this generation."""
         if self._history is not history:
             self._history, self._begun = history, {}
         begun = self._begun
@@ -156,8 +159,8 @@ def _distribution(bound: Bound) -> Any:
 
 
 def scored(space: Mapping[str, Bound], history: History) -> list[tuple[dict[str, float], float | None]]:
-    """Return the searched values of everyone who has lived or lives, in the order of ids, and each one's last score:
-    None where it has none yet, the worst of all scores where it diverged."""
+    """Return the searched values of every member that has lived or lives, in the order of ids, and its last score. The
+    score is None if it has none yet, and the worst of all scores if it diverged."""
     values: dict[int, Mapping[str, Any]] = {}
     scores: dict[int, float | None] = {}
     for record in history.records:

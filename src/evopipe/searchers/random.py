@@ -18,17 +18,17 @@ class Config(Schema):
 
 
 class Search(Stateless):
-    """See the module, and `contract.Searcher`."""
+    """The strategy, see the module's docstring and `contract.Searcher`."""
 
     def __init__(self, config: Config, about: About) -> None:
         self.about, self.proposer = about, Proposer(about)
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """All slots live."""
+        """Let all members live."""
         return Plan(tuple(range(self.about.size)), self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """A trial that has lived its life, or diverged, makes room for a new one."""
+        """Replace each trial that has lived its full life, or diverged, by a new one; keep all others."""
         return [
             self.proposer.trial(
                 history,

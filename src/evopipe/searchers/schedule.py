@@ -37,7 +37,7 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Say what does not fit the run."""
+    """Yield what is wrong with the settings for this run, as (key, sentence)."""
     life = about.life if config.steps is None else config.steps
     if life > about.life:
         yield ("steps",), f"no member lives that long (train.max_steps: {about.life}); lower it"
@@ -50,17 +50,17 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 
 
 class Search(Stateless):
-    """See the module, and `contract.Searcher`."""
+    """The strategy, see the module's docstring and `contract.Searcher`."""
 
     def __init__(self, config: Config, about: About) -> None:
         self.config, self.about = config, about
         self.ends = [*(change.steps for change in config.changes), *([config.steps] if config.steps else [])]
 
     def plan(self, history: History, draw: Draw) -> Plan | None:
-        """All live, until the next change, the end of their lives, or of a generation.
+        """Let all members live, until the next change, the end of their lives, or the end of a generation.
 
         Raises:
-            ParamsError: a change names what is no hyper-parameter of the algorithm that may change.
+            ParamsError: a change names a hyper-parameter that the algorithm does not have, or that may not change.
         """
         known = history.members[0].hyper
         for place, change in enumerate(self.config.changes):
@@ -76,7 +76,8 @@ class Search(Stateless):
         return Plan(tuple(range(self.about.size)), min([self.about.generation, *ahead]))
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Everyone is followed by itself, with the values that hold now, one that diverged by a copy of the fittest."""
+        """Keep each member, with the values that apply from this step on. Replace a diverged member by a copy of the
+        fittest."""
         fittest = max(history.members, key=lambda member: (member.healthy, member.score, -member.slot))
         if not fittest.healthy:
             return None

@@ -22,19 +22,19 @@ RENEWS = PAUSES = DRAWS = False
 
 
 class Search(Stateless):
-    """See the module, and `contract.Searcher`."""
+    """The strategy, see the module's docstring and `contract.Searcher`."""
 
     def __init__(self, config: TournamentConfig, about: About) -> None:
         self.config, self.about = config, about
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """All members live; who meets in a tournament is known before anybody plays."""
+        """Let all members live. The tournaments are drawn before anyone is evaluated."""
         about = self.about
         met = draws(self.config, about.size, draw())[self.config.elitism :]
         return Plan(tuple(range(about.size)), about.generation, met.tolist())
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Every slot gets a mutated child of its tournament's winner, slot 0 the elite itself."""
+        """Give every slot a mutated child of its tournament's winner. With elitism, slot 0 gets the elite."""
         import numpy as np
 
         window = self.config.window
@@ -44,7 +44,8 @@ class Search(Stateless):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The row of the parent of each slot's child, and of the fittest member; None where no member is healthy."""
+    """The parent's row for each slot's child, and the row of the fittest member. `elite` is None if no member is
+    healthy."""
 
     parents: tuple[int, ...]
     elite: int | None
@@ -53,7 +54,7 @@ class Selection:
 def fates(
     cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator, mutate_elite: bool
 ) -> list[Fate] | None:
-    """Return what becomes of each slot by fitness `[P]`; None where it is finite of no member."""
+    """Return what becomes of each slot, from fitness `[P]`; None if no fitness is finite."""
     selected = tournament(cfg, fitness, rng)
     if selected.elite is None:
         return None
@@ -65,23 +66,25 @@ def fates(
 
 
 def windowed(fitness: Sequence[float], window: int) -> float:
-    """Return the mean of the last `window` evaluations; −∞ where there is none or one is not finite."""
+    """Return the mean of the last `window` evaluations; −∞ if there is none, or one is not finite."""
     last = fitness[-window:]
     mean = sum(last) / len(last) if last else -float("inf")
     return mean if abs(mean) != float("inf") and mean == mean else -float("inf")
 
 
 def draws(cfg: TournamentConfig, members: int, rng: np.random.Generator) -> np.ndarray:
-    """Return who meets in each slot's tournament, `[P, size]`, in ascending order; nobody where there are none."""
+    """Return the members drawn for each slot's tournament, int64 `[P, size]`, ascending in each row."""
     import numpy as np
 
     return np.sort(rng.integers(0, members, (members, cfg.size)), axis=1)
 
 
 def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator) -> Selection:
-    """Choose a parent for every slot by fitness `[P]`; what is not finite marks members that must not be parents. A
-    tournament of only such members falls to the fittest of all; if there is none, all stay. Ties go to the lower
-    row."""
+    """Choose a parent for every slot by fitness `[P]`. Members whose fitness is not finite are no parents.
+
+    If all members drawn for a tournament are unfit, the fittest of the population wins it. If no member is fit, every
+    member is its own parent. Ties go to the lower row.
+    """
     import numpy as np
 
     score = np.where(np.isfinite(fitness), fitness, -np.inf)

@@ -7,7 +7,7 @@ import sys
 
 
 def tell(text: str, quiet: bool) -> None:
-    """Print what a stage did, after it did it. If the reader has gone away, that does not fail the stage."""
+    """Print what a stage did. If the reader of the output has ended, the stage does not fail."""
     if quiet or sys.stdout is None:
         return
     try:

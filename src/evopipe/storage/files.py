@@ -111,8 +111,8 @@ def sync_folder(path: Path) -> None:
 def temporary_prefix() -> str:
     """Return the prefix of this process's temporary names.
 
-    It identifies the writer, so that what a killed process left can be told from what a living one, perhaps on another
-    machine, is writing.
+    It identifies the writer, so that temporaries of a killed process can be distinguished from those of a running one,
+    perhaps on another machine.
     """
     return f"{TEMPORARY}{_processes()}-{os.getpid()}-"
 

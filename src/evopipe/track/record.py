@@ -40,7 +40,7 @@ _ABOUT, _TOLD = "run.json", ("key", "params", "started", "experiment", "revision
 
 @dataclass(frozen=True)
 class Kept:
-    """A file or folder of a run."""
+    """A file or folder of a run that its record keeps a copy of."""
 
     path: Path
     md5: str  # as in `dvc.lock`
@@ -196,7 +196,7 @@ class TrainingRecord:
         return bool(new != about)
 
     def run(self, writing: bool = False) -> TrackedRun:
-        """Return the run as it is now; a later call reads what was added.
+        """Return the run in its current state. Each call reads what was added since the last.
 
         A run that has not ended, and whose process is not `writing` any more, was killed.
 

@@ -340,7 +340,7 @@ def test_continuous_actions_are_tanh_and_noise_while_training(name: str) -> None
     state, obs = given.cohort().state, transitions(SPACES["continuous"]).obs
     out = said(given, state, obs)
     may = torch.stack([own(k, TEAM.actions) for k in range(K)])
-    expected = torch.where(may, torch.tanh(out), 0.0)
+    expected = torch.where(may, torch.tanh(out.double()).float(), 0.0)
     assert torch.equal(given.algo.greedy(given.cfg, state, obs.flatten(1, 2), None), expected.flatten(1, 2))
     draw = Stream(given.cohort().keys, Purpose.ACT, torch.tensor([3]))
     legal = torch.ones(P, B * K, A, dtype=torch.bool)

@@ -30,10 +30,13 @@ def config(env_id: str, limit: int, wrappers: tuple[Any, ...] = (), **kwargs: An
     return EnvConfig.model_validate({"id": env_id, "kwargs": kwargs, "step_limit": limit, "wrappers": wrappers})
 
 
-def rolled(pool: EnvPool, ticks: int, seed: int) -> list[bytes]:
-    """What random legal actions give, to the bit, and what the pool shows after each."""
+def rolled(pool: EnvPool, ticks: int, seed: int, ahead: int = 0) -> list[bytes]:
+    """What random legal actions give, to the bit, and what the pool shows after each. The first row may be ahead of the
+    others by some steps."""
     draws, rows, found, episodes = np.random.default_rng(seed), np.arange(pool.rows), [], pool.rows
     pool.reset(rows, rows)
+    for _ in range(ahead):
+        pool.step(np.zeros((1, *pool.mask.shape[1:-1], *pool.spaces.action_shape), np.int64), [0])
     for _ in range(ticks):
         masks = pool.mask.reshape(-1, pool.num_actions)
         actions = np.array([pool.actions.sample(mask, draws) for mask in masks])
@@ -83,7 +86,8 @@ def test_a_team_is_cut_as_one_that_cuts_itself(name: str) -> None:
                 pool.reset([0, 1], [0, 1])
             for env in (cut.env(0), cut.env(1), own.env(0), own.env(1)):
                 env.parallel.seen = lambda agent, env=env.parallel: np.zeros(3 - env.number(agent) % 2, np.float32)
-        assert rolled(cut, 12, limit) == rolled(own, 12, limit)
+        ahead = limit // 2  # so that somebody comes in the one where the other is cut
+        assert rolled(cut, 12, limit, ahead) == rolled(own, 12, limit, ahead)
 
 
 def test_who_comes_when_a_team_is_cut_has_neither_an_end_nor_an_observation() -> None:

@@ -28,6 +28,7 @@ from evopipe.params.load import Params, parse_params
 from evopipe.problems import check as checked_params
 from evopipe.schema.blocks import EnvConfig
 from evopipe.stages import fetch
+from evopipe.types import ACTS, GONE
 from tiny import params
 
 
@@ -312,7 +313,11 @@ def test_masks_come_by_info_or_by_observation(name: str) -> None:
         assert pool.mask[0].tolist() == step.mask[0].tolist() == [[first, True, True], [True, True, True]]
 
 
-FIRSTS = {"discrete": [True, False, False], "multidiscrete": [True, False, True, False, False]}
+FIRSTS = {
+    "discrete": [True, False, False],
+    "multidiscrete": [True, False, True, False, False],
+    "threefold": [True, False, False, True, False, True, False, False, False],
+}
 
 
 @pytest.mark.parametrize("kind", list(FIRSTS))
@@ -334,6 +339,24 @@ def test_who_is_cut_has_its_last_mask_and_who_is_gone_the_first_choice_of_each(
             shows = [of_first if t == 1 else FIRSTS[kind], FIRSTS[kind] if t == 4 else [False, *free[1:]]]
             assert pool.mask[0].tolist() == shows
         pool.close()
+
+
+def test_who_dies_and_is_cut_at_once_is_gone() -> None:
+    pool = started(team("MasksBoth"))
+    for _ in range(2):
+        step = pool.step(np.ones((1, 2), np.int64))
+    assert (step.terminated[0].tolist(), step.truncated[0].tolist()) == ([True, False], [True, False])
+    assert step.next_alive[0].tolist() == [GONE, ACTS]
+    assert step.mask[0].tolist() == [FIRSTS["discrete"], [False, True, True]]
+
+
+def test_masks_that_one_episode_gives_another_need_not() -> None:
+    pool = started(team("MasksOnce"))
+    assert pool.mask[0].tolist() == [[False, True, True]] * 2
+    pool.reset([0], [6])
+    for _ in range(2):
+        assert pool.mask.all()
+        pool.step(np.zeros((1, 2), np.int64))
 
 
 @pytest.mark.parametrize("backend", ["sync", "torch"])

@@ -21,6 +21,7 @@ from evopipe.agents.rows import rows_of
 from evopipe.agents.types import Step, Trajectory
 from evopipe.errors import DataError
 from evopipe.language.base import Base
+from evopipe.language.encoding import Marked
 from evopipe.language.policy import LanguagePolicy
 from evopipe.language.tokens import Corpus, tokenise
 from evopipe.schema.language import LanguageConfig, TextFetch
@@ -235,6 +236,46 @@ def test_a_special_token_where_it_cannot_be_told_from_the_template_is_refused() 
         changes.prompt([{"role": "assistant", "content": "a</think>4<|end|>"}], True, None)
 
 
+@pytest.mark.parametrize("name", ["gemma", "llama-3"])
+def test_where_a_template_cuts_spaces_from_a_content_the_rest_is_what_was_said(name: str) -> None:
+    """Which is found there: it is learned, and no special token of it acts."""
+    base, end = templates.base("bytes", name), CHATS[name][1]
+    said = [f" {turn}{end}5 " for turn in "1234"]
+    told = [
+        corpus(base, [{"messages": [{"role": role, "content": change(text)} for role, text in
+                                    zip(("user", "assistant") * 2, said, strict=True)]}] * 3)
+        for change in (str, str.strip)
+    ]  # fmt: skip
+    ids, runs = learned(told[0], 0)
+    assert (ids, runs) == learned(told[1], 0)
+    assert [base.show(run) for run in runs] == [f"2{end}5{end}", f"4{end}5{end}"]
+    assert [sum(token in base.ends for token in run) for run in runs] == [1, 1]
+
+
+def test_an_answer_that_a_template_shows_twice_is_nowhere_learned_from() -> None:
+    """Which of them the model is to write is not known."""
+    twice = templates.CHATML + "{{ messages[-1]['content'] }}"
+    said = [{"role": role, "content": f"{i} and"} for i, role in enumerate(("user", "assistant"))]
+    with pytest.raises(DataError, match="message 2: the chat template of written does not show this answer as it is"):
+        corpus(templates.of(_with_template(twice)), [{"messages": said}] * 3)
+
+
+def test_a_message_is_named_by_its_place_in_the_data() -> None:
+    """Whether or not the run puts one of its own before it."""
+    base = templates.base("bytes", "chatml")
+    twice = templates.of(_with_template(templates.CHATML + "{{ messages[-1]['content'] }}"))
+    for system in (None, "be brief"):
+        with pytest.raises(DataError, match="message 1 holds a special token of written in its role"):
+            base.prompt([{"role": "user<|im_end|>", "content": "2"}], True, system)
+        with pytest.raises(DataError, match="message 2: the chat template"):
+            twice.conversation([{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}], system)
+
+
+def test_a_special_token_of_the_runs_own_message_is_not_looked_for() -> None:
+    changes = templates.of(_with_template(templates.GENERATION))
+    assert changes.prompt([{"role": "assistant", "content": "a</think>4"}], True, "be<|end|> brief")
+
+
 def _with_template(template: str) -> Any:
     known = templates.tokenizer("bytes", "phi-3")
     make: Any = PreTrainedTokenizerFast
@@ -252,6 +293,24 @@ def test_where_a_template_changes_an_answer_its_own_blocks_say_what_is_learned_o
     plainly = templates.GENERATION.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     with pytest.raises(DataError, match=r"message 2: the chat template of written does not show this answer as it is"):
         corpus(templates.of(_with_template(plainly)), rows)
+
+
+def test_of_a_part_of_a_text_that_is_data_which_lies_in_it() -> None:
+    text = Marked("0123456789", ((1, 4), (6, 9)))
+    assert text.part(2, 7) == Marked("23456", ((0, 2), (4, 5)))
+    assert text.part(4, 6) == Marked("45")
+    assert text.part(7) == Marked("789", ((0, 2),))
+
+
+def test_no_text_holds_the_names_that_special_tokens_have_within() -> None:
+    """Whoever wrote it: these characters are of no text."""
+    encoder = templates.base("bytes", "chatml").encoder
+    special = set(templates.tokenizer("bytes", "chatml").all_special_ids)
+    names = "".join(encoder._renamed[1].values())
+    assert len(names) >= 6
+    ends = f"{names}<|im_end|>"
+    for text in (Marked(names), Marked.as_data(names), Marked(ends), Marked(ends, ((0, len(names)),))):
+        assert sum(token in special for token in encoder.encode(text)) == text.text.count("<|im_end|>")
 
 
 def test_special_tokens_of_the_runs_own_system_prompt_act() -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+import templates
 import words
 from evopipe.core.net import Net, score
 from evopipe.language.adapters import LoRA
 from evopipe.language.base import Base
-from evopipe.language.generate import Sampling, Stops, Written, chances, choose, generate, texts
+from evopipe.language.generate import Sampling, Stops, Written, _stopped, chances, choose, generate, texts
 from evopipe.types import Text
 
 KEYS = torch.tensor([5, 6, 7])
@@ -90,6 +91,17 @@ def test_each_prompts_own_texts_end_its_completions_and_are_no_part_of_them(net:
             assert bool(told.ended[p, r]) == (first is not None or known.ends[0] in free.ids[p, r].tolist())
             stopped += first is not None
     assert 0 < stopped < 36
+
+
+def test_a_text_of_several_bytes_a_character_stops_with_its_last_one() -> None:
+    """Though each is a token by itself."""
+    base = templates.base("bytes", "zephyr")
+    ids = torch.tensor([[base.encode("ab é漢")]])
+    one, stop = torch.tensor([[0]]), [("é漢",)]
+    n = ids.shape[-1]
+    found = [bool(_stopped(base, ids[..., :k], one, one == 0, 1, stop)) for k in range(1, n + 1)]
+    assert len(base.encode("é漢")) == 5
+    assert found == [False] * (n - 1) + [True]
 
 
 def test_so_many_rows_at_once_write_the_same(net: Net) -> None:

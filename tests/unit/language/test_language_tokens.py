@@ -19,9 +19,9 @@ QUESTIONS = [{"prompt": f"{i}=", "answer": str(i), "completion": str(i), "chosen
              for i in range(40)]  # fmt: skip
 
 
-def made(rows: list[dict[str, Any]], form: Any, **changes: Any) -> Corpus:
+def made(rows: list[dict[str, Any]], form: Any, fetch: TextFetch | None = None, **changes: Any) -> Corpus:
     cfg = words.config(**changes)
-    return tokenise(rows, form, words.base(), cfg, TextFetch(), seed=1)
+    return tokenise(rows, form, words.base(), cfg, fetch or TextFetch(), seed=1)
 
 
 def test_prompts_stand_left_of_what_follows_and_only_that_is_learned() -> None:
@@ -78,6 +78,8 @@ def test_every_row_is_in_one_split() -> None:
     corpus = made(QUESTIONS, "reasoning")
     assert sorted(np.concatenate([*corpus.splits.values()]).tolist()) == list(range(40))
     assert {name: len(index) for name, index in corpus.splits.items()} == {"train": 32, "validation": 4, "test": 4}
+    unlike = made(QUESTIONS, "reasoning", TextFetch(test=0.25, validation=0.05)).splits
+    assert {name: len(index) for name, index in unlike.items()} == {"train": 28, "validation": 2, "test": 10}
     assert {name: len(index) for name, index in made(QUESTIONS[:3], "reasoning").splits.items()} == {
         "train": 1, "validation": 1, "test": 1,
     }  # fmt: skip

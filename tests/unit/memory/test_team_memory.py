@@ -122,16 +122,20 @@ def added(windows: NStep, t: Tick) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_a_teams_saved_windows_go_on_and_forgotten_ones_begin_anew() -> None:
-    """They know who has ended, and how."""
-    layout = RowLayout.of(SPACES, masked=False, steps=3)
-    whole, restored, fresh = (NStep(layout, ROWS) for _ in range(3))
-    for t in play(8, 40):
-        added(whole, t)
+    """They know who has ended, and how, wherever they were saved."""
+    layout, ticks = RowLayout.of(SPACES, masked=False, steps=3), play(8, 40)
+    whole, fresh = (NStep(layout, ROWS) for _ in range(2))
+    wanted, saved = [], []
+    for t in ticks:
+        saved.append(whole.state())
+        wanted.append(added(whole, t))
     assert {*np.unique(whole._ends)} == {0, 1, 2}
-    restored.restore(whole.state())
-    for t in play(5, 10):
-        for one, other in zip(added(whole, t), added(restored, t), strict=True):
-            np.testing.assert_array_equal(one, other)
+    for at, state in enumerate(saved):
+        restored = NStep(layout, ROWS)
+        restored.restore(state)
+        for t, want in zip(ticks[at : at + 3], wanted[at:], strict=False):
+            for one, other in zip(want, added(restored, t), strict=True):
+                np.testing.assert_array_equal(one, other)
     whole.forget(np.arange(ROWS))
     for t in play(4, 10):
         for one, other in zip(added(whole, t), added(fresh, t), strict=True):
@@ -176,6 +180,7 @@ def test_each_agent_is_paid_until_it_is_gone(steps: int, native: bool, kernels: 
             np.testing.assert_allclose(batch.reward[:, i, k].numpy(), want["reward"], atol=1e-5)
             np.testing.assert_allclose(batch.discount[:, i, k].numpy(), want["discount"], atol=1e-6)
         assert found == {*wanted}
+        assert bool((batch.learns[0] > 0).any(dim=1).all()), "somebody learns from every row"  # type: ignore[index]
 
 
 def unpacked(layout: RowLayout, rows: np.ndarray) -> Batch:

@@ -13,7 +13,8 @@ import torch
 
 from evopipe.native import build, header
 
-NAMES = re.findall(r"^} (\w+);", header.HEADER.read_text(), re.MULTILINE)
+TEXT = header.ENVIRONMENT.read_text() + header.HEADER.read_text()
+NAMES = re.findall(r"^} (\w+);", TEXT, re.MULTILINE)
 
 
 def test_a_struct_has_every_field_where_c_has_it(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_wrapper_is_found_where_it_stands(edited: Edit) -> None:
 def test_an_unknown_key_without_a_near_one_lists_the_known(edited: Edit) -> None:
     message = edited(("^  backend:", "  zzz: 1\n  backend:"))
     assert message.endswith(
-        ": env.zzz: unknown key, known are: id, kwargs, wrappers, num_envs, backend, step_limit, step_seconds"
+        ": env.zzz: unknown key, known are: id, kwargs, wrappers, num_envs, backend, source, step_limit, step_seconds"
     )
 
 

@@ -65,6 +65,11 @@ def test_a_search_that_cannot_be_run_is_refused_where_it_stands(
     assert place(found, path) == key
 
 
+def test_a_budget_of_one_slice_is_enough() -> None:
+    data = {"train": {"evo_steps": 400}, "search": {"strategy": "random", "budget": 400}}
+    assert parse_params(data).search.budget == 400
+
+
 @pytest.mark.parametrize(
     ("strategy", "what"), [("halving", "lets members wait"), ("growth", "lets members wait"),
                            ("random", "begins new trials")],
@@ -125,6 +130,10 @@ def place(said: str, path: Path) -> str:
     [
         (
             {"search": {"fitness": "training"}, "train": {"algo": "cqn", "mode": "offline"}},
+            "search.fitness: no episode ends while members learn from a dataset or write text",
+        ),
+        (
+            {"search": {"fitness": "training"}, "language": {}, "train": {"algo": "sft"}},
             "search.fitness: no episode ends while members learn from a dataset or write text",
         ),
         (

@@ -691,6 +691,33 @@ def test_windows_of_episodes_that_cannot_be_brought_back_are_forgotten(run: Call
     assert resumed.regime.replay.size.sum() == 0
 
 
+def test_a_new_trial_has_no_step_of_the_one_before(run: Callable[..., Any]) -> None:
+    """Though a transition spans three, and the one before was in the middle of its episodes."""
+    replay = {"capacity": 99, "sharing": "own", "n_step": 3}
+    loop = run(populations.problem("envs_for_tests:Diary-v0", train={**LONG, "replay": replay}))
+    advance(loop, 2)
+    before = {float(begun) for begun in loop.regime.world.pool.obs[4:, 0]}
+    loop.regime.renew([1])
+    loop.regime.adopt(loop.cohorts)
+    assert before.isdisjoint(loop.regime.world.pool.obs[4:, 0].tolist())
+    advance(loop, 6)
+    rows = loop.regime.replay.rows[1, : loop.regime.replay.size[1]].tolist()
+    assert len(rows) > 5
+    assert all(row[0] == row[3] and row[0] not in before for row in rows)
+
+
+def test_a_new_trial_has_no_return_of_the_one_before(run: Callable[..., Any]) -> None:
+    """By which rewards are normalised; others keep theirs."""
+    train = {**LONG, "normalise": {"rewards": True}}
+    loop = run(populations.problem("envs_for_tests:Diary-v0", "ppo", train=train))
+    while not bool((loop.regime.returns != 0).all()):
+        loop.advance()
+    before = loop.regime.returns.clone()
+    loop.regime.renew([1])
+    assert torch.equal(loop.regime.returns[0], before[0])
+    assert not loop.regime.returns[1].any()
+
+
 def test_transitions_to_begin_with_are_in_every_memory(run: Callable[..., Any]) -> None:
     """The last ones where there are too many; a cut one bootstraps."""
     p = populations.problem(

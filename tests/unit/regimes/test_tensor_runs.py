@@ -17,6 +17,7 @@ import evopipe
 import populations
 import tiny
 from evopipe import rng
+from evopipe.envs import backends
 from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.tensors import TensorPool
@@ -35,8 +36,10 @@ CPU = torch.device("cpu")
 
 
 def problem(algo: str, env: str = "CartPole-v1", **changes: Any) -> EnvSpec:
-    p = populations.problem(algo=algo, env=env, train={"replay": {"capacity": 500, "sharing": "own", **changes}})
-    cfg = p.env.model_copy(update={"backend": "torch"})
+    """A problem in an environment as tensors, or in C where `c/` stands before its name."""
+    own, _, name = env.rpartition("/")
+    p = populations.problem(algo=algo, env=name, train={"replay": {"capacity": 500, "sharing": "own", **changes}})
+    cfg = p.env.model_copy(update={"backend": own or "torch"})
     return replace(p, env=cfg, spaces=spaces_of(cfg, algo))
 
 
@@ -81,6 +84,9 @@ def through_numpy(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         ("dqn", "CartPole-v1", {"prioritised": True}),
         ("sac", "Pendulum-v1", {}),
         ("ppo", "CartPole-v1", {}),
+        ("dqn", "c/CartPole-v1", {}),
+        ("sac", "c/Pendulum-v1", {}),
+        ("ppo", "c/FrozenLake-v1", {}),
         pytest.param("maddpg", "simple_speaker_listener_v4", {}, marks=pytest.mark.thorough),
     ],
 )
@@ -118,6 +124,9 @@ def test_an_evaluation_leaves_the_device_once(algo: str, run: Callable[..., Any]
         ("dqn", "tensor_envs:Line", None),
         ("dqn", "tensor_envs:Breaking", None),
         ("sac", "tensor_envs:Push", 30),
+        ("dqn", "c/CartPole-v1", 15),
+        ("sac", "c/MountainCarContinuous-v0", 40),
+        ("ppo", "c/FrozenLake-v1", None),
     ],
 )
 @pytest.mark.parametrize("rows", [2, pytest.param(5, marks=pytest.mark.thorough)])
@@ -129,7 +138,9 @@ def test_an_evaluation_is_that_of_the_pool_to_the_bit(
     made = run(p, 3)
     populations.advance(made, 60)
     seeds, idle = p.seeds(Purpose.EVALUATE, 5), lambda: False
-    found = evaluate_tensors(p, made.cohorts, TensorPool(p.env, 3 * rows + 1, CPU), seeds, cap, idle)
+    make = backends.as_tensors(p.env)
+    assert make is not None
+    found = evaluate_tensors(p, made.cohorts, make(p.env, 3 * rows + 1, CPU), seeds, cap, idle)
     with_arrays = evaluate(p, made.cohorts, EnvPool(p.env, 3 * rows + 1), seeds, cap, idle)
     np.testing.assert_array_equal(found.returns, with_arrays.returns)
     np.testing.assert_array_equal(found.lengths, with_arrays.lengths)
@@ -158,8 +169,12 @@ def test_off_policy_memories_are_those_of_the_host_to_the_bit(
         assert all(map(populations.equal, cohort.tensors(), other.tensors()))
 
 
-def test_a_run_off_policy_goes_on_to_the_bit(run: Callable[..., Any]) -> None:
-    p = problem("dqn")
+@pytest.mark.parametrize(
+    ("algo", "env"),
+    [("dqn", "CartPole-v1"), ("dqn", "c/CartPole-v1"), ("sac", "c/Pendulum-v1"), ("ppo", "c/FrozenLake-v1")],
+)
+def test_a_run_goes_on_to_the_bit(algo: str, env: str, run: Callable[..., Any]) -> None:
+    p = problem(algo, env)
     whole = run(p)
     populations.advance(whole, 70)
     tensors, meta = whole.state()

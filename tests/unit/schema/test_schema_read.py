@@ -122,7 +122,14 @@ def test_hostile_files_cost_little(text: str) -> None:
 
 
 def test_a_file_with_too_many_values_is_refused() -> None:
-    assert refusal("a: [" + "1," * 10_001 + "]").endswith(": more than 10000 values: keep data out of this file")
+    assert refusal("a: [" + "1," * 10_000 + "]").endswith(": more than 10000 values: keep data out of this file")
+
+
+@pytest.mark.thorough
+def test_a_file_with_as_many_values_as_may_be_is_read() -> None:
+    """Keys are none, a list is one itself."""
+    assert len(parse_yaml("a: [" + "1," * 9_999 + "]", "p.yaml").data["a"]) == 9_999
+    assert len(parse_yaml("".join(f"k{i}: 0\n" for i in range(5_100)), "p.yaml").data) == 5_100
 
 
 def test_reading_a_file(tmp_path: Path) -> None:

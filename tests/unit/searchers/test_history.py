@@ -35,6 +35,17 @@ def test_who_returns_after_all_diverged_is_its_own_parent() -> None:
     assert found(back)[2, 0].parent == (1, 0)
 
 
+def test_who_waited_while_others_returned_comes_from_where_it_was_scored() -> None:
+    stay = [born(slot, slot, of=slot) for slot in (0, 1)]
+    back = [
+        record(0, 0, children=[born(0, 0), born(1, 1)]),
+        record(1, 100, [(0, 0, None), (1, 1, None)]),
+        record(2, 200, [(0, 0, 3.0)], stay),
+        record(3, 300, [(1, 1, 4.0)]),
+    ]
+    assert found(back)[3, 1].parent == (1, 1)
+
+
 def test_a_search_is_in_lockstep_where_all_lived_all_the_time_and_no_trial_began() -> None:
     first = record(0, 0, children=[born(0, 0), born(1, 1)])
     both = record(1, 100, [(0, 0, 1.0), (1, 1, None)], [born(0, 0, of=0), born(1, 2, of=0, parent=0)])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evopipe.searchers.contract import Child, Keep, Trial
+from evopipe.searchers.contract import Child, History, Keep, Living, Trial
 from evopipe.searchers.growth import Config, Search, projection
 from searching import HYPER, SPACE, Course, about, resumed, search, who_lived
 
@@ -48,6 +48,9 @@ def test_one_that_is_soon_there_lives_alone() -> None:
     assert [slot for slot, _ in lived].count(0) >= 6
     quick = search("growth", lambda number: rising(30.0), about(4, target=85.0))
     assert who_lived(quick, 3) == [(0, 100), (0, 200), (0, 300)]
+    # After two slices it needs two more, which is no more than was lived.
+    even = search("growth", lambda number: rising(10.0), about(4, target=40.0))
+    assert who_lived(even, 4) == [(0, 100), (0, 200), (0, 300), (0, 400)]
 
 
 def test_slices_go_to_the_oldest_and_to_the_leader_by_turns() -> None:
@@ -147,6 +150,24 @@ def test_a_trial_that_diverged_makes_room() -> None:
     assert isinstance(run.fates[0], Trial)
     assert run.members[0].id != 0
     assert who_lived(run, 3) == [(0, 100), (0, 200), (0, 300)]
+
+
+def test_one_more_gets_the_slot_of_one_that_cannot_go_on() -> None:
+    """An untouched slot first, then that of a diverged member, then that of the worst who has lived its life."""
+    known = about(4, target=90.0)
+
+    def free(lived: dict[int, int], diverged: int = -1) -> list[int]:
+        """Of four that score 8, 5, 7, 6, of whom these have lived so many steps, and one may have diverged."""
+        members = [
+            Living(slot, slot, None, HYPER, lived.get(slot, 0), (score,), slot != diverged)
+            for slot, score in enumerate((8.0, 5.0, 7.0, 6.0))
+        ]
+        return Search(Config(), known)._free(History(members, [], 1, 0, 4), lived)
+
+    assert free({0: 900, 2: 900}) == [1, 3]
+    assert free({0: 900, 1: 900, 2: 900, 3: 800}) == [1]
+    assert free({0: 900, 1: 900, 2: 300, 3: 800}, diverged=2) == [2]
+    assert free(dict.fromkeys(range(4), 800)) == []
 
 
 def test_without_a_target_the_goal_is_a_tenth_of_the_range_above_the_best() -> None:

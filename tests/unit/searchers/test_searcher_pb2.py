@@ -123,19 +123,19 @@ def test_whoever_diverged_is_replaced_and_counts_as_the_largest_fall() -> None:
     assert Search(Config(), about(4)).step(history([-math.inf] * 4), generator) is None
 
 
-def test_only_the_latest_changes_count() -> None:
+def test_only_the_latest_changes_count_and_values_are_for_the_generation_to_come() -> None:
     game = Game("pb2", lambda member, steps: float(steps + member.slot), about(4)).play(6)
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
 
     class Looking(Bandit):
-        def __init__(self, points: np.ndarray, *rest: Any, **more: Any) -> None:
-            seen.append(len(points))
-            super().__init__(points, *rest, **more)
+        def __init__(self, points: np.ndarray, gains: np.ndarray, time: int, *rest: Any) -> None:
+            seen.append((len(points), time))
+            super().__init__(points, gains, time, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pb2, "Bandit", Looking)
         Search(Config(window=5), about(4)).step(game.history, generator)
-    assert seen == [5]
+    assert seen == [(5, 7)]
 
 
 def test_without_scikit_learn_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,10 +33,11 @@ def test_a_member_of_the_worst_fifth_copies_one_of_the_best_fifth() -> None:
 
 @pytest.mark.parametrize(
     ("members", "fraction", "copied"),
-    [(1, 0.2, 0), (2, 0.2, 1), (4, 0.2, 1), (5, 0.2, 1), (9, 0.2, 1), (10, 0.2, 2), (10, 0.3, 3), (5, 0.5, 2)],
+    [(1, 0.2, 0), (2, 0.2, 1), (4, 0.2, 1), (5, 0.2, 1), (9, 0.2, 1), (10, 0.2, 2), (10, 0.3, 3), (5, 0.5, 2),
+     (100, 0.29, 29)],  # as floats .29 · 100 is a little less
 )  # fmt: skip
 def test_the_worst_are_a_share_and_at_least_one(members: int, fraction: float, copied: int) -> None:
-    found = exploit(TEN[:members], fraction, generator())
+    found = exploit([float(-slot) for slot in range(members)], fraction, generator())
     assert found is not None
     assert sorted(found) == list(range(members - copied, members))
     assert set(found.values()) <= set(range(copied))

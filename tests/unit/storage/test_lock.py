@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -77,8 +79,10 @@ def test_a_killed_holder_releases(tmp_path: Path) -> None:
     process, _ = holder(path, "alone")
     kill(process)
     assert path.exists()
+    path.write_bytes(path.read_bytes() + b"of a host with a long name" * 9)
     with RunLock(path):
-        assert f'"pid": {os.getpid()}' in path.read_text()
+        note = json.loads(path.read_text())
+        assert (note["host"], note["pid"]) == (socket.gethostname(), os.getpid())
 
 
 def test_a_child_forked_by_a_killed_holder_does_not_keep_it(tmp_path: Path) -> None:

@@ -35,18 +35,19 @@ _POOL = 16  # environments in which an agent is tested at once, at most
 class Agent(View):
     """One agent of a population, as AgileRL's scripts use it: a view of one member.
 
-    Alone it learns by the same updates as in a population, in a cohort of one; a whole population in one call is many
-    times faster: `train_off_policy` and its like.
+    An agent that learns by itself makes the same updates as in a population, in a cohort of one. `train_off_policy` and
+    its like train a whole population in one call, many times faster.
 
     Attributes:
-        breed: what it has in common with the others: algorithm, settings, spaces.
-        index: its place in the population.
+        breed: what all agents of the population share: algorithm, settings, spaces.
+        index: the agent's index in the population.
         fitness: what `test` returned, oldest first.
-        scores: returns of finished episodes, where a loop puts them.
-        steps: environment steps so far, the last one the present number; loops and training functions count them.
-        mut: what its last mutation changed, `None` where nothing.
-        rollout_buffer: what it did since it last learned, of on-policy algorithms.
-        training: whether it explores.
+        scores: returns of finished episodes, for the script's own loop to fill.
+        steps: environment steps, as a list whose last entry is the current count. Loops and training functions update
+            it.
+        mut: what the last mutation changed, as text; the text `None` if nothing.
+        rollout_buffer: the steps since the agent last learned; for on-policy algorithms.
+        training: whether the agent explores.
 
     Examples:
         >>> import gymnasium
@@ -72,19 +73,19 @@ class Agent(View):
 
     @property
     def member(self) -> Member:
-        """The member as it is now."""
+        """The member in its current state."""
         if self._cohort is not None:
             (self._member,) = dissolve([self._cohort])
         return super().member
 
     @property
     def batch_size(self) -> int:
-        """Transitions of an update; of on-policy algorithms steps of a minibatch."""
+        """The number of transitions in an update; for on-policy algorithms, of steps in a minibatch."""
         return int(self._setting("batch_size"))
 
     @property
     def learn_step(self) -> int:
-        """Environment steps between two updates; of on-policy algorithms steps of a rollout."""
+        """The number of environment steps between two updates; for on-policy algorithms, of steps in a rollout."""
         return int(self._setting("learn_step"))
 
     def _setting(self, name: str) -> float:
@@ -92,35 +93,35 @@ class Agent(View):
 
     @property
     def observation_space(self) -> Any:
-        """The observation space, Gymnasium's; of a team a dictionary of such, by agent."""
+        """The observation space, of Gymnasium; for a team, a dictionary of spaces by agent."""
         return self.breed.observation_space
 
     @property
     def action_space(self) -> Any:
-        """The action space, Gymnasium's; of a team a dictionary of such, by agent."""
+        """The action space, of Gymnasium; for a team, a dictionary of spaces by agent."""
         return self.breed.action_space
 
     @property
     def recurrent(self) -> bool:
-        """Whether its network is recurrent, so that it keeps a memory from step to step."""
+        """Whether the agent's network is recurrent, and keeps a memory from step to step."""
         return self.live().memory > 0
 
     @property
     def actor(self) -> _Actor:
-        """What scales squashed actions to the environment's bounds, see `scale_action`."""
+        """The object that scales squashed actions to the environment's bounds, see `scale_action`."""
         return _Actor(self)
 
     def set_training_mode(self, training: bool) -> None:
-        """Set whether it explores."""
+        """Set whether the agent explores."""
         self.training = bool(training)
 
     def unwrap_models(self) -> None:
-        """Do nothing, for no model is wrapped: all members train in one process."""
+        """Do nothing: no model is wrapped, because all members train in one process."""
 
     wrap_models = unwrap_models
 
     def live(self) -> Cohort:
-        """Return the cohort of one in which it acts and learns; its tensors change in place."""
+        """Return the cohort of one in which the agent acts and learns. Its tensors change in place."""
         if self._cohort is None:
             (self._cohort,) = self.breed.spec.form([self._member])
         return self._cohort
@@ -133,18 +134,19 @@ class Agent(View):
     # --- acting -------------------------------------------------------------------------------------------------------
 
     def get_action(self, obs: Any, epsilon: float = 0.0, action_mask: Any = None, hidden_state: Any = None) -> Any:
-        """Return the actions for observations; while `training` it explores in its algorithm's own way.
+        """Return the actions for observations. While `training` is True, the agent explores as its algorithm does.
 
         Args:
-            obs: an observation as the environment gives it, or a batch of them; of a team by agent.
-            epsilon: chance of a random legal action, 0 to 1.
-            action_mask: legal actions `[A]` or `[n, A]`; None where all are.
-            hidden_state: what a recurrent agent remembered, `[n, M]`, of a team `[n, K, M]`; None where episodes begin.
+            obs: an observation as the environment gives it, or a batch of them; for a team, a dictionary by agent.
+            epsilon: probability of a random legal action, 0 to 1.
+            action_mask: legal actions `[A]` or `[n, A]`; None if all are legal.
+            hidden_state: the memory that a recurrent agent returned last, `[n, M]`, for a team `[n, K, M]`; None if
+                episodes begin.
 
         Returns:
-            Actions as the environment takes them, `[n, …]`, or one of one observation; of a team by agent. Of
-            algorithms that learn from rollouts (action, log-probability, entropy, value), `[n]` each, and of recurrent
-            ones what they remember too. Their continuous actions are as they were drawn: clip them to the bounds.
+            Actions as the environment takes them, `[n, …]`, or one action for one observation; for a team, a dictionary
+            by agent. Algorithms that learn from rollouts return (action, log-probability, entropy, value), `[n]` each,
+            and recurrent ones their new memory too. Their continuous actions are not clipped: clip them to the bounds.
 
         Raises:
             UsageError: a shape does not fit.
@@ -211,17 +213,18 @@ class Agent(View):
         """Learn from a batch of transitions by one update, or from a rollout by all its epochs, and return the loss.
 
         Args:
-            experiences: what `memory.sample` or `sampler.sample` gave, or arrays (state, action, reward, next_state,
-                done) `[B, …]`. Of algorithms that learn from rollouts lists of a step each, (observations, actions,
-                log-probabilities, rewards, dones, values, next observation), and next done where `dones` are those
-                before each step; None for what stands in `rollout_buffer`. Of a team each step is by agent, or each
-                agent has a list of its own, as long as the others'; who is not in a step's observation is gone.
+            experiences: a batch that `memory.sample` or `sampler.sample` returned, or arrays (state, action, reward,
+                next_state, done) `[B, …]`. Algorithms that learn from rollouts take (observations, actions,
+                log-probabilities, rewards, dones, values, next observation), of which all but the last are lists with
+                one entry for each step; the next done follows if `dones` are those before each step. None takes the
+                steps in `rollout_buffer`. For a team, each entry is a dictionary by agent, or each list is a dictionary
+                of equally long lists by agent. An agent that is not in a step's observation is absent.
 
         Returns:
             The loss; NaN after the agent has diverged.
 
         Raises:
-            UsageError: there is nothing to learn from, or it is of a wrong shape.
+            UsageError: there is nothing to learn from, or a shape does not fit.
         """
         if on_policy(self.breed.spec.algo):
             taken = self.rollout_buffer.taken if experiences is None else steps_of(self.breed, experiences)
@@ -278,8 +281,11 @@ class Agent(View):
         self._acted, self._learned, self.training = slot._acted, slot._learned, parent.training
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write the agent to a folder: safetensors and JSON with checksums; one in its place is replaced. Raises
-        DiskError if it cannot be written."""
+        """Write the agent to a folder: safetensors and JSON, with checksums. A folder in its place is replaced.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
         counters: dict[str, Any] = {"acted": self._acted, "learned": self._learned, "steps": [*map(int, self.steps)]}
         counters["scores"] = [*map(float, self.scores)]
         spaces = [_text(each) for each in (self.breed.observation_space, self.breed.action_space)]
@@ -288,8 +294,12 @@ class Agent(View):
         members.write(Path(path), [replace(self.member, slot=0)], about)
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Replace this agent's state by what `save_checkpoint` wrote. Raises MissingInputError or DataError if it is
-        not there, is damaged, or is of another algorithm or of other spaces."""
+        """Replace this agent's state by what `save_checkpoint` wrote.
+
+        Raises:
+            MissingInputError: there is no such folder.
+            DataError: it is damaged, or belongs to another algorithm or other spaces.
+        """
         found = Agent.load(path)
         if found.algo != self.algo or found.breed.spec.spaces != self.breed.spec.spaces:
             raise DataError(f"{path}: is an agent of {found.algo} for other spaces, or another algorithm's")

@@ -26,7 +26,7 @@ NOWHERE = "no environment yet"  # an id that none has
 
 @dataclass(frozen=True, eq=False)
 class Breed:
-    """An algorithm, the parameters of its runs, and the spaces that its agents are for: one agent's, or a team's."""
+    """The algorithm, the parameters and the spaces that all agents of a population share."""
 
     spec: EnvSpec
     params: Params
@@ -46,13 +46,16 @@ class Breed:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Algorithm, configuration and spaces as JSON data, as `policy.json` has them."""
+        """The algorithm, its configuration and the spaces as JSON data, as `policy.json` has them."""
         own = self.team.to_json() if self.team is not None else self.actions.to_json() | self.observations.to_json()
         return settings_of(self.params) | own
 
     def rows(self, obs: Any) -> tuple[np.ndarray, bool]:
-        """Return observations as flat rows `[n, O]` float32, and whether it was a single one. Raises UsageError if they
-        do not fit the space."""
+        """Return observations as flat rows `[n, O]` float32, and whether there was a single one.
+
+        Raises:
+            UsageError: they do not fit the space.
+        """
         try:
             rows, single = self.observations.read(obs)
         except ValueError as error:
@@ -60,8 +63,11 @@ class Breed:
         return np.ascontiguousarray(np.asarray(rows, np.float32)), single
 
     def undrawn(self, drawn: torch.Tensor, space: ActionSpace | None = None) -> np.ndarray:
-        """Return actions as the algorithm drew them in the environment's units, `[n, …]`, but unclipped; squashed ones
-        stay in [-1, 1]. `space` is that of a team's agent, whose actions may have pads."""
+        """Convert actions from the algorithm's encoding to the environment's units, `[n, …]`, without clipping.
+        Squashed actions stay in [-1, 1].
+
+        For an agent of a team, `space` is that agent's space; its actions may have pads.
+        """
         space = space or self.actions
         if space.bounds is None:
             return space.own(drawn.numpy())
@@ -73,8 +79,8 @@ class Breed:
         return own.astype(np.float32).reshape(-1, *space.shape)
 
     def drawn(self, own: Any, count: int, space: ActionSpace | None = None) -> torch.Tensor:
-        """Return actions in the environment's units as the algorithm draws them, `[n, …]` without pads: the inverse of
-        `undrawn`."""
+        """Convert `count` actions from the environment's units to the algorithm's encoding, `[n, …]` without pads: the
+        inverse of `undrawn`."""
         space = space or self.actions
         array = np.asarray(own).reshape(count, *space.shape)
         if space.bounds is None:
@@ -86,7 +92,7 @@ class Breed:
         return torch.from_numpy((2.0 * (flat - low) / (high - low) - 1.0).astype(np.float32))
 
     def with_params(self, params: Params, spec: EnvSpec, spaces: tuple[Any, Any] | None = None) -> Breed:
-        """Return a copy with other parameters, and with other spaces of Gymnasium's where they are not None."""
+        """Return a copy with other parameters. If `spaces` is given, it replaces the observation and action space."""
         if spaces is None:
             return replace(self, spec=spec, params=params)
         return replace(_of_spaces(*spaces, self.team is not None), spec=spec, params=params)
@@ -105,15 +111,21 @@ def _of_spaces(observations: Any, actions: Any, team: bool) -> Breed:
 
 
 def params_of(data: Mapping[str, Any]) -> Params:
-    """Return the parameters of a run in environments, see `parse_params`. Raises ParamsError if they cannot be used, or
-    are a language model's."""
+    """Return the parameters of a run in environments, see `parse_params`.
+
+    Raises:
+        ParamsError: they cannot be used, or are those of a language model.
+    """
     other = "language: these are parameters of a language model, which has functions of its own"
     return env_params(data, ParamsError(other))
 
 
 def build(params: Params, observations: Any, actions: Any) -> Breed:
-    """Return the breed for a run's parameters and spaces of Gymnasium's, which are dictionaries by agent for a team.
-    Raises ParamsError if the algorithm does not serve the spaces."""
+    """Return the breed for a run's parameters and Gymnasium's spaces. For a team, the spaces are dictionaries by agent.
+
+    Raises:
+        ParamsError: the algorithm does not support the spaces.
+    """
     found = _of_spaces(observations, actions, by_agent(observations))
     algo, spaces = params.train.algo, spaces_of(found)
     if sentence := unserved(algo, spaces, "what is asked for", actions):
@@ -122,7 +134,7 @@ def build(params: Params, observations: Any, actions: Any) -> Breed:
 
 
 def by_agent(spaces: Any) -> bool:
-    """Return whether spaces are a team's: a dictionary by agent."""
+    """Return whether spaces are those of a team: a dictionary by agent."""
     return isinstance(spaces, Mapping) and not isinstance(spaces, gymnasium.Space)
 
 
@@ -133,8 +145,11 @@ def spaces_of(breed: Breed) -> Spaces:
 
 
 def device_of(device: Any) -> str:
-    """Return `runtime.device` for a torch device, its name, or None for the best one that is there. Raises UsageError
-    if evopipe does not compute there."""
+    """Return the value of `runtime.device` for a torch device or its name; for None, the best device that is available.
+
+    Raises:
+        UsageError: evopipe does not support the device.
+    """
     if device is None:
         return "auto"
     kind = torch.device(device).type if not isinstance(device, str) or device != "auto" else "auto"

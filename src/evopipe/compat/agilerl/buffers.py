@@ -37,24 +37,27 @@ class Memory(ABC):
         self.memory_size, self.counter = int(memory_size), 0  # transitions kept, and saved so far
 
     def save_to_memory(self, *parts: Any, is_vectorised: bool = False) -> None:
-        """Save one transition, or with `is_vectorised` one of each environment.
+        """Save one transition, or, with `is_vectorised`, one transition of each environment.
 
         Args:
-            *parts: state, action, reward, next state and done in the order of `field_names`, `[…]` or `[n, …]`; of a
-                team each is a dictionary by agent. An agent that is not in the state is gone, one that is not in the
+            *parts: state, action, reward, next state and done in the order of `field_names`, `[…]` or `[n, …]`; for a
+                team, each is a dictionary by agent. An agent that is not in the state is absent; one that is not in the
                 next state has ended.
-            is_vectorised: whether parts are `[n, …]`.
+            is_vectorised: whether the parts are `[n, …]`.
 
         Raises:
-            UsageError: there are not five parts, or a shape is another one than that of the first transition.
+            UsageError: there are not five parts, or a shape differs from that of the first transition.
         """
         if len(parts) != len(FIELDS):
             raise self._refusal(f"a transition has {len(FIELDS)} parts, {len(parts)} were saved")
         self._save(dict(zip(self._names, parts, strict=True)), is_vectorised)
 
     def save_to_memory_vect_envs(self, *parts: Any) -> None:
-        """Save one transition of each environment: each part `[n, …]`, in the order of `field_names`. Resets of
-        environments of `make_vect_envs`, which follow no action, are left out."""
+        """Save one transition of each environment: each part `[n, …]`, in the order of `field_names`.
+
+        A vector of `make_vect_envs` resets an environment in the step after its episode ended, whatever the action.
+        Such steps are left out.
+        """
         self.save_to_memory(*parts, is_vectorised=True)
 
     def _refusal(self, sentence: str) -> UsageError:
@@ -155,13 +158,13 @@ def _mapped(obs: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class Experiences(tuple[Any, ...]):
-    """A batch of transitions: (state, action, reward, next_state, done), NumPy arrays `[B, …]`, and its place in
-    memory.
+    """A batch of transitions: (state, action, reward, next_state, done), NumPy arrays `[B, …]`, with the indices of its
+    rows in the buffer.
 
     Attributes:
-        memory: where it was drawn from.
-        rows: `[1, B, size]`, as the memory has them.
-        places, weight: `[1, B]` places and importance weights, of a prioritised memory; else None.
+        memory: the buffer that it was drawn from.
+        rows: `[1, B, size]`, the packed rows.
+        places, weight: `[1, B]`, row indices and importance weights; None if the buffer is not prioritised.
 
     Examples:
         >>> from evopipe import ReplayBuffer
@@ -182,15 +185,15 @@ class ReplayBuffer(Memory):
     """A ring buffer of transitions that all agents share.
 
     Args:
-        memory_size: transitions kept; the oldest go first.
+        memory_size: the most transitions; the oldest are overwritten.
         field_names: a transition's parts in the order in which they are saved: state, action, reward, next_state, done.
         action_dim: not needed: it follows from what is saved.
-        device: where batches are put, when agents learn from them they are put where the agent is; not needed.
+        device: not needed: a batch is moved to the agent's device when the agent learns from it.
         max_size: the newer name of `memory_size`.
         seed: seed of the draws.
 
     Raises:
-        UsageError: no size, both, or `field_names` that are not these five.
+        UsageError: there is no size, or both are given, or `field_names` are not these five.
 
     Examples:
         >>> from evopipe import ReplayBuffer
@@ -223,14 +226,18 @@ class ReplayBuffer(Memory):
 
     @property
     def replay(self) -> Replay:
-        """The packed ring that holds the transitions. Raises UsageError before the first one was saved."""
+        """The ring of packed rows that holds the transitions.
+
+        Raises:
+            UsageError: no transition was saved yet.
+        """
         if self._replay is None:
             raise self._refusal("nothing was saved yet")
         replay: Replay = self._replay
         return replay
 
     def fill(self, named: Mapping[str, np.ndarray]) -> None:
-        """Replace all transitions by these, each part `[n, …]` by its name."""
+        """Replace all transitions by these: each part `[n, …]` by its name."""
         counter, self.form, self._replay, self._nstep = self.counter, None, None, None
         self._save(named, True)
         self.counter = counter
@@ -267,10 +274,10 @@ class ReplayBuffer(Memory):
 
         Args:
             batch_size: how many.
-            beta: how much importance weights correct for priorities, of a prioritised memory.
+            beta: for a prioritised buffer: how much importance weights correct for the priorities.
 
         Raises:
-            UsageError: nothing is there to draw.
+            UsageError: the buffer is empty.
         """
         self._need_any()
         replay, form = self.replay, self.form
@@ -297,8 +304,8 @@ class MultiStepReplayBuffer(ReplayBuffer):
 
     Args:
         memory_size, field_names, device: as in `ReplayBuffer`.
-        num_envs: environments whose steps are saved.
-        n_step: steps that a transition spans.
+        num_envs: the number of environments whose steps are saved.
+        n_step: the number of steps in a transition.
         gamma: not needed: agents' discounts differ and mutate.
 
     Examples:
@@ -377,10 +384,10 @@ class Sampler:
     """Draws batches from a replay buffer, or from a `ReplayDataset`.
 
     Args:
-        distributed: whether batches come by `dataset`; of one process, as evopipe's, both are the same.
-        memory: where to sample from.
-        dataset: a `ReplayDataset`, with `distributed`.
-        dataloader, per, n_step: not needed: the memory knows.
+        distributed: whether batches come from `dataset`. With one process, as here, it makes no difference.
+        memory: the replay buffer to sample from.
+        dataset: a `ReplayDataset`; for `distributed`.
+        dataloader, per, n_step: not needed: they follow from the buffer.
 
     Raises:
         UsageError: there is nothing to sample from, or two things.

@@ -27,17 +27,17 @@ _MORE = ("timeouts", "next_observations")
 def transitions_from(
     config: EnvConfig, dataset: Any, minari_dataset_id: str | None, remote: bool, limit: int
 ) -> Transitions:
-    """Return the transitions of a dataset, the last `limit` of them, in terms of an environment.
+    """Return the last `limit` transitions of a dataset, with observations and actions encoded as for the environment.
 
     Args:
         config: the environment.
-        dataset: an open `h5py.File`, a path of one, or arrays by name; None with `minari_dataset_id`.
-        minari_dataset_id: a dataset of Minari, a folder or an id; None with `dataset`.
+        dataset: an open `h5py.File`, a path of one, or arrays by name; None if `minari_dataset_id` is given.
+        minari_dataset_id: a dataset of Minari: a folder or an id; None if `dataset` is given.
         remote: whether Minari may download it.
         limit: most transitions.
 
     Raises:
-        UsageError: neither or both are there, or `remote` would be without effect.
+        UsageError: neither or both datasets are given, or `remote` would have no effect.
         MissingInputError, DataError: the dataset is not there, is damaged, or does not fit the environment.
     """
     if (dataset is None) == (minari_dataset_id is None):

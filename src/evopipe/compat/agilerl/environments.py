@@ -47,12 +47,12 @@ class _Anew(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def config_of(env: Any) -> EnvConfig:
-    """Return the block `env` with which a run makes more environments like this one.
+    """Return the block `env` of parameters from which a run makes more environments like this one.
 
-    A vector's number of environments becomes that of each member.
+    The number of environments in a vector becomes each member's number of environments.
 
     Raises:
-        UsageError: no more can be made.
+        UsageError: more environments like this one cannot be made.
     """
     try:
         if env not in _known:
@@ -63,8 +63,12 @@ def config_of(env: Any) -> EnvConfig:
 
 
 def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
-    """Return the block `env` for a function that makes one environment, of Gymnasium or PettingZoo, and a number for
-    each member. Raises UsageError if the function returns something else."""
+    """Return the block `env` of parameters for a function that makes one environment of Gymnasium or PettingZoo.
+    `num_envs` is each member's number of environments.
+
+    Raises:
+        UsageError: the function returns something else.
+    """
     example = function()
     if isinstance(example, gymnasium.Env):
         close(example)
@@ -75,7 +79,7 @@ def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
 
 
 def remember(env: Any, config: EnvConfig) -> None:
-    """Note how more environments like this one are made."""
+    """Record how more environments like this one are made, for `config_of`."""
     _known[env] = config
 
 

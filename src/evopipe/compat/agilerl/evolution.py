@@ -27,9 +27,9 @@ class TournamentSelection:
 
     Args:
         tournament_size: agents drawn, with replacement, for each tournament.
-        elitism: whether the fittest agent always goes on, at index 0.
-        population_size: agents of the next generation: as many as of this one.
-        eval_loop: fitness is the mean of the last so many tests.
+        elitism: whether the fittest agent always survives, at index 0.
+        population_size: the number of agents in the next generation, which must be that of this one.
+        eval_loop: how many of the last tests are averaged to an agent's fitness.
         evo_step: the older name of `eval_loop`.
 
     Examples:
@@ -58,7 +58,11 @@ class TournamentSelection:
         )
 
     def check(self, size: int) -> None:
-        """Raise UsageError if the population has another size than was announced."""
+        """Check the size of a population.
+
+        Raises:
+            UsageError: it is not the `population_size` of the constructor.
+        """
         if self.population_size not in (None, size):
             raise UsageError(
                 f"TournamentSelection: population_size is {self.population_size}, and there are {size} agents: a "
@@ -66,8 +70,11 @@ class TournamentSelection:
             )
 
     def select(self, population: Sequence[Agent]) -> tuple[Agent, list[Agent]]:
-        """Return a copy of the fittest agent, and the next generation, which shares nothing with its parents. Raises
-        UsageError if no agent was tested."""
+        """Return a copy of the fittest agent, and the next generation, which shares nothing with its parents.
+
+        Raises:
+            UsageError: no agent was tested.
+        """
         self.check(len(population))
         if not any(agent.fitness for agent in population):
             raise UsageError("select: no agent has a fitness: call agent.test(env) for each first")
@@ -92,18 +99,20 @@ class Mutations:
 
     Args:
         no_mutation: weight of no mutation.
-        architecture: weight of a change of architecture: a layer or units more or fewer.
-        new_layer_prob: share of layers among those, 0 to 1.
+        architecture: weight of a change of architecture: layers or units are added or removed.
+        new_layer_prob: probability that such a change is one of layers, 0 to 1.
         parameters: weight of noise on weights of the policy.
         activation: weight of another activation function.
         rl_hp: weight of a change of a hyper-parameter.
         mutation_sd: standard deviation of the noise, relative to each weight.
         activation_selection: activations to choose from; None for ReLU, ELU and GELU.
         mutate_elite: whether the fittest agent, at index 0, mutates too.
-        rand_seed: seed of a run by `train_*`; None for the population's. `mutation(pop)` draws by the agents' keys.
+        rand_seed: seed of a training by `train_*`; None for the population's seed. `mutation(pop)` uses the agents'
+            keys instead.
         rl_hp_selection: which hyper-parameters; None for those of `hp_config`, or the algorithm's.
-        min_lr, max_lr, min_learn_step, max_learn_step, min_batch_size, max_batch_size: ends of their ranges.
-        algo, arch, agent_ids: not needed: they follow from the agents. An `algo` must be theirs.
+        min_lr, max_lr, min_learn_step, max_learn_step, min_batch_size, max_batch_size: the ends of these ranges.
+        algo, arch, agent_ids: not needed: they follow from the agents. If `algo` is given, it must be the agents'
+            algorithm.
         device, accelerator: not needed.
 
     Examples:
@@ -144,8 +153,11 @@ class Mutations:
         self.config: MutationConfig = _checked("mutation", block)
 
     def ranges(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, Evolve]:
-        """Return the ranges of the hyper-parameters that may mutate, chosen from `known`. Raises UsageError if a
-        selected one has no range, or an end belongs to none."""
+        """Return the ranges of the hyper-parameters that may mutate, out of those `known`.
+
+        Raises:
+            UsageError: a selected hyper-parameter has no range, or an end of a range belongs to no selected one.
+        """
         found = dict(known)
         if self.selection is not None:
             chosen = {name: own_names(algo, name) for name in self.selection}
@@ -181,7 +193,7 @@ class Mutations:
 
         Args:
             population: what `TournamentSelection.select` returned, or any agents.
-            pre_training_mut: mutate every agent, none is spared.
+            pre_training_mut: mutate every agent, the fittest included.
         """
         self.generation += 1
         found = []

@@ -40,36 +40,38 @@ def finetune_llm_reasoning(
 ) -> list[LanguageAgent]:  # fmt: skip
     """Train language models on questions with rewards: `GRPO`, `LLMPPO`, `LLMREINFORCE`.
 
-    A step is one batch of questions, the same for all agents: each writes completions of its own, and learns from them.
+    A step is one batch of questions, the same for all agents. Each agent writes its own completions, and learns from
+    them.
 
     Args:
         pop: agents, as `create_population` or `GRPO.population` make them.
-        env: the questions. Give either it or `env_fn`.
-        env_fn: makes it. It is called once: every agent is asked every question anyway.
-        init_hp: must say what the population was created with; checked, no more.
+        env: the questions. Give `env` or `env_fn`.
+        env_fn: a function that makes `env`. It is called once, because all agents get the same questions.
+        init_hp: is only checked: it must agree with the population's settings.
         save_elite: whether the best agent is written, as `evopipe.load` reads it, the model included.
-        elite_path: where; `<algorithm>-elite` by default.
+        elite_path: where the best agent is written; the default is `<algorithm>-elite`.
         wb: whether metrics go to Weights & Biases.
         evo_steps: steps between evolutions; with `tournament` or `mutation`.
         checkpoint_steps: steps between two checkpoints, each agent a folder `<elite_path>_<index>_<step>`.
-        tournament: selection; None for none.
-        mutation: mutation of hyper-parameters; its other weights must be 0. None for none.
+        tournament: the selection; None for no selection.
+        mutation: the mutation of hyper-parameters; the weights of other kinds must be 0. None for no mutation.
         wandb_api_key, wandb_project, wandb_entity, wandb_run_name: of Weights & Biases.
-        evaluation_interval: steps between evaluations, on at most 64 rows that are held out, the same for all agents.
-            There is one before each evolution, too, and at the end.
-        max_reward: the reward of a completion that is all right: the share of those is measured, as `accuracy`.
+        evaluation_interval: steps between evaluations. Agents are also evaluated before each evolution and at the end.
+            They all get the same held-out rows, at most 64.
+        max_reward: the reward of a completely right completion. The share of such completions is reported as
+            `accuracy`.
         verbose: whether progress is printed.
         accelerator: an Accelerator of one process.
-        max_steps: questions that each agent is asked, rounded up to whole steps; None for all, once.
-        num_epochs: how often each agent is asked all of them; goes before `max_steps`.
-        log_csv: whether `<algorithm>.csv` is written: of each agent between two evaluations its means of rewards,
-            lengths, divergence, and its fitness.
+        max_steps: how many questions each agent gets, rounded up to whole steps; None for each question once.
+        num_epochs: how often each agent gets all questions; if given, `max_steps` has no effect.
+        log_csv: whether to write `<algorithm>.csv`: for each agent and each time between two evaluations, the mean
+            reward, length and divergence, and the fitness.
 
     Returns:
-        The trained agents by index; `fitness` holds what evaluations found.
+        The trained agents by index; `fitness` holds the scores of the evaluations.
 
     Raises:
-        UsageError: an argument would be without effect, or the environment is for other algorithms.
+        UsageError: an argument would have no effect, or the environment is for other algorithms.
         ParamsError: a value is out of its bounds.
         DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.session.Session.train`.
 
@@ -101,16 +103,17 @@ def finetune_llm_preference(
 ) -> list[LanguageAgent]:  # fmt: skip
     """Train language models on pairs of which one is preferred: `DPO`.
 
-    A step is one batch of pairs, the same for all agents; their score is the loss of held-out pairs, negative.
+    A step is one batch of pairs, the same for all agents. An agent's score is the negative loss of held-out pairs.
 
     Args:
-        env: the pairs. Give either it or `env_fn`.
-        env_fn: makes it. It is called once: every agent sees every pair anyway.
-        max_steps: pairs that each agent sees, rounded up to whole steps; None for all, once.
-        num_epochs: how often each agent sees all of them; goes before `max_steps`.
-        log_csv: whether `dpo.csv` is written: of each agent between two evaluations its mean loss, and its fitness.
+        env: the pairs. Give `env` or `env_fn`.
+        env_fn: a function that makes `env`. It is called once, because all agents get the same pairs.
+        max_steps: how many pairs each agent gets, rounded up to whole steps; None for each pair once.
+        num_epochs: how often each agent gets all pairs; if given, `max_steps` has no effect.
+        log_csv: whether to write `dpo.csv`: for each agent and each time between two evaluations, the mean loss and the
+            fitness.
 
-    The other arguments, what is returned and raised, are those of `finetune_llm_reasoning`.
+    The other arguments, the result and the errors are those of `finetune_llm_reasoning`.
 
     Examples:
         >>> from evopipe import finetune_llm_preference

@@ -34,47 +34,48 @@ def train_off_policy(
     verbose: bool = True, accelerator: Any = None, wandb_api_key: str | None = None,
     wandb_kwargs: Mapping[str, Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train agents that learn from one replay memory which all of them fill: DQN, Rainbow, DDPG, TD3, SAC.
+    """Train agents that learn from a replay buffer which all of them fill: DQN, Rainbow, DDPG, TD3, SAC.
 
     Args:
-        env: what `make_vect_envs` gave, or an environment or a vector of Gymnasium that the caller made, wrappers
-            included. It is not stepped: more of its like are made.
-        env_name: what files and trackers call it.
-        algo: the population's algorithm; checked, no more.
+        env: what `make_vect_envs` returned, or an environment or a vector of Gymnasium, wrappers included. It is not
+            stepped itself: copies are made.
+        env_name: the environment's name in files and trackers.
+        algo: is only checked: it must be the population's algorithm.
         pop: agents, as `create_population` makes them.
-        memory: the replay memory, of which size, steps and priorities count. What it holds is learned from first, and
-            what the population did is in it afterwards.
-        INIT_HP, MUT_P: must say what the population and `mutation` were made of; checked, no more.
-        swap_channels: not needed: images are turned where they enter.
+        memory: the replay buffer. Its size, its steps and its priorities are used. Agents learn from its content too,
+            and at the end it holds the population's transitions.
+        INIT_HP, MUT_P: are only checked: they must agree with the settings of the population and of `mutation`.
+        swap_channels: not needed: the order of an image's channels is detected.
         max_steps: environment steps of each agent.
         evo_steps: environment steps of each agent between evolutions.
-        eval_steps: step cap of an evaluation episode; None until it ends.
+        eval_steps: the most steps of an evaluation episode; None for no limit.
         eval_loop: evaluation episodes for each environment of `env`.
         learning_delay: environment steps of each agent before it learns.
-        eps_start, eps_end, eps_decay: chance of a random action at first, at last, and what it is multiplied by at
-            every step of the vector.
+        eps_start, eps_end, eps_decay: the probability of a random action at the start and at the end, and the factor
+            that it is multiplied by at every step of the vector.
         target: mean return that ends training early, once it is confirmed on other episodes.
-        n_step: whether transitions span several steps: those of `n_step_memory`, or of `memory`.
-        per: whether what surprised is sampled most; a `PrioritizedReplayBuffer` says so by itself.
-        n_step_memory: the memory of longer transitions; there is one memory here, and its `n_step` counts.
-        tournament: selection; None for none.
-        mutation: mutation; None for none.
-        checkpoint: environment steps of each agent between two checkpoints, each agent a folder; None for none.
-        checkpoint_path: how the folders' names begin.
-        overwrite_checkpoints: whether only the last ones are kept.
+        n_step: whether transitions span several steps: as many as `n_step_memory` or `memory` says.
+        per: whether sampling is prioritised; not needed with a `PrioritizedReplayBuffer`.
+        n_step_memory: a buffer of n-step transitions. Only its `n_step` is used, because there is one buffer here.
+        tournament: the selection; None for no selection.
+        mutation: the mutation; None for no mutation.
+        checkpoint: environment steps of each agent between two checkpoints, a folder for each agent; None for no
+            checkpoints.
+        checkpoint_path: the beginning of the folders' names.
+        overwrite_checkpoints: whether only the last checkpoints are kept.
         save_elite: whether the best agent is written, as `evopipe.load` reads it.
-        elite_path: where.
+        elite_path: where the best agent is written.
         wb: whether metrics go to Weights & Biases.
         verbose: whether progress is printed.
         accelerator: an Accelerator of one process.
         wandb_api_key: key of Weights & Biases.
-        wandb_kwargs: `project`; others are refused.
+        wandb_kwargs: only `project` is allowed.
 
     Returns:
         The trained agents by index, and one list of their fitnesses for each generation.
 
     Raises:
-        UsageError: an argument would be without effect, or more of the environment cannot be made.
+        UsageError: an argument would have no effect, or the environment cannot be copied.
         ParamsError: a value is out of its bounds.
         DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.session.Session.train`.
 
@@ -171,10 +172,11 @@ def train_on_policy(
     """Train agents that learn from their own last steps: PPO, recurrent or not.
 
     Args:
-        collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for the way that there is; one's
-            own takes (regime, ticks), see `evopipe.parts.OnPolicy`, for all members are stepped together.
+        collect_rollouts_fn: None, `collect_rollouts` and `collect_rollouts_recurrent` all stand for evopipe's own way.
+            Another function is called with (regime, ticks), see `evopipe.parts.OnPolicy`, because all members step
+            together.
 
-    The other arguments, what is returned and raised, are those of `train_off_policy`.
+    The other arguments, the result and the errors are those of `train_off_policy`.
 
     Examples:
         >>> from evopipe import train_on_policy
@@ -206,12 +208,13 @@ def train_offline(
     Args:
         dataset: an open `h5py.File`, a path of one, or arrays by name: observations, actions, rewards, terminals and,
             if there are any, timeouts and next_observations. None with `minari_dataset_id`.
-        memory: how many of its last transitions are learned from; what it holds already is refused.
-        max_steps, evo_steps: chances to learn of each agent: one update each where its learn step is 1.
+        memory: its size says how many of the dataset's last transitions are used. It must be empty.
+        max_steps, evo_steps: in steps in which each agent may learn: one update for each if the agent's learn step is
+            1.
         minari_dataset_id: a dataset of Minari: a folder, or an id.
         remote: whether it may be downloaded.
 
-    The other arguments, what is returned and raised, are those of `train_off_policy`.
+    The other arguments, the result and the errors are those of `train_off_policy`.
 
     Examples:
         >>> from evopipe import train_offline
@@ -249,14 +252,14 @@ def train_multi_agent_off_policy(
     elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train teams that learn from a replay memory: MADDPG, MATD3.
+    """Train teams that learn from a replay buffer: MADDPG, MATD3.
 
     Args:
-        env: a parallel environment of PettingZoo, which is copied, or what `make_vect_envs` gave for a team.
-        memory: the replay memory, of which the size counts; its agents must be the environment's.
+        env: a parallel environment of PettingZoo, which is copied, or what `make_vect_envs` returned for a team.
+        memory: the replay buffer. Only its size is used; its agents must be those of the environment.
         sum_scores: whether a team is judged by the sum of its agents' returns, or by their mean.
 
-    The other arguments, what is returned and raised, are those of `train_off_policy`.
+    The other arguments, the result and the errors are those of `train_off_policy`.
 
     Examples:
         >>> from evopipe import train_multi_agent_off_policy
@@ -296,7 +299,7 @@ def train_multi_agent_on_policy(
 ) -> Trained:  # fmt: skip
     """Train teams that learn from their own last steps: IPPO, MAPPO.
 
-    The arguments, what is returned and raised, are those of `train_multi_agent_off_policy`.
+    The arguments, the result and the errors are those of `train_multi_agent_off_policy`.
 
     Examples:
         >>> from evopipe import train_multi_agent_on_policy

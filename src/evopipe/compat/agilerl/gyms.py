@@ -19,19 +19,20 @@ _SECONDS = 60.0  # longest that a completion's reward may take
 class ReasoningGym:
     """Questions with answers, and a function that rewards a language model's completions.
 
-    All agents of a run are asked the same questions in the same order, each pass in another one.
+    All agents of a run get the same questions in the same order. Each pass over the questions has a new order.
 
     Args:
         train_dataset: rows to learn from, each with `question` and `answer`: a dataset of `datasets`, or mappings.
-        test_dataset: rows that score agents while they train, likewise.
-        tokenizer: of `transformers`, the model's own.
-        reward_fn: called with completion, answer and question; a number. What raises earns 0.
-        conversation_template: messages (`role`, `content`) in which `{question}` and `{answer}` are filled in; a last
-            one of the assistant is gone on with. None: the question as it is, through no chat template.
-        data_batch_size_per_gpu: questions that an agent is asked in a step.
+        test_dataset: rows of the same kind, which score agents while they train.
+        tokenizer: the model's tokenizer, of `transformers`.
+        reward_fn: called with completion, answer and question; returns a number. If it raises, the reward is 0.
+        conversation_template: messages (`role`, `content`) in which `{question}` and `{answer}` are filled in. If the
+            last message is the assistant's, the model continues it. None puts the question to the model as it is,
+            without a chat template.
+        data_batch_size_per_gpu: the number of questions in a step.
         accelerator: an Accelerator of one process.
-        return_raw_completions: not served: `reward_fn` sees text without special tokens.
-        max_context_length: most tokens of a prompt, longer ones are left out; None for any.
+        return_raw_completions: not supported: `reward_fn` gets text without special tokens.
+        max_context_length: the most tokens of a prompt; longer prompts are left out. None for no limit.
         seed: seed of the order of the rows.
 
     Raises:
@@ -83,8 +84,11 @@ class ReasoningGym:
         return {**row, "prompt": prompt}
 
     def judge(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
-        """Return the rewards of completions `[n]`, and how many of them failed and count as 0. Raises EnvironmentFailed
-        if all of the first ones failed."""
+        """Return the rewards of completions `[n]`, and how many of them failed and count as 0.
+
+        Raises:
+            EnvironmentFailed: all of the first ones failed.
+        """
 
         def score(row: Mapping[str, Any], completion: str) -> float:
             return self.reward_fn(completion, row["answer"], row["question"])
@@ -104,8 +108,9 @@ class PreferenceGym:
     Args:
         train_dataset: rows to learn from, each with `prompt`, `chosen` and `rejected`: a dataset of `datasets`, or
             mappings. A prompt is a text, or a list of messages (`role`, `content`).
-        data_batch_size_per_gpu: pairs that an agent learns from in a step.
-        max_context_length: most tokens of a prompt, and of a completion; longer rows are left out. None for any.
+        data_batch_size_per_gpu: the number of pairs in a step.
+        max_context_length: the most tokens of a prompt, and of a completion; longer rows are left out. None for no
+            limit.
 
     The other arguments are those of `ReasoningGym`.
 

@@ -45,7 +45,7 @@ _HELD_OUT = 64  # rows that score an agent, at most
 
 @dataclass(frozen=True, eq=False)
 class LanguageBreed:
-    """What all agents of a population of language models have in common."""
+    """The model, the algorithm and the settings that all agents of a population of language models share."""
 
     algo: str  # the algorithm's name
     model: Any  # of `transformers`; its weights stay as they are
@@ -59,14 +59,18 @@ class LanguageBreed:
 
     @cached_property
     def base(self) -> Base:
-        """The model, frozen, without a tokenizer."""
+        """The frozen model, without a tokenizer."""
         return base_of(self.language["model"], self.model, None, digest_of(self.model, ""), self._configured())
 
     def _configured(self) -> torch.device:
         return configure(TextRuntime.model_validate({"device": self.device}))
 
     def params(self, changes: Mapping[str, Any], env: Gym | None = None) -> LanguageParams:
-        """Return the parameters of a run, with these blocks. Raises ParamsError if a value is out of its bounds."""
+        """Return the parameters of a run, with these blocks.
+
+        Raises:
+            ParamsError: a value is out of its bounds.
+        """
         language, prompts = dict(self.language), None
         if env is not None:
             prompts = env.data_batch_size
@@ -81,7 +85,7 @@ class LanguageBreed:
 
     @cached_property
     def spec(self) -> TextSpec:
-        """The configuration of its members, as long as no text is read or written."""
+        """The configuration of the agents, for use without a tokenizer."""
         return self.spec_at(self.params({}), None)
 
     def spec_at(self, params: LanguageParams, env: Gym | None) -> TextSpec:
@@ -103,11 +107,11 @@ class LanguageAgent(View):
     `finetune_llm_preference` train them.
 
     Attributes:
-        breed: what it has in common with the others.
+        breed: what all agents of the population share.
         fitness: what `test` and training found, oldest first.
-        scores: for loops of one's own.
-        steps: prompts so far, the last one the present number.
-        mutation: what its last mutation changed.
+        scores: scores, for the script's own loop to fill.
+        steps: prompts so far, as a list whose last entry is the current count.
+        mutation: the last mutation.
 
     Examples:
         >>> from evopipe import GRPO
@@ -122,11 +126,13 @@ class LanguageAgent(View):
     breed: LanguageBreed
 
     def test(self, env: Gym, loop: int = 1) -> float:
-        """Return its mean score on held-out rows of an environment, without exploring; `fitness` takes it too.
+        """Return the agent's mean score on held-out rows of an environment, without exploration. The score is also
+        appended to `fitness`.
 
         Args:
-            env: the environment. 64 rows of its test set, all where there are no more, the same for all agents.
-            loop: so many times as many rows.
+            env: the environment. The agent answers 64 rows of its test set, or all if there are fewer; the rows are the
+                same for all agents.
+            loop: how many times 64 rows.
 
         Raises:
             UsageError: the environment is for other algorithms.
@@ -139,8 +145,12 @@ class LanguageAgent(View):
         return self.fitness[-1]
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write adapter, optimiser and counters to a folder, safetensors and JSON with checksums; not the model. Raises
-        DiskError if it cannot be written."""
+        """Write adapter, optimiser and counters to a folder: safetensors and JSON, with checksums. The model itself is
+        not written.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
         wanted = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         more = {"index": self.index, "steps": [*map(int, self.steps)], "scores": [*map(float, self.scores)]}
         stored.write(Path(path), [replace(self.member, slot=0)], {**wanted, **more})
@@ -163,7 +173,8 @@ class LanguageAgent(View):
 
 
 def problem_of(breed: LanguageBreed, params: LanguageParams, env: Gym, most: float | None = None) -> Problem[TextSpec]:
-    """Return the problem of agents in an environment; `most` is the reward of a completely right completion.
+    """Return the problem (see `run.problem.Problem`) of agents in an environment. `most` is the reward of a completely
+    right completion.
 
     Raises:
         UsageError: the environment is for other algorithms.
@@ -191,8 +202,12 @@ def language_agents(
     full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[LanguageAgent]:  # fmt: skip
-    """Return agents over one model, see `GRPO` for the arguments. Raises UsageError if an argument cannot be used, or
-    would be without effect; ParamsError if a value is out of its bounds."""
+    """Return agents over one model; for the arguments see `GRPO`.
+
+    Raises:
+        UsageError: an argument cannot be used, or would have no effect.
+        ParamsError: a value is out of its bounds.
+    """
     one_process(accelerator)
     if isinstance(actor_network, (str, Path)):
         found = load_base(LanguageConfig(model=str(actor_network)), 1)
@@ -294,14 +309,14 @@ class LanguageAlgorithm:
         full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
         **settings: Unpack[LanguageSettings],
     ) -> list[LanguageAgent]:  # fmt: skip
-        """Return so many agents over one model, see `__call__`."""
+        """Return `size` agents over one model; for the arguments see `__call__`."""
         return language_agents(
             self.name, size, actor_network, tokenizer, pad_token_id, pad_token, hp_config, lora_config, full, seed,
             device, accelerator, settings,
         )  # fmt: skip
 
     def load(self, path: str | Path, actor_network: Any, **arguments: Any) -> LanguageAgent:
-        """Return what `save_checkpoint` wrote of an agent over this model; `arguments` are those that it was made with.
+        """Return the agent that `save_checkpoint` wrote. `arguments` are those with which the agent was made.
 
         Raises:
             MissingInputError, DataError: it is not there, is damaged, or is of another algorithm or model.

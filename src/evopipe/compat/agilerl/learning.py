@@ -24,8 +24,8 @@ from evopipe.types import ACTS, GONE, Batch, Chosen, Tensor
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One step of `E` environments in the algorithm's terms; for a team `E` counts environments times agents, see
-    `Rollout`."""
+    """One step of `E` environments in the algorithm's encoding. For a team, `E` is the number of environments times
+    agents, see `Rollout`."""
 
     obs: np.ndarray  # `[E, O]` float32, the true next observation
     action: torch.Tensor  # `[E, …]`, see `Batch.action`
@@ -49,7 +49,7 @@ class RolloutBuffer:
     Every on-policy agent has one, `agent.rollout_buffer`, which `collect_rollouts` fills.
 
     Args:
-        capacity: steps of every environment that it takes at most; None for any number.
+        capacity: the most steps of every environment; None for no limit.
         num_envs, observation_space, action_space, device: not needed: they follow from what is added.
 
     Examples:
@@ -73,13 +73,17 @@ class RolloutBuffer:
         return len(self.taken)
 
     def add(self, step: RecordedStep) -> None:
-        """Append a step. Raises UsageError if the buffer is full."""
+        """Append a step.
+
+        Raises:
+            UsageError: the buffer is full.
+        """
         if len(self.taken) == self.capacity:
             raise UsageError(f"RolloutBuffer: it is full ({self.capacity} steps): call agent.learn() or reset() first")
         self.taken.append(step)
 
     def cut(self) -> None:
-        """Let episodes that go on be truncated after the last step: what comes next is of others."""
+        """Truncate the running episodes after the last step, because the next step belongs to other episodes."""
         if self.taken:
             last = self.taken[-1]
             self.taken[-1] = replace(last, truncated=last.truncated | ~(last.terminated | last.idle))
@@ -127,8 +131,14 @@ def _ends_of(
 
 
 def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
-    """Return a batch `[1, B, …]` from what a replay buffer returned, or from arrays (state, action, reward, next_state,
-    done) `[B, …]`. Raises UsageError if it is something else."""
+    """Return a batch `[1, B, …]` for an update, with each member's discount `gamma` `[1]`.
+
+    `experiences` is what a replay buffer's `sample` returned, or arrays (state, action, reward, next_state, done) `[B,
+    …]`.
+
+    Raises:
+        UsageError: it is neither.
+    """
     if breed.team is not None:
         return _batch_of_team(breed, breed.team, experiences, gamma)
     device = breed.spec.device
@@ -193,7 +203,11 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
 
 
 def steps_of(breed: Breed, experiences: Any) -> list[RecordedStep]:
-    """Return the steps of a rollout that a script collected, see `Agent.learn`. Raises UsageError if it is none."""
+    """Return the steps of a rollout that a script collected, see `Agent.learn`.
+
+    Raises:
+        UsageError: it is no rollout, or a shape does not fit.
+    """
     if not isinstance(experiences, tuple | list) or len(experiences) not in (7, 8):
         raise UsageError(
             "learn: a rollout is (observations, actions, log_probs, rewards, dones, values, next_obs[, next_done])"
@@ -272,7 +286,11 @@ def _by_step(part: Any) -> list[Any]:
 
 
 def rollout_of(spec: EnvSpec, cohort: Cohort, taken: Sequence[RecordedStep]) -> Rollout:
-    """Return steps as the rollout of a cohort of one. Raises UsageError if there are none."""
+    """Return recorded steps as the rollout of a cohort of one.
+
+    Raises:
+        UsageError: there are no steps.
+    """
     if not taken:
         raise UsageError("learn: there is no step to learn from: collect_rollouts(agent, env) first")
     n, device = len(taken[0].obs), spec.device

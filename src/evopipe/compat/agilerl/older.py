@@ -74,7 +74,7 @@ def _by_episodes(old: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def initialPopulation(algo: str, INIT_HP: Any = None, **kwargs: Any) -> list[Agent]:  # noqa: N802
     """Call `create_population` by its old name.
 
-    PPO's learn step is not read from `INIT_HP`: such scripts learned once an episode, and a rollout keeps its default
+    PPO's learn step is not read from `INIT_HP`, because such scripts learned once an episode. A rollout has its default
     length.
 
     Examples:

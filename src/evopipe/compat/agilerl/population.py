@@ -35,31 +35,32 @@ def create_population(
 
     Args:
         algo: `DQN`, `Rainbow DQN`, `DDPG`, `TD3`, `PPO`, `CQN`, `MADDPG`, `MATD3`, `IPPO` …; `evopipe algos` lists all.
-        observation_space: what an agent sees, a space of Gymnasium's; of a team a dictionary or a list of such.
-        action_space: what it does, likewise.
+        observation_space: the observation space, of Gymnasium; for a team, a dictionary or a list of spaces.
+        action_space: the action space, in the same form.
         net_config: the network: `arch` with `hidden_size` (or `h_size`), or `encoder_config`, `head_config` and
             `latent_dim`, hidden units of each layer.
         INIT_HP: hyper-parameters by their names in capitals, such as `LR`, `BATCH_SIZE` (transitions), `LEARN_STEP`
-            (environment steps), `GAMMA`. What is not given has the default of `evopipe params block`.
-        hp_config: which of them may mutate and between which ends; None for the algorithm's own ranges.
-        population_size: how many agents.
-        num_envs: environments of each agent, as `make_vect_envs` has them.
-        device: cpu or cuda; None for what is there.
-        accelerator: an Accelerator of one process; all members train in one, so it has nothing to do.
-        state_dim, action_dim, one_hot: what older scripts give in place of the spaces: an observation's shape, or with
-            `one_hot` its number of values; the number of actions, or of an action's dimensions. Lists for teams.
-        agent_ids: names of a team's agents where spaces are lists; `INIT_HP["AGENT_IDS"]` by default.
+            (environment steps), `GAMMA`. Those that are not given have the defaults that `evopipe params block` prints.
+        hp_config: which of them may mutate, with their ranges; None for the algorithm's own ranges.
+        population_size: the number of agents.
+        num_envs: the number of environments of each agent, as in `make_vect_envs`.
+        device: cpu or cuda; None for cuda if it is available.
+        accelerator: an Accelerator of one process. It has no effect, because all members train in one process.
+        state_dim, action_dim, one_hot: older alternatives to the spaces. `state_dim` is an observation's shape, or,
+            with `one_hot`, its number of values. `action_dim` is the number of actions, or of an action's dimensions.
+            For teams they are lists.
+        agent_ids: names of a team's agents, if spaces are lists; the default is `INIT_HP["AGENT_IDS"]`.
         seed: seed of the networks and of every draw.
-        actor_network, tokenizer, pad_token_id, pad_token, lora_config: of language models, `GRPO`, `LLMPPO`,
-            `LLMREINFORCE`, `DPO`: what agents share and how each changes it, see `LanguageAlgorithm`. They need none of
-            the spaces; `INIT_HP` has the names of `LanguageSettings` in capitals.
+        actor_network, tokenizer, pad_token_id, pad_token, lora_config: for the language models `GRPO`, `LLMPPO`,
+            `LLMREINFORCE` and `DPO`, see `LanguageAlgorithm`. These need no spaces; their `INIT_HP` has the names of
+            `LanguageSettings` in capitals.
 
     Returns:
-        The agents, by index: each an `Agent`, of language models a `LanguageAgent`.
+        The agents by index, each an `Agent` or, for language models, a `LanguageAgent`.
 
     Raises:
-        UsageError: something is missing, or a key would be without effect.
-        ParamsError: a value is out of its bounds, or the algorithm does not serve the spaces.
+        UsageError: something is missing, or a key would have no effect.
+        ParamsError: a value is out of its bounds, or the algorithm does not support the spaces.
 
     Examples:
         >>> from evopipe import create_population
@@ -140,9 +141,9 @@ def _by_agent(spaces: Any, ids: Sequence[Any]) -> Any:
 
 
 def observation_space_channels_to_first(space: Any) -> Any:
-    """Return an observation space whose images have their channels first; all else stays as it is.
+    """Return an observation space with the channels of images first; all else is unchanged.
 
-    Networks here read images either way round: a script may call this or not.
+    Networks here accept images of either order, so a script need not call this.
 
     Examples:
         >>> from evopipe import observation_space_channels_to_first

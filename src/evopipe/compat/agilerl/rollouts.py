@@ -28,17 +28,18 @@ def collect_rollouts(
     """Step an agent in a vector of environments and save its steps in its `rollout_buffer`; then call `agent.learn()`.
 
     Args:
-        agent: one that learns from rollouts.
+        agent: an agent that learns from rollouts.
         env: a vector of Gymnasium.
-        n_steps: steps of every environment; None for as many as give the agent's `learn_step` in all.
-        last_obs, last_done, last_scores, last_info: what the last call returned, to go on from there; None to reset.
+        n_steps: steps of every environment; None for so many that all together are the agent's `learn_step`.
+        last_obs, last_done, last_scores, last_info: what the previous call returned, to continue from there; None to
+            reset the environments.
 
     Returns:
-        Returns of the episodes that ended, then what the next call takes: observations `[n, …]`, ends `[n]`, returns so
-        far of the running episodes `[n]`, infos.
+        The returns of the episodes that ended, then the arguments of the next call: observations `[n, …]`, dones `[n]`,
+        returns so far of the running episodes `[n]`, infos.
 
     Raises:
-        UsageError: the agent does not learn from rollouts, is one with a memory, or a shape does not fit.
+        UsageError: the agent does not learn from rollouts, is recurrent, or a shape does not fit.
 
     Examples:
         >>> from evopipe import collect_rollouts
@@ -59,11 +60,11 @@ def collect_rollouts_recurrent(
     agent: Agent, env: Any, n_steps: int | None = None, *, last_obs: Any = None, last_done: Any = None,
     last_scores: Any = None, last_info: Any = None,
 ) -> Collected:  # fmt: skip
-    """Do the same as `collect_rollouts` with a recurrent agent, whose memory goes on from call to call and is empty
-    where an episode begins.
+    """Do the same as `collect_rollouts` with a recurrent agent. Its memory continues from call to call, and is cleared
+    when an episode begins.
 
     Raises:
-        UsageError: the agent has none.
+        UsageError: the agent is not recurrent.
 
     Examples:
         >>> from evopipe import collect_rollouts_recurrent
@@ -152,8 +153,8 @@ class _ProgressBar:
 
 
 def default_progress_bar(max_steps: int, accelerator: Any = None) -> _ProgressBar:
-    """Return a progress bar of so many steps, which shows on a terminal only; an accelerator of one process changes
-    nothing.
+    """Return a progress bar of `max_steps` steps, which is shown on a terminal only. An `accelerator` of one process
+    has no effect.
 
     Examples:
         >>> from evopipe import default_progress_bar

@@ -92,9 +92,9 @@ def block_of(
     """Return an algorithm's block of `params.yaml`.
 
     Args:
-        algo: the algorithm's name here.
-        hp: `INIT_HP`. Keys that are another algorithm's, or that the script keeps for itself, are without effect: such
-            a dictionary often serves several.
+        algo: evopipe's name of the algorithm.
+        hp: `INIT_HP`. Keys of other algorithms, and keys that only the script itself reads, are ignored, because such a
+            dictionary is often shared.
         net: `NET_CONFIG`.
         ranges: hyper-parameters that may mutate; None for the algorithm's own ranges.
 
@@ -195,9 +195,11 @@ def _convolutions(net: Mapping[str, Any]) -> list[dict[str, int]]:
 
 
 def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[str, float]]:
-    """Return ranges by name as the block `evolve`; `lr` stands for every learning rate of an algorithm that has
-    several. Raises UsageError if a name is no hyper-parameter of the algorithm that can mutate, or a `dtype` is not its
-    own."""
+    """Return ranges by name as the block `evolve`. The name `lr` stands for all learning rates of an algorithm.
+
+    Raises:
+        UsageError: a name is no hyper-parameter of the algorithm that may mutate, or a `dtype` is wrong.
+    """
     config = algos.get(algo).Config
     able, found = evolvable(config), {}
     for name, each in ranges.items():
@@ -214,7 +216,7 @@ def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[st
 
 
 def own_names(algo: str, name: str) -> list[str]:
-    """Return the names here of a hyper-parameter that may mutate: none, one, or those of all learning rates."""
+    """Return evopipe's names of a hyper-parameter that may mutate: none, one, or the names of all learning rates."""
     able = evolvable(algos.get(algo).Config)
     if "lr_value" in able:  # of language models: the actor's is `lr` itself
         name = {"lr_actor": "lr_policy", "lr_critic": "lr_value"}.get(name, name)
@@ -279,10 +281,10 @@ def language_block(
     """Return the block of an algorithm for language models.
 
     Args:
-        algo: the algorithm's name here.
+        algo: evopipe's name of the algorithm.
         settings: `LanguageSettings`, or the same names in capitals.
         ranges: hyper-parameters that may mutate; None for the algorithm's own ranges, group sizes excepted.
-        prompts: prompts of an agent in a step; None while that is not known.
+        prompts: the number of an agent's prompts in a step; None if it is not known yet.
 
     Raises:
         UsageError: a key is another algorithm's, or no algorithm's.

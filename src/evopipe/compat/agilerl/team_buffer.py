@@ -15,7 +15,7 @@ _Parts = dict[Any, np.ndarray]
 class TeamExperiences(tuple[Any, ...]):
     """A batch of a team's transitions: (state, action, reward, next_state, done), each by agent, arrays `[B, …]`.
 
-    `alive` and `next_alive`, `[B]` by agent, say who acted, and who is there in the next state.
+    `alive` and `next_alive`, `[B]` by agent, say which agents acted, and which are present in the next state.
     """
 
     alive: _Parts
@@ -26,14 +26,14 @@ class MultiAgentReplayBuffer(Memory):
     """A ring buffer of a team's transitions.
 
     Args:
-        memory_size: transitions kept, each of all agents.
+        memory_size: the most transitions, each of all agents.
         field_names: as in `ReplayBuffer`.
-        agent_ids: who acts; None for those of the first state that is saved.
+        agent_ids: the agents' ids; None for the agents in the first state that is saved.
         device: not needed.
         seed: seed of the draws.
 
     Raises:
-        UsageError: `field_names` are not the five.
+        UsageError: `field_names` are not the five parts of a transition.
 
     Examples:
         >>> from evopipe import MultiAgentReplayBuffer
@@ -80,7 +80,11 @@ class MultiAgentReplayBuffer(Memory):
         self.counter += n
 
     def sample(self, batch_size: int, *_: Any) -> TeamExperiences:
-        """Return a batch of transitions drawn uniformly, with replacement. Raises UsageError if the buffer is empty."""
+        """Return a batch of transitions drawn uniformly, with replacement.
+
+        Raises:
+            UsageError: the buffer is empty.
+        """
         self._need_any()
         at = self._random.integers(len(self), size=batch_size)
         drawn = {name: {agent: array[at] for agent, array in held.items()} for name, held in self._held.items()}

@@ -77,7 +77,7 @@ def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
 
 
 def entering(agents: Sequence[Any], seed: int) -> list[Member]:
-    """Return agents' members in order, with the slots, ids and keys that a run with this seed gives them."""
+    """Return the agents' members in order, with the slots, ids and keys that they have in a run with this seed."""
     keys, members = rng.member_keys(seed, range(len(agents))), [agent.member for agent in agents]
     ids = [member.id for member in members]
     if len({*ids}) < len(ids):
@@ -86,8 +86,8 @@ def entering(agents: Sequence[Any], seed: int) -> list[Member]:
 
 
 def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return agents of class `view` for a run's members as they are; a step of the run counts as `each` of an
-    agent's."""
+    """Return agents of class `view` for the current members of a run. One step of the run counts as `each` steps of an
+    agent."""
     found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
     for agent in found:
         agent.steps = [before[agent.index].steps[-1] + run.clock.step * each]
@@ -99,9 +99,10 @@ def conducted(
     problem: Problem[JobT], agents: Sequence[Any], params: AnyParams, quiet: bool, key: str | None,
     name: str | None = None,
 ) -> Iterator[Session[JobT]]:  # fmt: skip
-    """Yield the session of a script. Its checkpoints are removed at the end, and so is its log if no tracker is used.
+    """Yield the session of a training that a script started. Its checkpoints are removed at the end, and so is its log
+    if no tracker is used.
 
-    `key` is the key of Weights & Biases, `name` the run's name there.
+    `key` is the API key of Weights & Biases, `name` the run's name there.
 
     Raises:
         MissingInputError: Weights & Biases is used and not installed. What `run.session.Session` raises is raised too.
@@ -125,9 +126,9 @@ def conducted(
 
 
 def conduct(session: Session[Any], between: Callable[[Tracker], None]) -> Champion:
-    """Train to the end, deliver to the trackers in use, and return the champion. It raises what `Session.train` raises.
+    """Train to the end, deliver the results to the trackers in use, and return the champion.
 
-    `between` is called between two steps, and at the end.
+    `between` is called between two steps, and at the end. The function raises what `Session.train` raises.
     """
     champion = session.train(between)
     between(session.tracker)
@@ -161,10 +162,11 @@ def refuse_idle(arguments: Mapping[str, Any]) -> None:
 
 
 class Call(SimpleNamespace):
-    """A call of a training function: its arguments as attributes, which the function's signature alone declares.
+    """The arguments of a call of a training function, as attributes. The signatures of the training functions declare
+    them.
 
     Attributes:
-        train, block: what else stands in the blocks `train` and `algos.<name>` of the run's parameters.
+        train, block: further keys of the blocks `train` and `algos.<name>` of the run's parameters.
     """
 
     pop: Sequence[Agent]
@@ -179,8 +181,11 @@ class Call(SimpleNamespace):
 
     @classmethod
     def of(cls, function: str, arguments: Mapping[str, Any]) -> Call:
-        """Return the call of a training function with these arguments by name. Raises UsageError if one would be
-        without effect, or the algorithm is for another function."""
+        """Return the call of a training function with these arguments by name.
+
+        Raises:
+            UsageError: an argument would have no effect, or the algorithm needs another function.
+        """
         call = cls(arguments)
         call.check()
         algo = get(call.name)
@@ -195,7 +200,11 @@ class Call(SimpleNamespace):
         return str(self.pop[0].algo)
 
     def check(self) -> None:
-        """Raise UsageError where an argument cannot be used, or would be without effect."""
+        """Check the arguments.
+
+        Raises:
+            UsageError: one cannot be used, or would have no effect.
+        """
         if not self.pop or not all(isinstance(agent, Agent) for agent in self.pop):
             raise UsageError("pop: give agents, as create_population makes them")
         if len({agent.breed.algo for agent in self.pop}) > 1:
@@ -276,8 +285,8 @@ class Call(SimpleNamespace):
     def run(
         self, warm: Transitions | None = None, collect: Any = None, adopt: Callable[[Any], None] | None = None
     ) -> Trained:
-        """Train the agents and return the trained ones and every generation's fitnesses; `adopt` is called with the
-        regime at the end."""
+        """Train the agents; return the trained agents, and the fitnesses of every generation. `adopt` is called with
+        the regime at the end."""
         params = self.params()
         spec = make_spec(params, configure(params.runtime))
         if spec.spaces != self.pop[0].breed.spec.spaces:
@@ -310,5 +319,5 @@ class Call(SimpleNamespace):
 
     @property
     def file(self) -> str:
-        """How the names of this training's files begin by default."""
+        """The default beginning of this training's file names."""
         return f"{self.env_name or 'env'}-{self.name}".replace("/", "_").replace(":", "_")

@@ -21,7 +21,7 @@ _Bools = npt.NDArray[np.bool_]
 
 
 class Marks(NamedTuple):
-    """What preceded each environment's observation: a reset, a termination or a truncation, `[n]` each."""
+    """How the episode of each observation reached it: by a reset, a termination or a truncation; bool `[n]` each."""
 
     began: _Bools  # nothing: a reset, whatever action was given
     terminated: _Bools
@@ -38,7 +38,7 @@ class _Observed(np.ndarray[Any, Any]):
 
 
 def marks_of(obs: Any, count: int) -> Marks | None:
-    """Return the marks that `count` observations carry; None if they carry none."""
+    """Return the marks attached to `count` observations; None if there are none."""
     while isinstance(obs, dict | tuple) and obs:
         obs = next(iter(obs.values())) if isinstance(obs, dict) else obs[0]
     marks = getattr(obs, "marks", None)
@@ -46,7 +46,7 @@ def marks_of(obs: Any, count: int) -> Marks | None:
 
 
 def marked(obs: Any, marks: Marks) -> Any:
-    """Return observations that carry these marks."""
+    """Return observations with these marks attached."""
     if isinstance(obs, dict):
         return {name: marked(part, marks) for name, part in obs.items()}
     if isinstance(obs, tuple):
@@ -107,14 +107,15 @@ def make_vect_envs(
 
     Args:
         env_name: an id of Gymnasium, `module:EnvId`, or a team of PettingZoo or mpe2, as `env.id` in `params.yaml`.
-        num_envs: how many.
-        make_env: a function that makes one, in place of a name.
-        wrappers: names as in `env.wrappers`, put around each; a function of `make_env` brings its own.
-        seed: seed of the first `env.reset()` in loops of one's own; the training functions seed every episode.
+        num_envs: each member's number of environments.
+        make_env: a function that makes one environment; give it instead of `env_name`.
+        wrappers: names as in `env.wrappers`, put around each environment. With `make_env` the function itself must add
+            them.
+        seed: seed of the first `env.reset()` in a script's own loop. The training functions seed every episode.
         env_kwargs: keyword arguments of `gymnasium.make`.
 
     Returns:
-        A vector of Gymnasium for an environment of one agent, environments for the training functions alone for a team.
+        For an environment of one agent, a vector of Gymnasium. For a team, an object for the training functions only.
 
     Raises:
         ParamsError: the name is unknown, or an argument does not fit.

@@ -23,12 +23,12 @@ class View:
 
     @property
     def member(self) -> Member:
-        """The member as it is now."""
+        """The member in its current state."""
         return replace(self._member, fitness=tuple(self.fitness))
 
     @property
     def index(self) -> int:
-        """Its place in the population."""
+        """The index in the population."""
         return self._member.slot
 
     @property
@@ -38,12 +38,12 @@ class View:
 
     @property
     def hp(self) -> Mapping[str, float]:
-        """Its hyper-parameters that may mutate, by name; the others are its breed's."""
+        """The hyper-parameters that may mutate, by name. The others are the same for the whole population."""
         return MappingProxyType(dict(self._member.hyper))
 
     @property
     def mut(self) -> str:
-        """What its last mutation changed, `None` where nothing."""
+        """What the last mutation changed, as text; the text `None` if it changed nothing."""
         return self.mutation.describe() or "None"
 
     def __repr__(self) -> str:
@@ -51,7 +51,8 @@ class View:
         return f"<{type(self).__name__} {self.index} of {self.algo}: {self._member.arch.describe()}, fitness {fitness}>"
 
     def clone(self, index: int | None = None) -> Self:
-        """Return a copy that shares nothing but a language model; with an index it draws as that slot does."""
+        """Return an independent copy; only the base of a language model is shared. With `index`, the copy draws random
+        numbers as the agent of that index does."""
         member = self.member
         slot = member.slot if index is None else index
         key = member.key if index is None else int(rng.member_keys(self.breed.seed, [slot])[0])
@@ -61,5 +62,5 @@ class View:
         return child
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy the counters of `parent`; `slot` is the agent whose place is taken."""
+        """Copy the counters of `parent`. `slot` is the agent that this one replaces."""
         self.scores, self.steps, self.fitness = [*parent.scores], [*parent.steps], [*parent.fitness]

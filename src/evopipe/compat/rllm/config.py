@@ -134,7 +134,7 @@ def resolve(config: Any, population: Any, tasks: int, name: str, engine: str = "
         config: overrides, see `read`.
         population: None for one member; how many; or a mapping of the blocks `population`, `evolution` and `evolve`.
         tasks: rows of the training data.
-        name: the run's name, which stands in the place of an environment's.
+        name: the run's name, used as the name of the environment.
         engine: `local`, or `ray`, which alone takes `ray_init`.
 
     Raises:

@@ -122,7 +122,11 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a documented key's value as the key of `params.yaml` takes it. Raises ParamsError if it is no number."""
+    """Return a documented key's value, converted by `change` to the value of the corresponding key of `params.yaml`.
+
+    Raises:
+        ParamsError: it is no number.
+    """
     try:
         return change(value)
     except (TypeError, ValueError, OverflowError):
@@ -130,7 +134,7 @@ def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
-    """Yield documented keys that have no effect beside the others, and why."""
+    """Yield the documented keys that have no effect, given the other keys, and why."""
     if "algorithm.lam" in documented and algo != "ppo_language":
         yield "algorithm.lam", "it is of adv_estimator=gae alone"
     for start, among in (("rllm.stepwise_advantage", OWN), ("rllm.compact_filtering", FILTERS)):
@@ -150,7 +154,8 @@ def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
 
 
 def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, overrides: Values) -> None:
-    """Set the numbers of tasks in a step, of rollouts of a task, and of steps."""
+    """Set (by `put`) the keys of `params.yaml` for the number of tasks in a step, of rollouts of a task, and of
+    steps."""
     block = algos.get(algo).Config()
 
     def number(key: str, default: Any = None) -> Any:
@@ -181,7 +186,7 @@ def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, o
 
 
 def others(documented: Values, put: Callable[..., None], algo: str, overrides: Values) -> None:
-    """Set those keys of `params.yaml` that follow from several documented keys together."""
+    """Set (by `put`) the keys of `params.yaml` that depend on several documented keys."""
     if not truth(documented.get("actor_rollout_ref.actor.use_kl_loss", True)):
         put(f"{TRAIN}.beta", 0.0, "actor_rollout_ref.actor.use_kl_loss=False")
     if (clip := documented.get("actor_rollout_ref.actor.clip_ratio")) is not None:
@@ -216,7 +221,7 @@ def _loggers(documented: Values) -> list[str]:
 
 
 def masks(documented: Values) -> list[str]:
-    """Return the termination reasons whose episodes are not learned from."""
+    """Return the termination reasons that exclude an episode from learning."""
     found = []
     if truth(documented.get("rllm.compact_filtering.enable", False)):
         found = [name for key, name in FILTERS.items() if truth(documented.get(key, False))]

@@ -73,7 +73,7 @@ class AgentTrainer:
             a cluster that the configuration's `ray_init` describes; `auto` is `local`.
         population: how many members, or a mapping of `size`, `evolve`, `tournament`, `mutation`; None: one.
         reward_fn: a reward function, for environments that take one, and for the text that `flow` returns.
-        flow: `async def flow(task, model)` in the place of classes.
+        flow: `async def flow(task, model)`, instead of classes.
 
     Raises:
         ValueError: classes or arguments that do not go together, or are not what they should be.
@@ -155,7 +155,7 @@ class AgentTrainer:
             _check_arguments(self.env_class, self.env_args, "env_args")
 
     def make(self) -> Callable[..., Workflow]:
-        """Return what makes the workflow of one episode."""
+        """Return the function that makes the workflow of one episode."""
         agents, own = self.resolved.agents, cast("Any", self.workflow_class)
         if own is not None:
             return partial(own, **self.workflow_args)
@@ -171,8 +171,8 @@ class AgentTrainer:
         )  # fmt: skip
 
     def explain(self) -> str:
-        """Return the configuration in effect, a line a key, with where each value came from; and what has no meaning
-        here."""
+        """Return the configuration in effect, one line for each key with the source of its value, and the keys that
+        have no effect."""
         found: list[str] = []
         params = self.resolved.params
         blocks = {
@@ -198,9 +198,14 @@ class AgentTrainer:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def train(self, quiet: bool = True) -> Trained:
-        """Train; a run in a folder (`trainer.default_local_dir`) that was stopped goes on, bit for bit. Raises
-        EnvironmentFailed if more episodes of a round failed than `agents.max_error_fraction`; BusyError if another
-        process trains the same run; DivergedError or Interrupted (see `run.session.Session.train`)."""
+        """Train to the end. A run in a folder (`trainer.default_local_dir`) that was stopped continues from there, bit
+        for bit.
+
+        Raises:
+            EnvironmentFailed: more episodes of a round failed than `agents.max_error_fraction`.
+            BusyError: another process trains the same run.
+            DivergedError, Interrupted: see `run.session.Session.train`.
+        """
         if self.resolved.folder is not None:
             return self._train(self.resolved.folder, quiet)
         with tempfile.TemporaryDirectory(prefix="evopipe-agents-") as folder:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RowStepper(Protocol):
-    """The protocol of what steps the environments of a pool. Each call concerns any rows `[n]` of them."""
+    """The protocol of an object that steps the environments of a pool. Each call is for some of its rows, `[n]`."""
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in each of these rows, from its own seed `[n]`.
@@ -51,7 +51,7 @@ class RowStepper(Protocol):
 
 
 class Backend(NamedTuple):
-    """What a backend's module defines."""
+    """The functions that a backend's module defines, and whether it supports teams."""
 
     rows: Callable[..., RowStepper] | None
     tensors: Callable[..., Any] | None

@@ -24,8 +24,8 @@ COLOURS = "byg"
 
 
 class Vocabulary:
-    """Words of one length, without duplicates (see `read_words`), and the colours that each of them gives each
-    guess."""
+    """A list of Wordle words of one length, without duplicates (see `read_words`), and the colours that a guess gets
+    for each word."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
@@ -39,7 +39,8 @@ class Vocabulary:
 
     @cached_property
     def codes(self) -> np.ndarray:
-        """The colours that each word gives each guess, as codes: `[guesses, words]` uint16."""
+        """The colours that each guess gets if each word is the secret, as codes (see `code`): `[guesses, words]`
+        uint16."""
         text = np.array(self.words).view(np.uint32).reshape(len(self), self.length)
         rows = max(1, _AT_ONCE // (len(self) * self.length**2))
         return np.concatenate([code(text[i : i + rows, None], text) for i in range(0, len(self), rows)])
@@ -49,12 +50,13 @@ class Vocabulary:
         return self.places.get(guess, -1)
 
     def colours(self, code: int) -> str:
-        """Return a code as text, such as `gyb`; empty for −1, no colours."""
+        """Return a code of colours as text, such as `gyb`. The code −1 means that there are no colours; its text is
+        empty."""
         return "" if code < 0 else "".join(COLOURS[code // 3**i % 3] for i in range(self.length))
 
     def gains(self, possible: np.ndarray) -> np.ndarray:
-        """Return the information of every guess in bits, `[V]`: the entropy of its colours, if all `possible` words
-        `[V]` are equally likely."""
+        """Return the expected information of every guess in bits, `[V]`. It is the entropy of the guess's colours, if
+        all `possible` words (bool `[V]`) are equally likely."""
         codes = self.codes[:, possible]
         n, k = codes.shape
         at = codes + np.arange(n)[:, None] * 3**self.length

@@ -1,0 +1,117 @@
+"""Environments in C on the CPU, for whatever reads tensors: some of Gymnasium's, and a user's own (`env.source`).
+
+A row's state is bytes that its C code alone reads, see `native/environment.h`. C writes observations, rewards and ends
+into the tensors that learners read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from evopipe.envs.make import close, make_env
+from evopipe.envs.single import RowInC
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.team import TeamSpace
+from evopipe.envs.tensors import TensorStep
+from evopipe.errors import DataError, ParamsError, did_you_mean
+from evopipe.native.environment import States, offered
+from evopipe.schema.blocks import EnvConfig
+
+_OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps for itself
+
+
+class CompiledPool:
+    """`R` environments in C. It has the attributes and methods of a `TensorPool` on the CPU, and is sound where the
+    environment is evopipe's own.
+
+    Attributes:
+        memory: `[R, S]` uint8, the rows' states, zeros before the first reset; always the same memory.
+
+    Raises:
+        ParamsError: the device is no CPU, nothing can be compiled, evopipe has no such environment in C, or it does not
+            take an argument of `env.kwargs`.
+    """
+
+    team: TeamSpace | None = None
+    masked = False
+
+    def __init__(self, cfg: EnvConfig, rows: int, device: torch.device) -> None:
+        if device.type != "cpu":
+            raise ParamsError(f"env.backend: c steps on the CPU alone, and members live on {device}: set it to torch")
+        self.rows, self.device, self.sound = rows, device, cfg.source is None
+        if self.sound and cfg.id not in offered():
+            raise ParamsError(
+                f"env.backend: c has no {cfg.id!r}{did_you_mean(cfg.id, offered())}; it has {', '.join(offered())}; "
+                "`sync` serves all of Gymnasium's, and `env.source` names a C file of your own"
+            )
+        env = make_env(cfg)
+        close(env)
+        assert env.spec is not None
+        own = {name: value for name, value in cfg.kwargs.items() if isinstance(env, RowInC) or name != _OF_MAKE}
+        kind = env.kind if isinstance(env, RowInC) else offered()[cfg.id]
+        self.limit = None if env.spec.max_episode_steps else cfg.step_limit
+        self.max_steps, self.reward_threshold = env.spec.max_episode_steps or cfg.step_limit, env.spec.reward_threshold
+        self.actions = ActionSpace.of(env.action_space)
+        self.observation_space, self.observations = env.observation_space, ObservationSpace.of(env.observation_space)
+        self.spaces = self.actions.spaces(self.observations)
+        self._states = States(kind, kind.values(own), rows, self.max_steps)
+        self.memory, self.length, self._seeds = self._states.memory, self._states.length, self._states.seeds
+
+    @property
+    def obs(self) -> torch.Tensor:
+        """The current observation of every row, `[R, O]` float32."""
+        obs: torch.Tensor = self._states.observe()
+        return obs
+
+    @property
+    def begins(self) -> torch.Tensor:
+        """Where an episode begins, `[R]` bool."""
+        begins: torch.Tensor = self.length == 0
+        return begins
+
+    def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
+        """Begin a new episode in `rows` `[n]`, each from its own seed `[n]`."""
+        self._states.reset(torch.as_tensor(rows), torch.as_tensor(seeds))
+
+    def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
+        """Step `rows` `[n]`, all if None, with indices int64 `[n]` or with float32 `[n, A]` in [-1, 1]."""
+        return TensorStep(*self._states.step(actions, rows))
+
+    def step_where(self, actions: torch.Tensor, where: torch.Tensor) -> TensorStep:
+        """Step those of the first `n` rows for which `where` `[n]` is True; see `TensorPool.step_where`."""
+        return TensorStep(*self._states.step(actions, only=where))
+
+    @property
+    def draws_in_steps(self) -> bool:
+        """Whether a step takes random numbers."""
+        return self._states.kind.step_draws > 0
+
+    def place(self, numbers: Any) -> bool:
+        """Put the numbers that a Gymnasium environment has as its state into row 0; False if that is not possible."""
+        return self._states.place(numbers)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what rebuilds the pool: `state` `[R, S]` uint8, and `length` and `seed` `[R]`."""
+        kept = {"state": self.memory, "length": self.length, "seed": self._seeds}
+        return {name: value.numpy().copy() for name, value in kept.items()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+        """Restore what `state` returned. The result `[R]` is False for every row: none comes out different.
+
+        Raises:
+            DataError: the state belongs to another pool.
+        """
+        if state["state"].shape != self.memory.shape:
+            saved, here = (list(found) for found in (state["state"].shape, self.memory.shape))
+            raise DataError(f"the saved environments in C have states {saved}, those here {here}: train anew")
+        for place, name in ((self.memory, "state"), (self.length, "length"), (self._seeds, "seed")):
+            place.copy_(torch.from_numpy(state[name]))
+        return np.zeros(self.rows, np.bool_)
+
+    def close(self) -> None:
+        """Do nothing: only memory is held."""

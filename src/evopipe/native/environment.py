@@ -1,0 +1,196 @@
+"""Environments in C, evopipe's own and those of users: what each is, and rows of it that are stepped in one call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evopipe.errors import ParamsError
+from evopipe.native import build
+from evopipe.native.header import at, declarations, of, own_declarations
+from evopipe.rng import Purpose, salt
+from evopipe.types import Tensor
+
+MOST_DRAWS = 64
+"""Random numbers that a reset or a step can take."""
+_ALIGNED = 16  # a state begins at a multiple of so many bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """What an environment in C says of itself, see `environment.h`; `held` keeps its library."""
+
+    address: int
+    name: str
+    state: int
+    observations: int
+    actions: int
+    continuous: bool
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    max_steps: int | None
+    threshold: float | None
+    settings: dict[str, float]
+    step_draws: int
+    place: Any  # see `environment.h`; None where it is left out
+    held: Any
+
+    @classmethod
+    def read(cls, pointer: Any, name: str, held: Any) -> Compiled:
+        """Read the struct `environment` to which a pointer leads.
+
+        Raises:
+            ParamsError: it lacks something.
+        """
+        ffi, c = declarations(), pointer[0]
+        bounds = [] if not c.continuous else [c.low, c.high]
+        lacking = [part for part in ("reset", "step", "observe") if getattr(c, part) == ffi.NULL]
+        lacking += [part for part in ("state", "observations", "actions") if getattr(c, part) < 1]
+        lacking += [part for part, bound in zip(("low", "high"), bounds, strict=False) if bound == ffi.NULL]
+        if lacking:
+            raise ParamsError(f"env.source: {name}: the_environment lacks .{lacking[0]}: set it")
+        low, high = (tuple(bound[i] for i in range(c.actions)) for bound in bounds or ((), ())) if bounds else ((), ())
+        if not all(math.isfinite(a) and math.isfinite(b) and a < b for a, b in zip(low, high, strict=True)):
+            raise ParamsError(f"env.source: {name}: .low and .high must be finite numbers, .low the lesser")
+        if not all(0 <= count <= MOST_DRAWS for count in (c.reset_draws, c.step_draws)):
+            raise ParamsError(f"env.source: {name}: a reset and a step take at most {MOST_DRAWS} random numbers each")
+        settings = {ffi.string(c.settings[i].name).decode(): c.settings[i].usual for i in range(c.settings_count)}
+        return cls(
+            int(ffi.cast("intptr_t", pointer)), name, c.state, c.observations, c.actions, bool(c.continuous), low, high,
+            c.max_steps or None, c.threshold or None, settings,
+            c.step_draws, None if c.place == ffi.NULL else c.place, held,
+        )  # fmt: skip
+
+    def values(self, kwargs: Mapping[str, Any]) -> list[float]:
+        """Return the environment's settings, in its order, with `env.kwargs` in place of the usual values.
+
+        Raises:
+            ParamsError: it does not take one of them, or its value is no number.
+        """
+        for name, value in kwargs.items():
+            if name not in self.settings:
+                offer = f"it takes {', '.join(self.settings)}" if self.settings else "it takes no arguments"
+                raise ParamsError(f"env.kwargs: {self.name!r} in C does not take {name!r}: {offer}")
+            if not isinstance(value, bool | int | float) or not math.isfinite(value):
+                raise ParamsError(f"env.kwargs: {name} of {self.name!r} in C is a number or a bool, not {value!r}")
+        return [float(kwargs.get(name, usual)) for name, usual in self.settings.items()]
+
+
+@cache
+def offered() -> dict[str, Compiled]:
+    """Return evopipe's own environments in C, by their names in Gymnasium.
+
+    Raises:
+        ParamsError: nothing can be compiled here.
+    """
+    kernels, ffi = _kernels(), declarations()
+    found: dict[str, Compiled] = {}
+    while (pointer := kernels.environment_at(len(found))) != ffi.NULL:
+        name = ffi.string(pointer.name).decode()
+        found[name] = Compiled.read(pointer, name, kernels)
+    return found
+
+
+def compiled(source: str) -> Compiled:
+    """Compile a user's environment, or take what was kept.
+
+    Raises:
+        ParamsError: there is no such file, it does not compile, or it lacks something.
+    """
+    try:
+        content = Path(source).read_bytes()
+    except OSError as error:
+        raise ParamsError(f"env.source: {source!r} cannot be read: {error.strerror or error}") from error
+    try:
+        library = build.load_environment(Path(source), content)
+    except build.NoKernels as error:
+        raise ParamsError(f"env.source: {error}") from error
+    own = own_declarations()
+    return Compiled.read(own.addressof(library, "the_environment"), source, library)
+
+
+def _kernels() -> Any:
+    try:
+        return build.chosen() or build.load()
+    except build.NoKernels as error:
+        raise ParamsError(f"env.backend: c cannot be compiled here: {error}; or set it to torch") from error
+
+
+class States:
+    """`R` rows of an environment in C. After an episode has ended, the caller must reset its row with a seed.
+
+    Args:
+        kind: the environment.
+        settings: see `Compiled.values`.
+        rows: `R`.
+        max_steps: the time limit; None: there is none.
+
+    Attributes:
+        memory: `[R, S]` uint8, the rows' states, zeros before the first reset; always the same memory.
+        length, seeds: `[R]` int64, steps of the running episodes, and their seeds; always the same memory.
+    """
+
+    def __init__(self, kind: Compiled, settings: list[float], rows: int, max_steps: int | None) -> None:
+        self.kind, self._kernels, self._call = kind, _kernels(), of("env_call")
+        self.memory = torch.zeros(rows, -(-kind.state // _ALIGNED) * _ALIGNED, dtype=torch.uint8)
+        self.length, self.seeds = torch.zeros(2, rows, dtype=torch.int64)
+        self._settings = torch.tensor([*settings, 0.0], dtype=torch.float64)
+        self._action = torch.float32 if kind.continuous else torch.int64
+        self._fixed = (
+            kind.address, at(self._settings), at(self.memory), at(self.length), at(self.seeds), self.memory.shape[1],
+            salt(Purpose.EPISODE), max_steps or 1 << 62,
+        )  # fmt: skip
+
+    def reset(self, rows: Tensor, seeds: Tensor) -> None:
+        """Begin an episode in `rows` `[n]` int64, each from its own seed `[n]` int64."""
+        rows, seeds = rows.contiguous(), seeds.contiguous()
+        self._kernels.env_reset(self._call(*self._fixed, len(rows), at(rows), at(seeds), *[0] * 7))
+
+    def place(self, numbers: Any) -> bool:
+        """Put numbers into the state of row 0 by the environment's own `place`; return whether that was possible."""
+        try:
+            given = torch.tensor(numbers, dtype=torch.float64).reshape(-1)
+        except (TypeError, ValueError, RuntimeError):
+            return False
+        if self.kind.place is None:
+            return False
+        ffi = declarations()
+        self.kind.place(ffi.cast("void *", at(self.memory)), ffi.cast("double *", at(given)), len(given))
+        return True
+
+    def step(
+        self, actions: Tensor, rows: Tensor | None = None, only: Tensor | None = None, own: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Step `rows` `[n]`, the first `n` if None, but those that `only` `[n]` bool leaves out.
+
+        Args:
+            actions: `[n]` indices, or `[n, A]` in [-1, 1].
+            rows: the rows.
+            only: which of them step; the results of the others mean nothing.
+            own: whether actions that are numbers lie within the environment's bounds, not in [-1, 1].
+
+        Returns:
+            next observations `[n, O]` float32, rewards `[n]` float32, terminated and truncated `[n]` bool.
+        """
+        n = len(actions)
+        actions = actions.to(self._action).contiguous()
+        rows = None if rows is None else rows.contiguous()
+        only = None if only is None else only.contiguous()
+        obs, reward = torch.empty(n, self.kind.observations), torch.empty(n)
+        terminated, truncated = torch.empty(n, dtype=torch.bool), torch.empty(n, dtype=torch.bool)
+        self._kernels.env_step(self._call(
+            *self._fixed, n, at(rows), 0, at(only), at(actions), own, at(obs), at(reward), at(terminated), at(truncated)
+        ))  # fmt: skip
+        return obs, reward, terminated, truncated
+
+    def observe(self) -> Tensor:
+        """Return the current observation of every row, `[R, O]` float32."""
+        obs = torch.empty(len(self.memory), self.kind.observations)
+        self._kernels.env_observe(self._call(*self._fixed, len(obs), 0, 0, 0, 0, 0, at(obs), 0, 0, 0))
+        return obs
