@@ -451,7 +451,7 @@ int main(void) {
       .of = &of, .members = 2, .n = 32, .slots = slots, .u = u, .index = index, .chance = chance, .ends = ends,
       .places = 32};
   tree_add_up_all(&call), say("sums", sums, sizeof sums);
-  uniform(&(draw_call){2, 32, keys, 1, &step, u});
+  uniform(&(draw_call){2, 1, 32, keys, 1, &step, u});
   tree_draw(&call);
   say("index", index, sizeof index), say("chance", chance, sizeof chance);
   return 0;
