@@ -289,7 +289,7 @@ def of_memory(seed: int) -> list[Tensor]:
     if trees is not None:
         trees.update(torch.tensor(slots), index, d.normal(P, rows))
         told += trees.tensors()
-    told += [actor_critic.normals(draw, rows), actor_critic.gumbels(draw, rows)]
+    told += [draw.normal(rows), actor_critic.gumbels(draw, rows)]
     return told
 
 

@@ -2,15 +2,16 @@
 
 A draw is a hash of the member's key, its purpose and its time. The hash is the finaliser of SplitMix64 (Steele, Lea &
 Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied as a counter-based generator. It runs on
-int64 tensors, which wrap around on overflow, and, at a quarter of the dispatch cost, on uint64 NumPy arrays.
+int64 tensors, which wrap around on overflow, and on the CPU by the native kernels, or else on uint64 NumPy arrays.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -72,6 +73,25 @@ def _mix_host(x: np.ndarray) -> np.ndarray:
     return x
 
 
+_Kernel: TypeAlias = "Callable[[str, torch.Tensor, int, torch.Tensor, torch.Tensor], None]"
+_kernel: _Kernel | None = None
+
+
+def use(kernel: _Kernel | None) -> None:
+    """Draw on the CPU by `kernel(name, keys, salt, steps, found)` from now on, which fills `found`; None: by NumPy and
+    torch."""
+    global _kernel
+    _kernel = kernel
+
+
+def _drawn(
+    kernel: _Kernel, name: str, keys: torch.Tensor, salt: int, steps: torch.Tensor, n: int, kind: torch.dtype
+) -> torch.Tensor:
+    found = torch.empty(keys.shape[0], steps.shape[0], n, dtype=kind)
+    kernel(name, keys.contiguous(), salt, steps.contiguous(), found)
+    return found
+
+
 def _bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw 64 random bits for every key `[P]` int64, step `[U]` int64 and position below `n`: `[P, U, n]` int64."""
     if _on_host(keys):
@@ -86,14 +106,26 @@ def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -
     """Draw `[P, U, n]` float64 numbers in [0, 1) with 53 bits, for every key `[P]` int64, step `[U]` int64 and position
     below `n`."""
     if _on_host(keys):
+        if _kernel is not None:
+            return _drawn(_kernel, "uniform", keys, salt(purpose), steps, n, torch.float64)
         drawn = (_host_bits(keys, purpose, steps, n) >> 11).astype(np.float64)
         drawn *= 2.0**-53
         return torch.from_numpy(drawn)
     return ((_bits(keys, purpose, steps, n) >> 11) & 0x1FFFFFFFFFFFFF).to(torch.float64) * 2.0**-53
 
 
+def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
+    """Draw `[P, U, n]` float32 numbers like `uniform`, standard normal, at most 8.6 in size.
+
+    The native kernels give the same numbers as torch, but for the last bit of one in some 10⁸.
+    """
+    if _kernel is not None and _on_host(keys):
+        return _drawn(_kernel, "normals", keys, salt(purpose), steps, n, torch.float32)
+    return _normal(uniform(keys, purpose, steps, 2 * n))
+
+
 def _on_host(keys: torch.Tensor) -> bool:
-    return keys.device.type == "cpu" and not torch.compiler.is_compiling()
+    return keys.is_cpu and not torch.compiler.is_compiling()
 
 
 def _host_bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> np.ndarray:
@@ -112,28 +144,33 @@ class Stream:
 
     def uniform(self, n: int) -> torch.Tensor:
         """Return `[P, n]` float64 numbers in [0, 1)."""
-        return uniform(self.keys, self.purpose, self.step, n)[:, 0]
+        return uniform(self.keys, self.purpose, self.step, n).squeeze(1)
 
     def normal(self, n: int) -> torch.Tensor:
         """Return `[P, n]` float32 numbers, standard normal, at most 8.6 in size."""
-        return _normal(uniform(self.keys, self.purpose, self.step, 2 * n))[:, 0]
+        return normal(self.keys, self.purpose, self.step, n).squeeze(1)
 
     def normal_window(self, steps: int, n: int) -> torch.Tensor:
         """Return `[P, steps, n]`: the result of `normal(n)` now, one step ago, and so on."""
         back = self.step - torch.arange(steps, device=self.step.device)
-        return _normal(uniform(self.keys, self.purpose, back, 2 * n))
+        return normal(self.keys, self.purpose, back, n)
 
     def part(self, name: int) -> Stream:
         """Return independent draws of the same time, for another use; `name` counts from 1."""
-        return replace(self, keys=_part(self.keys, name))
+        return Stream(_part(self.keys, name), self.purpose, self.step)
 
     def parts(self, count: int) -> Stream:
         """Return the draws of `part(1)` to `part(count)`, one part after another: `[count · P]` keys."""
-        return replace(self, keys=torch.cat([_part(self.keys, name) for name in range(1, count + 1)]))
+        keys = torch.cat([_part(self.keys, name) for name in range(1, count + 1)])
+        return Stream(keys, self.purpose, self.step)
 
 
 def _part(keys: torch.Tensor, name: int) -> torch.Tensor:
     if _on_host(keys):
+        if _kernel is not None:
+            found = torch.empty(len(keys), dtype=torch.int64)
+            _kernel("parts", keys.contiguous(), _signed(name * _INIT), found, found)
+            return found
         return torch.from_numpy(_mix_host(keys.numpy().view(np.uint64) + _unsigned(name * _INIT)).view(np.int64))
     mixed: torch.Tensor = _mix(keys + _signed(name * _INIT))
     return mixed

@@ -10,6 +10,9 @@ import signal
 import sys
 import threading
 import time
+
+# That of `signal` raises and catches an error for every handler that is a function.
+from _signal import getsignal  # type: ignore[import-not-found]
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
@@ -78,7 +81,7 @@ class Watchdog:
         _stay(self._before)
         if _watching is self:
             _watching = None
-            if signal.getsignal(signal.SIGALRM) is _ring:
+            if getsignal(signal.SIGALRM) is _ring:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         if (torch := sys.modules.get("torch")) is not None:
             dtype, gradients = self._torch or (torch.float32, True)
@@ -94,7 +97,7 @@ class Watchdog:
         """Count the seconds from now on."""
         self._seen, self._since = self._progress(), time.monotonic()
         period = min(self._limit / _LOOKS, _LONGEST)
-        if signal.getsignal(signal.SIGALRM) is _ring:  # else it is that code's own
+        if getsignal(signal.SIGALRM) is _ring:  # else it is that code's own
             signal.setitimer(signal.ITIMER_REAL, period, period)
         _timer.begin(period)
 

@@ -287,9 +287,16 @@ def test_a_loss_that_is_no_number_freezes_its_member_alone(case: str) -> None:
 @pytest.mark.parametrize("n", [1, 7, 8, 10_001])
 def test_draws_are_those_of_torch(n: int) -> None:
     draw = Stream(torch.from_numpy(member_keys(3, range(5))), Purpose.UPDATE, torch.tensor([77]))
-    ours, theirs = actor_critic.normals(draw, n), draw.normal(n)
+    ours, parts, shares, many = draw.normal(n), draw.parts(2).keys, draw.uniform(n), draw.normal_window(3, n)
+    assert torch.equal(many[:, 0], ours)
+    build.use(None)
+    theirs = draw.normal(n)
+    assert torch.equal(parts, draw.parts(2).keys)
+    assert torch.equal(shares, draw.uniform(n))
+    torch.testing.assert_close(many, draw.normal_window(3, n), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
     assert (ours == theirs).float().mean() > 0.999  # rarely one rounds the other way
+    build.use(build.load())
     torch.testing.assert_close(actor_critic.gumbels(draw, n), gumbel(draw, n).float(), rtol=1e-6, atol=1e-7)
 
 

@@ -127,7 +127,7 @@ def whole_update(
         return None
     noise = None
     if critic == "critics":
-        noise = hp["target_noise"][:, None] * native.normals(draw, batch.action[0].numel())
+        noise = hp["target_noise"][:, None] * draw.normal(batch.action[0].numel())
     places = native.alone(cfg.spaces.observations, cfg.spaces.actions)
     return native.ddpg_update(
         Learners.of(state, critic), hp, places, batch, healthy, climbs, noise=noise,

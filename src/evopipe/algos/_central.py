@@ -162,7 +162,7 @@ def _whole_update(
         return None
     of, n = agent_groups(cfg), batch.reward[0].numel() * cfg.spaces.actions
     if cfg.spaces.continuous:
-        noise = hp["target_noise"][:, None] * native.normals(draw, n) if critic == "critics" else None
+        noise = hp["target_noise"][:, None] * draw.normal(n) if critic == "critics" else None
         own, limit = None, hp.get("target_clip", 0.0)
     else:
         noise, limit = native.gumbels(draw, n), 0.0

@@ -97,11 +97,14 @@ def init(cfg: Config, nets: Nets) -> State:
 explore = _actor_critic.explore
 
 
-def _drawn(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor]:
-    """Draw squashed Gaussian actions: x `[P, B, …]`, see `encode` → `[P, B, A]` and their log-densities `[P, B]`."""
+def _gaussian(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, log-deviation and a draw of standard normal noise, `[P, B, A]` each: x `[P, B, …]`, see `encode`."""
     mean, log_std = forward(state.actor, x).chunk(2, dim=-1)
-    noise = draw.normal(mean[0].numel()).view(mean.shape)
-    return ops.squashed_gaussian(mean, log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX), noise)
+    return (
+        mean,
+        log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX),
+        draw.normal(mean.numel() // len(mean)).view(mean.shape),
+    )
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
@@ -117,7 +120,8 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
     with torch.no_grad():
         x = forward(state.encoder, obs)
         if cfg.spaces.continuous:
-            return or_random(_drawn(state, x, draw)[0], epsilon, draw.part(1))
+            mean, log_std, noise = _gaussian(state, x, draw)
+            return or_random(torch.tanh(mean + log_std.exp() * noise), epsilon, draw.part(1))
         log_pi = ops.masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
         return sampled_or_random(log_pi, legal, epsilon, draw)
 
@@ -148,7 +152,7 @@ def _soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor
     alpha = state.log_alpha.exp()[:, None]
     x, x_t = forward(state.encoder, batch.next_obs), forward(state.encoder_target, batch.next_obs)
     if cfg.spaces.continuous:
-        action, log_pi = _drawn(state, x, draw)
+        action, log_pi = ops.squashed_gaussian(*_gaussian(state, x, draw))
         return action_value(state.critics_target, x_t, action).amin(dim=1) - alpha * log_pi
     log_pi = ops.masked_log_softmax(forward(state.actor, x), batch.next_legal)
     least = forward(state.critics_target, x_t).amin(dim=1)
@@ -161,7 +165,7 @@ def _actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[
     with torch.no_grad():
         x = forward(state.encoder, batch.obs)
     if cfg.spaces.continuous:
-        action, log_pi = _drawn(state, x, draw)
+        action, log_pi = ops.squashed_gaussian(*_gaussian(state, x, draw))
         least = torch.minimum(*action_value(state.critics.frozen, x, action).unbind(dim=1))
         return (batch.weight * (alpha * log_pi - least)).sum(dim=1), -log_pi.detach()
     log_pi = ops.masked_log_softmax(forward(state.actor, x), batch.legal)
@@ -187,7 +191,7 @@ def _whole_update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: T
         return None
     continuous, by_legal = cfg.spaces.continuous, not cfg.spaces.continuous and cfg.target_entropy == "auto"
     n, draws = batch.reward.shape[1] * cfg.spaces.actions, (draw, draw.part(1))
-    noise, own_noise = (native.normals(each, n) if continuous else None for each in draws)
+    noise, own_noise = (each.normal(n) if continuous else None for each in draws)
     aim = 0.6 if by_legal else float(_aim(cfg))
     return native.sac_update(
         Learners.of(state, "critics"), state.log_alpha, state.log_alpha_adam, hp, batch, healthy,

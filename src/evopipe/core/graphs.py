@@ -207,7 +207,7 @@ def upload(x: Tensor, device: torch.device) -> Tensor:
 
     A plain `.to(device)` waits for all earlier work; a copy from pinned memory does not. `x` may be changed at once.
     """
-    if device.type == "cpu" == x.device.type:
+    if x.is_cpu and device.type == "cpu":
         return x
     return _staged(x, device).to(device, non_blocking=True)
 

@@ -65,12 +65,14 @@ class CompiledPool:
     @property
     def obs(self) -> torch.Tensor:
         """The current observation of every row, `[R, O]` float32."""
-        return self._states.observe()
+        obs: torch.Tensor = self._states.observe()
+        return obs
 
     @property
     def begins(self) -> torch.Tensor:
         """Where an episode begins, `[R]` bool."""
-        return self.length == 0
+        begins: torch.Tensor = self.length == 0
+        return begins
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
         """Begin a new episode in `rows` `[n]`, each from its own seed `[n]`."""

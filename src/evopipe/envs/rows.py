@@ -76,7 +76,7 @@ class RowStep:
         cls, actions: ActionSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, mask: Bools | None
     ) -> RowStep:
         """Build a step, and find which rows are broken. Without masks every action is legal."""
-        broken: Bools = ~(np.isfinite(obs).all(axis=1) & np.isfinite(reward))
+        broken: Bools = ~(np.logical_and.reduce(np.isfinite(obs), axis=1) & np.isfinite(reward))
         if mask is None:
             mask = np.ones((len(obs), actions.size), np.bool_)
         else:  # a mask after the last action means nothing

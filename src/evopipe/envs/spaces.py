@@ -294,8 +294,10 @@ class ActionSpace:
             indices: npt.NDArray[np.int64] = actions.reshape(len(actions), len(self.choices)) + np.array(self.starts)
             return indices.reshape(-1, *self.shape)
         low, high = self.bounds
-        share = (np.clip(np.nan_to_num(actions.astype(np.float64)), -1.0, 1.0) + 1.0) / 2.0
-        return np.clip(low + share * (high - low), low, high).astype(np.float32).reshape(-1, *self.shape)
+        number = actions.astype(np.float64)
+        number[np.isnan(number)] = 0.0
+        share = (np.minimum(np.maximum(number, -1.0), 1.0) + 1.0) / 2.0
+        return np.minimum(np.maximum(low + share * (high - low), low), high).astype(np.float32).reshape(-1, *self.shape)
 
     def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the inverse of `own`: the environment's actions `[n, …]` as indices, or as `[n, A]` in [-1, 1]."""

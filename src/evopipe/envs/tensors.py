@@ -34,7 +34,6 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.envs.team_rows import team_step
 from evopipe.errors import ParamsError, did_you_mean
-from evopipe.native import build, replay
 from evopipe.rng import Purpose, Stream
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.declare import Schema
@@ -318,9 +317,13 @@ class TensorPool:
     def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
         """Step `rows` `[n]`, all if None, with indices int64 `[n]` or with float32 `[n, A]` in [-1, 1]; for a team
         `[n, K, …]`."""
-        where = slice(None) if rows is None else rows
-        columns, length, found = self._after(self._columns[:, where], self.length[where], actions)
-        self._columns[:, where], self.length[where] = columns, length
+        if rows is None:
+            columns, length, found = self._after(self._columns, self.length, actions)
+            self._columns.copy_(columns)
+            self.length.copy_(length)
+        else:
+            columns, length, found = self._after(self._columns[:, rows], self.length[rows], actions)
+            self._columns[:, rows], self.length[rows] = columns, length
         return found
 
     def step_where(self, actions: torch.Tensor, where: torch.Tensor) -> TensorStep:
@@ -362,8 +365,7 @@ class TensorPool:
     def _start(self, seeds: torch.Tensor) -> torch.Tensor:
         """Initial columns `[S, n]` of these seeds `[n]`."""
         draw, count = Stream(seeds, Purpose.EPISODE, self._first), self._dynamics.draws
-        drawn = (replay.uniform(draw, count) if build.serve(seeds) else draw.uniform(count)).T  # [draws, n]
-        begun: torch.Tensor = self._dynamics.start(drawn.contiguous())
+        begun: torch.Tensor = self._dynamics.start(draw.uniform(count).T.contiguous())  # of [draws, n]
         return begun
 
     def _own(self, actions: torch.Tensor) -> torch.Tensor:

@@ -234,24 +234,30 @@ class Replay:
         belong to one environment, in order of time; the default is `layout.steps`, as `NStep` gives them. An
         environment's images are stored once.
         """
-        kept = keep & np.isfinite(rows).all(axis=2)
+        if build.serve(self.rows) and self.frames is None:
+            self._admit(native.store(self.rows, rows, keep, self.position, self.size))
+            return
+        kept = keep & np.logical_and.reduce(np.isfinite(rows), axis=2)
         if kept.shape[1] > self.capacity:  # only the last ones would survive
             rank = kept.cumsum(axis=1)
             kept &= rank > rank[:, -1:] - self.capacity
-        if kept.all():
-            offset = np.broadcast_to(np.arange(kept.shape[1]), kept.shape)
-            chosen = rows.reshape(-1, self.layout.size)
-        else:
-            offset = (kept.cumsum(axis=1) - 1)[kept]
-            chosen = rows[kept]
-        memory = np.broadcast_to(np.arange(self.memories)[:, None], kept.shape)[kept]
-        place = memory * self.capacity + (self.position[memory] + offset.reshape(-1)) % self.capacity
+        rank = kept.cumsum(axis=1)
+        count = rank[:, -1]
+        memory, column = kept.nonzero()
+        chosen = rows[memory, column]
+        place = memory * self.capacity + (self.position[memory] + rank[memory, column] - 1) % self.capacity
         if self.frames is not None:
             each = self.layout.steps if each is None else each
             self.frames.add(place, chosen, np.flatnonzero(kept) // each, -(-kept.size // each))
             chosen = self.frames.without_images(chosen)
         at = upload(torch.from_numpy(place), self.device)
         self._flat[at] = upload(torch.from_numpy(chosen), self.device)
+        self._admit(at)
+        self.position = (self.position + count) % self.capacity
+        self.size = np.minimum(self.size + count, self.capacity)
+
+    def _admit(self, at: Tensor) -> None:
+        """Give new rows at these places `[n]`, counted over all buffers, their first priorities."""
         if self.priorities is not None:
             members = len(self.priorities.largest) // self.memories  # that sample each memory
             slots, index = at // self.capacity, at % self.capacity
@@ -259,9 +265,6 @@ class Replay:
                 others = torch.arange(members, device=self.device).repeat_interleave(len(at))
                 slots, index = slots.repeat(members) * members + others, index.repeat(members)
             self.priorities.admit(slots, index)
-        count = kept.sum(axis=1)
-        self.position = (self.position + count) % self.capacity
-        self.size = np.minimum(self.size + count, self.capacity)
 
     def add_all(self, rows: Tensor) -> None:
         """Append rows `[M, n, size]` that lie on the device; the host does not wait for it.
@@ -273,13 +276,8 @@ class Replay:
         at = (torch.arange(n, device=self.device) + int(self.position[0])) % self.capacity  # all are filled alike
         self.rows[:, at] = rows
         if self.priorities is not None:
-            members = len(self.priorities.largest) // self.memories  # that sample each memory
-            slots = torch.arange(self.memories, device=self.device).repeat_interleave(n)
-            index = at.repeat(self.memories)
-            if members > 1:
-                others = torch.arange(members, device=self.device).repeat_interleave(len(slots))
-                slots, index = slots.repeat(members) * members + others, index.repeat(members)
-            self.priorities.admit(slots, index)
+            begins = torch.arange(self.memories, device=self.device) * self.capacity
+            self._admit((begins[:, None] + at).flatten())
         self.position = (self.position + n) % self.capacity
         self.size = np.minimum(self.size + n, self.capacity)
 

@@ -7,7 +7,7 @@ from functools import cache, cached_property
 
 import torch
 
-from evopipe.native import build, header, update
+from evopipe.native import build, draws, update
 from evopipe.native.header import at
 from evopipe.native.update import Learners, Row
 from evopipe.rng import Stream, salt
@@ -46,20 +46,10 @@ class Places:
         return torch.tensor([self.sees, self.does, self.group, self.seat], dtype=torch.int32)
 
 
-def normals(draw: Stream, n: int) -> Tensor:
-    """Return what `draw.normal(n)` returns, up to the last bit."""
-    return _drawn("normals", draw, n)
-
-
 def gumbels(draw: Stream, n: int) -> Tensor:
     """Return what `ops.distributions.gumbel` returns, as float32 and at least −40."""
-    return _drawn("gumbels", draw, n)
-
-
-def _drawn(name: str, draw: Stream, n: int) -> Tensor:
     found = torch.empty(len(draw.keys), n)
-    call = header.of("draw_call")(*found.shape, at(draw.keys), salt(draw.purpose), at(draw.step), at(found))
-    getattr(build.kernels(), name)(call)
+    draws.kernel(build.kernels())("gumbels", draw.keys, salt(draw.purpose), draw.step, found)
     return found
 
 

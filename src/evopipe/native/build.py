@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from evopipe import rng
+from evopipe.native import draws
 from evopipe.native.header import declarations, own_declarations
 from evopipe.types import Tensor
 
@@ -47,6 +49,7 @@ def use(kernels: Any) -> None:
     """Compute on the CPU with these kernels from now on, in this process and those that it forks; None means torch."""
     global _chosen
     _chosen = kernels
+    rng.use(None if kernels is None else draws.kernel(kernels))
 
 
 def chosen() -> Any:
@@ -67,7 +70,7 @@ def compiler() -> str | None:
 
 def serve(*tensors: Tensor) -> bool:
     """Return whether the kernels are in use, and can read these tensors."""
-    return _chosen is not None and all(x.device.type == "cpu" for x in tensors) and not torch.compiler.is_compiling()
+    return _chosen is not None and False not in [x.is_cpu for x in tensors] and not torch.compiler.is_compiling()
 
 
 def done(starved: int) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from evopipe.errors import ParamsError
 from evopipe.native import build
-from evopipe.native.header import at, declarations, of
+from evopipe.native.header import at, declarations, of, own_declarations
 from evopipe.rng import Purpose, salt
 from evopipe.types import Tensor
 
@@ -111,7 +111,7 @@ def compiled(source: str) -> Compiled:
         library = build.load_environment(Path(source), content)
     except build.NoKernels as error:
         raise ParamsError(f"env.source: {error}") from error
-    own = build.own_declarations()
+    own = own_declarations()
     return Compiled.read(own.addressof(library, "the_environment"), source, library)
 
 
@@ -180,11 +180,13 @@ class States:
         """
         n = len(actions)
         actions = actions.to(self._action).contiguous()
-        rows, only = (x if x is None else x.contiguous() for x in (rows, only))
+        rows = None if rows is None else rows.contiguous()
+        only = None if only is None else only.contiguous()
         obs, reward = torch.empty(n, self.kind.observations), torch.empty(n)
-        terminated, truncated = torch.empty(2, n, dtype=torch.bool)
-        given = at(rows), 0, at(only), at(actions), own, at(obs), at(reward), at(terminated), at(truncated)
-        self._kernels.env_step(self._call(*self._fixed, n, *given))
+        terminated, truncated = torch.empty(n, dtype=torch.bool), torch.empty(n, dtype=torch.bool)
+        self._kernels.env_step(self._call(
+            *self._fixed, n, at(rows), 0, at(only), at(actions), own, at(obs), at(reward), at(terminated), at(truncated)
+        ))  # fmt: skip
         return obs, reward, terminated, truncated
 
     def observe(self) -> Tensor:

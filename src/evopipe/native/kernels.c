@@ -5,6 +5,7 @@
 
 #include "ddpg.c"
 #include "environments.c"
+#include "explore.c"
 #include "ppo_act.c"
 #include "ppo_update.c"
 #include "replay.c"

@@ -82,15 +82,29 @@ void polyak(const polyak_call *call);
 // --- random numbers, see `evopipe.rng` -------------------------------------------------------------------------------
 
 typedef struct {
-  int members, n;
+  int members, times, n;
   const int64_t *keys;  // [P]
   ptrdiff_t salt;
-  const int64_t *step;  // [1]
-  void *to;             // [P, n], double of `uniform`, else float
+  const int64_t *step;  // [times]
+  void *to;             // [P, times, n], double of `uniform`, else float; of `parts` int64 [P]
 } draw_call;
+void parts(const draw_call *call);  // keys of independent draws
 void uniform(const draw_call *call);
 void normals(const draw_call *call);
 void gumbels(const draw_call *call);
+
+typedef struct {
+  int members, envs, actions;
+  const int64_t *keys;  // [P]
+  ptrdiff_t salt;
+  const int64_t *step;                 // [1]
+  const float *epsilon;                // [P], the chance of any action
+  const float *values;                 // [P, E, A], of which the best, or to be clipped
+  const uint8_t *legal;                // [P, E, A]
+  void *to;                            // [P, E] int64, or [P, E, A] float
+} explore_call;
+void best_or_random(const explore_call *call);
+void clipped_or_random(const explore_call *call);
 
 typedef struct {
   ptrdiff_t rows;
@@ -98,10 +112,9 @@ typedef struct {
   const int64_t *keys, *envs;  // [R]
   int64_t *begun;              // [R], counted on
   ptrdiff_t salt;
-  int64_t *found, *seeds;  // [R], of which the first `count` are written
-  int32_t *count;
+  int64_t *found, *seeds;  // [R], of which the first ones are written
 } episodes_call;
-void next_episodes(const episodes_call *call);
+int next_episodes(const episodes_call *call);  // how many are
 
 // --- replay memory ---------------------------------------------------------------------------------------------------
 
@@ -139,6 +152,16 @@ typedef struct {
   float *out;           // [P, n]
 } importance_call;
 void importances(const importance_call *call);
+
+typedef struct {
+  ptrdiff_t memories, n, size, capacity;
+  const float *rows;           // [M, n, size]
+  const uint8_t *keep;         // [M, n]
+  float *to;                   // [M, capacity, size]
+  int64_t *position, *filled;  // [M], counted on
+  int64_t *places;             // [M · n], where rows came to lie, counted over all memories
+} store_call;
+int store_rows(const store_call *call);  // how many came to lie
 
 typedef struct {                        // how batches of some members are drawn and taken apart
   const tree *sums;                     // NULL where all rows are equally likely

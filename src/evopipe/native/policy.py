@@ -177,7 +177,7 @@ def act(
     if policy is None or not _readable(policy, obs, memory):
         return None
     action = _actions(cfg, obs)
-    log_prob, value = (obs.new_empty(obs.shape[:2]) for _ in range(2))
+    log_prob, value = obs.new_empty(2, *obs.shape[:2])
     after = torch.zeros_like(memory, memory_format=torch.contiguous_format) if policy.memory else memory
     _say(policy, obs, legal, memory, draw, action, log_prob, value, after)
     return Chosen(action, log_prob, value, after)
@@ -277,7 +277,7 @@ def finish(
 
 
 def _plain(*tensors: Tensor) -> bool:
-    return build.chosen() is not None and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
+    return build.serve(*tensors) and {x.dtype for x in tensors} == {torch.float32}
 
 
 def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -288,10 +288,9 @@ def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tu
     """
     if build.chosen() is None:
         return None
-    found, count = torch.empty(2, len(over), dtype=torch.int64), torch.empty(1, dtype=torch.int32)
-    kernels().next_episodes(header.of("episodes_call")(
-        len(over), at(over), at(keys), at(envs), at(begun), salt(Purpose.EPISODE), at(found[0]), at(found[1]),
-        at(count),
+    found, room = torch.empty(2, len(over), dtype=torch.int64), len(over)
+    count = kernels().next_episodes(header.of("episodes_call")(
+        room, at(over), at(keys), at(envs), at(begun), salt(Purpose.EPISODE), at(found), at(found) + 8 * room
     ))  # fmt: skip
-    rows, seeds = found[:, : int(count)]
+    rows, seeds = found[:, :count]
     return rows, seeds

@@ -96,9 +96,13 @@ static uint64_t stream_of(int64_t key, int64_t salt, int64_t step) {
   return mixed_bits(mixed_bits((uint64_t)key + (uint64_t)salt) + (uint64_t)step * GOLDEN);
 }
 
+void parts(const draw_call *c) {
+  for (int p = 0; p < c->members; p++) ((uint64_t *)c->to)[p] = mixed_bits((uint64_t)c->keys[p] + (uint64_t)c->salt);
+}
+
 void uniform(const draw_call *c) {
-  for (int p = 0; p < c->members; p++)
-    shares_of(c->n, c->keys[p], c->salt, *c->step, (double *)c->to + (ptrdiff_t)p * c->n);
+  for (int i = 0; i < c->members * c->times; i++)
+    shares_of(c->n, c->keys[i / c->times], c->salt, c->step[i % c->times], (double *)c->to + (ptrdiff_t)i * c->n);
 }
 
 // Box & Muller, 1958.
@@ -106,12 +110,12 @@ void normals(const draw_call *c) {
   const bits count = {0, 1, 2, 3, 4, 5, 6, 7};
   const int n = c->n;
   float *to = c->to;
-  for (int p = 0; p < c->members; p++, to += n) {
-    const uint64_t stream = stream_of(c->keys[p], c->salt, *c->step);
+  for (int i = 0; i < c->members * c->times; i++, to += n) {
+    const uint64_t stream = stream_of(c->keys[i / c->times], c->salt, c->step[i % c->times]);
     for (int j = 0; j < n; j += WIDE) {
       const bits at = 2 * (count + (uint64_t)j);
       wide radius = -2.0 * log_wide(1.0 - shares(stream, at)), turn = cos_turns(shares(stream, at + 1));
-      for (int i = 0; i < WIDE && j + i < n; i++) to[j + i] = (float)(__builtin_sqrt(radius[i]) * turn[i]);
+      for (int k = 0; k < WIDE && j + k < n; k++) to[j + k] = (float)(__builtin_sqrt(radius[k]) * turn[k]);
     }
   }
 }
@@ -121,11 +125,11 @@ void gumbels(const draw_call *c) {
   const bits count = {0, 1, 2, 3, 4, 5, 6, 7};
   const int n = c->n;
   float *to = c->to;
-  for (int p = 0; p < c->members; p++, to += n) {
-    const uint64_t stream = stream_of(c->keys[p], c->salt, *c->step);
+  for (int i = 0; i < c->members * c->times; i++, to += n) {
+    const uint64_t stream = stream_of(c->keys[i / c->times], c->salt, c->step[i % c->times]);
     for (int j = 0; j < n; j += WIDE) {
       wide found = log_wide(-log_wide(1.0 - shares(stream, count + (uint64_t)j)));
-      for (int i = 0; i < WIDE && j + i < n; i++) to[j + i] = found[i] < -40.0 ? -40.0f : (float)found[i];
+      for (int k = 0; k < WIDE && j + k < n; k++) to[j + k] = found[k] < -40.0 ? -40.0f : (float)found[k];
     }
   }
 }

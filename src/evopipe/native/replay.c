@@ -163,6 +163,34 @@ void tree_update(const tree_call *c) {
   }
 }
 
+// --- rows ------------------------------------------------------------------------------------------------------------
+
+static int kept(const store_call *c, ptrdiff_t at) {
+  const float *row = c->rows + at * c->size;
+  int finite = c->keep[at];
+  for (ptrdiff_t j = 0; j < c->size; j++) finite &= row[j] - row[j] == 0.0f;
+  return finite;
+}
+
+// Append rows to rings, but those that are not to be kept or not finite; of more than a ring holds the last ones.
+int store_rows(const store_call *c) {
+  int count = 0;
+  for (ptrdiff_t m = 0; m < c->memories; m++) {
+    ptrdiff_t left = 0;
+    for (ptrdiff_t i = 0; i < c->n; i++) left += kept(c, m * c->n + i);
+    for (ptrdiff_t i = 0; i < c->n; i++) {
+      const ptrdiff_t at = m * c->n + i;
+      if (!kept(c, at) || left-- > c->capacity) continue;
+      const int64_t place = m * c->capacity + c->position[m];
+      memcpy(c->to + place * c->size, c->rows + at * c->size, sizeof(float) * (size_t)c->size);
+      c->places[count++] = place;
+      c->position[m] = (c->position[m] + 1) % c->capacity;
+      if (c->filled[m] < c->capacity) c->filled[m]++;
+    }
+  }
+  return count;
+}
+
 // --- batches ---------------------------------------------------------------------------------------------------------
 
 // What each agent of a row was paid over its steps, and how much of its target's value counts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from evopipe.native import header
@@ -12,14 +13,6 @@ from evopipe.native.build import kernels
 from evopipe.native.header import at
 from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Tensor
-
-
-def uniform(draw: Stream, n: int) -> Tensor:
-    """Return what `draw.uniform(n)` returns, to the bit."""
-    found = torch.empty(len(draw.keys), n, dtype=torch.float64)
-    call = header.of("draw_call")(*found.shape, at(draw.keys), salt(draw.purpose), at(draw.step), at(found))
-    kernels().uniform(call)
-    return found
 
 
 class _Tree:
@@ -97,6 +90,18 @@ class Batches:
         now = header.of("sample_call")(at(step), at(size), float(beta) if self._tree else 0.0)
         kernels().draw_batch(self._job, now)
         return self.batch, self.index
+
+
+def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, filled: np.ndarray) -> Tensor:
+    """Append rows `[M, n, size]` to rings `to` `[M, capacity, size]`, see `Replay.add`; return where they lie, counted
+    over all rings. `position` and `filled` `[M]` int64 are counted on."""
+    given = [np.ascontiguousarray(x) for x in (rows, keep)]
+    numbers, wanted, *counts = (torch.from_numpy(x) for x in (*given, position, filled))
+    places = torch.empty(keep.size, dtype=torch.int64)
+    count = kernels().store_rows(header.of("store_call")(
+        *rows.shape, to.shape[1], at(numbers), at(wanted), at(to), *map(at, counts), at(places)
+    ))  # fmt: skip
+    return places[:count]
 
 
 def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:

@@ -39,13 +39,14 @@ void rollout_finish(const finish_call *c) {
 }
 
 // Rows that are over, and the seeds of their next episodes, see `rng.seeds`; these are counted in `begun`.
-void next_episodes(const episodes_call *c) {
-  *c->count = 0;
+int next_episodes(const episodes_call *c) {
+  int count = 0;
   for (ptrdiff_t r = 0; r < c->rows; r++) {
     if (!c->over[r]) continue;
     uint64_t x = mixed_bits((uint64_t)c->keys[r] + (uint64_t)c->salt);
     x = mixed_bits(x + (uint64_t)(c->envs[r] + 1) * GOLDEN);
     x = mixed_bits(x + (uint64_t)(c->begun[r]++ + 1) * GOLDEN);
-    c->found[*c->count] = r, c->seeds[(*c->count)++] = (int64_t)(x >> 33);
+    c->found[count] = r, c->seeds[count++] = (int64_t)(x >> 33);
   }
+  return count;
 }

@@ -140,7 +140,7 @@ def learn(
         given = _minibatch(batch)
         of.critic.__dict__["batch"] = given if given[2] is None else None
     weight, healthy = batch.weight, healthy.clone()
-    losses, errors = torch.empty(len(healthy)), torch.empty_like(weight, memory_format=torch.contiguous_format)
+    losses, errors = torch.empty(len(healthy)), torch.empty(weight.shape)
     now = header.of("update_call")(
         at(noise), at(own_noise), *((0, 0) if draw is None else (at(draw.keys), at(draw.step))),
         losses.data_ptr(), errors.data_ptr(), healthy.data_ptr(), actor_learns,

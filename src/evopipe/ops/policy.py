@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from evopipe.native import explore
 from evopipe.ops.distributions import squashed
 from evopipe.ops.value import clipped_value_error, masked_argmax
 from evopipe.rng import Stream
@@ -42,6 +43,8 @@ def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
 
     `q` and `legal` are `[P, E, A]`; the result is `[P, E]` int64.
     """
+    if (found := explore.best_or_random(q, legal, epsilon, draw)) is not None:
+        return found
     return or_random_legal(best_legal(q, legal), legal, epsilon, draw)
 
 
@@ -69,6 +72,8 @@ def or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
 
     Actions that are not finite become 0.
     """
+    if (found := explore.clipped_or_random(action, epsilon, draw)) is not None:
+        return found
     members, envs, size = action.shape
     u = draw.uniform(envs * (size + 1)).float().view(members, envs, size + 1)
     known = torch.nan_to_num(action).clamp(-1.0, 1.0)

@@ -31,7 +31,10 @@ def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
 
     A member makes one update in every `learn_step` of its environment steps.
     """
-    every = _learn_step(cohort)
+    return _due(_learn_step(cohort), tick, envs)
+
+
+def _due(every: int, tick: int, envs: int) -> int:
     return (tick + 1) * envs // every - tick * envs // every
 
 
@@ -69,7 +72,7 @@ class ReplayLearning:
         self.learners = LearnerPool(spec, setup.learners, partial(_of_share, spec, self.replay), spec.compiled)
         places = [] if self.replay.frames is None else [self.replay.frames.places]  # the images are shared as they are
         self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
-        self._cohorts: Sequence[Cohort] = []
+        self._learn: list[tuple[int, np.ndarray]] = []  # each cohort's learn step, and its members' memories
 
     def first(self, member: Member) -> Member:
         """Return a member whose normaliser has seen the transitions that the run starts with, if it has a
@@ -80,7 +83,7 @@ class ReplayLearning:
         return replace(member, tensors=normalise.after(equipped, torch.from_numpy(self._seen)))
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        self._cohorts = cohorts
+        self._learn = [(_learn_step(cohort), self.replay.memory_of(cohort.slots)) for cohort in cohorts]
         if not self._spec.strategy.RENEWS:
             self._seen = None  # no member is born any more that has seen nothing
         self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
@@ -109,11 +112,10 @@ class ReplayLearning:
         """Return what each cohort has to do at this tick, as numbers: how many updates, the `turn` of the first (see
         `learn`), and how many rows the replay buffer of each member holds, `P` numbers."""
         tick, envs = self._clock.here, self._clock.envs
-        each = self._spec.train.replay.at_once(self._clock.living)
-        turns = [tick * envs // _learn_step(cohort) * each % self._spec.period for cohort in self._cohorts]
+        each, period, size = self._spec.train.replay.at_once(self._clock.living), self._spec.period, self.replay.size
         return [
-            [updates_due(cohort, tick, envs) * each, turn, *self.replay.filled(cohort.slots).tolist()]
-            for cohort, turn in zip(self._cohorts, turns, strict=True)
+            [_due(every, tick, envs) * each, tick * envs // every * each % period, *size[memories].tolist()]
+            for every, memories in self._learn
         ]
 
 
@@ -174,10 +176,9 @@ def _updates(
     counter of the first draw, then the rows filled.
     """
     replay, slots, first = memory
-    when = now[:1] + torch.arange(updates, device=now.device)
     healthy, gamma = cohort.healthy, discount_rate(cohort)
     for i in range(updates):  # one after the other: an update changes what the next one draws by priority
-        draw = Stream(cohort.keys, Purpose.REPLAY, when[i : i + 1])
+        draw = Stream(cohort.keys, Purpose.REPLAY, now[:1] + i if i else now[:1])
         batch, index = replay.batch(draw, slots, first, now[1:], cohort.weight, beta, gamma)
         if cohort.normaliser is not None:  # the memory holds what the environments gave
             batch = replace(batch, obs=cohort.normalised(batch.obs), next_obs=cohort.normalised(batch.next_obs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -45,12 +46,13 @@ class _Playing:
 
     def due(self, tick: int) -> int:
         """Return how many ticks the rollout has that ends at a tick of the generation, 0 where none does."""
-        began = dict(zip(self.ends, [0, *self.ends], strict=False))
-        return tick - began.get(tick, tick)
+        i = bisect_left(self.ends, tick)
+        return self.place(tick - 1) + 1 if i < len(self.ends) and self.ends[i] == tick else 0
 
     def place(self, tick: int) -> int:
         """Return how many ticks of the running rollout were taken at a tick of the generation."""
-        return tick - max((end for end in self.ends if end <= tick), default=0)
+        i = bisect_right(self.ends, tick)
+        return tick - self.ends[i - 1] if i else tick
 
 
 class OnPolicy:

@@ -19,7 +19,7 @@ from evopipe.types import Chosen
 
 def act(
     spec: EnvSpec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int,
-    places: Sequence[Sequence[int]] | None = None,
+    places: Sequence[Any] | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Choose every member's exploring actions: `[P · E]` int64, or `[P · E, A]` float32 if actions are continuous.
 
@@ -30,7 +30,7 @@ def act(
         legal: `[P · E, A]` bool.
         epsilon: exploration rate.
         tick: together with the members' keys it fixes the random draws.
-        places: which members of these rows each cohort has; None if they are those of its slots.
+        places: which members of these rows each cohort has, or `EVERYONE`; None if they are those of its slots.
 
     A frozen member's values mean nothing, so its environments continue with random legal actions. For a team, every
     array has an axis `K` after the first.
@@ -40,6 +40,10 @@ def act(
     given = zip(cohorts, places, strict=True)
     chosen = [choose(spec, cohort, obs[own], legal[own], (epsilon, tick)) for cohort, own in given]
     return by_row(spec, gather(chosen, places))
+
+
+EVERYONE = [slice(None)]
+"""The places of a cohort of all living members, in slot order: nothing is copied to find them."""
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
@@ -57,7 +61,7 @@ def by_row(spec: EnvSpec, actions: np.ndarray) -> np.ndarray:
 
 def take_note(
     cohorts: Sequence[Cohort], obs: np.ndarray, alive: np.ndarray | None = None,
-    places: Sequence[Sequence[int]] | None = None,
+    places: Sequence[Any] | None = None,
 ) -> None:  # fmt: skip
     """Update every member's normaliser with the observations that it is about to act on, `[P · E, O]`, rows by slot.
 
@@ -140,6 +144,8 @@ def step(
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
     """Put cohorts' actions `[P, E, …]` in the order of slots, as one array. All copies to the host start before the
     first ends."""
+    if places is EVERYONE:
+        return np.asarray(chosen[0].cpu())
     order, found = [*chain(*places)], np.asarray(torch.cat([each.cpu() for each in chosen]))
     if order == [*range(len(order))]:
         return found

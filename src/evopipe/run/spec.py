@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -327,7 +327,7 @@ class EnvSpec(Spec):
         """`A`, the number of actions, or the dimensions of a continuous action."""
         return self.spaces.actions
 
-    @property
+    @cached_property
     def period(self) -> int:
         """After how many updates the pattern of updates repeats, such as 2 for a policy that learns at every second
         one."""

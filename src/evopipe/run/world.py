@@ -21,7 +21,7 @@ from evopipe.errors import EnvironmentFailed
 from evopipe.memory.replay import RowLayout
 from evopipe.native import policy
 from evopipe.rng import Purpose
-from evopipe.run.act import act, by_row, choose, gather, places_of, take_note
+from evopipe.run.act import EVERYONE, act, by_row, choose, gather, places_of, take_note
 from evopipe.run.clock import Clock
 from evopipe.run.spec import EnvSpec
 from evopipe.types import ACTS, CUT, GONE
@@ -75,7 +75,7 @@ class World:
         self._spec, self._clock, self.pool = spec, clock, pool
         self._team = spec.spaces.team
         self._idle: np.ndarray | None = None  # who of a team has nothing to learn from the step under way
-        self._places: list[list[int]] = []  # of each cohort's members among those who live
+        self._places: list[Any] = []  # of each cohort's members among those who live
         self.rows: np.ndarray | None = None
         self._living = len(keys)
         self.ended = Ended(len(keys)) if spec.search.fitness == "training" else None
@@ -92,8 +92,9 @@ class World:
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Use these cohorts from now on."""
-        self._places = places_of(cohorts)
+        places: list[Any] = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
+        self._places = EVERYONE if places == [[*range(self._living)]] else places
         if self.ended is not None:
             self.ended.forget([slot for cohort in cohorts for slot in cohort.slots])
 
@@ -161,7 +162,9 @@ class World:
                 returns = returns if self._team is None else self._spec.score(returns)
                 self.ended.add(torch.from_numpy(good // self._clock.envs), torch.from_numpy(returns))
             self._begin(rows)
-        self._clock.count(int(step.broken.sum()), self._clock.rewarded or bool(step.reward[~step.broken].any()))
+        self._clock.count(
+            int(np.count_nonzero(step.broken)), self._clock.rewarded or bool(step.reward[~step.broken].any())
+        )
 
     def refuse_broken(self) -> None:
         """Raise EnvironmentFailed if too many of this generation's transitions were broken."""
@@ -202,6 +205,8 @@ def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None,
 
 
 def _refuse_broken(spec: EnvSpec, clock: Clock) -> None:
+    if not clock.broken_here:
+        return
     rows = clock.living * clock.envs
     steps, broken = clock.here * rows, clock.broken_here
     if broken > max(_BROKEN_SHARE * steps, _BROKEN_TICKS * rows):

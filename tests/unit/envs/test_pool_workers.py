@@ -423,6 +423,7 @@ print(pool.episode_length.tolist(), flush=True)
 
 def trainer(say: Connection, lock: bool, thread: bool) -> None:
     """What a process does whose workers hang in a step: it tells their numbers and waits."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libraries that other tests load answer it in ways of their own
 
     def build() -> None:
         pool = started(odd("Hangs", lock=lock), 4, Workers(2))

@@ -429,7 +429,7 @@ int main(void) {
       product(13, n, n + 3, numbers, n, 1, more, transposed ? n : n + 3, transposed, out, n + 3, more, 0, packed);
       say("product", out, sizeof(float) * 13 * (n + 3));
     }
-  const draw_call drawn_by = {3, 101, keys, 5, &step, out};
+  const draw_call drawn_by = {3, 1, 101, keys, 5, &step, out};
   normals(&drawn_by), say("normals", out, sizeof(float) * 303);
   gumbels(&drawn_by), say("gumbels", out, sizeof(float) * 303);
   const int32_t own[] = {2, 4, 0, 1000};

@@ -21,6 +21,7 @@ from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.native import actor_critic, build, optimiser, policy, replay
+from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.rng import Purpose, Stream, member_keys, salt
 from evopipe.types import Batch, Chosen, Spaces, Tensor
 from kernel_cases import Draw, alone, drawn_lessons
@@ -160,7 +161,49 @@ def test_noise_of_the_rarest_draw_is_finite() -> None:
     draw = Stream(keys, Purpose.UPDATE, torch.tensor([step]))
     assert float(draw.uniform(1)) == 0.0
     assert float(actor_critic.gumbels(draw, 1)) == -40.0
-    assert float(actor_critic.normals(draw, 1)) == 0.0
+    assert float(draw.normal(1)) == 0.0
+
+
+# ------------------------------------------------------------------------------------------------- acting and storing
+
+
+@pytest.mark.parametrize("actions", [1, 2, 7])
+def test_chance_and_choice_are_torchs(actions: int) -> None:
+    """Ties, values that are no numbers, members without a legal action, and no chance or nothing but chance."""
+    members, envs, g = 5, 3, torch.Generator().manual_seed(actions)
+    keys = torch.from_numpy(member_keys(3, range(members)))
+    for step in range(200):
+        q = numbers(members, envs, actions, seed=step).mul(2).round()
+        q[0, 0], q[1, 0, 0], q[2, 0, 0], q[4] = torch.nan, torch.inf, -torch.inf, -torch.inf
+        legal, epsilon = torch.rand(q.shape, generator=g) < 0.7, torch.tensor([0.0, 1.0, 0.5, 0.1, 0.9])
+        draw = Stream(keys, Purpose.ACT, torch.tensor([step]))
+        ours = epsilon_greedy(q, legal, epsilon, draw), or_random(q / 3, epsilon, draw)
+        build.use(None)
+        theirs = epsilon_greedy(q, legal, epsilon, draw), or_random(q / 3, epsilon, draw)
+        build.use(build.load())
+        assert torch.equal(ours[0], theirs[0])
+        assert ours[1].numpy().tobytes() == theirs[1].numpy().tobytes()
+
+
+def test_rows_are_stored_as_without_kernels() -> None:
+    """One memory or several, rows that are left out or not finite, more rows than a memory holds; each first priority
+    too."""
+    layout, size, g = RowLayout(2, 3, masked=False), RowLayout(2, 3, masked=False).size, np.random.default_rng(3)
+    for memories in (1, 3):
+        ours, theirs = (
+            Replay(layout, memories, 7, CPU, Priorities(3, 7, 0.6, CPU), each=3 // memories) for _ in range(2)
+        )
+        for n in (1, 4, 3, 9, 2, 30):
+            rows, keep = g.standard_normal((memories, n, size)).astype(np.float32), g.random((memories, n)) < 0.8
+            rows[g.random(rows.shape) < 0.02] = [np.nan, np.inf, -np.inf][n % 3]
+            ours.add(rows, keep)
+            build.use(None)
+            theirs.add(rows, keep)
+            build.use(build.load())
+            assert {name: value.tolist() for name, value in ours.state().items()} == {
+                name: value.tolist() for name, value in theirs.state().items()
+            }
+    assert ours.size.tolist() == [7, 7, 7]
 
 
 # ------------------------------------------------------------------------------------------------------------- updates

@@ -1,0 +1,35 @@
+"""Choices that chance has a part in, by the native kernels; `ops.policy` has the same in torch, to the bit."""
+
+from __future__ import annotations
+
+import torch
+
+from evopipe.native import build, header
+from evopipe.native.header import at
+from evopipe.rng import Stream, salt
+from evopipe.types import Tensor
+
+
+def best_or_random(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
+    """See `ops.policy.epsilon_greedy`; return None if torch must do it."""
+    found = torch.empty(q.shape[:2], dtype=torch.int64)
+    return found if _filled("best_or_random", q, legal, epsilon, draw, found) else None
+
+
+def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
+    """See `ops.policy.or_random`; return None if torch must do it."""
+    found = torch.empty(action.shape)
+    return found if _filled("clipped_or_random", action, None, epsilon, draw, found) else None
+
+
+def _filled(
+    name: str, values: Tensor, legal: Tensor | None, epsilon: Tensor, draw: Stream, found: Tensor
+) -> bool:  # fmt: skip
+    if not build.serve(values) or not values.dtype == epsilon.dtype == torch.float32:
+        return False
+    values, epsilon, keys = values.contiguous(), epsilon.contiguous(), draw.keys.contiguous()
+    legal = None if legal is None else legal.contiguous()
+    getattr(build.kernels(), name)(header.of("explore_call")(
+        *values.shape, at(keys), salt(draw.purpose), at(draw.step), at(epsilon), at(values), at(legal), at(found)
+    ))  # fmt: skip
+    return True
