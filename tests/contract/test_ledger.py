@@ -99,6 +99,28 @@ def test_fitness_may_be_the_mean_of_the_episodes_that_ended_in_training(
     assert loop.clock.eval_steps == int(loop.champion.returns.sum()), "nobody else was"
 
 
+@pytest.mark.parametrize("backend", ["sync", "torch"])
+def test_a_new_trial_is_not_paid_for_the_steps_of_the_one_before(backend: str, run: Callable[..., Any]) -> None:
+    """Whose episodes were running: CartPole pays 1 a step, and the new one takes those of whole episodes."""
+    p = populations.problem("CartPole-v1", search=TRAINING, train={"evo_steps": 4000, "max_steps": 4000})
+    object.__setattr__(p, "env", p.env.model_copy(update={"backend": backend}))
+    loop = run(p, 2)
+    advance(loop, 5)
+    loop.regime.renew([1])
+    loop.regime.adopt(loop.cohorts)
+    world, running, sums, counts = loop.regime.world, np.zeros(8), np.zeros(2), np.zeros(2)
+    running[:4] = 5
+    begun = world.state()["episodes"].numpy().copy()
+    while not (counts > 2).all():
+        loop.advance()
+        running += 1
+        over = (now := world.state()["episodes"].numpy().copy()) > begun
+        np.add.at(sums, np.flatnonzero(over) // 4, running[over])
+        np.add.at(counts, np.flatnonzero(over) // 4, 1)
+        running[over], begun = 0, now
+    assert loop.regime.ended().tolist() == pytest.approx((sums / counts).tolist())
+
+
 def test_a_budget_counts_the_steps_of_evaluations(run: Callable[..., Any]) -> None:
     train = {"evo_steps": 100, "max_steps": 1000, "target": FAR}
     loop = run(populations.problem("CartPole-v1", search={"budget": 230}, train=train), 2)

@@ -128,6 +128,16 @@ def test_after_a_signal_little_time_is_left(workers: Workers, monkeypatch: pytes
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0.5  # another run begins with all its time
 
 
+def test_what_makes_progress_has_its_time_from_there() -> None:
+    """However long it takes in all."""
+    done: list[int] = []
+    with Watchdog(1.0, progress=lambda: len(done)):
+        for i in range(30):
+            time.sleep(0.05)
+            done.append(i)
+    assert len(done) == 30
+
+
 def test_a_hang_passes_the_excepts_of_foreign_code() -> None:
     with pytest.raises(Hung, match=r"did not return within 0.05 seconds$"), Watchdog(0.05):
         try:

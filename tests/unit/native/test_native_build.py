@@ -188,11 +188,12 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, cache: Path, compi
     assert times(compiler) == 3
 
 
-def test_what_is_kept_is_the_users_alone_under_any_umask(cache: Path, compiler: Path) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o750])
+def test_what_is_kept_is_the_users_alone_under_any_umask(mode: int, cache: Path, compiler: Path) -> None:
     before = os.umask(0)
     try:
         started()
-        (cache.parent / "evopipe").chmod(0o777)
+        (cache.parent / "evopipe").chmod(mode)
         started()
     finally:
         os.umask(before)
