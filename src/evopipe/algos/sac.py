@@ -121,7 +121,7 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
         x = forward(state.encoder, obs)
         if cfg.spaces.continuous:
             mean, log_std, noise = _gaussian(state, x, draw)
-            return or_random(torch.tanh(mean + log_std.exp() * noise), epsilon, draw.part(1))
+            return or_random(ops.squashed_draw(mean, log_std, noise), epsilon, draw.part(1))
         log_pi = ops.masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
         return sampled_or_random(log_pi, legal, epsilon, draw)
 

@@ -141,8 +141,10 @@ class _Gaussian:
     log_std: Tensor
 
     def sample(self, draw: Stream) -> Tensor:
-        noise = draw.normal(self.mean[0].numel()).view(self.mean.shape).to(self.mean.dtype)
-        return self.mean + self.log_std.exp() * noise
+        return self.mean + self.log_std.exp() * self._noise(draw)
+
+    def _noise(self, draw: Stream) -> Tensor:
+        return draw.normal(self.mean[0].numel()).view(self.mean.shape).to(self.mean.dtype)
 
     def mode(self) -> Tensor:
         return self.mean
@@ -163,7 +165,7 @@ class _SquashedGaussian(_Gaussian):
     """tanh of normal numbers u, float32 `[P, B, A]` in [−1, 1]. Its entropy, u's, is an upper bound."""
 
     def sample(self, draw: Stream) -> Tensor:
-        return squashed(super().sample(draw))
+        return squashed_draw(self.mean, self.log_std, self._noise(draw))
 
     def mode(self) -> Tensor:
         """Return tanh(mean), the median; the density itself peaks elsewhere."""
@@ -209,6 +211,13 @@ def squashed(x: Tensor) -> Tensor:
     a float32 tanh differ between AVX2 and AVX-512 where torch takes it from MKL.
     """
     return torch.tanh(x.double()).to(x.dtype) if x.device.type == "cpu" else torch.tanh(x)
+
+
+def squashed_draw(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+    """Return tanh(mean + exp(log_std) · noise), an action that is taken: `[…, A]` each. See `squashed` for its bits."""
+    if mean.device.type != "cpu":
+        return torch.tanh(mean + log_std.exp() * noise)
+    return torch.tanh(mean.double() + log_std.double().exp() * noise).to(mean.dtype)
 
 
 def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
