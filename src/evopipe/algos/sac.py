@@ -100,11 +100,8 @@ explore = _actor_critic.explore
 def _gaussian(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean, log-deviation and a draw of standard normal noise, `[P, B, A]` each: x `[P, B, …]`, see `encode`."""
     mean, log_std = forward(state.actor, x).chunk(2, dim=-1)
-    return (
-        mean,
-        log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX),
-        draw.normal(mean.numel() // len(mean)).view(mean.shape),
-    )
+    noise = draw.normal(mean.numel() // len(mean)).view(mean.shape)
+    return mean, log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX), noise
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
@@ -120,8 +117,7 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
     with torch.no_grad():
         x = forward(state.encoder, obs)
         if cfg.spaces.continuous:
-            mean, log_std, noise = _gaussian(state, x, draw)
-            return or_random(ops.squashed_draw(mean, log_std, noise), epsilon, draw.part(1))
+            return or_random(ops.squashed_draw(*_gaussian(state, x, draw)), epsilon, draw.part(1))
         log_pi = ops.masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
         return sampled_or_random(log_pi, legal, epsilon, draw)
 
