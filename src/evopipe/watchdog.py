@@ -72,6 +72,8 @@ class Watchdog:
         except OSError:  # it was deleted
             self._folder = ""
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+            # Before a timer that still runs may look at them: those of the last time may be hours old.
+            self._seen, self._since = self._progress(), time.monotonic()
             _watching = self
             self.begin()
         return self

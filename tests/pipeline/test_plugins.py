@@ -240,7 +240,7 @@ def test_broken_packages_harm_nobody_else(broken: Path, tmp_path: Path) -> None:
         ("evolution.mutation.probabilities.swap_rows", -1.0, "must be at least 0, got -1.0"),
         ("tracking.backends", ["mlflow"], "'mlflow' is evopipe's own, and the package 'broken'"),
         ("tracking.backends", ["mlfow"], "got \"mlfow\""),
-        ("env.backend", "slop", "must be 'envpool', 'sync' or 'torch', got 'slop'"),
+        ("env.backend", "slop", "must be 'c', 'envpool', 'sync' or 'torch', got 'slop'"),
     ],
 )  # fmt: skip
 def test_a_bad_name_gives_one_sentence_and_its_place(

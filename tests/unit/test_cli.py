@@ -357,7 +357,7 @@ assert np.zeros(2).sum() == 0
 def other_tree(tmp_path: Path) -> Path:
     """A copy of the tree, as a queued experiment's folder holds one, with a version of its own."""
     copy_tree(tmp_path)
-    init = tmp_path / "src/evopipe/__init__.py"
+    init = tmp_path / "src/evopipe/version.py"
     init.write_text(init.read_text().replace(evopipe.__version__, "9.9.9"))
     return tmp_path
 

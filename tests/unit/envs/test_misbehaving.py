@@ -138,6 +138,20 @@ def test_what_makes_progress_has_its_time_from_there() -> None:
     assert len(done) == 30
 
 
+def test_an_alarm_that_rings_as_a_context_begins_finds_its_own_time() -> None:
+    """The timer of the context before may still run."""
+
+    class Rung(Watchdog):
+        def begin(self) -> None:
+            signal.raise_signal(watchdog._timer.signum)
+            super().begin()
+
+    with Watchdog(1.0):
+        pass  # which leaves a timer and its handler
+    with Rung(1.0):
+        pass
+
+
 def test_a_hang_passes_the_excepts_of_foreign_code() -> None:
     with pytest.raises(Hung, match=r"did not return within 0.05 seconds$"), Watchdog(0.05):
         try:
