@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os.path  # not pathlib: under `python -m evopipe` a file of that name in the working folder would be taken
 
 __version__ = "0.2.0"
 
-SOURCE = Path(__file__).absolute().parents[1]
+SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder to put on `PYTHONPATH` for another process to import this same package."""

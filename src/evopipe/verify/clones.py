@@ -120,7 +120,7 @@ class _Clone:
         that runs now is found last."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "EVOPIPE_", "GIT_"))}
         path = [Path(entry).resolve() for entry in kept.get("PYTHONPATH", "").split(os.pathsep) if entry]
-        path.append(SOURCE.resolve())
+        path.append(Path(SOURCE).resolve())
         top = self.origin.root
         path = [self.root / p.relative_to(top) if p.is_relative_to(top) else p for p in path]
         return kept | {

@@ -273,7 +273,7 @@ def test_minari_itself_reads_what_we_write(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_equal_data_gives_equal_bytes_in_another_process(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; import tests.unit.test_dataset as t; out = Path(sys.argv[1]);"
+        "import sys; from pathlib import Path; import tests.unit.data.test_dataset as t; out = Path(sys.argv[1]);"
         "t.minari(out / 'set', t.some()); t.transitions_file(out)"
     )
     here, there = tmp_path / "here", tmp_path / "there"
