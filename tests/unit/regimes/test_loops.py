@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,20 +38,6 @@ from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.track.events import Generation, Message, Progress, Start, Tracker
 from populations import LONG, advance, close_generation, equal_states, finish, plant_weight, same
-
-
-@pytest.fixture
-def run() -> Iterator[Callable[..., Any]]:
-    """Makes runs, and closes them."""
-    made: list[Any] = []
-
-    def make(p: EnvSpec, members: int = 2) -> Any:
-        made.append(begin(p, first_members(p, members)[0]))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 def stored(loop: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,29 +12,13 @@ import torch
 import populations
 from evopipe.envs.rows import RowStep
 from evopipe.memory.replay import Replay, RowLayout
-from evopipe.problems.env import begin
 from evopipe.regimes.watched import Watched
 from evopipe.run.episodes import Stopped
-from evopipe.run.spec import EnvSpec, first_members
 from populations import close_generation, equal_states
 
 ROWS, ACTIONS = 4, 2
 SLOTS = np.array([0, 0, 2, 2])
 """Two rows each play for the members in slots 0 and 2."""
-
-
-@pytest.fixture
-def run() -> Iterator[Callable[..., Any]]:
-    """Makes runs, and closes them."""
-    made: list[Any] = []
-
-    def make(p: EnvSpec, members: int = 2) -> Any:
-        made.append(begin(p, first_members(p, members)[0]))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 def note(watched: Watched, rows: list[int], at: int, cut: bool = False, broken: tuple[int, ...] = ()) -> None:
