@@ -12,7 +12,7 @@ import pytest
 
 from changed import PACKAGE, Copy
 from evopipe.schema.read import parse_yaml
-from tiny import ROOT, write_params
+from tiny import ROOT, wait_for, write_params
 
 pytestmark = pytest.mark.thorough
 
@@ -140,8 +140,13 @@ def test_a_tracker(copy: Copy, tmp_path: Path) -> None:
     for stage in ("population", "train"):
         done = copy.python("-m", "evopipe", stage, cwd=folder)
         assert done.returncode == 0, done.stderr
-    (written,) = (folder / ".evopipe/csv").glob("*.csv")
-    assert [line.split(",")[0] for line in written.read_text().splitlines()] == ["1", "2"]
+
+    def generations() -> list[str]:
+        files = (folder / ".evopipe/csv").glob("*.csv")
+        return [line.split(",")[0] for path in files for line in path.read_text().splitlines()]
+
+    # A process of its own brings them, and may do so after the stage has ended.
+    assert wait_for(lambda: generations() == ["1", "2"]), generations()
     assert copy.files == ["track/backends/csv.py"]
 
 
