@@ -253,8 +253,7 @@ class Replay:
         at = upload(torch.from_numpy(place), self.device)
         self._flat[at] = upload(torch.from_numpy(chosen), self.device)
         self._admit(at)
-        self.position = (self.position + count) % self.capacity
-        self.size = np.minimum(self.size + count, self.capacity)
+        self._count(count)
 
     def _admit(self, at: Tensor) -> None:
         """Give new rows at these places `[n]`, counted over all buffers, their first priorities."""
@@ -278,8 +277,12 @@ class Replay:
         if self.priorities is not None:
             begins = torch.arange(self.memories, device=self.device) * self.capacity
             self._admit((begins[:, None] + at).flatten())
-        self.position = (self.position + n) % self.capacity
-        self.size = np.minimum(self.size + n, self.capacity)
+        self._count(n)
+
+    def _count(self, rows: Any) -> None:
+        """Count rows that were appended to each buffer, in place: the kernels know where the numbers lie."""
+        self.position[:] = (self.position + rows) % self.capacity
+        self.size[:] = np.minimum(self.size + rows, self.capacity)
 
     def clear(self, memories: Sequence[int]) -> None:
         """Empty these buffers."""
@@ -329,7 +332,7 @@ class Replay:
         result may reuse the tensors of the minibatch that was drawn before for the same `weight`.
         """
         if build.serve(self.rows) and self.frames is None:
-            return self._batches(draw, slots, first, weight, gamma).draw(draw.step, size, beta)
+            return self.batches(draw, slots, first, weight, gamma).draw(draw.step, size, beta)
         u = draw.uniform(weight.shape[1])
         if self.priorities is None:
             index = (u * size[:, None]).long()
@@ -337,7 +340,8 @@ class Replay:
             index, weight = self._by_priority(slots, size, u, weight, beta)
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
-    def _batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
+    def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
+        """Return what draws minibatches by the kernels; for the arguments see `batch`."""
         known, given = self._drawn.get(id(weight)), (draw.keys, slots, first, weight, gamma)
         if known is None or not known.serve(self.rows, *given):
             if len(self._drawn) >= _COHORTS:
@@ -400,8 +404,8 @@ class Replay:
 
     def restore(self, state: dict[str, Tensor]) -> None:
         self.rows[:, : state["rows"].shape[1]] = state["rows"].to(self.device)
-        self.position = state["position"].numpy().copy()
-        self.size = state["size"].numpy().copy()
+        self.position[:] = state["position"].numpy()
+        self.size[:] = state["size"].numpy()
         if self.priorities is not None:
             self.priorities.restore(state)
         if self.frames is not None:

@@ -40,6 +40,11 @@ def at(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def address(pointer: Any) -> int:
+    """Return where a struct lies; whoever keeps the number must keep the pointer."""
+    return int(declarations().cast("intptr_t", pointer))
+
+
 class Struct:
     """A struct of the header. Its pointers are addresses, and nested structs are what `packed` returned.
 

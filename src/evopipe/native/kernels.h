@@ -107,6 +107,13 @@ void best_or_random(const explore_call *call);
 void clipped_or_random(const explore_call *call);
 
 typedef struct {
+  ptrdiff_t n;
+  const float *mean, *log_std, *noise;  // [n]; the latter two NULL: of the mean alone
+  float *to;                            // [n]
+} squash_call;
+void squash(const squash_call *call);
+
+typedef struct {
   ptrdiff_t rows;
   const uint8_t *over;         // [R]
   const int64_t *keys, *envs;  // [R]
@@ -238,6 +245,59 @@ typedef struct {  // `algos.sac`
   int obs, actions, discrete, by_legal, learns_alpha;
 } sac_job;
 int sac_update(const sac_job *job, const minibatch *batch, const update_call *now, int members);
+
+// --- ticks of off-policy members -------------------------------------------------------------------------------------
+// What a cohort of P members does in a tick. All that the structs point to lies still while the cohort lives.
+
+typedef struct {  // how they choose actions
+  network net;    // a Q-network, or an actor
+  int how, members, envs, actions;
+  float deviation;                  // of noise on a deterministic actor's actions
+  const int64_t *keys, *part_keys;  // [P], the latter of another draw
+  ptrdiff_t salt;
+  const int64_t *from, *to;  // [P], the rows of a member's first environment, where it looks and where it acts
+  const uint8_t *healthy;    // [P]
+} chooser;
+
+typedef struct {
+  const float *obs;      // rows of all environments
+  const uint8_t *legal;  // of choices
+  void *actions;         // int64, or float of several numbers
+  int64_t tick;
+  float epsilon;
+} choose_call;
+int tick_choose(const chooser *how, const choose_call *call);  // 1: there is no memory for it
+
+typedef struct {  // how they learn from a replay memory
+  int how, members, numbers;       // numbers: of the noise that a row of the batch takes
+  ptrdiff_t period, turn, salt;    // the actor learns at this turn of so many
+  const sample *batches;
+  const minibatch *batch;
+  const void *job;
+  const int64_t *keys, *part_keys;  // [P]
+  const float *scale;               // [P], of the noise; or NULL
+  float *noise, *own_noise;         // [P, B, numbers]
+  const int64_t *memory;            // [P], which one a member has
+  int64_t *filled;                  // [P], scratch
+  float *losses, *errors;           // [P] and [P, B]
+  uint8_t *healthy;                 // [P]
+  const tree_call *priorities;      // of the batches' rows and these errors; or NULL
+} lessons;
+
+typedef struct {
+  int64_t step, turn;     // of the first update
+  int updates;
+  float beta;
+  const int64_t *filled;  // [M]
+} learn_call;
+int tick_learn(const lessons *how, const learn_call *call);  // 1: there is no memory for it
+
+typedef struct {
+  store_call store;
+  const tree_call *priorities;  // or NULL
+  ptrdiff_t each;               // members of a memory
+} memory_call;
+void tick_remember(const memory_call *call);
 
 // --- proximal policy optimisation ------------------------------------------------------------------------------------
 
