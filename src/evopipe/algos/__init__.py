@@ -168,6 +168,13 @@ def refused(name: str) -> str | None:
     return None
 
 
+def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
+    """Return an algorithm's `choice` or `recipe`, evopipe's own alone: another package may have taken over one that does
+    not fit the rest."""
+    found: Callable[..., Any] | None = getattr(algo, name)
+    return found if algo.__name__.startswith(f"{__name__}.") else None
+
+
 def regime_name(name: str) -> str:
     """Return the regime named in an algorithm's file, without importing it, because importing all takes a tenth of a
     second."""

@@ -216,6 +216,7 @@ class Replay:
         self.rows = torch.zeros(memories, capacity, width, device=device)
         self.position = np.zeros(memories, np.int64)
         self.size = np.zeros(memories, np.int64)
+        self._filled_at = self.size.ctypes.data
         self._drawn: dict[int, native.Batches] = {}  # by what cohorts' weights are
         self._placed: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
@@ -287,6 +288,11 @@ class Replay:
     def clear(self, memories: Sequence[int]) -> None:
         """Empty these buffers."""
         self.position[list(memories)] = self.size[list(memories)] = 0
+
+    @property
+    def filled_at(self) -> int:
+        """The address of `size`, which does not change."""
+        return self._filled_at
 
     @property
     def evenly_filled(self) -> bool:

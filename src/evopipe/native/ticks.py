@@ -106,6 +106,11 @@ class Lessons:
         )  # fmt: skip
         self._pointer, self._call = kind.pointer(self.packed), header.of("learn_call")
 
+    @staticmethod
+    def serves(how: Recipe, batches: Batches) -> bool:
+        """Return whether all that these updates read lies where it is while their members live."""
+        return update.lasting(how) and update.minibatch(batches.batch)[2] is None
+
     def __call__(self, step: int, turn: int, updates: int, beta: float, filled: int) -> None:
         """Make updates; `step` is the counter of the first draw, `turn` which the first is within the period, and
         `filled` the address of how many rows each memory holds."""

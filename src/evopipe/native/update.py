@@ -72,6 +72,11 @@ class Recipe(NamedTuple):
     turn: int = 0
 
 
+def lasting(how: Recipe) -> bool:
+    """Return whether a recipe holds as long as its learners: it points to no copies."""
+    return how.of.critic.__dict__.get("job") is how.job
+
+
 def network(net: Net, adam: Adam | None, inputs: int, members: int) -> dict[str, Any] | None:
     """Return the fields of a network of dense layers with this many inputs; None if the kernels cannot compute it."""
     plan, structure = dense.plan_of(net, inputs), net.structure

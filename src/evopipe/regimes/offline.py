@@ -67,8 +67,7 @@ class Offline:
     def advance(self) -> None:
         """Make the updates that are due."""
         self.whole = False
-        for learn in self.learners.share_of(self.clock.tick, self.learning.due()):
-            learn()
+        self.learning.learn()
         self.clock.count(rewarded=False)  # the dataset's are known
         self.whole = True
 
