@@ -26,6 +26,7 @@ from evopipe.memory.frames import Frames
 from evopipe.memory.priorities import Priorities
 from evopipe.native import build
 from evopipe.native import replay as native
+from evopipe.native import ticks as native_ticks
 from evopipe.rng import Stream
 from evopipe.types import Batch, Image, Spaces
 
@@ -186,6 +187,45 @@ class RowLayout:
         )
 
 
+class Incoming:
+    """The transitions of one step of all environments, as rows in memory of their own. They are entered in two parts, and
+    appended to a replay buffer. See `Replay.incoming`."""
+
+    def __init__(self, replay: Replay, rows: int, at: np.ndarray | None) -> None:
+        layout, where = replay.layout, slice(None) if at is None else at
+        o, r, mask, legal = layout.obs, layout._reward, layout._mask, layout._legal
+        packed, self._keep = np.zeros((rows, layout.size), np.float32), np.zeros(rows, np.bool_)
+        self._where: Any = where
+        self._obs, self._next_obs = packed[:, :o], packed[:, o : 2 * o]
+        self._action = packed[:, 2 * o : r] if layout.continuous else packed[:, 2 * o]
+        self._reward, self._terminated = packed[:, r], packed[:, r + 1]
+        self._next_legal = packed[:, mask:legal] if layout.masked else None
+        self._legal = packed[:, legal:] if layout.legal else None
+        self._kernel = native_ticks.Memory(
+            replay.rows, torch.from_numpy(packed).view(replay.memories, -1, layout.size),
+            torch.from_numpy(self._keep).view(replay.memories, -1), torch.from_numpy(replay.position),
+            torch.from_numpy(replay.size), None if replay.priorities is None else replay.priorities.native, replay.each,
+        )  # fmt: skip
+
+    def before(self, obs: np.ndarray, legal: np.ndarray) -> None:
+        """Enter what those who step are about to act on, `[n, O]` and `[n, A]`."""
+        self._obs[self._where] = obs
+        if self._legal is not None:
+            self._legal[self._where] = legal
+
+    def after(
+        self, action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, next_obs: np.ndarray,
+        next_legal: np.ndarray, broken: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Enter what they did and got, and append the rows, without those that are `broken` `[n]` or not finite."""
+        at = self._where
+        self._action[at], self._reward[at], self._terminated[at] = action, reward, terminated
+        self._next_obs[at], self._keep[at] = next_obs, ~broken
+        if self._next_legal is not None:
+            self._next_legal[at] = next_legal
+        self._kernel.append()
+
+
 class Replay:
     """`M` ring buffers of packed rows: one that all members share, one for each member, or one for every `each`
     members.
@@ -279,6 +319,15 @@ class Replay:
             begins = torch.arange(self.memories, device=self.device) * self.capacity
             self._admit((begins[:, None] + at).flatten())
         self._count(n)
+
+    def incoming(self, rows: int, at: np.ndarray | None) -> Incoming | None:
+        """Return room for the transitions of one step of all environments, `rows` in number; None if they cannot be
+        appended by the kernels as they come.
+
+        Only environments `at` `[n]` step; None: all do.
+        """
+        served = build.serve(self.rows) and self.frames is None
+        return Incoming(self, rows, at) if served and self.layout.steps == 1 and not self.layout.agents else None
 
     def _count(self, rows: Any) -> None:
         """Count rows that were appended to each buffer, in place: the kernels know where the numbers lie."""

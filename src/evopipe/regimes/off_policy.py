@@ -17,7 +17,8 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import RowStep
 from evopipe.errors import ParamsError
 from evopipe.memory.nstep import NStep
-from evopipe.memory.replay import RowLayout
+from evopipe.memory.replay import Incoming, RowLayout
+from evopipe.native import build
 from evopipe.regimes.learn import ReplayLearning
 from evopipe.regimes.watched import Watched
 from evopipe.run.evaluate import Evaluator
@@ -65,6 +66,7 @@ class OffPolicy:
         self.replay, self.learners = self.learning.replay, self.learning.learners
         self.first, self.inherit = self.learning.first, self.learning.inherit
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
+        self._incoming: Incoming | None = None
         self._windows = self.nstep  # of the environments that step
         self._watched: Watched | None = None
         if cfg.evaluation:
@@ -99,6 +101,7 @@ class OffPolicy:
         self._slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
         if self.nstep is not None:
             self._windows = self.nstep if self.world.rows is None else self.nstep.part(self.world.rows)
+        self._incoming = self.replay.incoming(self.world.pool.rows, self.world.rows)
 
     def _gather_windows(self) -> None:
         """Take the windows of those who lived back among all."""
@@ -147,7 +150,16 @@ class OffPolicy:
         world.refuse_broken()
 
     def _step(self, world: World) -> None:
-        pool = world.pool
+        pool, incoming = world.pool, self._incoming
+        if incoming is not None and build.chosen() is not None:
+            incoming.before(world.own(pool.obs), world.own(pool.mask))
+            step, actions = pool.receive(), world.pending
+            assert actions is not None
+            self.whole = False
+            incoming.after(actions, step.reward, step.terminated, step.obs, step.mask, step.broken)
+            world.end(step)
+            self.whole = True
+            return
         obs = world.own(pool.obs).copy()
         legal = world.own(pool.mask).copy() if self.replay.layout.legal else None
         alive = world.own(pool.alive).copy() if self.spec.spaces.team else None
