@@ -74,6 +74,12 @@ class Struct:
             raise TypeError(f"the header has no field {sorted(unknown)[0]!r} there")
         return self.pack(*map(values.get, self.fields, self._nothing))
 
+    def changed(self, packed: bytes, **values: Any) -> bytes:
+        """Return what `packed` returned with other values by name."""
+        named = dict(zip(self.fields, self._packer.unpack(packed), strict=True))
+        assert values.keys() <= named.keys()
+        return self.pack(*(named | values).values())
+
     def pointer(self, packed: bytes) -> Any:
         """Return a pointer to what `packed` returned, which it keeps alive."""
         return self._point(self._pointer, packed)

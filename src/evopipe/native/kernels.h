@@ -381,3 +381,29 @@ typedef struct {  // of R rows, which have their states `stride` bytes apart; n 
 void env_reset(const env_call *call);
 void env_step(const env_call *call);
 void env_observe(const env_call *call);
+
+// --- whole ticks of off-policy members in environments in C ----------------------------------------------------------
+
+typedef struct {  // n of R rows step, those of members who live
+  int cohorts;
+  const chooser *choosers;  // [cohorts]
+  const lessons *lessons;
+  const int64_t *every;  // [cohorts], steps of a member from one update to the next
+  env_call env;          // of the rows that step; its `obs` are those that follow
+  memory_call memory;
+  episodes_call episodes;  // of all rows
+  float *obs;              // [n, O], what members act on
+  const uint8_t *legal;    // [n, A]
+  float *rows;             // [R, size], what is remembered
+  uint8_t *keep, *over;    // [R]
+  double *sums, *counts, *running;                // [slots], [slots] and [R], of returns; NULL where nobody asks for them
+  ptrdiff_t envs, delay, at_once, apart;  // apart: so many draws each tick has for itself
+} world_call;
+
+typedef struct {
+  int64_t tick, here;           // of the first one, of those who live and of their generation
+  ptrdiff_t ticks;
+  const float *epsilon, *beta;  // [ticks]
+  int64_t *told;                // [2]: ticks taken, and broken transitions in the last of them
+} ticks_call;
+int tick_many(const world_call *world, const ticks_call *call);  // 1: there is no memory for it

@@ -142,3 +142,98 @@ void tick_remember(const memory_call *m) {
   const int count = store_rows(&m->store);
   if (m->priorities) admit(m->priorities, count, m->store.places, m->store.capacity, m->each);
 }
+
+// --- whole ticks, where the environment is in C ----------------------------------------------------------------------
+
+static int choose_all(const world_call *w, const ticks_call *now, ptrdiff_t k) {
+  const choose_call call = {w->obs, w->legal, (void *)w->env.actions, now->tick + k, now->epsilon[k]};
+  int starved = 0;
+  for (int c = 0; c < w->cohorts && !starved; c++) starved = tick_choose(w->choosers + c, &call);
+  return starved;
+}
+
+// Whether members have taken enough steps to learn, and each one's memory holds a row.
+static int may_learn(const world_call *w, int64_t tick) {
+  if ((tick + 1) * w->envs <= w->delay) return 0;
+  for (int c = 0; c < w->cohorts; c++)
+    for (int p = 0; p < w->lessons[c].members; p++)
+      if (!w->memory.store.filled[w->lessons[c].memory[p]]) return 0;
+  return 1;
+}
+
+static int learn_all(const world_call *w, const ticks_call *now, ptrdiff_t k) {
+  const int64_t steps = (now->here + k) * w->envs;
+  int starved = 0;
+  for (int c = 0; c < w->cohorts && !starved; c++) {
+    const int64_t every = w->every[c], due = (steps + w->envs) / every - steps / every;
+    starved = tick_learn(w->lessons + c, &(learn_call){.step = (now->tick + k) * w->apart,
+                                                       .turn = steps / every * w->at_once,
+                                                       .updates = (int)(due * w->at_once),
+                                                       .beta = now->beta[k],
+                                                       .filled = w->memory.store.filled});
+  }
+  return starved;
+}
+
+INLINE ptrdiff_t in_pool(const world_call *w, ptrdiff_t i) { return w->env.where ? (ptrdiff_t)w->env.where[i] : i; }
+
+// Write what a row saw, did and got, as `memory.replay.RowLayout` has it; return whether all that it got is finite.
+static int enter_row(const world_call *w, ptrdiff_t i) {
+  const environment *of = w->env.of;
+  const ptrdiff_t o = of->observations, at = in_pool(w, i);
+  float *row = w->rows + at * w->memory.store.size;
+  memcpy(row, w->obs + i * o, sizeof(float) * (size_t)o);
+  memcpy(row + o, w->env.obs + i * o, sizeof(float) * (size_t)o);
+  int finite = isfinite(w->env.rewards[i]) != 0;
+  for (ptrdiff_t j = 0; j < o; j++) finite &= isfinite(row[o + j]) != 0;
+  row += 2 * o;
+  if (of->continuous)
+    for (int a = 0; a < of->actions; a++) *row++ = ((const float *)w->env.actions)[i * of->actions + a];
+  else
+    *row++ = (float)((const int64_t *)w->env.actions)[i];
+  row[0] = w->env.rewards[i], row[1] = (float)w->env.terminated[i];
+  w->keep[at] = (uint8_t)finite;
+  return finite;
+}
+
+// Add to a row's running return, and to its member's ended ones.
+static void sum_up(const world_call *w, ptrdiff_t i, int over, int finite) {
+  const ptrdiff_t at = in_pool(w, i), member = at / w->envs;
+  const double total = w->running[at] + (double)w->env.rewards[i];
+  if (over && finite) w->sums[member] += total, w->counts[member] += 1.0;
+  w->running[at] = over || !finite ? 0.0 : total;
+}
+
+// Begin new episodes in rows that are over; `obs` becomes what members act on next.
+static void begin_again(const world_call *w) {
+  const ptrdiff_t o = w->env.of->observations;
+  memcpy(w->obs, w->env.obs, sizeof(float) * (size_t)(w->env.rows * o));
+  const int count = next_episodes(&w->episodes);
+  if (!count) return;
+  env_call begins = w->env;
+  begins.rows = count, begins.where = w->episodes.found, begins.begins = w->episodes.seeds;
+  env_reset(&begins);
+  for (ptrdiff_t i = 0; i < w->env.rows; i++) {
+    const ptrdiff_t at = in_pool(w, i);
+    if (w->episodes.over[at]) w->env.of->observe(w->env.states + at * w->env.stride, w->obs + i * o);
+  }
+}
+
+// Take ticks, fewer where a transition is broken; `told` counts both.
+int tick_many(const world_call *w, const ticks_call *now) {
+  for (ptrdiff_t k = 0; k < now->ticks && !now->told[1]; k++) {
+    if (choose_all(w, now, k)) return 1;
+    if (may_learn(w, now->tick + k) && learn_all(w, now, k)) return 1;
+    env_step(&w->env);
+    for (ptrdiff_t i = 0; i < w->env.rows; i++) {
+      const int finite = enter_row(w, i), over = w->env.terminated[i] | w->env.truncated[i];
+      if (w->running) sum_up(w, i, over, finite);
+      w->over[in_pool(w, i)] = (uint8_t)(over | !finite);
+      now->told[1] += !finite;
+    }
+    tick_remember(&w->memory);
+    begin_again(w);
+    now->told[0]++;
+  }
+  return 0;
+}

@@ -135,7 +135,8 @@ class Memory:
     ) -> None:  # fmt: skip
         places = torch.empty(keep.numel(), dtype=torch.int64)
         trees = None if priorities is None else priorities.of()
-        self._held = to, rows, keep, position, filled, places, trees
+        self.rows, self.keep = rows, keep
+        self._held = to, position, filled, places, trees
         kind = header.of("memory_call")
         self.packed = kind.packed(
             store=header.of("store_call").pack(
@@ -148,3 +149,69 @@ class Memory:
     def append(self) -> None:
         """Append what `rows` and `keep` hold now."""
         build.kernels().tick_remember(self._pointer)
+
+
+class Ticks:
+    """Whole ticks of members whose environment is in C, as many as wanted in one call.
+
+    Args:
+        choosers, lessons: of each cohort, made for the same rows and the same memory.
+        every: steps of a member from one update to the next, of each cohort.
+        pool: the environment's rows, see `native.environment.States.packed`.
+        rows: `[n]` int64, which of them step; None: all.
+        episodes: key, environment and number of begun episodes of every row, `[R]` int64; the latter is counted on.
+        returns: of running episodes `[R]`, and sums and counts of ended ones `[slots]`; None: nobody asks for them.
+        memory: what rows of the pool are appended by.
+        obs: `[n, O]`, what members act on; the caller writes it before a call.
+        legal: `[n, A]` bool.
+        actions: room for those of a tick, `[n]` int64 or `[n, A]` float32.
+        envs: environments of each member.
+        delay: steps of a member before it may learn.
+        at_once: updates that a member makes when some are due.
+        apart: how many draws each tick has for itself.
+    """
+
+    def __init__(
+        self, choosers: Sequence[Chooser], lessons: Sequence[Lessons], every: Sequence[int], pool: bytes,
+        rows: Tensor | None, episodes: tuple[Tensor, Tensor, Tensor], returns: tuple[Tensor, Tensor, Tensor] | None,
+        memory: Memory, obs: Tensor, legal: Tensor, actions: Tensor, envs: int, delay: int, at_once: int, apart: int,
+    ) -> None:  # fmt: skip
+        (n, _), (keys, of, begun) = obs.shape, episodes
+        self.obs, whole = obs, len(begun)
+        after, reward = torch.empty_like(obs), torch.empty(n)
+        over, *ends = (torch.zeros(count, dtype=torch.bool) for count in (whole, n, n))
+        found, seeds = torch.empty(2, whole, dtype=torch.int64)
+        running, sums, counts = returns or (None, None, None)
+        arrays = [header.of(name).pointer(b"".join(each.packed for each in those))
+                  for name, those in (("chooser", choosers), ("lessons", lessons))]  # fmt: skip
+        steps = torch.tensor(list(every), dtype=torch.int64)
+        env = header.of("env_call").changed(
+            pool, rows=n, where=at(rows), actions=at(actions), obs=at(after), rewards=at(reward),
+            terminated=at(ends[0]), truncated=at(ends[1]),
+        )  # fmt: skip
+        begins = header.of("episodes_call").pack(
+            whole, at(over), at(keys), at(of), at(begun), salt(Purpose.EPISODE), at(found), at(seeds)
+        )
+        self._held = (
+            choosers, lessons, rows, episodes, returns, memory, legal, actions, after, reward, over, ends, found, seeds,
+            arrays, steps,
+        )  # fmt: skip
+        kind = header.of("world_call")
+        self._pointer = kind.pointer(kind.packed(
+            cohorts=len(choosers), choosers=header.address(arrays[0]), lessons=header.address(arrays[1]),
+            every=at(steps), env=env, memory=memory.packed, episodes=begins, obs=at(obs), legal=at(legal),
+            rows=at(memory.rows), keep=at(memory.keep), over=at(over), sums=at(sums), counts=at(counts),
+            running=at(running), envs=envs, delay=delay, at_once=at_once, apart=apart,
+        ))  # fmt: skip
+
+    def __call__(self, tick: int, here: int, epsilon: Sequence[float], beta: Sequence[float]) -> tuple[int, int]:
+        """Take ticks, one for each `epsilon` and `beta`, fewer where transitions are broken; return how many were taken,
+        and how many transitions were broken in the last one.
+
+        `tick` and `here` are the number of the first one, of those who live and within the generation.
+        """
+        rates, told = torch.tensor([[*epsilon], [*beta]]), torch.zeros(2, dtype=torch.int64)
+        call = header.of("ticks_call")(tick, here, len(epsilon), at(rates[0]), at(rates[1]), at(told))
+        build.done(build.kernels().tick_many(self._pointer, call))
+        taken, broken = told.tolist()
+        return taken, broken

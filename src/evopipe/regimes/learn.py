@@ -110,8 +110,17 @@ class ReplayLearning:
         for (every, _), lesson in zip(self._learn, lessons, strict=True):
             if updates := _due(every, tick, envs) * each:
                 turn = tick * envs // every * each % self._spec.period
-                beta = _beta(self._spec, clock.tick)
+                beta = self.beta(clock.tick)
                 lesson(clock.tick * UPDATES_PER_TICK, turn, updates, beta, self.replay.filled_at)
+
+    def beta(self, tick: int) -> float:
+        """Return how much importance weights correct by then."""
+        return _beta(self._spec, tick)
+
+    @property
+    def every(self) -> list[int]:
+        """How many steps of a member of each cohort lie between two of its updates."""
+        return [every for every, _ in self._learn]
 
     def lessons(self) -> list[Lessons] | None:
         """Return each cohort's updates by the kernels; None where they go their way one by one."""

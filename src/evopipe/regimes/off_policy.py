@@ -19,6 +19,7 @@ from evopipe.errors import ParamsError
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import Incoming, RowLayout
 from evopipe.native import build
+from evopipe.regimes.in_c import WholeTicks
 from evopipe.regimes.learn import ReplayLearning
 from evopipe.regimes.watched import Watched
 from evopipe.run.evaluate import Evaluator
@@ -67,6 +68,9 @@ class OffPolicy:
         self.first, self.inherit = self.learning.first, self.learning.inherit
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
         self._incoming: Incoming | None = None
+        self._whole_ticks: WholeTicks | None = None
+        if isinstance(self.world, TensorWorld):
+            self._whole_ticks = WholeTicks(spec, self.clock, self.world, self.learning)
         self._windows = self.nstep  # of the environments that step
         self._watched: Watched | None = None
         if cfg.evaluation:
@@ -101,7 +105,10 @@ class OffPolicy:
         self._slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
         if self.nstep is not None:
             self._windows = self.nstep if self.world.rows is None else self.nstep.part(self.world.rows)
-        self._incoming = self.replay.incoming(self.world.pool.rows, self.world.rows)
+        if isinstance(self.world, World):
+            self._incoming = self.replay.incoming(self.world.pool.rows, self.world.rows)
+        if self._whole_ticks is not None:
+            self._whole_ticks.adopt(cohorts)
 
     def _gather_windows(self) -> None:
         """Take the windows of those who lived back among all."""
@@ -112,6 +119,8 @@ class OffPolicy:
     def renew(self, slots: Sequence[int]) -> None:
         """See `Regime.renew`. A slot's own replay buffer is emptied."""
         rows = self.world.renew(slots)
+        if self._whole_ticks is not None:
+            self._whole_ticks.adopt(self.cohorts)
         if self.nstep is not None:
             self._gather_windows()
             self._windows = self.nstep
@@ -125,14 +134,22 @@ class OffPolicy:
         assert self.world.ended is not None
         return self.world.ended.means()
 
-    def advance(self) -> None:
-        """Take one step in every environment, store the transitions, and make the updates that are due.
+    def advance(self, most: int = 1) -> None:
+        """Take one step in every environment, store the transitions, and make the updates that are due; environments in C
+        may take up to `most`.
 
         Members learn while the environments step, from the replay buffer as it was before this tick. If an environment
         fails (EnvironmentFailed), the state is whole: the actions are chosen and stay pending.
         """
         world, clock = self.world, self.clock
         chosen = world.pending is None
+        if most > 1 and self._whole_ticks is not None:
+            self.whole = False
+            taken = self._whole_ticks.take(most)
+            self.whole = True
+            if taken:
+                world.refuse_broken()
+                return
         if chosen:
             world.decide(self.cohorts, self.spec.algo.explore(self.spec.algo_config, clock.step))
         world.send()
@@ -223,6 +240,8 @@ class OffPolicy:
         if self.nstep is not None:
             self.nstep.restore({k: tensors[f"nstep.{k}"].numpy() for k in self.nstep.state()})
         lost = self.world.restore(tensors)
+        if self._whole_ticks is not None:
+            self._whole_ticks.adopt(self.cohorts)
         if self.nstep is not None:
             self.nstep.forget(lost)
             self._windows = self.nstep if self.world.rows is None else self.nstep.part(self.world.rows)
