@@ -195,8 +195,8 @@ class OffPolicy:
         step = world.take(world.pending)
         layout, memories = self.replay.layout, self.replay.memories
         rows, bad = world.packed(layout, obs, world.pending, step), world.broken(step)
-        together = world.rows is None
-        if together and (bad is None or (self.replay.evenly_filled and bool(rows.isfinite().all()))):
+        together = world.rows is None and self.replay.evenly_filled
+        if together and (bad is None or bool(rows.isfinite().all())):
             self.replay.add_all(rows.view(memories, -1, layout.size))
         else:
             keep = np.ones((len(rows), 1), bool) if bad is None else ~bad.cpu().numpy()[:, None]
