@@ -169,10 +169,11 @@ def refused(name: str) -> str | None:
 
 
 def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
-    """Return an algorithm's `choice` or `recipe`, evopipe's own alone: another package may have taken over one that does
-    not fit the rest."""
-    found: Callable[..., Any] | None = getattr(algo, name)
-    return found if algo.__name__.startswith(f"{__name__}.") else None
+    """Return an algorithm's `choice` or `recipe`, evopipe's own alone: another package may have taken over one that
+    does not fit the rest."""
+    own = getattr(algo, "__name__", "").startswith(f"{__name__}.")
+    found: Callable[..., Any] | None = getattr(algo, name) if own else None
+    return found
 
 
 def regime_name(name: str) -> str:

@@ -22,6 +22,7 @@ from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
+from evopipe.native.update import take
 from evopipe.ops.policy import noisy
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper

@@ -188,8 +188,8 @@ class RowLayout:
 
 
 class Incoming:
-    """The transitions of one step of all environments, as rows in memory of their own. They are entered in two parts, and
-    appended to a replay buffer. See `Replay.incoming`."""
+    """The transitions of one step of all environments, as rows in memory of their own. They are entered in two parts,
+    and appended to a replay buffer. See `Replay.incoming`."""
 
     def __init__(self, replay: Replay, rows: int, at: np.ndarray | None) -> None:
         layout, where = replay.layout, slice(None) if at is None else at

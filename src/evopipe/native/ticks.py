@@ -1,13 +1,13 @@
-"""Ticks of off-policy members by the native kernels: choosing, learning, remembering, each in one call, and whole ticks.
+"""Ticks of off-policy members by the native kernels: choosing, learning, remembering, each in one call, or all in one.
 
-`run.act`, `regimes.learn` and `memory.replay` have the same in torch, to the bit. What a struct points to is held by the
-object that made it, and must neither move nor be replaced while that is used.
+`run.act`, `regimes.learn` and `memory.replay` have the same in torch, to the bit. What a struct points to is held by
+the object that made it, and must neither move nor be replaced while that is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -24,8 +24,11 @@ UPDATES = ("value_update", "ddpg_update", "sac_update")  # `ticks.c` counts both
 
 
 class Choice(NamedTuple):
-    """How members choose actions while they explore: `net` says their values (`best`, `ops.policy.epsilon_greedy`), mean
-    and log-deviation of a `squashed` Gaussian, or the action that gets normal noise of a `deviation` (`noisy`)."""
+    """How members choose actions while they explore.
+
+    `net` says their values (`best`, see `ops.policy.epsilon_greedy`), mean and log-deviation of a `squashed` Gaussian,
+    or the action that gets normal noise of a `deviation` (`noisy`).
+    """
 
     net: Net
     how: str
@@ -67,8 +70,12 @@ class Chooser:
         return build.chosen() is not None and update.network(choice.net, None, observations, len(keys)) is not None
 
     def __call__(self, obs: int, legal: int, actions: int, tick: int, epsilon: float) -> None:
-        """Choose at a tick, with probability `epsilon` at random: from rows of observations and of legal actions to rows
-        of actions, given by their addresses."""
+        """Choose at a tick, with probability `epsilon` at random, from rows of observations and of legal actions to
+        rows of actions, given by their addresses.
+
+        Raises:
+            MemoryError: there is none for it.
+        """
         build.done(build.kernels().tick_choose(self._pointer, self._call(obs, legal, actions, tick, epsilon)))
 
 
@@ -113,7 +120,11 @@ class Lessons:
 
     def __call__(self, step: int, turn: int, updates: int, beta: float, filled: int) -> None:
         """Make updates; `step` is the counter of the first draw, `turn` which the first is within the period, and
-        `filled` the address of how many rows each memory holds."""
+        `filled` the address of how many rows each memory holds.
+
+        Raises:
+            MemoryError: there is none for it.
+        """
         build.done(build.kernels().tick_learn(self._pointer, self._call(step, turn, updates, beta, filled)))
 
 
@@ -205,10 +216,15 @@ class Ticks:
         ))  # fmt: skip
 
     def __call__(self, tick: int, here: int, epsilon: Sequence[float], beta: Sequence[float]) -> tuple[int, int]:
-        """Take ticks, one for each `epsilon` and `beta`, fewer where transitions are broken; return how many were taken,
-        and how many transitions were broken in the last one.
+        """Take ticks, one for each `epsilon` and `beta`, fewer where transitions are broken.
 
         `tick` and `here` are the number of the first one, of those who live and within the generation.
+
+        Returns:
+            how many were taken, and how many transitions were broken in the last one.
+
+        Raises:
+            MemoryError: there is none for it; some members may be further than others.
         """
         rates, told = torch.tensor([[*epsilon], [*beta]]), torch.zeros(2, dtype=torch.int64)
         call = header.of("ticks_call")(tick, here, len(epsilon), at(rates[0]), at(rates[1]), at(told))

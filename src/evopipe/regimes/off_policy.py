@@ -135,8 +135,8 @@ class OffPolicy:
         return self.world.ended.means()
 
     def advance(self, most: int = 1) -> None:
-        """Take one step in every environment, store the transitions, and make the updates that are due; environments in C
-        may take up to `most`.
+        """Take one step in every environment, store the transitions, and make the updates that are due. Environments in
+        C may take up to `most` steps.
 
         Members learn while the environments step, from the replay buffer as it was before this tick. If an environment
         fails (EnvironmentFailed), the state is whole: the actions are chosen and stay pending.
