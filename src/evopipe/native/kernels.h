@@ -278,7 +278,6 @@ typedef struct {  // how they learn from a replay memory
   const float *scale;               // [P], of the noise; or NULL
   float *noise, *own_noise;         // [P, B, numbers]
   const int64_t *memory;            // [P], which one a member has
-  int64_t *filled;                  // [P], scratch
   float *losses, *errors;           // [P] and [P, B]
   uint8_t *healthy;                 // [P]
   const tree_call *priorities;      // of the batches' rows and these errors; or NULL
@@ -295,7 +294,7 @@ int tick_learn(const lessons *how, const learn_call *call);  // 1: there is no m
 typedef struct {
   store_call store;
   const tree_call *priorities;  // or NULL
-  ptrdiff_t each;               // members of a memory
+  ptrdiff_t each, first;        // members of a memory; the first memory's first one
 } memory_call;
 void tick_remember(const memory_call *call);
 
@@ -385,7 +384,7 @@ void env_observe(const env_call *call);
 // --- whole ticks of off-policy members in environments in C ----------------------------------------------------------
 
 typedef struct {  // n of R rows step, those of members who live
-  int cohorts;
+  int cohorts, alone;       // alone: each has a memory of its own, and nothing can break
   const chooser *choosers;  // [cohorts]
   const lessons *lessons;
   const int64_t *every;  // [cohorts], steps of a member from one update to the next

@@ -98,17 +98,17 @@ class Lessons:
         part = Stream(keys, Purpose.UPDATE, keys[:1]).part(1).keys
         (members, n), held = batches.index.shape, update.minibatch(batches.batch)
         noise, own = (torch.empty(members, n, how.noise) if wanted else None for wanted in (how.noise, how.own_noise))
-        errors, filled = torch.zeros(members, n), torch.zeros(members, dtype=torch.int64)
+        errors = torch.zeros(members, n)
         trees = None if priorities is None else priorities.of(batches.slots, batches.index, errors)
         self._held = (
-            how, batches, keys, part, healthy, losses, memory, noise, own, errors, filled, held, trees, how.scale
+            how, batches, keys, part, healthy, losses, memory, noise, own, errors, held, trees, how.scale
         )  # fmt: skip
         kind = header.of("lessons")
         self.packed = kind.packed(
             how=UPDATES.index(how.name), members=members, numbers=how.noise, period=period, turn=how.turn,
             salt=salt(Purpose.UPDATE), batches=batches.address, batch=header.address(held[1]),
             job=header.address(how.job.pointer), keys=at(keys), part_keys=at(part), scale=at(how.scale),
-            noise=at(noise), own_noise=at(own), memory=at(memory), filled=at(filled), losses=at(losses),
+            noise=at(noise), own_noise=at(own), memory=at(memory), losses=at(losses),
             errors=at(errors), healthy=at(healthy), priorities=0 if trees is None else header.address(trees[0]),
         )  # fmt: skip
         self._pointer, self._call = kind.pointer(self.packed), header.of("learn_call")
@@ -180,12 +180,15 @@ class Ticks:
         delay: steps of a member before it may learn.
         at_once: updates that a member makes when some are due.
         apart: how many draws each tick has for itself.
+        alone: whether each member has a memory of its own and no transition can be broken: then one takes all ticks
+            before another does, or several at the same time on threads of the kernels.
     """
 
     def __init__(
         self, choosers: Sequence[Chooser], lessons: Sequence[Lessons], every: Sequence[int], pool: bytes,
         rows: Tensor | None, episodes: tuple[Tensor, Tensor, Tensor], returns: tuple[Tensor, Tensor, Tensor] | None,
         memory: Memory, obs: Tensor, legal: Tensor, actions: Tensor, envs: int, delay: int, at_once: int, apart: int,
+        alone: bool,
     ) -> None:  # fmt: skip
         (n, _), (keys, of, begun) = obs.shape, episodes
         self.obs, whole = obs, len(begun)
@@ -212,7 +215,7 @@ class Ticks:
             cohorts=len(choosers), choosers=header.address(arrays[0]), lessons=header.address(arrays[1]),
             every=at(steps), env=env, memory=memory.packed, episodes=begins, obs=at(obs), legal=at(legal),
             rows=at(memory.rows), keep=at(memory.keep), over=at(over), sums=at(sums), counts=at(counts),
-            running=at(running), envs=envs, delay=delay, at_once=at_once, apart=apart,
+            running=at(running), envs=envs, delay=delay, at_once=at_once, apart=apart, alone=alone,
         ))  # fmt: skip
 
     def __call__(self, tick: int, here: int, epsilon: Sequence[float], beta: Sequence[float]) -> tuple[int, int]:

@@ -82,4 +82,5 @@ class WholeTicks:
             choose, lessons, learning.every, held["pool"], stepping, held["episodes"], held["returns"], incoming.kernel,
             rows, legal.contiguous(), actions, clock.envs, spec.train.learning_delay,
             spec.train.replay.at_once(clock.living), UPDATES_PER_TICK,
+            learning.replay.each == 1 and held["broken"] is None,
         )  # fmt: skip
