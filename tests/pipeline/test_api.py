@@ -87,6 +87,7 @@ def test_a_dataset_comes_first_where_training_starts_from_one() -> None:
     assert Path("out/data/transitions.h5").is_file()
 
 
+@pytest.mark.thorough
 def test_wrappers_go_through_all_stages(working_folder: Path) -> None:
     """The policy learns, is scored and is played on stacked observations, and knows in which environment."""
     stacked = [{"name": "FrameStackObservation", "kwargs": {"stack_size": 2}}, "FlattenObservation"]
