@@ -229,7 +229,7 @@ def test_a_missing_key_inside_a_free_mapping_of_blocks(edited: Edit) -> None:
 def test_a_missing_block_shows_its_defaults(edited: Edit) -> None:
     message = edited(("^export:\n.*\n.*\n", ""))
     assert (
-        message == 'params.yaml:1:1: export: missing block: add it, the defaults are {"program": true, "critic": false}'
+        message == 'params.yaml:1:1: export: missing block: add it, the defaults are {"program": true, "critic": true}'
     )
 
 

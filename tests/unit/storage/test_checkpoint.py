@@ -319,7 +319,8 @@ for line in sys.stdin:
 
 @pytest.mark.thorough
 def test_killed_in_the_middle_of_saves(tmp_path: Path) -> None:
-    """Kills at random instants, 20 or as many as it takes to hit a save on a busy machine: what `save` had acknowledged is there, intact, and no temporary outlives a load."""
+    """20 kills at random instants, or more until one hits a save: what `save` acknowledged is there, intact, and no
+    temporary outlives a load."""
     draw = random.Random(7)
     folder = tmp_path / "run"
     last = 0
