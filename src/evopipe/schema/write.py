@@ -46,7 +46,8 @@ def completed(text: str, defaults: str) -> tuple[str, list[str]]:
     yaml = YAML()  # keeps comments
     yaml.width = 4096
     yaml.representer.add_representer(type(None), lambda to, _: to.represent_scalar("tag:yaml.org,2002:null", "null"))
-    own, added, out = yaml.load(text), [], StringIO()
+    own, out = yaml.load(text), StringIO()
+    added: list[str] = []
     _complete(own, yaml.load(defaults), "", added)
     yaml.dump(own, out)
     return out.getvalue(), added

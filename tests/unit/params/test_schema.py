@@ -109,7 +109,12 @@ def test_an_unknown_key_of_an_algorithm(edited: Edit) -> None:
             "  device:",
             "runtime.device: must be 'auto', 'cpu' or 'cuda', got 'gpu'",
         ),
-        ("  source: collect", "  source: colect", "  source:", "fetch.source: must be 'collect', 'minari' or 'hdf5'"),
+        (
+            "  source: collect",
+            "  source: colect",
+            "  source:",
+            "fetch.source: must be 'collect', 'minari', 'hdf5' or 'table'",
+        ),
         (
             "activation: ReLU",
             "activation: relu",
