@@ -359,6 +359,18 @@ def _params_show(
     typer.echo(value if isinstance(value, str) else dump_yaml(value).rstrip("\n"))
 
 
+@_params.command("fill")
+def _params_fill(context: typer.Context) -> None:
+    """Write the keys that the params file lacks into it, with their defaults; what stands there stays."""
+    from evopipe.params.load import filled
+    from evopipe.storage.files import write_text
+
+    text, added = filled(context.obj.params)
+    if added:
+        write_text(Path(context.obj.params), text)
+    context.obj.tell(f"{context.obj.params}: {', '.join(added)} added" if added else f"{context.obj.params}: complete")
+
+
 @_params.command("block")
 def _params_block(
     algo: Annotated[str, typer.Argument(metavar="ALGO", help="An algorithm, see evopipe algos.")],
