@@ -129,7 +129,8 @@ class ReplayLearning:
             self._by, made = kernels, []
             for cohort, (_, memories) in zip(self._cohorts, self._learn, strict=True):
                 made.append(_lessons(self._spec, cohort, self.replay, memories) if self.learners.alone else None)
-            self._lessons = None if None in made else made
+            found = [each for each in made if each is not None]
+            self._lessons = found if len(found) == len(made) else None
         return self._lessons
 
     def inherit(self, parents: Sequence[int] | None) -> None:
