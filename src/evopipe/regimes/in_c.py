@@ -33,21 +33,21 @@ class WholeTicks:
 
     def __init__(self, spec: EnvSpec, clock: Clock, world: TensorWorld, learning: ReplayLearning) -> None:
         self._spec, self._clock, self._world, self._learning = spec, clock, world, learning
-        self._by: object = None  # the kernels that `_ticks` were made for
+        self._bound, self._by = False, build.chosen()  # whether, and for which kernels, `_ticks` were made
         self._ticks: Ticks | None = None
         self._cohorts: Sequence[Cohort] = ()
         self._most = 1
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Use these cohorts, and the world as it is, from now on."""
-        self._cohorts, self._by = cohorts, None
+        self._cohorts, self._bound = cohorts, False
 
     def take(self, most: int) -> bool:
         """Take up to `most` ticks, none beyond the end of the generation; return whether that was possible."""
-        clock, spec, ticks = self._clock, self._spec, self._bound()
+        clock, spec, ticks = self._clock, self._spec, self._in_c()
         if ticks is None or self._world.pending is not None:
             return False
-        count = min(most, self._most, clock.each - clock.here, clock.total - clock.tick)
+        count = max(1, min(most, self._most, clock.each - clock.here, clock.total - clock.tick))
         began, at = time.perf_counter(), range(clock.tick, clock.tick + count)
         epsilon = [spec.algo.explore(spec.algo_config, tick * clock.envs) for tick in at]
         beta = [self._learning.beta(tick) for tick in at] if self._learning.replay.priorities else [1.0] * count
@@ -59,19 +59,23 @@ class WholeTicks:
         self._most = max(1, min(_FASTER * taken, int(taken * _SECONDS / max(passed, 1e-6))))
         return True
 
-    def _bound(self) -> Ticks | None:
+    def _in_c(self) -> Ticks | None:
+        """Return what takes ticks with the cohorts as they are; None where Python must."""
         kernels = build.chosen()
-        if kernels is None or kernels is not self._by:
-            self._by, self._ticks = kernels, None if kernels is None else self._make()
+        if not self._bound or kernels is not self._by:
+            self._bound, self._by = True, kernels
+            self._ticks = None if kernels is None else self._make()
         return self._ticks
 
     def _make(self) -> Ticks | None:
         spec, clock, world, learning = self._spec, self._clock, self._world, self._learning
         held, lessons = world.in_c(self._cohorts[0]), learning.lessons()
+        if held is None or lessons is None:
+            return None
         first = np.arange(clock.living) * clock.envs
         choose = choosers(spec, self._cohorts, first, places_of(self._cohorts))
         incoming = learning.replay.incoming(world.pool.rows, world.rows)
-        if held is None or lessons is None or choose is None or incoming is None:
+        if choose is None or incoming is None:
             return None
         obs, legal, _ = world.observed()
         rows = obs.flatten(0, 1).clone(memory_format=torch.contiguous_format)

@@ -77,7 +77,7 @@ class ReplayLearning:
         self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
         self._learn: list[tuple[int, np.ndarray]] = []  # each cohort's learn step, and its members' memories
         self._cohorts: Sequence[Cohort] = ()
-        self._by: Any = None  # the kernels that `_lessons` were made for, where they were
+        self._bound, self._by = False, build.chosen()  # whether, and for which kernels, `_lessons` were made
         self._lessons: list[Lessons] | None = None
 
     def first(self, member: Member) -> Member:
@@ -93,7 +93,7 @@ class ReplayLearning:
         if not self._spec.strategy.RENEWS:
             self._seen = None  # no member is born any more that has seen nothing
         self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
-        self._cohorts, self._by = cohorts, None
+        self._cohorts, self._bound = cohorts, False
 
     def learn(self) -> None:
         """Make the updates that are due at this tick.
@@ -125,8 +125,8 @@ class ReplayLearning:
     def lessons(self) -> list[Lessons] | None:
         """Return each cohort's updates by the kernels; None where they go their way one by one."""
         kernels = build.chosen()
-        if kernels is None or kernels is not self._by:
-            self._by, made = kernels, []
+        if not self._bound or kernels is not self._by:
+            self._bound, self._by, made = True, kernels, []
             for cohort, (_, memories) in zip(self._cohorts, self._learn, strict=True):
                 made.append(_lessons(self._spec, cohort, self.replay, memories) if self.learners.alone else None)
             found = [each for each in made if each is not None]
