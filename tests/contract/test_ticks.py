@@ -93,6 +93,7 @@ const environment the_environment = {
 def _kernels_that_are_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     build.use(build.load())
     rota.offer(monkeypatch)
+    monkeypatch.setattr(in_c, "_SECONDS", 1e9)  # no test depends on how fast this machine is
     yield
     build.use(None)
 
@@ -290,6 +291,7 @@ def test_a_call_takes_a_few_milliseconds(run: Callable[..., Any], monkeypatch: p
         now[0] += found[0] / 1024
         return found
 
+    monkeypatch.setattr(in_c, "_SECONDS", 0.005)
     monkeypatch.setattr(Kernel, "__call__", timed)
     monkeypatch.setattr(in_c.time, "perf_counter", lambda: now[0])
     by_calls(loop, ticks=46)
