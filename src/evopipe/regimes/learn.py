@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -95,23 +95,22 @@ class ReplayLearning:
         self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
         self._cohorts, self._bound = cohorts, False
 
-    def learn(self) -> None:
-        """Make the updates that are due at this tick.
+    def updates(self) -> Iterator[Callable[[], Any]]:
+        """Yield the updates that are due at this tick, as functions to be called.
 
         Raises:
             ResourceError: a learner died.
         """
         clock, lessons = self._clock, self.lessons()
         if lessons is None:
-            for learn in self.learners.share_of(clock.tick, self.due()):
-                learn()
+            yield from self.learners.share_of(clock.tick, self.due())
             return
         tick, envs, each = clock.here, clock.envs, self._spec.train.replay.at_once(clock.living)
         for (every, _), lesson in zip(self._learn, lessons, strict=True):
             if updates := _due(every, tick, envs) * each:
                 turn = tick * envs // every * each % self._spec.period
-                beta = self.beta(clock.tick)
-                lesson(clock.tick * UPDATES_PER_TICK, turn, updates, beta, self.replay.filled_at)
+                step, beta = clock.tick * UPDATES_PER_TICK, self.beta(clock.tick)
+                yield partial(lesson, step, turn, updates, beta, self.replay.filled_at)
 
     def beta(self, tick: int) -> float:
         """Return how much importance weights correct by then."""

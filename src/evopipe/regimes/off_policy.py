@@ -158,7 +158,8 @@ class OffPolicy:
             # Any row will do: if it took a batch full, a neighbour's broken rows would delay all.
             filled = self.replay.size if world.rows is None else self.replay.filled(self._slots)
             if clock.step + clock.envs > self.spec.train.learning_delay and filled.min() > 0:
-                self.learning.learn()
+                for learn in self.learning.updates():
+                    learn()
             self.whole = True
         if isinstance(world, TensorWorld):
             self._step_tensors(world)

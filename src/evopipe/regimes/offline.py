@@ -67,7 +67,8 @@ class Offline:
     def advance(self, most: int = 1) -> None:
         """Make the updates that are due."""
         self.whole = False
-        self.learning.learn()
+        for learn in self.learning.updates():
+            learn()
         self.clock.count(rewarded=False)  # the dataset's are known
         self.whole = True
 
