@@ -35,7 +35,8 @@ def outlook(cfg: EnvConfig, gamma: float = 0.99) -> list[str]:
     rng, row = np.random.default_rng(_SEED), np.zeros(1, np.int64)
     returns: list[float] = []
     lengths: list[int] = []
-    observations, rewards = [], []
+    rewards: list[float] = []
+    observations = []
     with closing(EnvPool(cfg, 1, what="tried")) as pool:
         pool.reset(row, row + _SEED)
         begun = time.perf_counter()

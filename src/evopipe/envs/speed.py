@@ -40,7 +40,7 @@ def speeds(cfg: EnvConfig, rows: int, seconds: float = 1.0) -> Iterator[Speed]:
     Raises:
         ParamsError, EnvironmentFailed: the environment cannot be made, or a step of it failed.
     """
-    names = ("c",) if cfg.source is not None else BACKENDS
+    names = ["c"] if cfg.source is not None else sorted(BACKENDS, key=lambda name: name != "sync")
     for backend in names:
         tried = cfg.model_copy(update={"backend": backend})
         if backend == "sync":
