@@ -80,6 +80,7 @@ OPTIONAL: dict[str, Any] = {
     "answers": None,  # (cfg) → `Answers`, what its policy can be asked; by default what follows from `values`
     "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
     "learn": None,  # (cfg, state, hp, lessons, healthy) → `Learned` from all minibatches of a rollout, or None
+    "play": None,  # (cfg, state, ticks) → what lets members act in environments in C by `step`'s bits, or None
     "COMPILED": False,  # whether the CPU's own kernels compute all that it learns, where networks are dense
     "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
     "RECURRENT": False,  # whether it serves networks with a memory

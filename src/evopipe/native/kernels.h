@@ -321,3 +321,30 @@ typedef struct {  // of R rows, which have their states `stride` bytes apart; n 
 void env_reset(const env_call *call);
 void env_step(const env_call *call);
 void env_observe(const env_call *call);
+
+// --- whole rollouts: members act in environments in C, tick after tick -----------------------------------------------
+
+typedef struct {              // some ticks of members that have `envs` rows each, and what a rollout keeps of them
+  env_call pool;              // all rows; what is concerned, given and found is not read
+  const int64_t *slots;       // [P], a member's rows begin at `slots · envs`
+  const uint64_t *keys;       // [P], of what members draw
+  const int64_t *row_keys, *row_envs;  // [R], of what seeds of episodes are drawn from
+  int64_t *begun;                      // [R], counted on
+  ptrdiff_t envs, ticks, first, salt;  // first: the tick that the first one is; salt: of what members draw
+  float *steps, *after, *memory;       // [P, …, E, row], [P, …, E, O + 4] and [P, …, E, memory] at the first of the ticks
+  ptrdiff_t row, steps_stride, after_stride, memory_stride;
+  float *remembered;                // [P, E, memory], before the first tick, and then after the last
+  double *running, *sums, *counts;  // [R], [slots] and [slots], of returns; NULL where nobody asks for them
+  int64_t *broken;                  // [P], steps with numbers that are not finite; NULL where there cannot be any
+} play_call;
+int play_ticks(const policy *of, const play_call *call);
+
+typedef struct {  // advantages and targets of a rollout's first ticks, see `ops.value.gae`
+  ptrdiff_t members, ticks, envs, observations, known;  // known: numbers of a row before its log-probability
+  float *rows;                                          // [P, …, E · K, row]
+  const float *after;                                   // [P, …, E · K, `after_row`]
+  ptrdiff_t row, rows_stride, after_row, after_stride;
+  const float *next_value;   // [P, T, E · K]
+  const float *gamma, *lam;  // [P]
+} estimate_call;
+void estimate_advantages(const estimate_call *call);

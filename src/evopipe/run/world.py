@@ -14,6 +14,7 @@ from evopipe import rng
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.envs import backends
+from evopipe.envs.compiled import CompiledPool
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import RowStep
 from evopipe.envs.tensors import TensorStep
@@ -360,6 +361,33 @@ class TensorWorld:
             legal=legal if layout.legal else None, next_alive=next_alive,
         )  # fmt: skip
         return found
+
+    def in_c(self, cohort: Cohort) -> dict[str, Any] | None:
+        """Return what a cohort's members need to take ticks in C, see `native.rollouts.Ticks`; None where environments
+        are others."""
+        if not isinstance(self.pool, CompiledPool):
+            return None
+        ended, members = self.ended, len(cohort.members)
+        return {
+            "pool": self.pool.in_c,
+            "slots": torch.tensor(cohort.slots),
+            "episodes": (self._keys, self._envs, self._begun),
+            "returns": None if ended is None else (self._running, ended.sums, ended.counts),
+            "broken": None if self.pool.sound else torch.zeros(members, dtype=torch.int64),
+        }
+
+    @property
+    def bearable(self) -> int:
+        """How many ticks may be taken before `refuse_broken` has to be asked, whatever breaks; at least one."""
+        if self.pool.sound:
+            return self._clock.generation_ticks
+        return max(1, _BROKEN_TICKS - -(-self._clock.broken_here // (self._living * self._clock.envs)))
+
+    def took(self, ticks: int, broken: int) -> None:
+        """Count ticks that were taken in C, and their broken transitions."""
+        self._seen = None
+        for i in range(ticks):
+            self._clock.count(broken if i == 0 else 0)
 
     def take(self, actions: Tensor) -> TensorStep:
         found: TensorStep = self.pool.step(actions) if self._at is None else self.pool.step(actions, self._at)
