@@ -159,7 +159,7 @@ class Dialogue:
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Let every member write a round of completions, and learn from it."""
         self.whole = False
         rewarded = [self._round(cohort) for cohort in self.cohorts]

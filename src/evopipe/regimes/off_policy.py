@@ -122,7 +122,7 @@ class OffPolicy:
         assert self.world.ended is not None
         return self.world.ended.means()
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Take one step in every environment, store the transitions, and make the updates that are due.
 
         Members learn while the environments step, from the replay buffer as it was before this tick. If an environment
