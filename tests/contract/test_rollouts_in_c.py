@@ -76,9 +76,9 @@ def problem(env: str, **more: Any) -> EnvSpec:
     return in_c(populations.problem(env, "ppo", **more))
 
 
-def of_own(source: Path, often: float) -> EnvSpec:
+def of_own(source: Path, often: float, fitness: str = "evaluation") -> EnvSpec:
     """A problem in an environment of a user's own."""
-    p = populations.problem("CartPole-v1", "ppo", train={"eval_episodes": 6})
+    p = populations.problem("CartPole-v1", "ppo", train={"eval_episodes": 6}, search={"fitness": fitness})
     return in_c(p, id="Own", source=str(source), kwargs={"often": often})
 
 
@@ -203,13 +203,13 @@ def test_no_call_goes_beyond_a_rollout_or_what_was_asked(run: Callable[..., Any]
     assert seen == [9, 16, 25, 32, 41, 50], "rollouts of 64 steps in 4 environments, and 50 ticks"
 
 
-@pytest.mark.parametrize("often", [0.003, 0.2])
+@pytest.mark.parametrize(("often", "fitness"), [(0.003, "evaluation"), (0.003, "training"), (0.2, "evaluation")])
 def test_broken_steps_are_left_out_and_counted_as_by_ticks(
-    often: float, run: Callable[..., Any], tmp_path: Path
+    often: float, fitness: str, run: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Where too much is broken, the run fails at the same tick, in the same state."""
     (tmp_path / "own.c").write_text(BREAKS)
-    p, ended = of_own(tmp_path / "own.c", often), []
+    p, ended = of_own(tmp_path / "own.c", often, fitness), []
     together, apart = run(p, 3), run(p, 3)
     for loop, most in ((together, MANY), (apart, 1)):
         try:
