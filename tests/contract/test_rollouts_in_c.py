@@ -1,4 +1,4 @@
-"""Whole rollouts in one call of C: members become, to the bit, what they become where every tick is a call of its own."""
+"""Whole rollouts in one call of C: members become, to the bit, what they become where every tick is a call."""
 
 from __future__ import annotations
 

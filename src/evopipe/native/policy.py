@@ -52,7 +52,8 @@ class Policy(NamedTuple):
 
 
 def described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
-    """Return what the kernels must know of a state; None where they cannot serve it. Kept beside the actor's structure."""
+    """Return what the kernels must know of a state; None where they cannot serve it. It is kept beside the actor's
+    structure."""
     structure = state.actor.structure
     known: dict[Any, Any] | None = getattr(getattr(structure, "inner", structure), "plans", None)
     if build.chosen() is None or known is None or torch.compiler.is_compiling() or cfg.spaces.images:
