@@ -22,11 +22,11 @@ class Ticks(NamedTuple):
     slots: Tensor  # [P] int64, where the rows of each member lie
     keys: Tensor  # [P] int64, of what members draw
     first: int  # the number of the first tick, for what is drawn
-    count: int
+    many: int
     episodes: tuple[Tensor, Tensor, Tensor]  # key, environment and number of begun episodes of each row, [R] int64
-    rows: Tensor  # [P, count, E, …], of a rollout, see `memory.rollout`
-    after: Tensor  # [P, count, E, O + 4]
-    memory: Tensor  # [P, count + 1, E, M]
+    rows: Tensor  # [P, many, E, …], of a rollout, see `memory.rollout`
+    after: Tensor  # [P, many, E, O + 4]
+    memory: Tensor  # [P, many + 1, E, M]
     remembered: Tensor  # [P, E, M], before the first tick, then after the last
     returns: tuple[Tensor, Tensor, Tensor] | None  # of running episodes [R], sums and counts of ended ones [slots]
     broken: Tensor | None  # [P] int64, counts steps that are not finite; None where there cannot be any
@@ -43,14 +43,14 @@ def play(cfg: Any, state: Any, ticks: Ticks) -> Callable[[], None] | None:
     running, sums, counts = ticks.returns or (None, None, None)
     call = kind.pointer(kind.packed(
         pool=ticks.pool, slots=at(ticks.slots), keys=at(ticks.keys), row_keys=at(row_keys), row_envs=at(row_envs),
-        begun=at(begun), envs=rows.shape[2], ticks=ticks.count, first=ticks.first, salt=salt(Purpose.ACT),
+        begun=at(begun), envs=rows.shape[2], ticks=ticks.many, first=ticks.first, salt=salt(Purpose.ACT),
         steps=at(rows), after=at(ticks.after), memory=at(memory), row=rows.shape[3], steps_stride=rows.stride(0),
         after_stride=ticks.after.stride(0), memory_stride=memory.stride(0), remembered=at(ticks.remembered),
         running=at(running), sums=at(sums), counts=at(counts), broken=at(ticks.broken),
     ))  # fmt: skip
 
     def go() -> None:
-        assert ticks.count <= rows.shape[1]
+        assert ticks.many <= rows.shape[1]
         build.done(kernels().play_ticks(found.pointer, call))
 
     return go

@@ -248,7 +248,7 @@ class OnPolicy:
         first = each.place(self.clock.here)
         end, held = first + count, each.rollout
         return Ticks(
-            **pool, keys=cohort.keys, first=self.clock.tick, count=count, rows=held.rows[:, first:end],
+            **pool, keys=cohort.keys, first=self.clock.tick, many=count, rows=held.rows[:, first:end],
             after=held.after[:, first:end], memory=held.memory[:, first : end + 1],
             remembered=each.memory.clone(memory_format=torch.contiguous_format),
         )  # fmt: skip
