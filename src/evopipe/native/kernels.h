@@ -92,6 +92,7 @@ void parts(const draw_call *call);  // keys of independent draws
 void uniform(const draw_call *call);
 void normals(const draw_call *call);
 void gumbels(const draw_call *call);
+int shuffles(const draw_call *call);  // int64 [P, times, n], how `uniform`'s are ordered; 1: there is no memory for it
 
 typedef struct {
   int members, envs, actions;

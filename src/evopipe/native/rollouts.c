@@ -160,6 +160,41 @@ int play_ticks(const policy *of, const play_call *call) {
   return each_member(of->members, play_member, &(struct playing){of, call});
 }
 
+enum { DIGIT = 8, DIGITS = 7, VALUES = 1 << DIGIT };  // of 53 bits
+
+typedef struct {
+  uint64_t drawn;
+  int64_t place;
+} card;
+
+// Order n draws, digit by digit from the lowest on: equal ones stay in order.
+static void shuffle(uint64_t stream, int n, card *from, card *to, int64_t *order) {
+  int32_t begins[DIGITS][VALUES] = {{0}};
+  for (int j = 0; j < n; j++) {
+    from[j] = (card){mixed_bits(stream + (uint64_t)(j + 1) * GOLDEN) >> 11, j};
+    for (int d = 0; d < DIGITS; d++) begins[d][from[j].drawn >> d * DIGIT & (VALUES - 1)]++;
+  }
+  for (int d = 0; d < DIGITS; d++) {
+    for (int value = 0, before = 0; value < VALUES; value++) {
+      const int count = begins[d][value];
+      begins[d][value] = before, before += count;
+    }
+    for (int j = 0; j < n; j++) to[begins[d][from[j].drawn >> d * DIGIT & (VALUES - 1)]++] = from[j];
+    card *swap = from;
+    from = to, to = swap;
+  }
+  for (int j = 0; j < n; j++) order[j] = from[j].place;
+}
+
+int shuffles(const draw_call *c) {
+  card *cards = (card *)scratch(2 * (ptrdiff_t)c->n * (ptrdiff_t)(sizeof(card) / sizeof(float)));
+  if (!cards) return 1;
+  for (int i = 0; i < c->members * c->times; i++)
+    shuffle(stream_of(c->keys[i / c->times], c->salt, c->step[i % c->times]), c->n, cards, cards + c->n,
+            (int64_t *)c->to + (ptrdiff_t)i * c->n);
+  return 0;
+}
+
 // Generalised advantage estimates (Schulman et al., 2016, eq. 16), and the values that follow from them.
 static void estimate_step(const estimate_call *c, ptrdiff_t p, ptrdiff_t t, ptrdiff_t e) {
   const ptrdiff_t at = t * c->envs + e;

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from crews import Crewed
+from evopipe import rng
 from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
@@ -131,6 +132,17 @@ def test_advantages_are_those_of_torch_to_the_bit(agents: int) -> None:
     at = rollout.layout.log_prob
     assert (by_torch[:, :ticks, :, at + 3] != numbers(*rollout.rows.shape, seed=1)[:, :ticks, :, at + 3]).all()
     assert (by_torch[:, ticks:] == numbers(*rollout.rows.shape, seed=1)[:, ticks:]).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 255, 1000, 40_000])
+def test_places_are_shuffled_as_torch_orders_the_draws(n: int) -> None:
+    keys, steps = torch.tensor([3, -5, 2**62]), torch.tensor([0, -7])
+    found = rng.shuffled(keys, Purpose.REPLAY, steps, n)
+    build.use(None)
+    right = rng.uniform(keys, Purpose.REPLAY, steps, n).argsort(dim=2)
+    assert found.dtype == right.dtype
+    assert torch.equal(found, right)
+    assert torch.equal(rng.shuffled(keys, Purpose.REPLAY, steps, n), right)
 
 
 # ------------------------------------------------------------------------------------------------------------ episodes
