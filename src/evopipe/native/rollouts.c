@@ -1,6 +1,6 @@
 // Whole rollouts: members act in environments in C, tick after tick, and what they did is stored and estimated. A tick
-// is made of the same pieces as where Python calls them one by one, so that its bits are the same. A member's ticks come
-// one after the other, before another member's: its networks stay in the processor's cache.
+// is made of the same pieces as where Python calls them one by one, so that its bits are the same. All ticks of a member
+// come before another member's: its networks stay in the processor's cache.
 
 #include "policy.h"
 
@@ -201,7 +201,8 @@ static void estimate_step(const estimate_call *c, ptrdiff_t p, ptrdiff_t t, ptrd
   float *row = c->rows + p * c->rows_stride + at * c->row + c->known;
   const float *after = c->after + p * c->after_stride + at * c->after_row + c->observations;
   const float goes_on = after[1] > 0.0f ? 0.0f : 1.0f, same = after[2] > 0.0f ? 0.0f : 1.0f;
-  const float gamma = c->gamma[p], decay = gamma * c->lam[p], later = t + 1 < c->ticks ? row[c->envs * c->row + 3] : 0.0f;
+  const float later = t + 1 < c->ticks ? row[c->envs * c->row + 3] : 0.0f;
+  const float gamma = c->gamma[p], decay = gamma * c->lam[p];
   const float delta = after[0] + gamma * goes_on * c->next_value[p * c->ticks * c->envs + at] - row[1];
   row[3] = delta + decay * same * later, row[4] = row[3] + row[1], row[5] = after[3];
 }
