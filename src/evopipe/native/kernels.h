@@ -332,7 +332,7 @@ typedef struct {              // some ticks of members that have `envs` rows eac
   const int64_t *row_keys, *row_envs;  // [R], of what seeds of episodes are drawn from
   int64_t *begun;                      // [R], counted on
   ptrdiff_t envs, ticks, first, salt;  // first: the tick that the first one is; salt: of what members draw
-  float *steps, *after, *memory;       // [P, …, E, row], [P, …, E, O + 4] and [P, …, E, memory] at the first of the ticks
+  float *steps, *after, *memory;       // [P, …, E, row], [P, …, E, O + 4], [P, …, E, memory] at the first of the ticks
   ptrdiff_t row, steps_stride, after_stride, memory_stride;
   float *remembered;                // [P, E, memory], before the first tick, and then after the last
   double *running, *sums, *counts;  // [R], [slots] and [slots], of returns; NULL where nobody asks for them

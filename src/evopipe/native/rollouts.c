@@ -1,6 +1,6 @@
 // Whole rollouts: members act in environments in C, tick after tick, and what they did is stored and estimated. A tick
-// is made of the same pieces as where Python calls them one by one, so that its bits are the same. All ticks of a member
-// come before another member's: its networks stay in the processor's cache.
+// is made of the same pieces as where Python calls them one by one, and so has the same bits. All ticks of a member come
+// before another member's: its networks stay in the processor's cache.
 
 #include "policy.h"
 

@@ -87,7 +87,6 @@ class OnPolicy:
         self._collect_rollouts = collect_rollouts
         self._until: int | None = None  # tick at which `collect_rollouts` must end; None: it was never asked
         self.playing: list[_Playing] = []
-        self._quick = _FASTER  # how many ticks in C take about `_SECONDS`
         self._put_by: dict[int, tuple[int, _Pieces]] = {}  # of a slot that waits, its member's id and what it remembers
         self.world: World | TensorWorld
         if backends.as_tensors(spec.env) is not None:
@@ -140,6 +139,7 @@ class OnPolicy:
             if slot not in here and cohort.memory:
                 self._put_by[slot] = member.id, {key: piece.clone() for key, piece in cohort.pieces(held).items()}
         self.playing = [self._playing(*each) for each in zip(cohorts, places_of(cohorts), strict=True)]
+        self._quick = _FASTER  # how many ticks in C take about `_SECONDS`, of these members not known yet
         self.world.adopt(cohorts)
         rates = [h["epochs"] / min(h["batch_size"], h["learn_step"]) for h in (c.members[0].hyper for c in cohorts)]
         self.learners.adopt(cohorts, rates, [tensor for each in self.playing for tensor in each.rollout.tensors()])
