@@ -67,7 +67,7 @@ class Offline:
     def advance(self, most: int = 1) -> None:
         """Make the updates that are due."""
         self.whole = False
-        for learn in self.learners.share_of(self.clock.tick, self.learning.due()):
+        for learn in self.learning.updates():
             learn()
         self.clock.count(rewarded=False)  # the dataset's are known
         self.whole = True

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evopipe.algos import by_kernels
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.core.member import Member
@@ -220,13 +221,13 @@ class OnPolicy:
 
     def _play(self, most: int) -> bool:
         """Take up to `most` ticks in C, with the bits of as many single ones; return whether that is possible."""
-        world, calls = self.world, []
-        if not isinstance(world, TensorWorld) or world.pending is not None:
+        world, play, calls = self.world, by_kernels(self.spec.algo, "play"), []
+        if not isinstance(world, TensorWorld) or world.pending is not None or play is None:
             return False
         count = min(most, self._quick, world.bearable, *(each.left(self.clock.here) for each in self.playing))
         for each in self.playing:
             ticks = self._ticks(world, each, count)
-            call = ticks and self.spec.algo.play(self.spec.algo_config, each.cohort.state, ticks)
+            call = ticks and play(self.spec.algo_config, each.cohort.state, ticks)
             if not ticks or call is None:
                 return False
             calls.append((each, ticks, call))
@@ -243,7 +244,7 @@ class OnPolicy:
     def _ticks(self, world: TensorWorld, each: _Playing, count: int) -> Ticks | None:
         """Return a cohort's next ticks as C takes them; None if it cannot."""
         cohort, spec, pool = each.cohort, self.spec, world.in_c(each.cohort)
-        if pool is None or spec.algo.play is None or cohort.normaliser is not None or spec.paths.capture != "none":
+        if pool is None or cohort.normaliser is not None or spec.paths.capture != "none":
             return None
         first = each.place(self.clock.here)
         end, held = first + count, each.rollout
