@@ -399,8 +399,7 @@ class TensorWorld:
     def took(self, ticks: int, broken: int) -> None:
         """Count ticks that were taken in C, and their broken transitions."""
         self._seen = None
-        for i in range(ticks):
-            self._clock.count(broken if i == 0 else 0)
+        self._clock.count(broken, ticks=ticks)
 
     def take(self, actions: Tensor) -> TensorStep:
         found: TensorStep = self.pool.step(actions) if self._at is None else self.pool.step(actions, self._at)
