@@ -78,6 +78,7 @@ PROBLEMS = {"env": ("off_policy", "on_policy"), "text": ("dialogue", "text", "ga
 OPTIONAL: dict[str, Any] = {
     "values": None,  # (cfg, state, obs) → values of all actions, of which it takes the best
     "answers": None,  # (cfg) → `Answers`, what its policy can be asked; by default what follows from `values`
+    "signals": None,  # (cfg, state, hp, batch, draw) → what a minibatch tells beside its loss, by name, `[P]` each
     "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
     "learn": None,  # (cfg, state, hp, lessons, healthy) → `Learned` from all minibatches of a rollout, or None
     "COMPILED": False,  # whether the CPU's own kernels compute all that it learns, where networks are dense

@@ -17,6 +17,7 @@ from evopipe.core.net import Net, forward
 from evopipe.native import actor_critic as native
 from evopipe.native import build
 from evopipe.native.update import Learners
+from evopipe.ops import signals as told
 from evopipe.ops.distributions import Distribution, distribution, squashed
 from evopipe.ops.policy import Noise as NoiseKind
 from evopipe.ops.policy import likeliest, noisy, smoothed
@@ -123,7 +124,7 @@ def whole_update(
 ) -> Learned | None:  # fmt: skip
     """Take the whole update of a deterministic actor and of critics by that name by the CPU's own kernels; None where
     torch must. `close`: as TD3+BC."""
-    if not build.serve(batch.obs) or getattr(state, "encoder", None) is not None:
+    if not build.serve_wholly(batch.obs) or getattr(state, "encoder", None) is not None:
         return None
     noise = None
     if critic == "critics":
@@ -133,6 +134,25 @@ def whole_update(
         Learners.of(state, critic), hp, places, batch, healthy, climbs, noise=noise,
         noise_clip=hp.get("target_clip", 0.0), alpha=hp["alpha"] if close else None,
     )  # fmt: skip
+
+
+def signals(
+    critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, draw: Stream, gap: bool = False
+) -> dict[str, Tensor]:
+    """Return signals of a deterministic actor and of critics by that name, of twins the least; `gap`: also how much
+    higher the critics value the actor's actions than the data's."""
+    encoder, encoder_target = (getattr(state, name, None) for name in ("encoder", "encoder_target"))
+    x, x_minus = forward(encoder, batch.obs), forward(encoder_target, batch.obs)
+
+    def least(q: Tensor) -> Tensor:
+        return q if q.ndim == 2 else q.amin(dim=1)
+
+    online, target = getattr(state, critic), getattr(state, f"{critic}_target")
+    q = least(action_value(online, x, batch.action))
+    own = least(action_value(online, x, torch.tanh(forward(state.actor, x))))
+    found = told.of_values(batch.weight, q, least(action_value(target, x_minus, batch.action)))
+    found["losses/actor_loss"] = -told.mean(batch.weight, own)
+    return found | {"losses/data_gap": told.mean(batch.weight, own - q)} if gap else found
 
 
 def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:

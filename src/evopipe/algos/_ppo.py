@@ -10,6 +10,9 @@ import torch
 from evopipe.algos import _hyper
 from evopipe.core import optim
 from evopipe.core.net import Net
+from evopipe.ops import signals as told
+from evopipe.ops.distributions import Distribution
+from evopipe.ops.value import clipped_value_error
 from evopipe.schema.blocks import InitialisationConfig, NetworkConfig
 from evopipe.schema.declare import hyper
 from evopipe.types import Hyper, Learned, Sequences, Tensor
@@ -57,6 +60,22 @@ def schedule(cfg: Any, step: int) -> dict[str, float]:
     """Return what hyper-parameters are multiplied by after `step` environment steps of a member."""
     done = min(1.0, step / cfg.decay_steps) if cfg.decay_steps else 0.0
     return {"lr": 1.0 + done * (cfg.lr_end - 1.0), "clip": 1.0 + done * (cfg.clip_end - 1.0)}
+
+
+def signals(
+    cfg: Any, hp: Hyper, weight: Tensor, chances: Distribution, action: Tensor, log_prob: Tensor, advantage: Tensor,
+    value: Tensor, old_value: Tensor, target: Tensor,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return signals of a minibatch, see `ops.signals`. The arguments are those of `ops.policy.proximal`, with weights
+    of the shape of values."""
+    flat = (x.flatten(1) for x in (weight, chances.log_prob(action) - log_prob, advantage, chances.entropy()))
+    count, log_ratio, gain, entropy = flat
+    clip = hp["clip"].view(-1, *[1] * (value.ndim - 1))
+    error = clipped_value_error(value, old_value, target, clip) if cfg.clip_value else (value - target).square()
+    return {
+        **told.of_policy(count, log_ratio, gain, hp["clip"], entropy),
+        "losses/value_loss": 0.5 * told.mean(weight, error),
+    }
 
 
 def descend(

@@ -13,8 +13,9 @@ from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.native.update import Learners, Row
 from evopipe.native.value import value_update
+from evopipe.ops import signals as told
 from evopipe.ops.policy import best_legal, epsilon_greedy
-from evopipe.ops.value import q_target
+from evopipe.ops.value import pick, q_target
 from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -61,6 +62,12 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
         target_t = forward(state.target, batch.next_obs)  # [P, B, A]
         selector_t = forward(state.q, batch.next_obs) if cfg.double else target_t
         return q_target(batch.reward, batch.discount, target_t, selector_t, batch.next_legal)
+
+
+def signals(cfg: Any, state: State, hp: Hyper, batch: Batch, draw: Stream) -> dict[str, Tensor]:
+    """Return signals of a minibatch, see `ops.signals`."""
+    q, q_minus = (pick(forward(net, batch.obs), batch.action) for net in (state.q, state.target))
+    return told.of_values(batch.weight, q, q_minus)
 
 
 def native(

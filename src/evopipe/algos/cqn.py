@@ -13,6 +13,7 @@ from __future__ import annotations
 from evopipe.algos import _hyper, _q_network
 from evopipe.core import optim
 from evopipe.core.net import forward
+from evopipe.ops import signals as told
 from evopipe.ops.value import conservative_gap, pick, regression_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
@@ -60,6 +61,11 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
     gap = conservative_gap(q, batch.action, batch.legal)
     each = regression_loss(q_tm1, y, cfg.loss == "huber") + hp["alpha"][:, None] * gap
     return (batch.weight * each).sum(dim=1), (q_tm1 - y).detach()
+
+
+def signals(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> dict[str, Tensor]:
+    gap = conservative_gap(forward(state.q, batch.obs), batch.action, batch.legal)
+    return _q_network.signals(cfg, state, hp, batch, draw) | {"losses/data_gap": told.mean(batch.weight, gap)}
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:

@@ -96,6 +96,9 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
     return (batch.weight * errors * errors).sum(dim=1), errors.detach()
 
 
+signals = partial(_actor_critic.signals, "critic")
+
+
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     climbs = turn == cfg.policy_delay - 1
     learned = _actor_critic.whole_update(cfg, state, "critic", hp, batch, healthy, draw, climbs)

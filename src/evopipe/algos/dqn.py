@@ -51,7 +51,7 @@ class Config(AlgoConfig):
 
 State = _q_network.State
 networks, init, values = _q_network.networks, _q_network.init, _q_network.values
-greedy, act = _q_network.greedy, _q_network.act
+greedy, act, signals = _q_network.greedy, _q_network.act, _q_network.signals
 
 
 def explore(cfg: Config, step: int) -> float:

@@ -28,8 +28,9 @@ from evopipe.core.padded import Views, noise_scale, noisy
 from evopipe.core.structure import Widths
 from evopipe.native.update import Learners
 from evopipe.native.value import value_update
+from evopipe.ops import signals as told
 from evopipe.ops.policy import best_legal, epsilon_greedy
-from evopipe.ops.value import masked_argmax, project, regression_loss
+from evopipe.ops.value import masked_argmax, pick, project, regression_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -164,6 +165,19 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
 def _of_action(out: Tensor, action: Tensor) -> Tensor:
     """Return the outputs of the action taken: `[P, B, A, K]`, int64 `[P, B]` → `[P, B, K]`."""
     return out.gather(-2, action[..., None, None].expand(*action.shape, 1, out.shape[-1])).squeeze(-2)
+
+
+def signals(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> dict[str, Tensor]:
+    out = _logits(cfg, state.q, batch.obs, None)
+    q, q_minus = (
+        pick(each, batch.action) for each in (_mean(cfg, out), _mean(cfg, _logits(cfg, state.target, batch.obs, None)))
+    )
+    found = told.of_values(batch.weight, q, q_minus)
+    if cfg.distributional:  # how much of the distribution stands at each end of its support
+        chance = _of_action(out, batch.action).softmax(dim=-1)
+        ends = {"losses/support_low": chance[..., 0], "losses/support_high": chance[..., -1]}
+        found |= {name: told.mean(batch.weight, end) for name, end in ends.items()}
+    return found
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:

@@ -87,6 +87,9 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
     return _actor_critic.clipped_double_loss(state, hp, batch, draw, forward(state.encoder, batch.obs), x_t)
 
 
+signals = partial(_actor_critic.signals, "critics")
+
+
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     climbs = turn == cfg.policy_delay - 1
     learned = _actor_critic.whole_update(cfg, state, "critics", hp, batch, healthy, draw, climbs)

@@ -104,6 +104,9 @@ def _actor_loss(state: State, hp: Hyper, batch: Batch) -> Tensor:
     return (batch.weight * (away - scale[:, None] * q)).sum(dim=1)
 
 
+signals = partial(_actor_critic.signals, "critics", gap=True)
+
+
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     climbs = turn == cfg.policy_delay - 1
     learned = _actor_critic.whole_update(cfg, state, "critics", hp, batch, healthy, draw, climbs, True)

@@ -17,7 +17,9 @@ from evopipe.core.graphs import Body, upload
 from evopipe.core.member import Member
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.ops import signals as ops
 from evopipe.regimes.learners import LearnerPool, Share
+from evopipe.regimes.probe import Probe
 from evopipe.rng import Purpose, Stream
 from evopipe.run.regime import Setup
 from evopipe.run.spec import EnvSpec
@@ -83,6 +85,7 @@ class ReplayLearning:
         return replace(member, tensors=normalise.after(equipped, torch.from_numpy(self._seen)))
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        self._cohorts = cohorts
         self._learn = [(_learn_step(cohort), self.replay.memory_of(cohort.slots)) for cohort in cohorts]
         if not self._spec.strategy.RENEWS:
             self._seen = None  # no member is born any more that has seen nothing
@@ -107,6 +110,30 @@ class ReplayLearning:
 
     def _on_device(self, slots: Sequence[int]) -> Tensor:
         return upload(torch.tensor(slots, dtype=torch.int64), self.replay.device)
+
+    def probe(self, probe: Probe) -> None:
+        """Probe the cohorts of which it is time."""
+        clock, replay, spec = self._clock, self.replay, self._spec
+        each = spec.train.replay.at_once(clock.living)
+        for cohort in self._cohorts:
+            ticks = clock.generation_ticks
+            if not probe.due(ticks * clock.envs * each / _learn_step(cohort), clock.here, ticks):
+                continue
+            filled = self._on_device(replay.filled(cohort.slots).tolist())
+            draw = Stream(cohort.keys, Purpose.PROBE, self._on_device([clock.tick]))
+            beta = upload(_beta(spec, clock.tick), replay.device)
+            places = replay.places(tuple(cohort.slots))
+            batch, index = replay.batch(draw, *places, filled, cohort.weight, beta, discount_rate(cohort))
+            if cohort.normaliser is not None:
+                batch = replace(batch, obs=cohort.normalised(batch.obs), next_obs=cohort.normalised(batch.next_obs))
+            probe.take(cohort, batch, draw)
+            newest = self._on_device(replay.position[replay.memory_of(cohort.slots)].tolist())[:, None]
+            age = (newest - 1 - index) % replay.capacity  # rows that came later
+            probe.note(cohort, {"replay/age": ops.mean(cohort.weight, age / (self._members // replay.memories))})
+
+    def size(self, cohort: Cohort) -> dict[str, Tensor]:
+        """Return how full the members' replay buffers are, as a signal `[P]`."""
+        return {"replay/size": self._on_device(self.replay.filled(cohort.slots).tolist())}
 
     def due(self) -> list[list[int]]:
         """Return what each cohort has to do at this tick, as numbers: how many updates, the `turn` of the first (see

@@ -22,7 +22,8 @@ from evopipe.errors import ParamsError, UsageError
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.learners import LearnerPool, Share
-from evopipe.regimes.rollouts import ready
+from evopipe.regimes.probe import Probe, rates
+from evopipe.regimes.rollouts import probe_rollout, ready
 from evopipe.run.act import places_of, step
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.regime import Setup
@@ -88,6 +89,7 @@ class OnPolicy:
             pool = EnvPool(spec.env, len(self.keys) * self.clock.envs, workers=setup.workers)
             self.world = World(spec, self.keys, self.clock, pool)
         self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
+        self._probe = Probe(spec, self.clock)
         self.threshold = self.pool.reward_threshold
         shape = (len(self.keys), self._rows)
         self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes
@@ -131,6 +133,7 @@ class OnPolicy:
                 self._put_by[slot] = member.id, {key: piece.clone() for key, piece in cohort.pieces(held).items()}
         self.playing = [self._playing(*each) for each in zip(cohorts, places_of(cohorts), strict=True)]
         self.world.adopt(cohorts)
+        self._probe.adopt(cohorts)
         rates = [h["epochs"] / min(h["batch_size"], h["learn_step"]) for h in (c.members[0].hyper for c in cohorts)]
         self.learners.adopt(cohorts, rates, [tensor for each in self.playing for tensor in each.rollout.tensors()])
         for each in self.playing:
@@ -205,8 +208,28 @@ class OnPolicy:
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, [[each.due(self.clock.here)] for each in self.playing]):
             learn()
+        self._tell()
         self.whole = True
         self.world.refuse_broken()
+
+    def _tell(self) -> None:
+        """Probe the members that have just learned where it is time, and take note of a generation's end."""
+        here, tick = self.clock.here, self.clock.tick
+        for each in self.playing:
+            ticks, one = each.due(here), each.cohort.members[0].hyper
+            updates = self.clock.generation_ticks * self.clock.envs * one["epochs"] / one["batch_size"]
+            if ticks and self._probe.due(updates, each.ends.index(here), len(each.ends)):
+                probe_rollout(self.spec, each.cohort, each.rollout, ticks, tick, self._probe)
+        if self.clock.generation_over:
+            self._probe.end([each.cohort for each in self.playing], self._rates, self.world.tally)
+
+    def _rates(self, cohort: Cohort) -> dict[str, Tensor]:
+        """Return the learning rates as they are by now."""
+        factors = self.spec.algo.schedule(self.spec.algo_config, self.clock.step)
+        return rates({name: value * factors.get(name, 1.0) for name, value in cohort.hyper.items()})
+
+    def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
+        return self._probe.diagnostics.told(slots)
 
     def _let_collect(self, collect_rollouts: CollectRollouts) -> None:
         before = self.clock.here
@@ -297,7 +320,7 @@ class OnPolicy:
             return np.require(array, kind, ("C", "W"))
 
     def state(self) -> dict[str, Tensor]:
-        tensors = self.world.state()
+        tensors = self.world.state() | self._probe.diagnostics.state()
         for i, each in enumerate(self.playing):
             filled = each.place(self.clock.here) + (self.world.pending is not None)
             tensors |= {f"rollout.{i}.{name}": tensor for name, tensor in each.rollout.state(filled).items()}
@@ -313,6 +336,7 @@ class OnPolicy:
         for i, each in enumerate(self.playing):
             each.rollout.restore({name: tensors[f"rollout.{i}.{name}"] for name in ("rows", "after", "memory")})
             each.memory = tensors[f"rollout.{i}.remembered"].to(self.spec.device)
+        self._probe.diagnostics.restore(tensors)
         self._put_by = {}
         for name, tensor in tensors.items():
             match name.split("."):

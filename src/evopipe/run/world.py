@@ -24,6 +24,7 @@ from evopipe.rng import Purpose
 from evopipe.run.act import EVERYONE, act, by_row, choose, gather, places_of, take_note
 from evopipe.run.clock import Clock
 from evopipe.run.spec import EnvSpec
+from evopipe.run.tally import Tally
 from evopipe.types import ACTS, CUT, GONE
 
 _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
@@ -79,6 +80,7 @@ class World:
         self.rows: np.ndarray | None = None
         self._living = len(keys)
         self.ended = Ended(len(keys)) if spec.search.fitness == "training" else None
+        self.tally = Tally(len(keys), 0, torch.device("cpu"))
         self.begun = np.zeros(pool.rows, np.int64)
         self.pending: np.ndarray | None = None
         pool.upcoming = self._seeds = partial(_seeds, keys, self.begun)
@@ -95,8 +97,10 @@ class World:
         places: list[Any] = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
         self._places = EVERYONE if places == [[*range(self._living)]] else places
+        slots = [slot for cohort in cohorts for slot in cohort.slots]
+        self.tally.adopt(slots)
         if self.ended is not None:
-            self.ended.forget([slot for cohort in cohorts for slot in cohort.slots])
+            self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
         """Begin new episodes in all environments of these slots; return their rows."""
@@ -156,11 +160,12 @@ class World:
         over = np.flatnonzero(step.over)
         if len(over):
             rows = over if self.rows is None else self.rows[over]
+            good = rows[~step.broken[over]]
+            slots, returns = good // self._clock.envs, self.pool.episode_return[good]
+            returns = returns if self._team is None else self._spec.score(returns)
+            self.tally.ended(slots, returns, self.pool.episode_length[good])
             if self.ended is not None:
-                good = rows[~step.broken[over]]
-                returns = self.pool.episode_return[good]
-                returns = returns if self._team is None else self._spec.score(returns)
-                self.ended.add(torch.from_numpy(good // self._clock.envs), torch.from_numpy(returns))
+                self.ended.add(torch.from_numpy(slots), torch.from_numpy(returns))
             self._begin(rows)
         self._clock.count(
             int(np.count_nonzero(step.broken)), self._clock.rewarded or bool(step.reward[~step.broken].any())
@@ -178,11 +183,12 @@ class World:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": torch.from_numpy(self.pending.copy())}
         means = {} if self.ended is None else self.ended.state()
-        return {**kept, **chosen, **means, "episodes": torch.from_numpy(self.begun.copy())}
+        return {**kept, **chosen, **means, **self.tally.state(), "episodes": torch.from_numpy(self.begun.copy())}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         """Restore what `state` returned; return the rows whose episodes were lost, which begin new ones."""
         self.begun[:] = tensors["episodes"].numpy()
+        self.tally.restore(tensors)
         if self.ended is not None:
             self.ended.restore(tensors)
         self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
@@ -261,6 +267,8 @@ class TensorWorld:
         self._legal, self._living = self._every_legal, len(keys)  # of those who live
         self.rows: np.ndarray | None = None  # of those who live, None if all do
         self._at: Tensor | None = None  # the same on the device
+        score = "sum" if self._team is None else spec.algo_config.score
+        self.tally = Tally(len(keys), self.pool.rows, device, score)
         self.ended: Ended | None = None
         if spec.search.fitness == "training":
             self.ended = Ended(len(keys), device)
@@ -302,6 +310,7 @@ class TensorWorld:
         self._at = None if self.rows is None else upload(torch.from_numpy(self.rows), self.pool.device)
         self._legal = self._every_legal if self.rows is None else self._every_legal[sorted(slots)]
         self._places = [upload(torch.tensor(own), self.pool.device) for own in places_of(cohorts)]
+        self.tally.adopt(slots, self._at)
         if self.ended is not None:
             self.ended.forget(slots)
 
@@ -311,6 +320,7 @@ class TensorWorld:
         over = torch.zeros(self.pool.rows, dtype=torch.bool)
         over[rows] = True
         self._begin(upload(over, self.pool.device))
+        self.tally.renew(rows)
         if self.ended is not None:
             self._running[upload(over, self.pool.device)] = 0.0
         self._at, self._seen = at, None
@@ -387,6 +397,7 @@ class TensorWorld:
             self._seen = step.obs
         over, bad = step.terminated | step.truncated, self.broken(step)
         over = over if self._team is None else over.all(dim=1)  # their agents end together
+        self.tally.add(step.reward, over, bad)
         if self.ended is not None:
             self._sum_up(step.reward, over, bad)
         self._begin(over if bad is None else over | bad)
@@ -418,10 +429,11 @@ class TensorWorld:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": self.pending.to("cpu", copy=True)}
         means = {} if self.ended is None else {**self.ended.state(), "running": self._running.to("cpu", copy=True)}
-        return {**kept, **chosen, **means, "episodes": self._begun.to("cpu", copy=True)}
+        return {**kept, **chosen, **means, **self.tally.state(), "episodes": self._begun.to("cpu", copy=True)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         self._begun = tensors["episodes"].to(self.pool.device, copy=True)
+        self.tally.restore(tensors)
         self.pending = tensors["pending"].to(self.pool.device) if "pending" in tensors else None
         if self.ended is not None:
             self.ended.restore(tensors)
