@@ -70,7 +70,8 @@ def watched() -> Iterator[list[tuple[Tensor, Tensor]]]:
     were above the limit, `[P]` bool.
     """
     global _watched
-    _watched = found = []
+    found: list[tuple[Tensor, Tensor]] = []
+    _watched = found
     try:
         yield found
     finally:

@@ -112,7 +112,7 @@ class ReplayLearning:
         return upload(torch.tensor(slots, dtype=torch.int64), self.replay.device)
 
     def probe(self, probe: Probe) -> None:
-        """Probe the cohorts of which it is time."""
+        """Probe the cohorts of which it is time. How old the rows are is only known of members that act."""
         clock, replay, spec = self._clock, self.replay, self._spec
         each = spec.train.replay.at_once(clock.living)
         for cohort in self._cohorts:
@@ -127,6 +127,8 @@ class ReplayLearning:
             if cohort.normaliser is not None:
                 batch = replace(batch, obs=cohort.normalised(batch.obs), next_obs=cohort.normalised(batch.next_obs))
             probe.take(cohort, batch, draw)
+            if spec.train.mode == "offline":
+                continue
             newest = self._on_device(replay.position[replay.memory_of(cohort.slots)].tolist())[:, None]
             age = (newest - 1 - index) % replay.capacity  # rows that came later
             probe.note(cohort, {"replay/age": ops.mean(cohort.weight, age / (self._members // replay.memories))})

@@ -24,12 +24,14 @@ class Tally:
     Attributes:
         sums: `[P, 3]` float64: returns, lengths, episodes.
         running: `[R, 2]` float64, return and length of the running episodes, of what `add` was told.
+        score: what the score of a team is of its agents' returns.
     """
 
-    def __init__(self, members: int, rows: int, device: torch.device, score: Literal["sum", "mean"] = "sum") -> None:
+    score: Literal["sum", "mean"] = "sum"
+
+    def __init__(self, members: int, rows: int, device: torch.device) -> None:
         self.sums = torch.zeros(members, 3, dtype=torch.float64, device=device)
         self.running = torch.zeros(rows, 2, dtype=torch.float64, device=device)
-        self._score = score  # of a team's agents
         self._ticks: list[tuple[Tensor, Tensor]] = []  # rewards, and where an episode ended
         self._rows: Tensor | None = None  # of those who live, None if all do
 
@@ -55,7 +57,7 @@ class Tally:
         reward, ends = (torch.stack(each) for each in zip(*self._ticks, strict=True))  # [T, R, …]
         self._ticks.clear()
         if reward.ndim == 3:
-            reward = reward.sum(dim=2) if self._score == "sum" else reward.mean(dim=2)
+            reward = reward.sum(dim=2) if self.score == "sum" else reward.mean(dim=2)
         running = self.running if self._rows is None else self.running[self._rows]
         each = torch.stack((reward.double(), torch.ones_like(reward, dtype=torch.float64)), dim=-1)
         so_far = running + each.cumsum(dim=0)  # [T, R, 2], as if none had ended

@@ -267,8 +267,9 @@ class TensorWorld:
         self._legal, self._living = self._every_legal, len(keys)  # of those who live
         self.rows: np.ndarray | None = None  # of those who live, None if all do
         self._at: Tensor | None = None  # the same on the device
-        score = "sum" if self._team is None else spec.algo_config.score
-        self.tally = Tally(len(keys), self.pool.rows, device, score)
+        self.tally = Tally(len(keys), self.pool.rows, device)
+        if self._team is not None:
+            self.tally.score = spec.algo_config.score
         self.ended: Ended | None = None
         if spec.search.fitness == "training":
             self.ended = Ended(len(keys), device)
