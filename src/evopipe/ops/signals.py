@@ -6,7 +6,13 @@ member's neighbours change no digit that is kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+
 from evopipe.types import Tensor
+
+_DORMANT = 0.025  # of a layer's mean activity, from where on a unit counts
 
 
 def mean(weight: Tensor, x: Tensor) -> Tensor:
@@ -34,6 +40,22 @@ def explained_variance(weight: Tensor, value: Tensor, target: Tensor) -> Tensor:
     unexplained = deviation(weight, target.double() - value.double()).square()
     total = deviation(weight, target).square()
     return 1.0 - unexplained / total.masked_fill(total == 0, float("nan"))
+
+
+def dormant(activity: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+    """Return the share of dormant units among those that members have: units whose mean size is at most 0.025 of their
+    layer's mean (Sokar et al., "The dormant neuron phenomenon in deep reinforcement learning", 2023).
+
+    Given are, of each layer, the mean size of every unit `[P, H]`, and which units a member has, `[P, 1, H]`, or None.
+    """
+    idle, count = 0.0, 0.0
+    for size, mask in activity:
+        there = torch.ones_like(size, dtype=torch.bool) if mask is None else (mask[:, 0] > 0).expand_as(size)
+        units = there.sum(dim=1, keepdim=True)
+        usual = (size * there).double().sum(dim=1, keepdim=True) / units.clamp(min=1)
+        idle = idle + (there & (size <= _DORMANT * usual)).double().sum(dim=1)
+        count = count + units[:, 0].double()
+    return torch.as_tensor(idle / count)
 
 
 def of_values(weight: Tensor, q: Tensor, q_minus: Tensor | None = None) -> dict[str, Tensor]:

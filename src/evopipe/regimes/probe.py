@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evopipe.algos import PROBLEMS
 from evopipe.core import optim
 from evopipe.core.cohort import Cohort
 from evopipe.core.net import Net
+from evopipe.core.padded import watched_units
 from evopipe.native import build
 from evopipe.ops import signals as ops
 from evopipe.rng import Stream
@@ -25,13 +27,9 @@ from evopipe.run.diagnostics import Diagnostics
 from evopipe.run.tally import Tally
 
 EVERY, MOST = 1024, 4  # updates to a probe, and probes of a member in a generation: one at least
-RATE, GRADIENT, CLIPPED, WEIGHTS = (
-    "charts/learning_rate",
-    "losses/grad_norm",
-    "losses/grad_clipped",
-    "losses/weight_norm",
-)
-ERROR, PACE = "losses/td_error", "charts/updates_per_step"
+RATE, PACE, DORMANT = "charts/learning_rate", "charts/updates_per_step", "charts/dormant"
+GRADIENT, CLIPPED, WEIGHTS = "losses/grad_norm", "losses/grad_clipped", "losses/weight_norm"
+ERROR = "losses/td_error"
 
 
 class Probe:
@@ -81,7 +79,7 @@ class Probe:
 def probe(spec: Any, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the signals `[P]` of an update on a minibatch, of which nothing remains."""
     algo, cfg, state = spec.algo, spec.algo_config, cohort.copied_state()
-    found: dict[str, Tensor] = {}
+    found = _dormant(spec, state, batch) if algo.REGIME in PROBLEMS["env"] and spec.spaces.team is None else {}
     with build.by_operators():
         if algo.signals is not None:
             with torch.no_grad():
@@ -94,6 +92,15 @@ def probe(spec: Any, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[st
     if learned.errors is not None and weight is not None and learned.errors.shape == weight.shape:
         found[ERROR] = ops.mean(weight, learned.errors.abs())
     return found
+
+
+@torch.no_grad()
+def _dormant(spec: Any, state: Any, batch: Any) -> dict[str, Tensor]:
+    """Return the share of idle units in what members act by; nothing of networks without plain hidden layers."""
+    obs = batch.obs if batch.obs.ndim == 3 else batch.obs.flatten(1, 2)
+    with build.by_torch(), watched_units() as units:
+        spec.algo.greedy(spec.algo_config, state, obs, None)
+    return {DORMANT: ops.dormant(units)} if units else {}
 
 
 def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
