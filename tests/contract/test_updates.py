@@ -772,6 +772,7 @@ def test_signals_are_those_of_one_agent_a_member(case: str) -> None:
         if errors is not None:
             weight = batch.weight[i] / batch.weight[i].sum()
             expected["losses/td_error"] = float((weight * errors.detach().abs()).sum())
+        expected["charts/observation_size"] = float(batch.obs[i].abs().flatten(0, -2).mean(dim=0).max())
         assert found.keys() == expected.keys() | {"charts/dormant"}
         for name, value in expected.items():
             assert float(found[name][i]) == pytest.approx(value, rel=1e-6, abs=1e-9), (name, i)

@@ -68,14 +68,11 @@ def signals(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return signals of a minibatch, see `ops.signals`. The arguments are those of `ops.policy.proximal`, with weights
     of the shape of values."""
-    flat = (x.flatten(1) for x in (weight, chances.log_prob(action) - log_prob, advantage, chances.entropy()))
-    count, log_ratio, gain, entropy = flat
     clip = hp["clip"].view(-1, *[1] * (value.ndim - 1))
     error = clipped_value_error(value, old_value, target, clip) if cfg.clip_value else (value - target).square()
-    return {
-        **told.of_policy(count, log_ratio, gain, hp["clip"], entropy),
-        "losses/value_loss": 0.5 * told.mean(weight, error),
-    }
+    each = chances.log_prob(action) - log_prob, advantage, chances.entropy(), error
+    log_ratio, advantage, entropy, error = (x.flatten(1) for x in each)
+    return told.of_policy(weight.flatten(1), log_ratio, advantage, hp["clip"], entropy, error)
 
 
 def descend(

@@ -134,10 +134,7 @@ class Rollout:
         apart."""
         at = self.layout.log_prob
         value, advantage, target, valid = (self.rows[:, :ticks, :, at + i].flatten(1) for i in (1, 3, 4, 5))
-        return {
-            "losses/explained_variance": ops.explained_variance(valid, value, target),
-            "losses/advantage_std": ops.deviation(valid, advantage),
-        }
+        return ops.of_rollout(valid, value, target, advantage)
 
     def sequences(self, ticks: Tensor, env: Tensor, weight: Tensor) -> Sequences:
         """Gather a minibatch of sequences.

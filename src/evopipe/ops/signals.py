@@ -15,12 +15,19 @@ from evopipe.types import Tensor
 _DORMANT = 0.025  # of a layer's mean activity, from where on a unit counts
 
 
+def means(weight: Tensor, *x: Tensor) -> Tensor:
+    """Return the weighted means `[P, k]` of several quantities `[P, …]`, with weights `[P, …]` of any sum.
+
+    Numbers of weight 0 do not count, whatever they are; the mean is NaN where nothing counts.
+    """
+    share = weight.detach().double().flatten(1)[:, None]  # [P, 1, n]
+    each = torch.stack([one.detach().double().flatten(1) for one in x], dim=1)  # [P, k, n]
+    return (share * each.masked_fill(share == 0, 0.0)).sum(dim=2) / share.sum(dim=2)
+
+
 def mean(weight: Tensor, x: Tensor) -> Tensor:
-    """Return the weighted mean of x `[P, …]` with weights `[P, …]`, which need not sum to 1. Numbers of weight 0 do not
-    count, whatever they are; NaN where nothing counts."""
-    total = weight.double().flatten(1)
-    each = x.detach().double().flatten(1).masked_fill(total == 0, 0.0)
-    return (total * each).sum(dim=1) / total.sum(dim=1)
+    """Return the weighted mean of one quantity, see `means`."""
+    return means(weight, x)[:, 0]
 
 
 def largest(weight: Tensor, x: Tensor) -> Tensor:
@@ -28,18 +35,20 @@ def largest(weight: Tensor, x: Tensor) -> Tensor:
     return x.detach().double().flatten(1).masked_fill(weight.flatten(1) == 0, -float("inf")).amax(dim=1)
 
 
-def deviation(weight: Tensor, x: Tensor) -> Tensor:
-    """Return the standard deviation of x `[P, …]`, weighted."""
-    middle = mean(weight, x).view(-1, *[1] * (x.ndim - 1))
-    return mean(weight, (x.double() - middle).square()).sqrt()
+def deviations(weight: Tensor, *x: Tensor) -> Tensor:
+    """Return the weighted standard deviations of several quantities `[P, …]`: `[P, k]`."""
+    flat = [one.detach().double().flatten(1) for one in x]
+    middle = means(weight, *flat)
+    return means(weight, *((one - middle[:, i, None]).square() for i, one in enumerate(flat))).sqrt()
 
 
-def explained_variance(weight: Tensor, value: Tensor, target: Tensor) -> Tensor:
-    """Return 1 − Var(target − value) / Var(target), weighted: 1 for perfect values, 0 for a constant, below 0 for
-    values that are worse than a constant. NaN where all targets are equal."""
-    unexplained = deviation(weight, target.double() - value.double()).square()
-    total = deviation(weight, target).square()
-    return 1.0 - unexplained / total.masked_fill(total == 0, float("nan"))
+def of_rollout(weight: Tensor, value: Tensor, target: Tensor, advantage: Tensor) -> dict[str, Tensor]:
+    """Return signals of a rollout's steps `[P, n]`: the deviation of advantages, and the explained variance of values,
+    1 − Var(target − value) / Var(target): 1 for perfect values, 0 for a constant, below 0 for worse than a constant,
+    NaN where all targets are equal."""
+    apart, total, spread = deviations(weight, target.double() - value.double(), target, advantage).unbind(dim=1)
+    explained = 1.0 - (apart / total.masked_fill(total == 0, float("nan"))).square()
+    return {"losses/explained_variance": explained, "losses/advantage_std": spread}
 
 
 def dormant(activity: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
@@ -58,14 +67,14 @@ def dormant(activity: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
     return torch.as_tensor(idle / count)
 
 
-def of_values(weight: Tensor, q: Tensor, q_minus: Tensor | None = None) -> dict[str, Tensor]:
+def of_values(weight: Tensor, q: Tensor, q_minus: Tensor) -> dict[str, Tensor]:
     """Return signals of the values of the actions taken, `[P, B]`, and of the target network's."""
-    found = {"losses/q_values": mean(weight, q), "losses/q_values_max": largest(weight, q)}
-    return found if q_minus is None else found | {"losses/target_gap": mean(weight, (q - q_minus).abs())}
+    value, gap = means(weight, q, (q - q_minus).abs()).unbind(dim=1)
+    return {"losses/q_values": value, "losses/q_values_max": largest(weight, q), "losses/target_gap": gap}
 
 
 def of_policy(
-    weight: Tensor, log_ratio: Tensor, advantage: Tensor, clip: Tensor, entropy: Tensor
+    weight: Tensor, log_ratio: Tensor, advantage: Tensor, clip: Tensor, entropy: Tensor, error: Tensor
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return signals of a clipped policy gradient (Schulman et al., 2017).
 
@@ -77,12 +86,11 @@ def of_policy(
         advantage: `[P, n]`, as the loss has it.
         clip: `[P]`, ε.
         entropy: `[P, n]`.
+        error: `[P, n]`, the squared error of values, as the loss has it.
     """
-    ratio, limit = log_ratio.double().exp(), clip.double()[:, None]
+    log_ratio = log_ratio.detach().double()
+    ratio, limit = log_ratio.exp(), clip.double()[:, None]
     gain = (ratio * advantage).minimum(ratio.clamp(1.0 - limit, 1.0 + limit) * advantage)
-    return {
-        "losses/policy_loss": -mean(weight, gain),
-        "losses/entropy": mean(weight, entropy),
-        "losses/approx_kl": mean(weight, ratio - 1.0 - log_ratio),
-        "losses/clipfrac": mean(weight, ((ratio - 1.0).abs() > limit).double()),
-    }
+    names = ("losses/policy_loss", "losses/entropy", "losses/approx_kl", "losses/clipfrac", "losses/value_loss")
+    each = -gain, entropy, ratio - 1.0 - log_ratio, (ratio - 1.0).abs() > limit, 0.5 * error
+    return dict(zip(names, means(weight, *each).unbind(dim=1), strict=True))

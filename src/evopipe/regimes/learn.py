@@ -114,9 +114,8 @@ class ReplayLearning:
     def probe(self, probe: Probe) -> None:
         """Probe the cohorts of which it is time. How old the rows are is only known of members that act."""
         clock, replay, spec = self._clock, self.replay, self._spec
-        each = spec.train.replay.at_once(clock.living)
+        each, ticks = spec.train.replay.at_once(clock.living), clock.generation_ticks
         for cohort in self._cohorts:
-            ticks = clock.generation_ticks
             if not probe.due(ticks * clock.envs * each / _learn_step(cohort), clock.here, ticks):
                 continue
             filled = self._on_device(replay.filled(cohort.slots).tolist())
@@ -126,12 +125,12 @@ class ReplayLearning:
             batch, index = replay.batch(draw, *places, filled, cohort.weight, beta, discount_rate(cohort))
             if cohort.normaliser is not None:
                 batch = replace(batch, obs=cohort.normalised(batch.obs), next_obs=cohort.normalised(batch.next_obs))
-            probe.take(cohort, batch, draw)
-            if spec.train.mode == "offline":
-                continue
-            newest = self._on_device(replay.position[replay.memory_of(cohort.slots)].tolist())[:, None]
-            age = (newest - 1 - index) % replay.capacity  # rows that came later
-            probe.note(cohort, {"replay/age": ops.mean(cohort.weight, age / (self._members // replay.memories))})
+            more = {}
+            if spec.train.mode != "offline":
+                newest = self._on_device(replay.position[replay.memory_of(cohort.slots)].tolist())[:, None]
+                age = (newest - 1 - index) % replay.capacity  # rows that came later
+                more = {"replay/age": ops.mean(cohort.weight, age / (self._members // replay.memories))}
+            probe.take(cohort, batch, draw, more)
 
     def size(self, cohort: Cohort) -> dict[str, Tensor]:
         """Return how full the members' replay buffers are, as a signal `[P]`."""

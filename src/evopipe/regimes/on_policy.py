@@ -216,9 +216,11 @@ class OnPolicy:
         """Probe the members that have just learned where it is time, and take note of a generation's end."""
         here, tick = self.clock.here, self.clock.tick
         for each in self.playing:
-            ticks, one = each.due(here), each.cohort.members[0].hyper
+            if not (ticks := each.due(here)):
+                continue
+            one = each.cohort.members[0].hyper
             updates = self.clock.generation_ticks * self.clock.envs * one["epochs"] / one["batch_size"]
-            if ticks and self._probe.due(updates, each.ends.index(here), len(each.ends)):
+            if self._probe.due(updates, each.ends.index(here), len(each.ends)):
                 probe_rollout(self.spec, each.cohort, each.rollout, ticks, tick, self._probe)
         if self.clock.generation_over:
             self._probe.end([each.cohort for each in self.playing], self._rates, self.world.tally)

@@ -29,7 +29,7 @@ from evopipe.run.tally import Tally
 EVERY, MOST = 1024, 4  # updates to a probe, and probes of a member in a generation: one at least
 RATE, PACE, DORMANT = "charts/learning_rate", "charts/updates_per_step", "charts/dormant"
 GRADIENT, CLIPPED, WEIGHTS = "losses/grad_norm", "losses/grad_clipped", "losses/weight_norm"
-ERROR = "losses/td_error"
+ERROR, OBSERVED = "losses/td_error", "charts/observation_size"
 
 
 class Probe:
@@ -50,10 +50,13 @@ class Probe:
         count = min(MOST, moments, max(1, int(updates) // EVERY))
         return (moment + 1) * count // moments > moment * count // moments
 
-    def take(self, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[str, Tensor] | None = None) -> None:
-        """Probe a cohort on a minibatch; `hyper` replaces its hyper-parameters."""
+    def take(
+        self, cohort: Cohort, batch: Any, draw: Stream, more: Mapping[str, Tensor],
+        hyper: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Probe a cohort on a minibatch, and take note of `more`; `hyper` replaces its hyper-parameters."""
         hyper = cohort.hyper if hyper is None else hyper
-        self.note(cohort, probe(self._spec, cohort, batch, draw, hyper))
+        self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper), **more})
 
     def note(self, cohort: Cohort, values: Mapping[str, Tensor]) -> None:
         """Take note of signals `[P]` of a cohort's members."""
@@ -79,7 +82,9 @@ class Probe:
 def probe(spec: Any, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the signals `[P]` of an update on a minibatch, of which nothing remains."""
     algo, cfg, state = spec.algo, spec.algo_config, cohort.copied_state()
-    found = _dormant(spec, state, batch) if algo.REGIME in PROBLEMS["env"] and spec.spaces.team is None else {}
+    found = _observed(spec, batch) if algo.REGIME in PROBLEMS["env"] else {}
+    if found and spec.spaces.team is None:
+        found |= _dormant(spec, state, batch)
     with build.by_operators():
         if algo.signals is not None:
             with torch.no_grad():
@@ -92,6 +97,14 @@ def probe(spec: Any, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[st
     if learned.errors is not None and weight is not None and learned.errors.shape == weight.shape:
         found[ERROR] = ops.mean(weight, learned.errors.abs())
     return found
+
+
+def _observed(spec: Any, batch: Any) -> dict[str, Tensor]:
+    """Return the mean size of the largest number of an observation as networks read it, images left out."""
+    size = batch.obs.double().abs().flatten(1, -2).mean(dim=1)  # [P, O]
+    for image in spec.spaces.images:
+        size[:, image.start : image.start + image.size] = 0.0
+    return {OBSERVED: size.amax(dim=1)}
 
 
 @torch.no_grad()

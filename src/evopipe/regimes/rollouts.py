@@ -131,8 +131,7 @@ def probe_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, t
     stretch, env = chosen // plan.envs, chosen % plan.envs
     weight = (within[stretch] & given[:, 0, :, None]).float()
     batch = rollout.sequences(stretch_ticks[stretch], env, weight)
-    probe.take(cohort, batch, Stream(cohort.keys, Purpose.PROBE, when), hyper)
-    probe.note(cohort, rollout.signals(ticks))
+    probe.take(cohort, batch, Stream(cohort.keys, Purpose.PROBE, when), rollout.signals(ticks), hyper)
 
 
 def _epochs(

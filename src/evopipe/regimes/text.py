@@ -139,7 +139,7 @@ class TextRows:
             ticks = self.clock.generation_ticks
             if self._probe.due(ticks, self.clock.here, ticks):
                 batch, when = self._rows(cohort, self.clock.tick)
-                self._probe.take(cohort, batch, Stream(cohort.keys, Purpose.PROBE, when))
+                self._probe.take(cohort, batch, Stream(cohort.keys, Purpose.PROBE, when), {})
         self.clock.count()
         if self.clock.generation_over:
             self._probe.end(self.cohorts)

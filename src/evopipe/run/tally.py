@@ -12,7 +12,7 @@ from torch import Tensor
 from evopipe.core.graphs import upload
 from evopipe.run.diagnostics import Diagnostics
 
-_AT_ONCE = 64  # ticks that are added up together
+_TICKS, _NUMBERS = 1024, 1 << 20  # that are added up together: ticks, and rewards
 
 
 class Tally:
@@ -33,11 +33,12 @@ class Tally:
         self.sums = torch.zeros(members, 3, dtype=torch.float64, device=device)
         self.running = torch.zeros(rows, 2, dtype=torch.float64, device=device)
         self._ticks: list[tuple[Tensor, Tensor]] = []  # rewards, and where an episode ended
+        self._whole: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # slots, returns and lengths of episodes
         self._rows: Tensor | None = None  # of those who live, None if all do
 
     def ended(self, slots: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> None:
         """Add whole episodes `[n]` of members in these slots."""
-        np.add.at(self.sums.numpy(), slots, np.stack((returns, lengths, np.ones(len(slots))), axis=1))
+        self._whole.append((slots, returns, lengths))
 
     def add(self, reward: Tensor, over: Tensor, bad: Tensor | None = None) -> None:
         """Add a tick: rewards `[R]`, of a team `[R, K]`, and where an episode is over, or was broken, and then does not
@@ -47,11 +48,15 @@ class Tally:
         self._ticks.append((reward, over if bad is None else over | bad))
         if bad is not None:
             self._add_up(over & ~bad)
-        elif len(self._ticks) >= _AT_ONCE:
+        elif len(self._ticks) >= min(_TICKS, _NUMBERS // reward.numel()):
             self._add_up()
 
     def _add_up(self, good: Tensor | None = None) -> None:
-        """Add up the ticks that are kept. Only `good` episodes `[R]` count, of one tick."""
+        """Add up the ticks and episodes that are kept. Only `good` episodes `[R]` count, of one tick."""
+        if self._whole:
+            slots, returns, lengths = (np.concatenate(each) for each in zip(*self._whole, strict=True))
+            self._whole.clear()
+            np.add.at(self.sums.numpy(), slots, np.stack((returns, lengths, np.ones(len(slots))), axis=1))
         if not self._ticks:
             return
         reward, ends = (torch.stack(each) for each in zip(*self._ticks, strict=True))  # [T, R, …]
@@ -106,5 +111,6 @@ class Tally:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self._ticks.clear()
+        self._whole.clear()
         self.sums.copy_(tensors["tally.sums"])
         self.running.copy_(tensors["tally.running"])

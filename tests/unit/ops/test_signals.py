@@ -31,24 +31,30 @@ def test_a_neighbour_and_pads_change_no_digit_that_is_kept() -> None:
 
 def test_the_deviation_and_the_explained_variance() -> None:
     target = torch.tensor([[1.0, 3.0, 3.0, 8.0]])  # mean 2, variance 1 of those that count
-    assert signals.deviation(WEIGHT, target).tolist() == [1.0]
+    assert signals.deviations(WEIGHT, target, 2 * target).tolist() == [[1.0, 2.0]]
     constant, opposite = torch.full((1, 4), 5.0), 4.0 - target
-    assert [float(signals.explained_variance(WEIGHT, value, target)) for value in (target, constant, opposite)] == [
-        1.0, 0.0, -3.0,
-    ]  # fmt: skip
-    assert math.isnan(float(signals.explained_variance(WEIGHT, target, constant)))
+
+    def explained(value: torch.Tensor, target: torch.Tensor) -> float:
+        found = signals.of_rollout(WEIGHT, value, target, 3 * value)
+        return float(found["losses/explained_variance"])
+
+    assert [explained(value, target) for value in (target, constant, opposite)] == [1.0, 0.0, -3.0]
+    assert math.isnan(explained(target, constant))
+    assert signals.of_rollout(WEIGHT, target, target, 3 * target)["losses/advantage_std"].tolist() == [3.0]
 
 
 def test_what_a_clipped_policy_gradient_tells() -> None:
     ratio = torch.tensor([[1.0, 2.0, 0.5, 9.0]])
     advantage, entropy = torch.tensor([[1.0, 1.0, -1.0, 1.0]]), torch.tensor([[0.5, 0.25, 0.25, 9.0]])
-    found = signals.of_policy(WEIGHT, ratio.log(), advantage, torch.tensor([0.2]), entropy)
+    error = torch.tensor([[4.0, 0.0, 4.0, math.nan]])
+    found = signals.of_policy(WEIGHT, ratio.log(), advantage, torch.tensor([0.2]), entropy, error)
     assert {name: float(value) for name, value in found.items()} == pytest.approx(
         {
             "losses/policy_loss": -(0.5 * 1.0 + 0.25 * 1.2 - 0.25 * 0.8),
             "losses/entropy": 0.375,
             "losses/approx_kl": 0.25 * (1.0 - math.log(2.0)) + 0.25 * (-0.5 + math.log(2.0)),
             "losses/clipfrac": 0.5,
+            "losses/value_loss": 1.5,
         },
         rel=1e-6,
     )

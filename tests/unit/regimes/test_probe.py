@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {"network": {"encoder": [16], "latent": 16}, "batch_size
 TRAIN: dict[str, Any] = {"evo_steps": 160, "max_steps": 320, "learning_delay": 16, "eval_episodes": 2, "target": None}
 ALL = {"charts/learning_rate", "charts/updates_per_step", "losses/grad_norm", "losses/grad_clipped",
        "losses/weight_norm"}  # fmt: skip
-ACTING = ALL | {"charts/dormant", "charts/episodes"}
+ACTING = ALL | {"charts/dormant", "charts/episodes", "charts/observation_size"}
 VALUES = {"losses/q_values", "losses/q_values_max", "losses/target_gap", "losses/td_error"}
 REPLAY = {"replay/size", "replay/age", "charts/epsilon"}
 TOLD = {
