@@ -14,9 +14,11 @@ from statistics import median, pstdev
 from typing import Any, TypeAlias
 
 from evopipe.report.lives import Key
+from evopipe.report.read import FinishedRun
 from evopipe.report.words import thousands, value
 
 MOST = 5  # sentences
+_SYMPTOMS = frozenset({"members_alike", "flat"})  # of which a run that another rule explains is not told
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,9 @@ class Facts:
         return [x for key, x in self.fitness.items() if _within(key, generations) and math.isfinite(x)]
 
     @cached_property
-    def largest_return(self) -> float:
-        """The largest size of any return that was seen."""
-        return max((abs(x) for x in (*self.scores(), *self.each("charts/episodic_return"))), default=0.0)
+    def returns(self) -> list[float]:
+        """All returns that were seen: fitness, and means of training episodes; 0 if there were none."""
+        return [*self.scores(), *self.each("charts/episodic_return")] or [0.0]
 
     @cached_property
     def improved(self) -> bool:
@@ -97,6 +99,32 @@ class Facts:
 
 def _within(key: Key, generations: Sequence[int] | None) -> bool:
     return generations is None or key[0] in generations
+
+
+def facts_of(run: FinishedRun, params: Mapping[str, Any]) -> Facts:
+    """Return what the rules ask of a finished run; `params` has the layout of `params.yaml`."""
+    algo, summary = run.policy["algo"], run.summary
+    return Facts(
+        signals=run.signals,
+        fitness={key: node.fitness for key, node in run.nodes.items()},
+        hyper={
+            key: {name: x for name, x in node.traits.items() if isinstance(x, int | float)}
+            for key, node in run.nodes.items()
+        },
+        config=params.get("algos", {}).get(algo, {}),
+        train=params.get("train", {}),
+        algo=algo,
+        solved=summary.reason == "target",
+        training=summary.steps.training,
+        evaluation=summary.steps.evaluation,
+        chosen=summary.elite.score,
+        interval=run.elite.interval,
+    )
+
+
+def column(run: FinishedRun, name: str) -> dict[Key, float | str]:
+    """Return a signal of every member, to be drawn."""
+    return {key: own[name] for key, own in run.signals.items() if math.isfinite(own.get(name, math.nan))}
 
 
 Rule: TypeAlias = Callable[[Facts], Advice | None]
@@ -113,8 +141,9 @@ def advise(facts: Facts) -> list[Advice]:
     """Return what to change next, the weightiest first; nothing for a run that reached its target."""
     if facts.solved:
         return []
-    found = (rule(facts) for rule in RULES)
-    return [advice for advice in found if advice is not None][:MOST]
+    found = [advice for rule in RULES if (advice := rule(facts)) is not None]
+    causes = [advice for advice in found if advice.rule not in _SYMPTOMS]
+    return (causes or found)[:MOST]
 
 
 def _share(x: float) -> str:
@@ -153,8 +182,8 @@ def diverged(facts: Facts) -> Advice | None:
     rates = ", ".join(f"{n} {value(x)}" for n, x in _rates(facts).items())
     return Advice(
         "diverged",
-        f"{ill} of the last {len(recent)} members diverged: lower the learning rate{f' ({rates})' if rates else ''}, or "
-        "tighten grad_clip.",
+        f"{ill} of the last {len(recent)} members diverged: lower the learning rate{f' ({rates})' if rates else ''} "
+        "or grad_clip.",
         section="fitness",
     )
 
@@ -185,20 +214,21 @@ def reward_scale(facts: Facts) -> Advice | None:
 
 @_rule
 def values_too_large(facts: Facts) -> Advice | None:
-    values = [abs(x) for x in facts.each("losses/q_values", facts.recent)]
-    if not values or not facts.largest_return:
+    values = facts.each("losses/q_values", facts.recent)
+    if not values or not any(facts.returns):
         return None
-    gamma = facts.config.get("gamma", 0.99)
-    lengths = facts.each("charts/episodic_length")
-    # Values go beyond the end of a short time limit: of an endless episode as good as the best one seen.
-    horizon = 1.0 / (1.0 - gamma) / max(1.0, median(lengths)) if lengths and gamma < 1 else 1.0
-    bound = facts.largest_return * max(1.0, horizon)
-    if median(values) < 5.0 * bound + 10.0:
+    gamma, lengths = facts.config.get("gamma", 0.99), facts.each("charts/episodic_length")
+    # Values go beyond a short time limit: of an endless episode as good as the best, or as bad as the worst one seen.
+    endless = 1.0 / (1.0 - gamma) / max(1.0, median(lengths)) if lengths and gamma < 1 else 1.0
+    low, high = (max(1.0, endless) * x for x in (min(0.0, *facts.returns), max(0.0, *facts.returns)))
+    beyond = 1.5 * (high - low) + 10.0
+    if low - beyond <= median(values) <= high + beyond:
         return None
+    remedy = "lower the temperature, alpha" if facts.each("losses/alpha") else "lower the learning rate, or tau"
     return Advice(
         "values_too_large",
-        f"Values are {_figure(median(values))} in the middle, and the largest return that was seen is "
-        f"{_figure(facts.largest_return)}: they diverge; lower the learning rate, or tau.",
+        f"Values are {_figure(median(values))}, and returns lie between {_figure(min(facts.returns))} and "
+        f"{_figure(max(facts.returns))}: values are beyond what can be reached; {remedy}.",
         "losses/q_values",
     )
 
@@ -244,8 +274,8 @@ def entropy_gone(facts: Facts) -> Advice | None:
         return None
     return Advice(
         "entropy_gone",
-        f"The policy's entropy is {_figure(median(now))}, {_figure(median(first))} in the first generation, and fitness "
-        "has not risen: it stopped exploring too early; raise ent_coef or alpha, or lower the learning rate.",
+        f"The policy's entropy is {_figure(median(now))}, {_figure(median(first))} in the first generation, and "
+        "fitness has not risen: it stopped exploring too early; raise ent_coef or alpha, or lower the learning rate.",
         "losses/entropy",
     )
 
@@ -282,7 +312,7 @@ def values_explain_nothing(facts: Facts) -> Advice | None:
 @_rule
 def units_idle(facts: Facts) -> Advice | None:
     found = facts.each("charts/dormant", facts.recent)
-    if not found or median(found) < 0.8 or facts.improved:
+    if not found or median(found) < 0.7 or facts.improved:
         return None
     return Advice(
         "units_idle",
@@ -343,8 +373,9 @@ def members_alike(facts: Facts) -> Advice | None:
         return None
     return Advice(
         "members_alike",
-        f"All {slots} members have one fitness in every generation, {_figure(facts.scores()[-1])} in the last: nothing "
-        "tells them apart to select by; raise train.eval_episodes, or look whether actions reach the environment.",
+        f"All {slots} members have one fitness in every generation, {_figure(facts.scores()[-1])} in the last, so there "
+        "is nothing to select by: if more can be reached, see whether actions have an effect, and raise "
+        "train.eval_episodes.",
         section="fitness",
     )
 
@@ -358,7 +389,7 @@ def flat(facts: Facts) -> Advice | None:
     return Advice(
         "flat",
         f"The best fitness lies between {_figure(min(best))} and {_figure(max(best))} in all {count} generations: "
-        "members learn nothing that shows; try other learning rates, and look at reports/signals.csv.",
+        "if more can be reached, members do not learn it; try other learning rates, and see reports/signals.csv.",
         section="fitness",
     )
 

@@ -36,7 +36,7 @@ from evopipe.track.events import End, Generation, JsonlSink, Progress, Start
 from reports import write_run
 from tiny import environment
 
-SECTIONS = ["fitness", "lineage", "mutations", "trajectories", "evaluation", "throughput", "provenance"]
+SECTIONS = ["next", "fitness", "lineage", "mutations", "trajectories", "evaluation", "throughput", "provenance"]
 NO_MOVIE = "No film."
 
 
@@ -635,7 +635,7 @@ def test_a_teams_page_has_every_agents_and_groups_return_and_its_film(crew: Path
     assert cells[:6] == ["who", "red_0", "blue_0", "red_1", "all of blue", "all of red"]
     assert cells[6:12] == ["elite", *(words.figure(total * share) for share in (1 / 6, 1 / 3, 1 / 2, 1 / 3, 2 / 3))]
     assert [cells[12], cells[18]] == ["slot 0", "slot 1"]
-    assert [section["id"] for section in found.all("section")] == [*SECTIONS[:5], "agents", *SECTIONS[5:]]
+    assert [section["id"] for section in found.all("section")] == [*SECTIONS[:6], "agents", *SECTIONS[6:]]
     drawn = re.findall(r'<svg [^>]*class="plot agents".*?</svg>', text)
     assert len(drawn) == 2
     shares = [words.figure(total * share) for share in (1 / 6, 1 / 3, 1 / 2)]
