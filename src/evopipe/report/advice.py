@@ -373,8 +373,8 @@ def members_alike(facts: Facts) -> Advice | None:
         return None
     return Advice(
         "members_alike",
-        f"All {slots} members have one fitness in every generation, {_figure(facts.scores()[-1])} in the last, so there "
-        "is nothing to select by: if more can be reached, see whether actions have an effect, and raise "
+        f"All {slots} members have one fitness in every generation, {_figure(facts.scores()[-1])} in the last, so "
+        "there is nothing to select by: if more can be reached, see whether actions have an effect, and raise "
         "train.eval_episodes.",
         section="fitness",
     )
