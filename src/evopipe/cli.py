@@ -264,17 +264,26 @@ def _compare(
     ] = None,
     everywhere: Annotated[bool, typer.Option("--all", "-A", help="Experiments of all commits, not HEAD's.")] = False,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it too: .svg or .png.")] = None,
+    curves: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the elite's fitness over steps and over seconds.")
+    ] = None,
+    parallel: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw what differs against the score, a line for each run.")
+    ] = None,
 ) -> None:
     """Compare configurations: the elite's mean, interval and IQM, over seeds where there are several."""
     from evopipe import compare as comparison
+    from evopipe.compare import pictures
 
     rows, notes = comparison.compare(what or (), everywhere)
     for note in notes:
         _warn(note)
     typer.echo(comparison.table(rows))
-    if picture:
-        comparison.draw(rows, picture)
-        context.obj.tell(f"written: {picture}")
+    wanted = ((picture, pictures.draw), (curves, pictures.draw_curves), (parallel, pictures.draw_parallel))
+    for path, draw in wanted:
+        if path:
+            draw(rows, path)
+            context.obj.tell(f"written: {path}")
 
 
 @app.command("verify")
@@ -357,6 +366,18 @@ def _params_show(
     params = context.obj.load()
     value = params.model_dump(mode="json") if key is None else value_at(params, key)
     typer.echo(value if isinstance(value, str) else dump_yaml(value).rstrip("\n"))
+
+
+@_params.command("fill")
+def _params_fill(context: typer.Context) -> None:
+    """Write the keys that the params file lacks into it, with their defaults; what stands there stays."""
+    from evopipe.params.load import filled
+    from evopipe.storage.files import write_text
+
+    text, added = filled(context.obj.params)
+    if added:
+        write_text(Path(context.obj.params), text)
+    context.obj.tell(f"{context.obj.params}: {', '.join(added)} added" if added else f"{context.obj.params}: complete")
 
 
 @_params.command("block")

@@ -150,6 +150,7 @@ def test_an_evaluation_is_that_of_the_pool_to_the_bit(
     assert np.isnan(found.returns).any() == (env.endswith("Breaking"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [{}, {"prioritised": True, "sharing": "shared"}, {"sharing": 1, "capacity": 7}])
 def test_off_policy_memories_are_those_of_the_host_to_the_bit(
     more: dict[str, Any], run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -169,6 +170,7 @@ def test_off_policy_memories_are_those_of_the_host_to_the_bit(
         assert all(map(populations.equal, cohort.tensors(), other.tensors()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("algo", "env"),
     [("dqn", "CartPole-v1"), ("dqn", "c/CartPole-v1"), ("sac", "c/Pendulum-v1"), ("ppo", "c/FrozenLake-v1")],
