@@ -57,14 +57,14 @@ def dormant(activity: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
 
     Given are, of each layer, the mean size of every unit `[P, H]`, and which units a member has, `[P, 1, H]`, or None.
     """
-    idle, count = 0.0, 0.0
+    idle, count = [], []
     for size, mask in activity:
         there = torch.ones_like(size, dtype=torch.bool) if mask is None else (mask[:, 0] > 0).expand_as(size)
         units = there.sum(dim=1, keepdim=True)
         usual = (size * there).double().sum(dim=1, keepdim=True) / units.clamp(min=1)
-        idle = idle + (there & (size <= _DORMANT * usual)).double().sum(dim=1)
-        count = count + units[:, 0].double()
-    return torch.as_tensor(idle / count)
+        idle.append((there & (size <= _DORMANT * usual)).sum(dim=1))
+        count.append(units[:, 0])
+    return torch.stack(idle, dim=1).sum(dim=1).double() / torch.stack(count, dim=1).sum(dim=1)
 
 
 def of_values(weight: Tensor, q: Tensor, q_minus: Tensor) -> dict[str, Tensor]:

@@ -406,12 +406,14 @@ def at_a_bound(facts: Facts) -> Advice | None:
         values = [facts.hyper.get(key, {}).get(name, math.nan) for key in leaders]
         began = {facts.hyper.get(key, {}).get(name) for key in facts.hyper if key[0] == facts.generations[0]}
         for end, word in (("max", "raise"), ("min", "lower")):
-            bound = within.get(end) if isinstance(within, Mapping) else None
-            at = bound is not None and all(math.isclose(x, bound, rel_tol=0.01) for x in values)
+            if not isinstance(within, Mapping) or not _number(within.get(end)):
+                continue
+            bound = float(within[end])
+            at = all(math.isclose(x, bound, rel_tol=0.01) for x in values)
             if at and any(x is None or not math.isclose(x, bound, rel_tol=0.01) for x in began):
                 return Advice(
                     "at_a_bound",
-                    f"The {len(leaders)} best members have {name} at its bound, {value(float(bound))}: {word} "
+                    f"The {len(leaders)} best members have {name} at its bound, {value(bound)}: {word} "
                     f"algos.{facts.algo}.evolve.{name}.{end}.",
                     section="trajectories",
                 )
