@@ -78,7 +78,10 @@ PROBLEMS = {"env": ("off_policy", "on_policy"), "text": ("dialogue", "text", "ga
 OPTIONAL: dict[str, Any] = {
     "values": None,  # (cfg, state, obs) → values of all actions, of which it takes the best
     "answers": None,  # (cfg) → `Answers`, what its policy can be asked; by default what follows from `values`
-    "signals": None,  # (cfg, state, hp, batch, draw) → what a minibatch tells beside its loss, by name, `[P]` each
+    # How the CPU's own kernels act and learn (`native.ticks.Choice` and `native.update.Recipe`); None where torch must.
+    "choice": None,  # (cfg, state) → how they choose as `act` does
+    "recipe": None,  # (cfg, state, hp, batch) → how they make an update
+    "signals": None,  # (cfg, state, batch) → what a minibatch tells beside what all algorithms do, by name, `[P]` each
     "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
     "learn": None,  # (cfg, state, hp, lessons, healthy) → `Learned` from all minibatches of a rollout, or None
     "COMPILED": False,  # whether the CPU's own kernels compute all that it learns, where networks are dense
@@ -164,6 +167,14 @@ def refused(name: str) -> str | None:
     except ParamsError as error:
         return str(error).removeprefix("train.algo: ")
     return None
+
+
+def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
+    """Return an algorithm's `choice` or `recipe`, evopipe's own alone: another package may have taken over one that
+    does not fit the rest."""
+    own = getattr(algo, "__name__", "").startswith(f"{__name__}.")
+    found: Callable[..., Any] | None = getattr(algo, name) if own else None
+    return found
 
 
 def regime_name(name: str) -> str:

@@ -10,9 +10,6 @@ import torch
 from evopipe.algos import _hyper
 from evopipe.core import optim
 from evopipe.core.net import Net
-from evopipe.ops import signals as told
-from evopipe.ops.distributions import Distribution
-from evopipe.ops.value import clipped_value_error
 from evopipe.schema.blocks import InitialisationConfig, NetworkConfig
 from evopipe.schema.declare import hyper
 from evopipe.types import Hyper, Learned, Sequences, Tensor
@@ -60,19 +57,6 @@ def schedule(cfg: Any, step: int) -> dict[str, float]:
     """Return what hyper-parameters are multiplied by after `step` environment steps of a member."""
     done = min(1.0, step / cfg.decay_steps) if cfg.decay_steps else 0.0
     return {"lr": 1.0 + done * (cfg.lr_end - 1.0), "clip": 1.0 + done * (cfg.clip_end - 1.0)}
-
-
-def signals(
-    cfg: Any, hp: Hyper, weight: Tensor, chances: Distribution, action: Tensor, log_prob: Tensor, advantage: Tensor,
-    value: Tensor, old_value: Tensor, target: Tensor,
-) -> dict[str, Tensor]:  # fmt: skip
-    """Return signals of a minibatch, see `ops.signals`. The arguments are those of `ops.policy.proximal`, with weights
-    of the shape of values."""
-    clip = hp["clip"].view(-1, *[1] * (value.ndim - 1))
-    error = clipped_value_error(value, old_value, target, clip) if cfg.clip_value else (value - target).square()
-    each = chances.log_prob(action) - log_prob, advantage, chances.entropy(), error
-    log_ratio, advantage, entropy, error = (x.flatten(1) for x in each)
-    return told.of_policy(weight.flatten(1), log_ratio, advantage, hp["clip"], entropy, error)
 
 
 def descend(

@@ -193,24 +193,6 @@ def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tens
 
 def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
     """Return each member's loss, its groups' added up, and how far its policies have gone from the old ones, `[P]`."""
-    all_weight, weight, done, advantage, values = _flat(cfg, batch)
-    chances, value = evaluate(seen, cfg, state, batch, log_std)
-    each, distance = proximal(chances, *done, advantage, value, *values, hp, cfg.clip_value)
-    return (weight * each).sum(dim=(1, 2)), (all_weight * distance).sum(dim=(1, 2)).detach()
-
-
-def signals(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, draw: Stream) -> dict[str, Tensor]:
-    """Return signals of a minibatch, see `ops.signals`."""
-    weight, _, done, advantage, values = _flat(cfg, batch)
-    chances, value = evaluate(seen, cfg, state, batch, state.log_std)
-    return _ppo.signals(cfg, hp, weight, chances, *done, advantage, value, *values)
-
-
-def _flat(
-    cfg: Any, batch: Sequences
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
-    """Return steps' weights, in all and within their group, actions with their log-probabilities, advantages as the
-    loss takes them, and old values with their targets, `[P, K, B·L, …]`."""
     of = agent_groups(cfg)
 
     def steps(x: Tensor) -> Tensor:  # [P, K, B·L, …]
@@ -222,8 +204,10 @@ def _flat(
         mean = of.over_group((weight * advantage).sum(dim=2))[..., None]
         deviation = of.over_group((weight * (advantage - mean).square()).sum(dim=2)).sqrt()[..., None]
         advantage = (advantage - mean) / (deviation + 1e-8)
-    done, values = (steps(batch.action), steps(batch.log_prob)), (steps(batch.value), steps(batch.target))
-    return all_weight, weight, done, advantage, values
+    chances, value = evaluate(seen, cfg, state, batch, log_std)
+    done, then = (steps(batch.action), steps(batch.log_prob)), (steps(batch.value), steps(batch.target))
+    each, distance = proximal(chances, *done, advantage, value, *then, hp, cfg.clip_value)
+    return (weight * each).sum(dim=(1, 2)), (all_weight * distance).sum(dim=(1, 2)).detach()
 
 
 def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: Tensor) -> Learned | None:

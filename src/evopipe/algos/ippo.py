@@ -49,8 +49,8 @@ def _seen(of: AgentGroups, obs: Tensor, next_alive: Tensor | None = None) -> Ten
     return of.named(obs)
 
 
-_own = (_team_ppo.step, _team_ppo.value, _team_ppo.evaluate, _team_ppo.loss, _team_ppo.update, _team_ppo.signals)
-step, value, _evaluate, loss, update, signals = (partial(each, _seen) for each in _own)
+_own = (_team_ppo.step, _team_ppo.value, _team_ppo.evaluate, _team_ppo.loss, _team_ppo.update)
+step, value, _evaluate, loss, update = (partial(each, _seen) for each in _own)
 
 
 def answers(cfg: Config) -> Answers:

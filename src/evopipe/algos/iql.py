@@ -23,7 +23,6 @@ from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
-from evopipe.ops import signals as told
 from evopipe.ops.distributions import masked_log_softmax
 from evopipe.ops.policy import epsilon_greedy, noisy
 from evopipe.ops.value import expectile_loss, pick
@@ -129,14 +128,6 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
     each = expectile_loss(q_minus - value, hp["expectile"][:, None]) + errors.square().sum(dim=1)
     values, actor = ((batch.weight * x).sum(dim=1) for x in (each, -imitate * _log_policy(cfg, state, batch)))
     return values, actor, errors.detach().abs().mean(dim=1)
-
-
-def signals(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> dict[str, Tensor]:
-    nets = state.critics, state.critics_target
-    q, q_minus = (of_taken(cfg, net, batch.obs, batch.action).amin(dim=1) for net in nets)
-    own = _actor_critic.q_values(cfg, state, batch.obs, greedy(cfg, state, batch.obs, batch.legal))
-    gap = told.mean(batch.weight, own - q)
-    return told.of_values(batch.weight, q, q_minus) | {"losses/data_gap": gap}
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:

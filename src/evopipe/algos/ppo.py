@@ -170,29 +170,15 @@ def _evaluate(cfg: Config, state: State, batch: Sequences, log_std: Tensor) -> t
 def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
     """Return each member's loss, and how far its policy has moved from the old one, both `[P]`; values of `hp` are
     `[P]`."""
-    weight, done, advantage, values = _flat(cfg, batch)
-    chances, value = _evaluate(cfg, state, batch, log_std)
-    each, distance = proximal(chances, *done, advantage, value, *values, hp, cfg.clip_value)
-    return (weight * each).sum(dim=1), (weight * distance).sum(dim=1).detach()
-
-
-def _flat(cfg: Config, batch: Sequences) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, tuple[Tensor, Tensor]]:
-    """Return weights, actions with their log-probabilities, advantages as the loss takes them, and old values with
-    their targets, `[P, B·L, …]`."""
     flat = batch.weight, batch.action, batch.log_prob, batch.advantage, batch.value, batch.target
     weight, action, log_prob, advantage, old_value, target = (x.flatten(1, 2) for x in flat)  # [P, B·L]
     if cfg.normalise_advantage:
         mean = (weight * advantage).sum(dim=1, keepdim=True)
         deviation = (weight * (advantage - mean).square()).sum(dim=1, keepdim=True).sqrt()
         advantage = (advantage - mean) / (deviation + 1e-8)
-    return weight, (action, log_prob), advantage, (old_value, target)
-
-
-def signals(cfg: Config, state: State, hp: Hyper, batch: Sequences, draw: Stream) -> dict[str, Tensor]:
-    weight, done, advantage, values = _flat(cfg, batch)
-    chances, value = _evaluate(cfg, state, batch, state.log_std)
-    found = _ppo.signals(cfg, hp, weight, chances, *done, advantage, value, *values)
-    return found | ({"losses/log_std": state.log_std.double().mean(dim=1)} if cfg.spaces.continuous else {})
+    chances, value = _evaluate(cfg, state, batch, log_std)
+    each, distance = proximal(chances, action, log_prob, advantage, value, old_value, target, hp, cfg.clip_value)
+    return (weight * each).sum(dim=1), (weight * distance).sum(dim=1).detach()
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int) -> Learned:

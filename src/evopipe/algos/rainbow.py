@@ -26,11 +26,11 @@ from evopipe.core.member import moments, parameters, row, scales
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.padded import Views, noise_scale, noisy
 from evopipe.core.structure import Widths
-from evopipe.native.update import Learners
-from evopipe.native.value import value_update
+from evopipe.native.update import Learners, Recipe, take
+from evopipe.native.value import value_recipe
 from evopipe.ops import signals as told
 from evopipe.ops.policy import best_legal, epsilon_greedy
-from evopipe.ops.value import masked_argmax, pick, project, regression_loss
+from evopipe.ops.value import masked_argmax, project, regression_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -167,21 +167,17 @@ def _of_action(out: Tensor, action: Tensor) -> Tensor:
     return out.gather(-2, action[..., None, None].expand(*action.shape, 1, out.shape[-1])).squeeze(-2)
 
 
-def signals(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> dict[str, Tensor]:
-    out = _logits(cfg, state.q, batch.obs, None)
-    q, q_minus = (
-        pick(each, batch.action) for each in (_mean(cfg, out), _mean(cfg, _logits(cfg, state.target, batch.obs, None)))
-    )
-    found = told.of_values(batch.weight, q, q_minus)
-    if cfg.distributional:  # how much of the distribution stands at each end of its support
-        chance = _of_action(out, batch.action).softmax(dim=-1)
-        ends = {"losses/support_low": chance[..., 0], "losses/support_high": chance[..., -1]}
-        found |= {name: told.mean(batch.weight, end) for name, end in ends.items()}
-    return found
+def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
+    """Return how much of the distribution stands at each end of its support."""
+    if not cfg.distributional:
+        return {}
+    chance = _of_action(_logits(cfg, state.q, batch.obs, None), batch.action).softmax(dim=-1)
+    ends = told.means(batch.weight, chance[..., 0], chance[..., -1]).unbind(dim=1)
+    return dict(zip(("losses/support_low", "losses/support_high"), ends, strict=True))
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    if (learned := _native(cfg, state, hp, batch, healthy, draw)) is not None:
+    if (learned := take(recipe(cfg, state, hp, batch), batch, healthy, draw, turn)) is not None:
         return learned
     losses, errors = loss(cfg, state, hp, batch, draw)
     learners = [(state.q, state.adam, hp["lr"]), (state.noise, state.noise_adam, hp["lr"])]
@@ -193,15 +189,12 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
     return Learned(losses.detach(), healthy, errors)
 
 
-def _native(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream) -> Learned | None:
-    """Take the whole update by the CPU's own kernels, where they can serve."""
+def recipe(cfg: Config, state: State, hp: Hyper, batch: Batch) -> Recipe | None:
     noise = (state.noise, state.noise_target, state.noise_adam) if cfg.noisy else (None, None, None)
     of = Learners(state.q, state.target, state.adam, state.updates, None, None, None, *noise)
     support = _kept_support(cfg.v_min, cfg.v_max, cfg.atoms) if cfg.distributional else None
     rates = {"lr_critic": hp["lr"], "grad_clip": hp["grad_clip"], "tau": hp["tau"]}
-    return value_update(
-        of, rates, batch, healthy, double=cfg.double, huber=True, dueling=cfg.dueling, support=support, draw=draw
-    )
+    return value_recipe(of, rates, batch, double=cfg.double, huber=True, dueling=cfg.dueling, support=support)
 
 
 @cache

@@ -25,9 +25,9 @@ from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths, share_encoder
 from evopipe.native import actor_critic as native
 from evopipe.native import build
-from evopipe.native.update import Learners
+from evopipe.native.ticks import Choice
+from evopipe.native.update import Learners, Recipe, take
 from evopipe.ops import distributions as ops
-from evopipe.ops import signals as told
 from evopipe.ops.policy import likeliest, or_random, sampled_or_random
 from evopipe.ops.value import twin_loss
 from evopipe.rng import Stream
@@ -157,18 +157,19 @@ def _soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor
 
 
 def _actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
-    """Return E[α log π − min Q] and the entropy of each state, `[P, B]` both."""
+    """Return E[α log π − min Q], weighted, of each member `[P]`, and the entropy of each state `[P, B]`."""
     alpha = state.log_alpha.exp()[:, None]
     with torch.no_grad():
         x = forward(state.encoder, batch.obs)
     if cfg.spaces.continuous:
         action, log_pi = ops.squashed_gaussian(*_gaussian(state, x, draw))
         least = torch.minimum(*action_value(state.critics.frozen, x, action).unbind(dim=1))
-        return alpha * log_pi - least, -log_pi.detach()
+        return (batch.weight * (alpha * log_pi - least)).sum(dim=1), -log_pi.detach()
     log_pi = ops.masked_log_softmax(forward(state.actor, x), batch.legal)
     with torch.no_grad():
         least = forward(state.critics, x).amin(dim=1)
-    return ops.expected(log_pi, alpha[..., None] * log_pi - least), -ops.expected(log_pi, log_pi).detach()
+    losses = (batch.weight * ops.expected(log_pi, alpha[..., None] * log_pi - least)).sum(dim=1)
+    return losses, -ops.expected(log_pi, log_pi).detach()
 
 
 def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
@@ -181,42 +182,32 @@ def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
     return 0.6 * math.log(actions) if legal is None else 0.6 * legal.sum(dim=-1).clamp(min=1).log()
 
 
-def _whole_update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream) -> Learned | None:
-    """Take the whole update by the CPU's own kernels; None where torch must."""
+def recipe(cfg: Config, state: State, hp: Hyper, batch: Batch) -> Recipe | None:
     if not build.serve_wholly(batch.obs) or state.encoder is not None:
         return None
     continuous, by_legal = cfg.spaces.continuous, not cfg.spaces.continuous and cfg.target_entropy == "auto"
-    n, draws = batch.reward.shape[1] * cfg.spaces.actions, (draw, draw.part(1))
-    noise, own_noise = (each.normal(n) if continuous else None for each in draws)
-    aim = 0.6 if by_legal else float(_aim(cfg))
-    return native.sac_update(
-        Learners.of(state, "critics"), state.log_alpha, state.log_alpha_adam, hp, batch, healthy,
-        discrete=not continuous, learns_alpha=cfg.learn_alpha, target_entropy=aim, by_legal=by_legal, noise=noise,
-        own_noise=own_noise,
+    of, aim = Learners.of(state, "critics"), 0.6 if by_legal else float(_aim(cfg))
+    job = native.sac_job(
+        of, state.log_alpha, state.log_alpha_adam, hp, batch, discrete=not continuous, learns_alpha=cfg.learn_alpha,
+        target_entropy=aim, by_legal=by_legal,
     )  # fmt: skip
+    noise = cfg.spaces.actions if continuous else 0
+    return None if job is None else Recipe("sac_update", of, job, noise, own_noise=continuous)
 
 
-def signals(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> dict[str, Tensor]:
-    x, x_minus = forward(state.encoder, batch.obs), forward(state.encoder_target, batch.obs)
-    nets = (state.critics, x), (state.critics_target, x_minus)
-    found = told.of_values(batch.weight, *(of_taken(cfg, *each, batch.action).amin(dim=1) for each in nets))
-    policy = zip(("losses/actor_loss", "losses/entropy"), _actor_loss(cfg, state, batch, draw), strict=True)
-    found |= {name: told.mean(batch.weight, each) for name, each in policy}
-    if cfg.spaces.continuous:
-        _, log_std, _ = _gaussian(state, x, draw)
-        found["losses/log_std"] = told.mean(batch.weight, log_std.mean(dim=-1))
-    return found | {"losses/alpha": state.log_alpha.exp().double()}
+def choice(cfg: Config, state: State) -> Choice | None:
+    return Choice(state.actor, "squashed") if cfg.spaces.continuous and state.encoder is None else None
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    if (learned := _whole_update(cfg, state, hp, batch, healthy, draw)) is not None:
+    if (learned := take(recipe(cfg, state, hp, batch), batch, healthy, draw, turn)) is not None:
         return learned
     entropies: list[Tensor] = []
 
     def climb() -> Tensor:
-        each, entropy = _actor_loss(cfg, state, batch, draw.part(1))
+        climbed, entropy = _actor_loss(cfg, state, batch, draw.part(1))
         entropies.append(entropy)
-        return (batch.weight * each).sum(dim=1)
+        return climbed
 
     learned = _actor_critic.learn(state, "critics", hp, healthy, loss(cfg, state, hp, batch, draw), climb)
     if cfg.learn_alpha:

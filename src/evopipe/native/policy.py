@@ -277,7 +277,7 @@ def finish(
 
 
 def _plain(*tensors: Tensor) -> bool:
-    return build.serve(*tensors) and {x.dtype for x in tensors} == {torch.float32}
+    return build.serve_wholly(*tensors) and {x.dtype for x in tensors} == {torch.float32}
 
 
 def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -51,7 +51,7 @@ class Offline:
         layout = RowLayout.of(spec.spaces, False, spec.train.replay.n_step)
         self.learning = ReplayLearning(setup, layout, 1, len(data), byte_images(pool, data))
         self.replay, self.learners = self.learning.replay, self.learning.learners
-        self._probe = Probe(spec, self.clock)
+        self._probe = Probe(spec, self.clock, offline=True)
         self.first, self.inherit = self.learning.first, self.learning.inherit
         for rows in _pack(layout, data):
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))

@@ -14,17 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evopipe.algos import PROBLEMS
 from evopipe.core import optim
 from evopipe.core.cohort import Cohort
 from evopipe.core.net import Net
 from evopipe.core.padded import watched_units
 from evopipe.native import build
 from evopipe.ops import signals as ops
+from evopipe.regimes.told import of_batch
 from evopipe.rng import Stream
 from evopipe.run.clock import Clock
 from evopipe.run.diagnostics import Diagnostics
 from evopipe.run.tally import Tally
+from evopipe.types import Batch, Sequences
 
 EVERY, MOST = 1024, 4  # updates to a probe, and probes of a member in a generation: one at least
 RATE, PACE, DORMANT = "charts/learning_rate", "charts/updates_per_step", "charts/dormant"
@@ -35,8 +36,8 @@ ERROR, OBSERVED = "losses/td_error", "charts/observation_size"
 class Probe:
     """The probe of a regime's members, and its `diagnostics`. It is asked after the ticks of a run."""
 
-    def __init__(self, spec: Any, clock: Clock) -> None:
-        self._spec, self._clock = spec, clock
+    def __init__(self, spec: Any, clock: Clock, offline: bool = False) -> None:
+        self._spec, self._clock, self._offline = spec, clock, offline
         self.diagnostics = Diagnostics(clock.members, spec.device)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
@@ -56,7 +57,7 @@ class Probe:
     ) -> None:  # fmt: skip
         """Probe a cohort on a minibatch, and take note of `more`; `hyper` replaces its hyper-parameters."""
         hyper = cohort.hyper if hyper is None else hyper
-        self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper), **more})
+        self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper, self._offline), **more})
 
     def note(self, cohort: Cohort, values: Mapping[str, Tensor]) -> None:
         """Take note of signals `[P]` of a cohort's members."""
@@ -79,16 +80,16 @@ class Probe:
             self.note(cohort, found)
 
 
-def probe(spec: Any, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the signals `[P]` of an update on a minibatch, of which nothing remains."""
+def probe(
+    spec: Any, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[str, Tensor], offline: bool = False
+) -> dict[str, Tensor]:
+    """Return the signals `[P]` of an update on a minibatch, of which nothing remains; see `told.of_batch`."""
     algo, cfg, state = spec.algo, spec.algo_config, cohort.copied_state()
-    found = _observed(spec, batch) if algo.REGIME in PROBLEMS["env"] else {}
-    if found and spec.spaces.team is None:
-        found |= _dormant(spec, state, batch)
+    found: dict[str, Tensor] = {}
+    if isinstance(batch, Batch | Sequences):
+        found = _observed(spec, batch) | ({} if spec.spaces.team is not None else _dormant(spec, state, batch))
     with build.by_operators():
-        if algo.signals is not None:
-            with torch.no_grad():
-                found |= algo.signals(cfg, state, hyper, batch, draw.part(3))
+        found |= of_batch(spec, state, hyper, batch, draw.part(3), offline)
         with optim.watched() as seen:
             turn = getattr(spec, "period", 1) - 1  # the last of unlike updates is of all networks
             learned = algo.update(cfg, state, hyper, batch, cohort.healthy.clone(), draw, turn)
