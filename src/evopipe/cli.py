@@ -411,9 +411,11 @@ def _env_check(
     source: Annotated[
         str | None, typer.Option(metavar="FILE", help="A C file, as env.source: compared with Gymnasium's of this id.")
     ] = None,
+    gamma: Annotated[float, typer.Option(metavar="G", min=0, max=1, help="The discount of training to come.")] = 0.99,
 ) -> None:
-    """Try an environment: spaces, resets, steps, dtypes, determinism."""
-    from evopipe.envs.check import check
+    """Try an environment: spaces, resets, steps, dtypes, determinism; then what random play shows: scales, rewards."""
+    from evopipe.envs.check import check, described
+    from evopipe.envs.outlook import outlook
 
     errors = []
     for finding in check(env_id, kwargs or {}, wrappers or (), source):
@@ -423,7 +425,39 @@ def _env_check(
             typer.echo(f"{env_id}: {finding}", err=True)
     if errors:
         raise EnvironmentFailed("\n".join(errors))
+    for finding in outlook(described(env_id, kwargs or {}, wrappers or (), source), gamma):
+        if not context.obj.quiet or not finding.startswith("note: "):
+            typer.echo(f"{env_id}: {finding}", err=True)
     context.obj.tell(f"{env_id}: ok")
+
+
+@_env.command("bench")
+def _env_bench(
+    context: typer.Context,
+    env_id: Annotated[str, typer.Argument(metavar="ID", help="As for evopipe env check.")],
+    kwargs: _Arguments = None,
+    source: Annotated[str | None, typer.Option(metavar="FILE", help="A C file, as env.source.")] = None,
+    rows: Annotated[
+        int, typer.Option(metavar="N", min=1, max=65536, help="Environments at a time: members times env.num_envs.")
+    ] = 64,
+    seconds: Annotated[float, typer.Option(metavar="S", min=0.01, max=60, help="Of each measurement.")] = 1.0,
+) -> None:
+    """Measure the steps a second of an environment here, by backend and by number of worker processes."""
+    from evopipe.envs.check import described
+    from evopipe.envs.speed import chosen, speeds
+    from evopipe.formats import columns
+
+    found = list(speeds(described(env_id, kwargs or {}, (), source), rows, seconds))
+    lines = [("env.backend", "env_workers", "steps a second", "of the first")]
+    for way in found:
+        workers = "" if way.workers is None else str(way.workers)
+        lines.append((way.backend, workers, f"{way.rate:,.0f}", f"{way.rate / found[0].rate:.2f}"))
+    for line in columns(lines):
+        typer.echo(line)
+    best = max(found, key=lambda way: way.rate)
+    how = "" if best.workers is None else f" with runtime.env_workers: {best.workers}"
+    auto = chosen(rows) if any(way.workers for way in found) else 0
+    context.obj.tell(f"fastest here: env.backend: {best.backend}{how}; env_workers: auto begins with {auto} under sync")
 
 
 @_gpu.command("check")

@@ -12,6 +12,7 @@
 #include "rollout.c"
 #include "sac.c"
 #include "value.c"
+#include "ticks.c"  // of all that stands above
 
 const char *compiled_by(void) {
 #if defined(__clang__)

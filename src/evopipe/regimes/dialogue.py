@@ -166,7 +166,7 @@ class Dialogue:
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
         return self._probe.diagnostics.told(slots)
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Let every member write a round of completions, and learn from it."""
         self.whole = False
         rewarded = [self._round(cohort) for cohort in self.cohorts]

@@ -71,13 +71,13 @@ class Offline:
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
         return self._probe.diagnostics.told(slots)
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Make the updates that are due."""
         self.whole = False
-        for learn in self.learners.share_of(self.clock.tick, self.learning.due()):
+        for learn in self.learning.updates():
             learn()
-        self.learning.probe(self._probe)
         self.clock.count(rewarded=False)  # the dataset's are known
+        self.learning.probe(self._probe)
         if self.clock.generation_over:
             self._probe.end(self.cohorts, self.learning.size)
         self.whole = True

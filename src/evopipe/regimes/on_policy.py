@@ -193,7 +193,7 @@ class OnPolicy:
         assert self.world.ended is not None
         return self.world.ended.means()
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Take one step in every environment, or a rollout by `collect_rollouts`; learn from the rollouts that are
         complete.
 

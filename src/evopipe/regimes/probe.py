@@ -48,8 +48,13 @@ class Probe:
     def due(self, updates: float, moment: int, moments: int) -> bool:
         """Return whether a cohort is to be probed at a moment of its generation (from 0), if it makes so many updates
         in it: at its last one, and before that as often as `EVERY` and `MOST` say."""
+        return self.ahead(updates, moment, moments) == 1
+
+    def ahead(self, updates: float, moment: int, moments: int) -> int:
+        """Return how many moments there are from this one to the next at which a cohort is to be probed, both
+        included."""
         count = min(MOST, moments, max(1, int(updates) // EVERY))
-        return (moment + 1) * count // moments > moment * count // moments
+        return -(-(moment * count // moments + 1) * moments // count) - moment
 
     def take(
         self, cohort: Cohort, batch: Any, draw: Stream, more: Mapping[str, Tensor],

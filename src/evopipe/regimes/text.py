@@ -129,7 +129,7 @@ class TextRows:
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
         return self._probe.diagnostics.told(slots)
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Learn from one minibatch."""
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, [[1]] * len(self.cohorts)):

@@ -22,16 +22,17 @@ class Tally:
     there are some, so that a tick costs next to nothing.
 
     Attributes:
-        sums: `[P, 3]` float64: returns, lengths, episodes.
-        running: `[R, 2]` float64, return and length of the running episodes, of what `add` was told.
+        sums: `[3, P]` float64: returns, lengths, episodes.
+        running: `[2, R]` float64, return and length of the running episodes, of what `add` was told. Both are always
+            the same memory.
         score: what the score of a team is of its agents' returns.
     """
 
     score: Literal["sum", "mean"] = "sum"
 
     def __init__(self, members: int, rows: int, device: torch.device) -> None:
-        self.sums = torch.zeros(members, 3, dtype=torch.float64, device=device)
-        self.running = torch.zeros(rows, 2, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(3, members, dtype=torch.float64, device=device)
+        self.running = torch.zeros(2, rows, dtype=torch.float64, device=device)
         self._ticks: list[tuple[Tensor, Tensor]] = []  # rewards, and where an episode ended
         self._whole: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # slots, returns and lengths of episodes
         self._rows: Tensor | None = None  # of those who live, None if all do
@@ -56,14 +57,15 @@ class Tally:
         if self._whole:
             slots, returns, lengths = (np.concatenate(each) for each in zip(*self._whole, strict=True))
             self._whole.clear()
-            np.add.at(self.sums.numpy(), slots, np.stack((returns, lengths, np.ones(len(slots))), axis=1))
+            for sums, each in zip(self.sums.numpy(), (returns, lengths, np.ones(len(slots))), strict=True):
+                np.add.at(sums, slots, each)
         if not self._ticks:
             return
         reward, ends = (torch.stack(each) for each in zip(*self._ticks, strict=True))  # [T, R, …]
         self._ticks.clear()
         if reward.ndim == 3:
             reward = reward.sum(dim=2) if self.score == "sum" else reward.mean(dim=2)
-        running = self.running if self._rows is None else self.running[self._rows]
+        running = (self.running if self._rows is None else self.running[:, self._rows]).T
         each = torch.stack((reward.double(), torch.ones_like(reward, dtype=torch.float64)), dim=-1)
         so_far = running + each.cumsum(dim=0)  # [T, R, 2], as if none had ended
         tick = torch.arange(1, len(ends) + 1, device=ends.device)[:, None]
@@ -76,28 +78,46 @@ class Tally:
         left = torch.where((last > 0)[:, None], so_far[-1] - until, so_far[-1])
         left = torch.where((last == len(ends))[:, None], 0.0, left)
         if self._rows is None:
-            self.running = left
+            self.running.copy_(left.T)
         else:
-            self.running[self._rows] = left
-            found = found.new_zeros(len(self.running), 3).index_copy_(0, self._rows, found)
-        self.sums += found.view(len(self.sums), -1, 3).sum(dim=1)
+            self.running[:, self._rows] = left.T
+            found = found.new_zeros(self.running.shape[1], 3).index_copy_(0, self._rows, found)
+        self.sums += found.view(self.sums.shape[1], -1, 3).sum(dim=1).T
 
     def adopt(self, slots: Sequence[int], rows: Tensor | None = None) -> None:
         """Begin a generation of these slots, whose environments are these `rows`, None for all."""
         self._add_up()
         self._rows = rows
-        self.sums[list(slots)] = 0.0
+        self.sums[:, list(slots)] = 0.0
 
     def renew(self, rows: np.ndarray) -> None:
         """Forget the running episodes of these rows."""
         self._add_up()
-        self.running[upload(torch.from_numpy(rows), self.running.device)] = 0.0
+        self.running[:, upload(torch.from_numpy(rows), self.running.device)] = 0.0
+
+    def in_c(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the kernels add to where they take ticks: returns of running episodes, and sums and counts of
+        ended ones."""
+        self._add_up()
+        return self.running[0], self.sums[0], self.sums[2]
+
+    def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:
+        """Add lengths after the kernels took so many steps of each of the living slots; `length` `[R]` is that of the
+        running episodes now. What was taken, and has not stayed, was of episodes that ended."""
+        gone = (self.running[1] - length).view(self.sums.shape[1], -1).sum(dim=1)
+        gone[list(living)] += steps
+        self.sums[1] += gone
+        self.running[1] = length.double()
+
+    def settle(self) -> None:
+        """Add up all that is kept."""
+        self._add_up()
 
     def into(self, diagnostics: Diagnostics, slots: Sequence[int]) -> None:
         """Take note of these slots' episodes: how many ended, and of those who ended any their mean return and
         length."""
         self._add_up()
-        sums = self.sums[list(slots)]
+        sums = self.sums[:, list(slots)].T
         diagnostics.note(slots, {"charts/episodes": sums[:, 2]})
         some = [place for place, count in enumerate(sums[:, 2].tolist()) if count]
         if some:

@@ -178,7 +178,7 @@ class Shards:
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts, self._waiting = cohorts, True
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Let every shard take some ticks, about one second's, at most to the end of the generation; see `Regime`."""
         clock, began = self.clock, time.perf_counter()
         left = clock.generation_ticks - clock.here
