@@ -57,8 +57,8 @@ class Tally:
         if self._whole:
             slots, returns, lengths = (np.concatenate(each) for each in zip(*self._whole, strict=True))
             self._whole.clear()
-            for sums, each in zip(self.sums.numpy(), (returns, lengths, np.ones(len(slots))), strict=True):
-                np.add.at(sums, slots, each)
+            for sums, added in zip(self.sums.numpy(), (returns, lengths, np.ones(len(slots))), strict=True):
+                np.add.at(sums, slots, added)
         if not self._ticks:
             return
         reward, ends = (torch.stack(each) for each in zip(*self._ticks, strict=True))  # [T, R, …]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from evopipe.native import build
 from evopipe.regimes.probe import Probe
 from evopipe.regimes.rollouts import probe_rollout
 from evopipe.run.clock import Clock
-from populations import advance, alone, env_for, finish, go_on, problem, started, unlike
+from populations import advance, alone, close_generation, env_for, finish, go_on, problem, started, unlike
 
 SMALL: dict[str, Any] = {"network": {"encoder": [16], "latent": 16}, "batch_size": 32}
 TRAIN: dict[str, Any] = {"evo_steps": 160, "max_steps": 320, "learning_delay": 16, "eval_episodes": 2, "target": None}
@@ -135,6 +136,36 @@ def test_a_member_alone_tells_what_it_tells_among_others() -> None:
     build.use(before)
 
 
+@pytest.mark.parametrize("fitness", ["evaluation", "training"])
+def test_ticks_in_c_tell_what_ticks_one_by_one_tell(fitness: str) -> None:
+    """However many the kernels take at once: episodes, their lengths, and probes at the same moments."""
+    before = build.chosen()
+    build.use(build.load())
+    found = []
+    for most in (1, 7, 10_000):
+        config = {**SMALL, "learn_step": 1}
+        p = problem(
+            "CartPole-v1", "dqn", config=config, train={**TRAIN, "evo_steps": 4000, "max_steps": 8000},
+            search={"fitness": fitness},
+        )  # fmt: skip
+        run = started(replace(p, env=p.env.model_copy(update={"backend": "c"})), 2)
+        while not run.reason:
+            if run.clock.generation_over:
+                close_generation(run)
+            else:
+                run.advance(most)
+        found.append((run.signal_names, run.signals))
+        run.close()
+    build.use(before)
+    assert found[0] == found[1] == found[2]
+    names, rows = found[0]
+    assert {"charts/episodic_return", "charts/episodic_length", "losses/grad_norm"} <= {*names}
+    for row in rows:
+        own = dict(zip(names, row[2::2], strict=False))
+        assert own["charts/episodic_return"] == own["charts/episodic_length"]  # CartPole pays 1 a step
+        assert own["charts/episodes"] > 1
+
+
 def test_a_diverged_member_is_told_as_such_and_its_neighbour_as_ever(tmp_path: Path) -> None:
     run, clean = a_run("dqn"), a_run("dqn")
     for each in (run, clean):
@@ -181,7 +212,6 @@ def test_what_a_probe_makes_leaves_no_trace() -> None:
     run = a_run("sac")
     advance(run, 30)
     before = [tensor.clone() for cohort in run.cohorts for tensor in cohort.tensors()]
-    run.regime.learning.probe(run.regime._probe)
     run.regime._probe.due = lambda *_: True
     run.regime.learning.probe(run.regime._probe)
     after = [tensor for cohort in run.cohorts for tensor in cohort.tensors()]
