@@ -18,6 +18,7 @@ from evopipe import layout, rng
 from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions, write_transitions
 from evopipe.errors import EnvironmentFailed, ParamsError, ResourceError
+from evopipe.native import build
 from evopipe.params.load import parse_params
 from evopipe.problems import problem_of
 from evopipe.problems.env import begin, regime_of
@@ -28,6 +29,7 @@ from evopipe.run.regime import Setup
 from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
 from evopipe.run.spec import EnvSpec, first_members
+from evopipe.run.world import TensorWorld
 from evopipe.scale.changes import changes, fold
 from evopipe.scale.divide import divided, in_shards, make
 from evopipe.scale.shard import state_of
@@ -112,6 +114,22 @@ def test_no_bit_depends_on_the_number_of_shards(case: str) -> None:
     assert [[*each.more] for each in played] == [["agents"] if case == "maddpg" else []] * 2
     for name in played[0].more:  # of a team, each agent's own
         np.testing.assert_array_equal(*(each.more[name] for each in played))
+
+
+def test_shards_whose_environments_are_in_c_take_rollouts_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many ticks in a call as the shard was told, and no more."""
+    build.use(build.load())
+    p, many, took = problem("CartPole-v1", "ppo"), [], TensorWorld.took
+    p = replace(p, env=p.env.model_copy(update={"backend": "c"}))
+    monkeypatch.setattr(TensorWorld, "took", lambda world, n, broken: (many.append(n), took(world, n, broken)))
+    together, apart = started(p, MEMBERS), sharded(p, 3)
+    finish(together)
+    assert not many, "by single ticks"
+    finish(apart)
+    assert max(many) > 4
+    assert outcome(apart) == outcome(together)
+    for run in (together, apart):
+        run.close()
 
 
 def wild(member: Member) -> Member:

@@ -18,8 +18,7 @@ import rota
 from evopipe.errors import EnvironmentFailed
 from evopipe.memory.replay import Replay
 from evopipe.native import build
-from evopipe.native.ticks import Chooser, Lessons
-from evopipe.native.ticks import Ticks as Kernel
+from evopipe.native.ticks import Chooser, ManyTicks, Updates
 from evopipe.problems.specs import spaces_of
 from evopipe.regimes import in_c, learn
 from evopipe.run import act
@@ -174,7 +173,7 @@ def test_so_has_one_in_pythons_environments(
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often the kernels choose and learn for a whole cohort."""
     calls = {"choose": 0, "learn": 0}
-    for name, kind in (("choose", Chooser), ("learn", Lessons)):
+    for name, kind in (("choose", Chooser), ("learn", Updates)):
         original = kind.__call__
 
         def watched(self: Any, *given: Any, name: str = name, original: Any = original) -> Any:
@@ -283,7 +282,7 @@ def test_a_call_takes_a_few_milliseconds(run: Callable[..., Any], monkeypatch: p
     """The clock says that a tick takes 1 ms: the first call takes one, all others five."""
     loop, now = run(job("dqn"), 2), [0.0]
     took: list[int] = []
-    original = Kernel.__call__
+    original = ManyTicks.__call__
 
     def timed(self: Any, tick: int, here: int, epsilon: Any, beta: Any) -> Any:
         found = original(self, tick, here, epsilon, beta)
@@ -292,7 +291,7 @@ def test_a_call_takes_a_few_milliseconds(run: Callable[..., Any], monkeypatch: p
         return found
 
     monkeypatch.setattr(in_c, "_SECONDS", 0.005)
-    monkeypatch.setattr(Kernel, "__call__", timed)
+    monkeypatch.setattr(ManyTicks, "__call__", timed)
     monkeypatch.setattr(in_c.time, "perf_counter", lambda: now[0])
     by_calls(loop, ticks=46)
     assert took == [1, *[5] * 9]

@@ -84,6 +84,7 @@ OPTIONAL: dict[str, Any] = {
     "signals": None,  # (cfg, state, batch) → what a minibatch tells beside what all algorithms do, by name, `[P]` each
     "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
     "learn": None,  # (cfg, state, hp, lessons, healthy) → `Learned` from all minibatches of a rollout, or None
+    "play": None,  # (cfg, state, ticks) → what lets members act in environments in C by `step`'s bits, or None
     "COMPILED": False,  # whether the CPU's own kernels compute all that it learns, where networks are dense
     "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
     "RECURRENT": False,  # whether it serves networks with a memory
@@ -170,8 +171,8 @@ def refused(name: str) -> str | None:
 
 
 def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
-    """Return an algorithm's `choice` or `recipe`, evopipe's own alone: another package may have taken over one that
-    does not fit the rest."""
+    """Return an algorithm's `choice`, `recipe` or `play`, evopipe's own alone: another package may have taken over one
+    that does not fit the rest."""
     own = getattr(algo, "__name__", "").startswith(f"{__name__}.")
     found: Callable[..., Any] | None = getattr(algo, name) if own else None
     return found

@@ -187,10 +187,7 @@ def recipe(cfg: Config, state: State, hp: Hyper, batch: Batch) -> Recipe | None:
         return None
     continuous, by_legal = cfg.spaces.continuous, not cfg.spaces.continuous and cfg.target_entropy == "auto"
     of, aim = Learners.of(state, "critics"), 0.6 if by_legal else float(_aim(cfg))
-    job = native.sac_job(
-        of, state.log_alpha, state.log_alpha_adam, hp, batch, discrete=not continuous, learns_alpha=cfg.learn_alpha,
-        target_entropy=aim, by_legal=by_legal,
-    )  # fmt: skip
+    job = native.sac_job(of, state, hp, batch, not continuous, cfg.learn_alpha, aim, by_legal)
     noise = cfg.spaces.actions if continuous else 0
     return None if job is None else Recipe("sac_update", of, job, noise, own_noise=continuous)
 

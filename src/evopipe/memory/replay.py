@@ -201,7 +201,7 @@ class Incoming:
         self._reward, self._terminated = packed[:, r], packed[:, r + 1]
         self._next_legal = packed[:, mask:legal] if layout.masked else None
         self._legal = packed[:, legal:] if layout.legal else None
-        self.kernel = native_ticks.Memory(
+        self.kernel = native_ticks.Appender(
             replay.rows, torch.from_numpy(packed).view(replay.memories, -1, layout.size),
             torch.from_numpy(self._keep).view(replay.memories, -1), torch.from_numpy(replay.position),
             torch.from_numpy(replay.size), None if replay.priorities is None else replay.priorities.native, replay.each,

@@ -104,16 +104,16 @@ def ddpg_job(
 
 
 def sac_job(
-    of: Learners, log_alpha: Tensor, log_alpha_adam: Tensor, hp: Hyper, batch: Batch, *, discrete: bool,
-    learns_alpha: bool, target_entropy: Row, by_legal: bool,
+    of: Learners, state: Any, hp: Hyper, batch: Batch, discrete: bool, learns_alpha: bool, target_entropy: Row,
+    by_legal: bool,
 ) -> Job | None:  # fmt: skip
-    """Return the struct for updates of twin critics, a stochastic actor and, if `learns_alpha`, its temperature; None
-    if torch must do them.
+    """Return the struct for updates of twin critics, a stochastic actor and, if `learns_alpha`, its temperature, which
+    lies in the state; None if torch must do them.
 
     The temperature aims at the entropy `target_entropy`; with `by_legal`, at that share of the logarithm of the number
     of legal actions.
     """
-    held = log_alpha, log_alpha_adam
+    held = log_alpha, log_alpha_adam = state.log_alpha, state.log_alpha_adam
     rates: dict[str, Row] = {name: hp[name] for name in _RATES}
     rates |= {"lr_alpha": hp["lr_alpha"], "target_entropy": target_entropy}
     settings = *rates.values(), *held, discrete, by_legal, learns_alpha

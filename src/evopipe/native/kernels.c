@@ -10,6 +10,7 @@
 #include "ppo_update.c"
 #include "replay.c"
 #include "rollout.c"
+#include "rollouts.c"
 #include "sac.c"
 #include "value.c"
 #include "ticks.c"  // of all that stands above

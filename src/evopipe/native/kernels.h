@@ -92,6 +92,7 @@ void parts(const draw_call *call);  // keys of independent draws
 void uniform(const draw_call *call);
 void normals(const draw_call *call);
 void gumbels(const draw_call *call);
+int shuffles(const draw_call *call);  // int64 [P, times, n], how `uniform`'s are ordered; 1: there is no memory for it
 
 typedef struct {
   int members, envs, actions;
@@ -380,6 +381,33 @@ typedef struct {  // of R rows, which have their states `stride` bytes apart; n 
 void env_reset(const env_call *call);
 void env_step(const env_call *call);
 void env_observe(const env_call *call);
+
+// --- whole rollouts: members act in environments in C, tick after tick -----------------------------------------------
+
+typedef struct {              // some ticks of members that have `envs` rows each, and what a rollout keeps of them
+  env_call pool;              // all rows; what is concerned, given and found is not read
+  const int64_t *slots;       // [P], a member's rows begin at `slots · envs`
+  const uint64_t *keys;       // [P], of what members draw
+  const int64_t *row_keys, *row_envs;  // [R], of what seeds of episodes are drawn from
+  int64_t *begun;                      // [R], counted on
+  ptrdiff_t envs, ticks, first, salt;  // first: the tick that the first one is; salt: of what members draw
+  float *steps, *after, *memory;       // [P, …, E, row], [P, …, E, O + 4], [P, …, E, memory] at the first of the ticks
+  ptrdiff_t row, steps_stride, after_stride, memory_stride;
+  float *remembered;                // [P, E, memory], before the first tick, and then after the last
+  double *running, *sums, *counts;  // [R], [slots] and [slots], of returns; NULL where nobody asks for them
+  int64_t *broken;                  // [P], steps with numbers that are not finite; NULL where there cannot be any
+} play_call;
+int play_ticks(const policy *of, const play_call *call);
+
+typedef struct {  // advantages and targets of a rollout's first ticks, see `ops.value.gae`
+  ptrdiff_t members, ticks, envs, observations, known;  // known: numbers of a row before its log-probability
+  float *rows;                                          // [P, …, E · K, row]
+  const float *after;                                   // [P, …, E · K, `after_row`]
+  ptrdiff_t row, rows_stride, after_row, after_stride;
+  const float *next_value;   // [P, T, E · K]
+  const float *gamma, *lam;  // [P]
+} estimate_call;
+void estimate_advantages(const estimate_call *call);
 
 // --- whole ticks of off-policy members in environments in C ----------------------------------------------------------
 

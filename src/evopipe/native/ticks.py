@@ -79,7 +79,7 @@ class Chooser:
         build.done(build.kernels().tick_choose(self._pointer, self._call(obs, legal, actions, tick, epsilon)))
 
 
-class Lessons:
+class Updates:
     """The updates of a cohort from a replay memory, as many as are due in one call.
 
     Args:
@@ -128,7 +128,7 @@ class Lessons:
         build.done(build.kernels().tick_learn(self._pointer, self._call(step, turn, updates, beta, filled)))
 
 
-class Memory:
+class Appender:
     """Appends rows to the rings of a replay memory, and gives them their first priorities, in one call.
 
     Args:
@@ -162,7 +162,7 @@ class Memory:
         build.kernels().tick_remember(self._pointer)
 
 
-class Ticks:
+class ManyTicks:
     """Whole ticks of members whose environment is in C, as many as wanted in one call.
 
     Args:
@@ -185,9 +185,9 @@ class Ticks:
     """
 
     def __init__(
-        self, choosers: Sequence[Chooser], lessons: Sequence[Lessons], every: Sequence[int], pool: bytes,
+        self, choosers: Sequence[Chooser], lessons: Sequence[Updates], every: Sequence[int], pool: bytes,
         rows: Tensor | None, episodes: tuple[Tensor, Tensor, Tensor], returns: tuple[Tensor, Tensor, Tensor] | None,
-        memory: Memory, obs: Tensor, legal: Tensor, actions: Tensor, envs: int, delay: int, at_once: int, apart: int,
+        memory: Appender, obs: Tensor, legal: Tensor, actions: Tensor, envs: int, delay: int, at_once: int, apart: int,
         alone: bool,
     ) -> None:  # fmt: skip
         (n, _), (keys, of, begun) = obs.shape, episodes

@@ -10,7 +10,7 @@ import torch
 
 from evopipe.core.cohort import Cohort
 from evopipe.native import build
-from evopipe.native.ticks import Ticks
+from evopipe.native.ticks import ManyTicks
 from evopipe.regimes.learn import UPDATES_PER_TICK, ReplayLearning
 from evopipe.run.act import choosers, places_of
 from evopipe.run.clock import Clock
@@ -34,7 +34,7 @@ class WholeTicks:
     def __init__(self, spec: EnvSpec, clock: Clock, world: TensorWorld, learning: ReplayLearning) -> None:
         self._spec, self._clock, self._world, self._learning = spec, clock, world, learning
         self._bound, self._by = False, build.chosen()  # whether, and for which kernels, `_ticks` were made
-        self._ticks: Ticks | None = None
+        self._ticks: ManyTicks | None = None
         self._cohorts: Sequence[Cohort] = ()
         self._most = 1
 
@@ -60,7 +60,7 @@ class WholeTicks:
         self._most = max(1, min(_FASTER * taken, int(taken * _SECONDS / max(passed, 1e-6))))
         return True
 
-    def _in_c(self) -> Ticks | None:
+    def _in_c(self) -> ManyTicks | None:
         """Return what takes ticks with the cohorts as they are; None where Python must."""
         kernels = build.chosen()
         if not self._bound or kernels is not self._by:
@@ -68,7 +68,7 @@ class WholeTicks:
             self._ticks = None if kernels is None else self._make()
         return self._ticks
 
-    def _make(self) -> Ticks | None:
+    def _make(self) -> ManyTicks | None:
         spec, clock, world, learning = self._spec, self._clock, self._world, self._learning
         held, lessons = world.in_c(self._cohorts[0]), learning.lessons()
         if held is None or lessons is None:
@@ -83,7 +83,7 @@ class WholeTicks:
         kind = torch.float32 if spec.spaces.continuous else torch.int64
         actions = torch.zeros(len(rows), *spec.spaces.action_shape, dtype=kind)
         stepping = None if world.rows is None else torch.from_numpy(world.rows)
-        return Ticks(
+        return ManyTicks(
             choose, lessons, learning.every, held["pool"], stepping, held["episodes"], held["returns"], incoming.kernel,
             rows, legal.contiguous(), actions, clock.envs, spec.train.learning_delay,
             spec.train.replay.at_once(clock.living), UPDATES_PER_TICK,

@@ -19,7 +19,7 @@ from evopipe.core.member import Member
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.native import build
-from evopipe.native.ticks import Lessons
+from evopipe.native.ticks import Updates
 from evopipe.ops import signals as ops
 from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.regimes.probe import Probe
@@ -80,7 +80,7 @@ class ReplayLearning:
         self._learn: list[tuple[int, np.ndarray]] = []  # each cohort's learn step, and its members' memories
         self._cohorts: Sequence[Cohort] = ()
         self._bound, self._by = False, build.chosen()  # whether, and for which kernels, `_lessons` were made
-        self._lessons: list[Lessons] | None = None
+        self._lessons: list[Updates] | None = None
 
     def first(self, member: Member) -> Member:
         """Return a member whose normaliser has seen the transitions that the run starts with, if it has a
@@ -123,7 +123,7 @@ class ReplayLearning:
         """How many steps of a member of each cohort lie between two of its updates."""
         return [every for every, _ in self._learn]
 
-    def lessons(self) -> list[Lessons] | None:
+    def lessons(self) -> list[Updates] | None:
         """Return each cohort's updates by the kernels; None where they go their way one by one."""
         kernels = build.chosen()
         if not self._bound or kernels is not self._by:
@@ -200,7 +200,7 @@ class ReplayLearning:
         ]
 
 
-def _lessons(spec: EnvSpec, cohort: Cohort, replay: Replay, memories: np.ndarray) -> Lessons | None:
+def _lessons(spec: EnvSpec, cohort: Cohort, replay: Replay, memories: np.ndarray) -> Updates | None:
     """Return a cohort's updates by the kernels; None where torch must make them."""
     recipe = by_kernels(spec.algo, "recipe")
     if recipe is None or cohort.normaliser is not None or spec.paths.capture != "none":
@@ -210,11 +210,11 @@ def _lessons(spec: EnvSpec, cohort: Cohort, replay: Replay, memories: np.ndarray
     draw = Stream(cohort.keys, Purpose.REPLAY, cohort.keys[:1])
     batches = replay.batches(draw, *replay.places(tuple(cohort.slots)), cohort.weight, discount_rate(cohort))
     how = recipe(spec.algo_config, cohort.state, cohort.hyper, batches.batch)
-    if how is None or not Lessons.serves(how, batches):
+    if how is None or not Updates.serves(how, batches):
         return None
     priorities = None if replay.priorities is None else replay.priorities.native
     memory, own = torch.from_numpy(memories), (cohort.keys, cohort.healthy, cohort.losses)
-    return Lessons(how, batches, spec.period, *own, memory, priorities)
+    return Updates(how, batches, spec.period, *own, memory, priorities)
 
 
 def _of_share(

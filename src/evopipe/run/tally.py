@@ -98,7 +98,6 @@ class Tally:
     def in_c(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what the kernels add to where they take ticks: returns of running episodes, and sums and counts of
         ended ones."""
-        self._add_up()
         return self.running[0], self.sums[0], self.sums[2]
 
     def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:

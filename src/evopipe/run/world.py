@@ -392,6 +392,7 @@ class TensorWorld:
         if not isinstance(self.pool, CompiledPool):
             return None
         ended, members = self.ended, len(cohort.members)
+        self.tally.settle()
         return {
             "pool": self.pool.in_c,
             "slots": torch.tensor(cohort.slots),
@@ -410,8 +411,7 @@ class TensorWorld:
     def took(self, ticks: int, broken: int) -> None:
         """Count ticks that were taken in C, and their broken transitions."""
         self._seen = None
-        for i in range(ticks):
-            self._clock.count(broken if i == 0 else 0)
+        self._clock.count(broken, ticks=ticks)
         slots = range(self._clock.members) if self.rows is None else self.rows[:: self._clock.envs] // self._clock.envs
         self.tally.took(ticks * self._clock.envs, [int(slot) for slot in slots], self.pool.length)
         if self.ended is not None:  # which the kernels have added to
