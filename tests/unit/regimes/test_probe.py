@@ -137,15 +137,16 @@ def test_a_member_alone_tells_what_it_tells_among_others() -> None:
 
 
 @pytest.mark.parametrize("fitness", ["evaluation", "training"])
-def test_ticks_in_c_tell_what_ticks_one_by_one_tell(fitness: str) -> None:
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_ticks_in_c_tell_what_ticks_one_by_one_tell(algo: str, fitness: str) -> None:
     """However many the kernels take at once: episodes, their lengths, and probes at the same moments."""
     before = build.chosen()
     build.use(build.load())
     found = []
     for most in (1, 7, 10_000):
-        config = {**SMALL, "learn_step": 1}
+        config = {**SMALL, "learn_step": 256 if algo == "ppo" else 1}
         p = problem(
-            "CartPole-v1", "dqn", config=config, train={**TRAIN, "evo_steps": 4000, "max_steps": 8000},
+            "CartPole-v1", algo, config=config, train={**TRAIN, "evo_steps": 4000, "max_steps": 8000},
             search={"fitness": fitness},
         )  # fmt: skip
         run = started(replace(p, env=p.env.model_copy(update={"backend": "c"})), 2)
