@@ -99,7 +99,7 @@ class OnPolicy:
             pool = EnvPool(spec.env, len(self.keys) * self.clock.envs, workers=setup.workers)
             self.world = World(spec, self.keys, self.clock, pool)
         self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
-        self._probe = Probe(spec, self.clock)
+        self._probe = Probe(spec, self.clock, sparse=isinstance(self.world, TensorWorld))
         self.threshold = self.pool.reward_threshold
         shape = (len(self.keys), self._rows)
         self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes

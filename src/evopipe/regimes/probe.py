@@ -7,6 +7,7 @@ draws from a stream of its own and writes nowhere else, so no bit of a run depen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -27,17 +28,26 @@ from evopipe.run.diagnostics import Diagnostics
 from evopipe.run.tally import Tally
 from evopipe.types import Batch, Sequences
 
-EVERY, MOST = 1024, 4  # updates to a probe, and probes of a member in a generation: one at least
+EVERY, MOST = 1024, 4  # updates to a probe; probes of a member in a generation, one at least
+SPARSE = 8  # generations to a probe at most, where steps cost next to nothing
 RATE, PACE, DORMANT = "charts/learning_rate", "charts/updates_per_step", "charts/dormant"
 GRADIENT, CLIPPED, WEIGHTS = "losses/grad_norm", "losses/grad_clipped", "losses/weight_norm"
 ERROR, OBSERVED = "losses/td_error", "charts/observation_size"
 
 
 class Probe:
-    """The probe of a regime's members, and its `diagnostics`. It is asked after the ticks of a run."""
+    """The probe of a regime's members, and its `diagnostics`. It is asked after the ticks of a run.
 
-    def __init__(self, spec: Any, clock: Clock, offline: bool = False) -> None:
-        self._spec, self._clock, self._offline = spec, clock, offline
+    Args:
+        spec: configuration.
+        clock: the run's.
+        offline: whether members learn from a dataset alone.
+        sparse: whether environments are tensors. Generations of few updates are then over so soon that not each has a
+            probe.
+    """
+
+    def __init__(self, spec: Any, clock: Clock, offline: bool = False, sparse: bool = False) -> None:
+        self._spec, self._clock, self._offline, self._sparse = spec, clock, offline, sparse
         self.diagnostics = Diagnostics(clock.members, spec.device)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
@@ -47,12 +57,15 @@ class Probe:
 
     def due(self, updates: float, moment: int, moments: int) -> bool:
         """Return whether a cohort is to be probed at a moment of its generation (from 0), if it makes so many updates
-        in it: at its last one, and before that as often as `EVERY` and `MOST` say."""
+        in it: at its last one, and before that as often as `EVERY` and `MOST` say; where the probe is sparse, only in
+        the first and every few generations."""
         return self.ahead(updates, moment, moments) == 1
 
     def ahead(self, updates: float, moment: int, moments: int) -> int:
         """Return how many moments there are from this one to the next at which a cohort is to be probed, both
         included."""
+        if self._sparse and self._clock.generation % min(SPARSE, math.ceil(2 * EVERY / max(1.0, updates))):
+            return moments - moment + 1
         count = min(MOST, moments, max(1, int(updates) // EVERY))
         return -(-(moment * count // moments + 1) * moments // count) - moment
 

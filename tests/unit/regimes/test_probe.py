@@ -196,6 +196,13 @@ def test_how_often_a_generation_is_probed() -> None:
     assert moments(2048, 10) == [4, 9]
     assert moments(1e9, 10) == [2, 4, 7, 9]
     assert moments(1e9, 3) == [0, 1, 2]
+    sparse, found = Probe(problem(algo="dqn"), clock, sparse=True), {}
+    for updates in (10, 400, 1024):
+        found[updates] = []
+        for clock.generation in range(9):
+            found[updates] += [clock.generation] * sparse.due(updates, 9, 10)
+            assert sparse.ahead(updates, 7, 10) == (3 if clock.generation in found[updates] else 4)
+    assert found == {10: [0, 8], 400: [0, 6], 1024: [0, 2, 4, 6, 8]}
 
 
 def test_the_table_is_written_with_means_and_last_values(tmp_path: Path) -> None:
