@@ -148,7 +148,9 @@ class Shard:
         slots = torch.tensor([slot for cohort in self._cohorts for slot in cohort.slots])
         losses = torch.cat([cohort.losses.cpu() for cohort in self._cohorts])[slots.argsort()]
         after = about["after"] if about["after"] == self._told[0] else 0  # else another was told of it
-        return {"do": "restore", "after": after, **told}, {**members, "losses": losses}
+        signals = self.regime.signals(range(self.clock.members)) if self.clock.generation_over else []
+        said = [{name: [repr(x) for x in both] for name, both in each.items()} for each in signals]
+        return {"do": "restore", "after": after, "signals": said, **told}, {**members, "losses": losses}
 
     def _changed(self, after: int) -> dict[str, Tensor]:
         """Return the part of the regime's state that changed since the last message; all of it in the first."""

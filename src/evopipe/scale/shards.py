@@ -170,6 +170,11 @@ class Shards:
         """Nothing: parameters refuse fitness by training's episodes in shards."""
         raise NotImplementedError("no run in shards is scored by training's episodes")
 
+    def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
+        """See `Regime.signals`. They came with the shards' states at the end of the generation."""
+        told = [each for kept in self._kept for each in unpack(kept)[0]["signals"]]
+        return [{name: (float(mean), float(last)) for name, (mean, last) in told[slot].items()} for slot in slots]
+
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts, self._waiting = cohorts, True
 
