@@ -255,6 +255,20 @@ def _replay(
             replay.run(params, seeds, context.obj.quiet)
 
 
+@app.command("doctor")
+def _doctor(
+    context: typer.Context,
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="Where a run goes on, or its results lie.", show_default=False)
+    ] = Path(),
+) -> None:
+    """Say what to change next in a run that goes on or has ended; for an environment, see evopipe env check."""
+    from evopipe import doctor
+
+    for line in doctor.told(*doctor.examine(folder)):
+        typer.echo(line)
+
+
 @app.command("compare")
 def _compare(
     context: typer.Context,

@@ -68,7 +68,7 @@ def suggested(env_id: str) -> str:
     if near and colon:
         near = near.replace("mean '", f"mean '{module}:")
     package = next((names for begin, names in _PACKAGES.items() if name.startswith(begin)), None)
-    if package is not None and not near and not colon:
+    if package is not None and not colon:
         module, pip = package
         meant = name if name.startswith(_BY_ENTRY_POINT) else f"{module}:{name}"
         there = importlib.util.find_spec(module) is not None

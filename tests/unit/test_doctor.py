@@ -1,0 +1,69 @@
+"""`evopipe doctor`: what a run that goes on, was killed, or has ended is told, by the rules of the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evopipe.doctor import examine, told
+from evopipe.errors import DataError, MissingInputError
+from reports import write_run
+from tiny import call, write_params
+
+ILL = {
+    "env.id": "scaled_envs:Rich-v0", "train.max_steps": 1200, "train.evo_steps": 300, "train.target": None,
+}  # fmt: skip
+
+
+def trained(folder: Path, overrides: dict[str, Any], stages: tuple[str, ...] = ("population", "train")) -> Path:
+    write_params(folder, overrides)
+    (folder / ".dvc").mkdir()
+    for stage in stages:
+        answer = call(folder, stage)
+        assert answer.code == 0, answer.err
+    return folder
+
+
+def test_a_run_is_told_what_its_report_says(tmp_path: Path) -> None:
+    """Once it was trained, before any other stage, and from outside its folder."""
+    trained(tmp_path, ILL)
+    answer = call(tmp_path.parent, "doctor", str(tmp_path))
+    assert (answer.code, answer.err) == (0, "")
+    head, first, *_ = answer.out.splitlines()
+    assert head.startswith("dqn on scaled_envs:Rich-v0: generation 4, ")
+    assert head.endswith(" evaluation steps, ended: all steps taken")
+    assert first.startswith("  1. A step is rewarded by ")
+
+
+def test_a_run_that_was_killed_is_told_as_far_as_it_came(tmp_path: Path) -> None:
+    trained(tmp_path, ILL)
+    (record,) = (tmp_path / ".evopipe/train").iterdir()
+    log = record / "events.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    third = [i for i, line in enumerate(lines) if json.loads(line)["event"] == "generation"][2]
+    log.write_text("".join(lines[:third]) + lines[third][:40])
+    head, found = examine(tmp_path)
+    assert head.startswith("dqn on scaled_envs:Rich-v0: generation 2, ")
+    assert head.endswith("goes on, or was stopped")
+    assert [advice.rule for advice in found][:1] == ["reward_scale"]
+
+
+def test_of_results_without_a_record_the_report_is_read(tmp_path: Path) -> None:
+    """As in a fresh clone, which has what DVC and git bring."""
+    write_run(tmp_path)
+    write_params(tmp_path, {})
+    head, found = examine(tmp_path)
+    assert head.startswith("dqn: 50 generations, ")
+    assert told(head, [])[1:] == ["  nothing stands out"]
+    assert all(advice.text for advice in found)
+
+
+def test_where_there_is_no_run_a_sentence_says_so(tmp_path: Path) -> None:
+    answer = call(tmp_path, "doctor")
+    assert (answer.code, answer.err.count("\n")) == (66, 1)
+    assert answer.err.startswith("error: doctor: . has no run whose first generation has ended (")
+    with pytest.raises((MissingInputError, DataError)):
+        examine(tmp_path / "nowhere")
