@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -72,6 +72,7 @@ class ReplayLearning:
         self.learners = LearnerPool(spec, setup.learners, partial(_of_share, spec, self.replay), spec.compiled)
         places = [] if self.replay.frames is None else [self.replay.frames.places]  # the images are shared as they are
         self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
+        self._cohorts: Sequence[Cohort] = []
         self._learn: list[tuple[int, np.ndarray]] = []  # each cohort's learn step, and its members' memories
 
     def first(self, member: Member) -> Member:
@@ -83,6 +84,7 @@ class ReplayLearning:
         return replace(member, tensors=normalise.after(equipped, torch.from_numpy(self._seen)))
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        self._cohorts = cohorts
         self._learn = [(_learn_step(cohort), self.replay.memory_of(cohort.slots)) for cohort in cohorts]
         if not self._spec.strategy.RENEWS:
             self._seen = None  # no member is born any more that has seen nothing
@@ -107,6 +109,20 @@ class ReplayLearning:
 
     def _on_device(self, slots: Sequence[int]) -> Tensor:
         return upload(torch.tensor(slots, dtype=torch.int64), self.replay.device)
+
+    def ready(self, tick: int) -> Iterator[Callable[[], Any]]:
+        """Yield the updates that are due at a tick, those of members whose memories hold a row. Any row will do: if it
+        took a batch full, broken rows would delay it."""
+        due = self.due()
+        if all(filled for _, _, *sizes in due for filled in sizes):
+            yield from self.learners.share_of(tick, due)
+            return
+        for i, (cohort, numbers) in enumerate(zip(self._cohorts, due, strict=True)):
+            updates, _, *sizes = numbers
+            for row, filled in enumerate(sizes if updates else ()):
+                if filled:  # nobody waits for a neighbour that has not begun
+                    own = cohort.part(row, row + 1)
+                    yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def due(self) -> list[list[int]]:
         """Return what each cohort has to do at this tick, as numbers: how many updates, the `turn` of the first (see

@@ -181,6 +181,22 @@ class Run(Generic[JobT]):
         lived = 0.0 if self.spec.strategy.RENEWS else clock.env_steps / (clock.members * clock.total * clock.envs)
         return min(1.0, max(lived, 0.0 if budget is None else clock.spent / budget))
 
+    @property
+    def lived(self) -> dict[str, int]:
+        """The environment steps that members have lived: of `each_member`, or the fewest and the most where these
+        differ. Members that have not begun do not count."""
+        if len({*self.ages}) == 1:
+            return {"each_member": self.clock.step}
+        lived = [age * self.clock.envs for age in self.ages if age]
+        return {"shortest_life": min(lived), "longest_life": max(lived)}
+
+    @property
+    def place(self) -> str:
+        """How far the run is, in words."""
+        if len({*self.ages}) == 1:
+            return f"step {self.clock.step} of each member"
+        return f"step {self.clock.env_steps} of the population"
+
     def _draw(self, generation: int) -> Draw:
         return partial(rng.host, rng.run_key(self.spec.seed), Purpose.SELECT, generation)
 

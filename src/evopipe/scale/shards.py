@@ -172,6 +172,7 @@ class Shards:
 
     def ended(self) -> np.ndarray:
         """See `Regime.ended`."""
+        self._let_begin()
         told = self._ask({shard: pack({"do": "ended"}) for shard in range(len(self.slots))})
         return np.concatenate([tensors["means"].numpy() for _, (_, tensors) in sorted(told.items())])
 
@@ -228,7 +229,8 @@ class Shards:
             _raise(about)
         if state:
             self._take({shard: each for shard, each in told.items() if self._living[shard]})
-        self._took = [took + (told[shard][0]["seconds"] if shard in told else 0.0) for shard, took in enumerate(self._took)]
+        for shard, (about, _) in told.items():
+            self._took[shard] += about["seconds"]
         if clock.generation_over:
             everybody_lives = sum(map(len, self._living)) == clock.members  # else shards have unlike work
             for shard, sentence in slow_shards(self._took).items() if everybody_lives else ():
@@ -236,6 +238,11 @@ class Shards:
                     self._told_late.add(shard)
                     self.said.append(sentence)
             self._took = [0.0] * len(self.slots)
+
+    def _let_begin(self) -> None:
+        """Send out members that are still to go out, before any tick of theirs."""
+        if self._waiting:
+            self._go_on(self.clock.tick, state=False)
 
     def _tell_all(self) -> None:
         """Let all shards tell their state that have changed since they last did."""
@@ -261,8 +268,7 @@ class Shards:
         """See `Regime.evaluate`. Members play in their shard; the episodes of a single member are divided among all
         shards."""
         with self._counted():
-            if self._waiting:
-                self._go_on(self.clock.tick, state=False)
+            self._let_begin()
             slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
             alone = len(slots) == 1 and self.spec.seeds_apart  # else what seeds stand for depends on all of them
             parts = np.array_split(seeds, len(self.slots)) if alone else [seeds] * len(self.slots)

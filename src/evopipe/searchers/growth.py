@@ -73,7 +73,7 @@ class Search:
     def step(self, history: History, draw: Draw) -> list[Fate]:
         """Keep all members. If one more trial is to begin, it takes one slot."""
         self.slices += 1
-        found: list[Fate] = [Keep("waits") for _ in history.members]
+        found = history.waiting()
         self.active, found[self.active] = self._next(history, draw)
         return found
 
