@@ -28,7 +28,7 @@ from evopipe.run.regime import Regime
 from evopipe.run.spec import JobT, fresh
 from evopipe.searchers.apply import NOBODY, carry_out
 from evopipe.searchers.contract import Child, Draw, Fate, History, Keep, Living, Plan, Trial
-from evopipe.searchers.history import Best, Born, Record, Scored
+from evopipe.searchers.history import Best, Born, Record, Scored, in_lockstep
 from evopipe.storage import members as stored
 
 _DIVERGED_IN_A_ROW = 3
@@ -183,12 +183,13 @@ class Run(Generic[JobT]):
 
     @property
     def lived(self) -> dict[str, int]:
-        """The environment steps that members have lived: of `each_member`, or the fewest and the most where these
-        differ. Members that have not begun do not count."""
-        if len({*self.ages}) == 1:
+        """The environment steps that members lived: `each_member`, if all lived all the time; else the fewest and the
+        most of all that ever lived."""
+        if in_lockstep(self.lineage):
             return {"each_member": self.clock.step}
-        lived = [age * self.clock.envs for age in self.ages if age]
-        return {"shortest_life": min(lived), "longest_life": max(lived)}
+        lives = {each.id: record.step if each.steps is None else each.steps
+                 for record in self.lineage for each in record.members}  # fmt: skip
+        return {"shortest_life": min(lives.values()), "longest_life": max(lives.values())}
 
     @property
     def place(self) -> str:
