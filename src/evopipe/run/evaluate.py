@@ -85,7 +85,7 @@ def evaluate(
             over |= pool.episode_length[running] >= cap
         if note is not None:
             cut = replace(gave, truncated=gave.truncated | (over & ~gave.terminated))
-            note(np.array(slots)[running // width], running, episode[running], *before, actions, cut)
+            note(np.array(slots)[running // width], running, episode[running], before[0], before[1], actions, cut)
         for row, broken in zip(running[over].tolist(), gave.broken[over].tolist(), strict=True):
             member = row // width
             returns[member, episode[row]] = np.nan if broken else pool.episode_return[row]
