@@ -42,6 +42,8 @@ JOBS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ppo-box": ("ppo", ROLLOUT, PENDULUM),
     "ppo-lstm": ("ppo", LSTM, {}),
     "ppo-tensors": ("ppo", ROLLOUT, {"env.backend": "torch"}),
+    "ppo-compiled": ("ppo", ROLLOUT, {"env.backend": "c"}),
+    "ppo-compiled-box": ("ppo", ROLLOUT, {**PENDULUM, "env.backend": "c"}),
     "cqn-offline": ("cqn", SMALL, OFFLINE),
     "iql-offline": ("iql", SMALL, PENDULUM | OFFLINE),
     "ippo": ("ippo", ROLLOUT, {"env.id": "teams_for_tests:Relay"}),

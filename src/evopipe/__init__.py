@@ -4,6 +4,7 @@ The library's own names, which `dir(evopipe)` lists:
 
 - `train(params)` runs everything, `load(folder)` loads a trained policy, `evaluate(policy)` scores it;
 - `Population(params)` trains generation by generation in this process, `Policy` is one trained member;
+- `Dataset` makes a dataset of arrays or of a data frame;
 - `Params`, `load_params`, `parse_params` describe a run; `evopipe.errors` has the errors;
 - `evopipe.parts` has the parts of the library's loops, `evopipe.agents` the parts of language agents.
 
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     )
     from evopipe.compat.agilerl.older import initialPopulation, makeVectEnvs
     from evopipe.compat.rllm import AgentTrainer
+    from evopipe.data.table import Dataset
     from evopipe.errors import EvopipeError
     from evopipe.params.load import Params, load_params, parse_params
     from evopipe.policies.loading import load
@@ -69,7 +71,7 @@ if TYPE_CHECKING:
 
 __all__ = [  # noqa: RUF022 (in the order in which one meets them)
     # the library's own
-    "train", "load", "evaluate", "Population", "Policy", "Result", "Params", "load_params", "parse_params",
+    "train", "load", "evaluate", "Population", "Policy", "Result", "Dataset", "Params", "load_params", "parse_params",
     "EvopipeError", "__version__",
     # rLLM's and AgileRL's
     "AgentTrainer", "Agent", "DPO", "Experiences", "GRPO", "HyperparameterConfig", "LLMPPO", "LLMREINFORCE",
@@ -94,6 +96,7 @@ _OWN = {
     "Population": ("evopipe.population", "Population"),
     "Policy": ("evopipe.policies.policy", "Policy"),
     "Result": ("evopipe.api", "Result"),
+    "Dataset": ("evopipe.data.table", "Dataset"),
     "Params": ("evopipe.params.load", "Params"),
     "load_params": ("evopipe.params.load", "load_params"),
     "parse_params": ("evopipe.params.load", "parse_params"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evopipe import layout, stages
+from evopipe.errors import Interrupted
 from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
 from evopipe.params.load import AnyParams, any_params
@@ -22,7 +23,7 @@ from evopipe.storage.files import read_bytes, read_json
 from evopipe.track import tracking
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What `evopipe.train` returns: the elite, every member, and what the reports say.
 
@@ -41,6 +42,12 @@ class Result:
     members: dict[str, Any]  # the content of `reports/members.json`: every member's
     summary: dict[str, Any]  # the content of `reports/train.json`
     lineage: list[Record]  # the content of `reports/lineage.jsonl`: one record a generation
+
+    def __repr__(self) -> str:
+        elite, steps = self.evaluation["elite"], self.summary["steps"]["all"]
+        low, high = (f"{bound:.4g}" for bound in elite["interval"])
+        score = f"{elite['mean']:.4g} [{low}, {high}] in {self.evaluation['episodes']} episodes"
+        return f"<Result: elite {score}; {len(self.members)} members, {steps:,} steps; {self.policy!r}>"
 
 
 def run(
@@ -69,7 +76,11 @@ def run(
         return result
     with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary:
         untracked = settled.model_copy(update={"tracking": TrackingConfig(backends=())})
-        return _run(untracked, Path(temporary), quiet, [s for s in layout.STAGES if layout.REPORT not in s.env.writes])
+        chosen = [stage for stage in layout.STAGES if layout.REPORT not in stage.env.writes]
+        try:
+            return _run(untracked, Path(temporary), quiet, chosen)
+        except Interrupted as stop:
+            raise Interrupted(stop.exit_code - 128, "stopped; nothing is kept, for no `folder` was named") from None
 
 
 def _run(params: AnyParams, folder: Path, quiet: bool, chosen: Sequence[layout.Stage]) -> Result:

@@ -264,17 +264,26 @@ def _compare(
     ] = None,
     everywhere: Annotated[bool, typer.Option("--all", "-A", help="Experiments of all commits, not HEAD's.")] = False,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it too: .svg or .png.")] = None,
+    curves: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the elite's fitness over steps and over seconds.")
+    ] = None,
+    parallel: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw what differs against the score, a line for each run.")
+    ] = None,
 ) -> None:
     """Compare configurations: the elite's mean, interval and IQM, over seeds where there are several."""
     from evopipe import compare as comparison
+    from evopipe.compare import pictures
 
     rows, notes = comparison.compare(what or (), everywhere)
     for note in notes:
         _warn(note)
     typer.echo(comparison.table(rows))
-    if picture:
-        comparison.draw(rows, picture)
-        context.obj.tell(f"written: {picture}")
+    wanted = ((picture, pictures.draw), (curves, pictures.draw_curves), (parallel, pictures.draw_parallel))
+    for path, draw in wanted:
+        if path:
+            draw(rows, path)
+            context.obj.tell(f"written: {path}")
 
 
 @app.command("verify")
@@ -359,6 +368,18 @@ def _params_show(
     typer.echo(value if isinstance(value, str) else dump_yaml(value).rstrip("\n"))
 
 
+@_params.command("fill")
+def _params_fill(context: typer.Context) -> None:
+    """Write the keys that the params file lacks into it, with their defaults; what stands there stays."""
+    from evopipe.params.load import filled
+    from evopipe.storage.files import write_text
+
+    text, added = filled(context.obj.params)
+    if added:
+        write_text(Path(context.obj.params), text)
+    context.obj.tell(f"{context.obj.params}: {', '.join(added)} added" if added else f"{context.obj.params}: complete")
+
+
 @_params.command("block")
 def _params_block(
     algo: Annotated[str, typer.Argument(metavar="ALGO", help="An algorithm, see evopipe algos.")],
@@ -390,9 +411,11 @@ def _env_check(
     source: Annotated[
         str | None, typer.Option(metavar="FILE", help="A C file, as env.source: compared with Gymnasium's of this id.")
     ] = None,
+    gamma: Annotated[float, typer.Option(metavar="G", min=0, max=1, help="The discount of training to come.")] = 0.99,
 ) -> None:
-    """Try an environment: spaces, resets, steps, dtypes, determinism."""
-    from evopipe.envs.check import check
+    """Try an environment: spaces, resets, steps, dtypes, determinism; then what random play shows: scales, rewards."""
+    from evopipe.envs.check import check, described
+    from evopipe.envs.outlook import outlook
 
     errors = []
     for finding in check(env_id, kwargs or {}, wrappers or (), source):
@@ -402,7 +425,39 @@ def _env_check(
             typer.echo(f"{env_id}: {finding}", err=True)
     if errors:
         raise EnvironmentFailed("\n".join(errors))
+    for finding in outlook(described(env_id, kwargs or {}, wrappers or (), source), gamma):
+        if not context.obj.quiet or not finding.startswith("note: "):
+            typer.echo(f"{env_id}: {finding}", err=True)
     context.obj.tell(f"{env_id}: ok")
+
+
+@_env.command("bench")
+def _env_bench(
+    context: typer.Context,
+    env_id: Annotated[str, typer.Argument(metavar="ID", help="As for evopipe env check.")],
+    kwargs: _Arguments = None,
+    source: Annotated[str | None, typer.Option(metavar="FILE", help="A C file, as env.source.")] = None,
+    rows: Annotated[
+        int, typer.Option(metavar="N", min=1, max=65536, help="Environments at a time: members times env.num_envs.")
+    ] = 64,
+    seconds: Annotated[float, typer.Option(metavar="S", min=0.01, max=60, help="Of each measurement.")] = 1.0,
+) -> None:
+    """Measure the steps a second of an environment here, by backend and by number of worker processes."""
+    from evopipe.envs.check import described
+    from evopipe.envs.speed import chosen, speeds
+    from evopipe.formats import columns
+
+    found = list(speeds(described(env_id, kwargs or {}, (), source), rows, seconds))
+    lines = [("env.backend", "env_workers", "steps a second", "of the first")]
+    for way in found:
+        workers = "" if way.workers is None else str(way.workers)
+        lines.append((way.backend, workers, f"{way.rate:,.0f}", f"{way.rate / found[0].rate:.2f}"))
+    for line in columns(lines):
+        typer.echo(line)
+    best = max(found, key=lambda way: way.rate)
+    how = "" if best.workers is None else f" with runtime.env_workers: {best.workers}"
+    auto = chosen(rows) if any(way.workers for way in found) else 0
+    context.obj.tell(f"fastest here: env.backend: {best.backend}{how}; env_workers: auto begins with {auto} under sync")
 
 
 @_gpu.command("check")

@@ -86,9 +86,12 @@ class TrackerError(EvopipeError, exit_code=75):
     """A tracker could not take what it was given."""
 
 
-class Interrupted(BaseException):
-    """A signal asked the run to stop; its state was saved first. As KeyboardInterrupt it is no ordinary `Exception`.
-    The exit code is 128 + signum (130 for SIGINT, 143 for SIGTERM)."""
+class Interrupted(SystemExit):
+    """A signal asked the run to stop; its state was saved first.
+
+    It is no ordinary `Exception`. A script that does not catch it ends with this sentence and without a traceback. A
+    command's exit code is 128 + signum (130 for SIGINT, 143 for SIGTERM).
+    """
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
@@ -133,8 +136,11 @@ def redacted(text: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `", did you mean 'x'?"` for the most similar known word; an empty string if none is similar."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    """Return `", did you mean 'x'?"` for the most similar known word, that of other case before all; an empty string if
+    none is similar."""
+    known = list(known)
+    same = [other for other in known if other.casefold() == word.casefold()]
+    near = same or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f", did you mean {near[0]!r}?" if near else ""
 
 

@@ -90,7 +90,7 @@ class Population:
         with translate_failures():
             while not run.reason and (generations is None or self.generation < begun + generations):
                 if not run.clock.generation_over:
-                    run.advance()
+                    run.advance(run.clock.generation_ticks)
                 elif run.waiting:
                     run.turn()
                 else:

@@ -124,6 +124,13 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
     return _normal(uniform(keys, purpose, steps, 2 * n))
 
 
+def shuffled(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
+    """Return how the draws of `uniform` are ordered, `[P, U, n]` int64: n places, shuffled."""
+    if _kernel is not None and _on_host(keys):
+        return _drawn(_kernel, "shuffles", keys, salt(purpose), steps, n, torch.int64)
+    return uniform(keys, purpose, steps, n).argsort(dim=2)
+
+
 def _on_host(keys: torch.Tensor) -> bool:
     return keys.is_cpu and not torch.compiler.is_compiling()
 

@@ -91,9 +91,11 @@ class Watchdog:
                 torch.set_default_dtype(dtype)
             if torch.is_grad_enabled() != gradients:
                 torch.set_grad_enabled(gradients)
-        with contextlib.suppress(OSError):
+        try:  # no `contextlib.suppress`: this is done at every step of an environment
             if self._folder and os.getcwd() != self._folder:
                 os.chdir(self._folder)
+        except OSError:
+            pass
 
     def begin(self) -> None:
         """Count the seconds from now on."""

@@ -114,6 +114,7 @@ def test_a_worker_is_killed(tmp_path: Path, start: Starter, expected: dict[str, 
     assert trained(folder) == expected
 
 
+@pytest.mark.thorough
 def test_ctrl_c_saves_before_anything_else(tmp_path: Path, start: Starter, expected: dict[str, str]) -> None:
     """Whoever hears SIGINT besides the trainer: the workers must go on until it has saved."""
     folder = prepared(tmp_path, FAST | {"runtime.env_workers": 2})

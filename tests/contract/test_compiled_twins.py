@@ -129,6 +129,7 @@ def test_a_step_is_gymnasiums(env_id: str, steps: int) -> None:
     assert (compare(env_id, {}, steps) > 0) == (env_id in TERMINATES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(("env_id", "kwargs"), OTHER, ids=[f"{name}-{next(iter(given))}" for name, given in OTHER])
 def test_so_is_one_with_other_arguments(env_id: str, kwargs: dict[str, Any], steps: int) -> None:

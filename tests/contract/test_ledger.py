@@ -143,6 +143,7 @@ def test_who_ended_no_episode_is_evaluated(run: Callable[..., Any]) -> None:
     assert loop.clock.eval_steps == 2 * p.train.eval_episodes * 30
 
 
+@pytest.mark.thorough
 @pytest.mark.product
 @pytest.mark.parametrize("ticks", [13, 26, 40])
 @pytest.mark.parametrize("backend", ["sync", "torch"])

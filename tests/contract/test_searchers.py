@@ -139,6 +139,7 @@ def test_whoever_waits_costs_no_step(strategy: str, run: Callable[..., Any]) -> 
     assert loop.clock.spent >= 3000
 
 
+@pytest.mark.thorough
 @EACH
 def test_who_lives_in_a_run_has_values_of_the_space(strategy: str, run: Callable[..., Any]) -> None:
     p = problem(strategy)

@@ -20,6 +20,7 @@ from evopipe import layout, rng
 from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions, write_transitions
 from evopipe.errors import EnvironmentFailed, ParamsError, ResourceError
+from evopipe.native import build
 from evopipe.params.load import parse_params
 from evopipe.problems import problem_of
 from evopipe.problems.env import begin, regime_of
@@ -30,6 +31,7 @@ from evopipe.run.regime import Setup
 from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
 from evopipe.run.spec import EnvSpec, first_members
+from evopipe.run.world import TensorWorld
 from evopipe.scale.changes import changes, fold
 from evopipe.scale.divide import divided, in_shards, make
 from evopipe.scale.shard import state_of
@@ -236,6 +238,22 @@ def test_an_evaluation_in_shards_that_was_stopped_leaves_nothing_in_their_memori
         finish(run)
     assert remembered(stopped) == remembered(straight)
     assert outcome(stopped) == outcome(straight)
+
+
+def test_shards_whose_environments_are_in_c_take_rollouts_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many ticks in a call as the shard was told, and no more."""
+    build.use(build.load())
+    p, many, took = problem("CartPole-v1", "ppo"), [], TensorWorld.took
+    p = replace(p, env=p.env.model_copy(update={"backend": "c"}))
+    monkeypatch.setattr(TensorWorld, "took", lambda world, n, broken: (many.append(n), took(world, n, broken)))
+    together, apart = started(p, MEMBERS), sharded(p, 3)
+    finish(together)
+    assert not many, "by single ticks"
+    finish(apart)
+    assert max(many) > 4
+    assert outcome(apart) == outcome(together)
+    for run in (together, apart):
+        run.close()
 
 
 def wild(member: Member) -> Member:

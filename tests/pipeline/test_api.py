@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from evopipe.envs.make import make_env
 from evopipe.errors import MissingInputError, ParamsError
 from evopipe.params.load import any_params, load_params, parse_params
 from evopipe.policies.play import environment_of
-from tiny import params, write_params
+from tiny import environment, params, write_params
 
 SHORT = {"train.max_steps": 800}
 
@@ -39,6 +41,8 @@ def test_a_whole_run_from_a_mapping(working_folder: Path) -> None:
     assert math.isfinite(result.evaluation["elite"]["mean"])
     assert result.summary["reason"] == "max_steps"
     assert [record.generation for record in result.lineage] == [0, 1, 2]
+    assert repr(result).startswith("<Result: elite ")
+    assert len(repr(result)) < 250
     env = gymnasium.make("CartPole-v1")
     obs, _ = env.reset(seed=0)
     action = result.policy.act(obs)
@@ -48,6 +52,34 @@ def test_a_whole_run_from_a_mapping(working_folder: Path) -> None:
     env.close()
 
 
+def test_an_interrupted_script_ends_with_a_sentence() -> None:
+    """And without a traceback; with a folder, the same script goes on from there."""
+    Path("stopping.py").write_text(
+        "import gymnasium, os, signal\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Stopping(CartPoleEnv):\n"
+        "    steps = 0\n"
+        "    def step(self, action):\n"
+        "        Stopping.steps += 1\n"
+        "        if Stopping.steps == 500:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "        return super().step(action)\n"
+        "gymnasium.register('Stopping-v0', Stopping, max_episode_steps=50)\n"
+    )
+    stopped = {"env.id": "stopping:Stopping-v0", "runtime.env_workers": 0}
+    script = Path("script.py")
+    script.write_text(f"import evopipe, sys\nevopipe.train({params(SHORT | stopped)!r}, *sys.argv[1:])\n")
+    for folder, said in (
+        ([], "stopped; nothing is kept, for no `folder` was named\n"),
+        (["out"], "; saved, the same "),
+    ):
+        words = [sys.executable, script, *folder]
+        done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 1
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 @pytest.mark.thorough
 def test_a_dataset_comes_first_where_training_starts_from_one() -> None:
     result = evopipe.train(params(SHORT | {"train.warm_start": 30}), folder="out")
@@ -55,6 +87,7 @@ def test_a_dataset_comes_first_where_training_starts_from_one() -> None:
     assert Path("out/data/transitions.h5").is_file()
 
 
+@pytest.mark.thorough
 def test_wrappers_go_through_all_stages(working_folder: Path) -> None:
     """The policy learns, is scored and is played on stacked observations, and knows in which environment."""
     stacked = [{"name": "FrameStackObservation", "kwargs": {"stack_size": 2}}, "FlattenObservation"]

@@ -17,6 +17,8 @@ from ruamel.yaml import YAML
 
 from tiny import ROOT, digests, environment, wait_for, write_params
 
+pytestmark = pytest.mark.thorough
+
 STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export", "report")
 WARM = {"train.warm_start": 50, "train.max_steps": 800}
 OUTS = ("data", "models", "reports")

@@ -494,6 +494,7 @@ def test_a_checkpoint_serves_the_run_that_wrote_it_and_no_other(
     assert len({first, *others.values()}) == 1 + len(others)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("other", [{}, {"seed": 8}])
 def test_a_run_that_broke_off_goes_on_with_its_own_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], other: dict[str, Any]

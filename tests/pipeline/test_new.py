@@ -140,6 +140,7 @@ def test_an_environment_that_cannot_be_used_leaves_nothing(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_inside_other_repositories(tmp_path: Path) -> None:
     """It joins a git repository, and a DVC repository; what the outer one ignores is on its own."""
     git(tmp_path, "init", "-q")

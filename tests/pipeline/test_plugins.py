@@ -190,6 +190,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return outside.lay(site, "other", {"evopipe.algos": {"expected_sarsa": "x"}, "evopipe.mutations": {"twice": "z:y"}})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -221,6 +222,7 @@ def test_a_bad_algorithm_gives_one_sentence(broken: Path, tmp_path: Path, name: 
     assert said in line
 
 
+@pytest.mark.thorough
 def test_broken_packages_harm_nobody_else(broken: Path, tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     data = tiny.params()

@@ -117,6 +117,7 @@ def test_what_was_trained_is_not_trained_again(replayed: Path) -> None:
     call(replayed, "-q", "replay", "--seeds", "2")
 
 
+@pytest.mark.thorough
 def test_a_replay_that_was_killed_goes_on_to_the_same_scores(
     replayed: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_replay_that_was_killed_goes_on_to_the_same_scores(
     assert told(copy)["replays"] == told(replayed)["replays"]
 
 
+@pytest.mark.thorough
 def test_the_report_shows_replays_beside_the_elite(replayed: Path) -> None:
     run = read.read(replayed)
     text = compose(run, {}, "No film.")

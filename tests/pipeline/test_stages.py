@@ -41,6 +41,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 # --- missing ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("stage", "out", "upstream"),
     [
@@ -232,6 +233,7 @@ def test_a_folder_of_another_kind_in_its_place(folder: Path) -> None:
 # --- environments that no stage can serve -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("env", "words"),
     [

@@ -151,6 +151,7 @@ def test_committed_content_comes_from_git_and_the_cache(tmp_path: Path) -> None:
     assert f"    line 1: {(folder / 'kept').read_text()} | " in answer.out
 
 
+@pytest.mark.thorough
 def test_a_stage_that_fails_says_so(tmp_path: Path) -> None:
     folder = drawing(tmp_path / "project", "os._exit(7)")
     answer = verify(folder)
@@ -178,6 +179,7 @@ def test_data_that_dvc_tracks_comes_from_the_cache(tmp_path: Path) -> None:
     assert "error: verify: data that input.txt.dvc name is not in the cache: `dvc fetch` it" in answer.err
 
 
+@pytest.mark.thorough
 def test_a_signal_stops_it_and_all_that_it_started(tmp_path: Path) -> None:
     folder = drawing(tmp_path / "project", "(__import__('time').sleep(600), 'x')[1]")
     (tmp_path / "t").mkdir()

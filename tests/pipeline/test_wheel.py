@@ -48,6 +48,7 @@ def of_git(folder: str) -> set[str]:
     return {name for name in listed if (ROOT / name).is_file()}
 
 
+@pytest.mark.thorough
 def test_what_is_distributed(tmp_path: Path) -> None:
     """The package and the documents: no data, no models, no tests, no measurements; a wheel made of the source
     distribution is that of this tree."""

@@ -305,6 +305,7 @@ def processor_seconds(cache: Path, *words: str) -> float:
     return min(costs)
 
 
+@pytest.mark.thorough
 def test_light_commands_answer_at_once(tmp_path: Path) -> None:
     """A small multiple of what their three libraries take to load; torch alone would be twelve times that."""
     libraries = processor_seconds(tmp_path, "-c", "import ruamel.yaml, typer; from pydantic import BaseModel, Field")

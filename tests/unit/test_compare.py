@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evopipe.compare import compare, draw
+from evopipe.compare import compare
 from evopipe.compare import table as lines_of
+from evopipe.compare.pictures import draw, scaled, together
 from evopipe.schema.write import dump_yaml
 from tiny import Answer, call
 
@@ -228,3 +229,83 @@ def test_the_picture_has_the_tables_numbers_at_its_axes_own_places(names: list[s
     lines = re.findall(r'd="M ([\d.]+) ([\d.]+) \s*L ([\d.]+) ([\d.]+)\s*"[^>]*stroke: #cf4a1f', shown)
     ends = [tuple((float(line[i]) - first) / scale for i in (0, 2)) for line in lines]
     assert ends == [pytest.approx(row.interval, abs=0.05) for row in rows]
+
+
+# --- curves and parallel coordinates ----------------------------------------------------------------------------------
+
+
+def write_curve(folder: Path, steps: list[int], elite: list[float]) -> None:
+    """`reports/fitness.csv` and `timing.csv` of generations that took 2 s each."""
+    head = "generation,step,env_steps,eval_steps,best,mean,elite"
+    rows = [f"{i},{n},{n},{10 * (i + 1)},0,0,{y}" for i, (n, y) in enumerate(zip(steps, elite, strict=True))]
+    (folder / "reports/fitness.csv").write_text("\n".join([head, *rows]) + "\n")
+    seconds = [f"{i},2.0,{n},10" for i, n in enumerate(steps)]
+    (folder / "reports/timing.csv").write_text("\n".join(["generation,seconds,env_steps,eval_steps", *seconds]) + "\n")
+
+
+def test_curves_of_runs_whose_generations_end_elsewhere_are_put_together() -> None:
+    """At each of their points, from where all have begun to where the first has ended; straight lines between."""
+    one = (np.array([10.0, 20.0, 30.0]), np.array([1.0, 2.0, 3.0]))
+    other = (np.array([15.0, 25.0, 60.0]), np.array([5.0, 6.0, 7.0]))
+    x, y = together([one, other])
+    assert x.tolist() == [15.0, 20.0, 25.0, 30.0]
+    assert y[0].tolist() == pytest.approx([1.5, 2.0, 2.5, 3.0])
+    assert y[1].tolist() == pytest.approx([5.0, 5.5, 6.0, 6.0 + 5 / 35])
+    apart = (np.array([40.0, 50.0]), np.array([9.0, 9.5]))
+    x, y = together([one, apart])
+    assert (x.tolist(), y.tolist()) == ([40.0], [[3.0], [9.0]])
+
+
+def test_values_lie_on_an_axis_by_size_by_logarithm_or_by_name() -> None:
+    places, labels = scaled([2, 4, 3, 2])
+    assert places.tolist() == [0.0, 1.0, 0.5, 0.0]
+    assert labels == [(0.0, "2"), (0.5, "3"), (1.0, "4")]
+    assert scaled([1e-4, 1e-2, 1e-3])[0].tolist() == pytest.approx([0.0, 1.0, 0.5])
+    places, labels = scaled(["ppo", "dqn", "ppo", "sac"])
+    assert places.tolist() == [0.5, 0.0, 0.5, 1.0]
+    assert labels == [(0.0, "dqn"), (0.5, "ppo"), (1.0, "sac")]
+    assert scaled([True, False])[0].tolist() == [1.0, 0.0]
+    assert scaled([7.0, 7.0])[0].tolist() == [0.5, 0.5]
+    assert len(scaled(list(range(100)))[1]) == 2, "many values: their ends"
+
+
+def test_curves_and_parallel_coordinates_are_drawn(tmp_path: Path) -> None:
+    for seed in range(3):
+        for lr in (0.1, 0.2):
+            folder = write_run(tmp_path / f"{lr}-{seed}", seed, 10.0 * lr + seed, lr)
+            write_curve(folder, [100, 200 + seed, 300], [0.0, lr * 10, 20.0 + seed])
+    names = sorted(path.name for path in tmp_path.iterdir())
+    answer = call(tmp_path, "compare", *names, "--curves", "curves.svg", "--parallel", "parallel.png")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.endswith("written: curves.svg\nwritten: parallel.png\n")
+    text = (tmp_path / "curves.svg").read_text()
+    for shown in ("algos.a.lr=0.1 (3 seeds)", "algos.a.lr=0.2 (3 seeds)", "seconds", "environment steps"):
+        assert shown in text
+    ElementTree.fromstring(text)
+    assert (tmp_path / "parallel.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", 0, 1.0)
+    answer = call(tmp_path, "compare", "a", "--curves", "x.svg")
+    assert (answer.code, answer.err.count("\n")) == (66, 1)
+    assert answer.err.startswith("error: a: has no reports/fitness.csv; ")
+    write_curve(folder, [100], [1.0])
+    (folder / "reports/timing.csv").write_text("generation,seconds\n1,soon\n")
+    answer = call(tmp_path, "compare", "a", "--curves", "x.svg")
+    assert (answer.code, answer.err.partition(" (")[0]) == (
+        65, "error: a: reports/timing.csv has no row of numbers for each generation",
+    )  # fmt: skip
+    answer = call(tmp_path, "compare", "a", "--parallel", "x.svg")
+    assert (answer.code, answer.err) == (
+        64, "error: compare: --parallel: there is nothing in which these runs differ but their seeds\n",
+    )  # fmt: skip
+
+
+def test_scores_of_several_environments_come_with_a_word(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 0, 1.0)
+    other = write_run(tmp_path / "b", 0, 2.0)
+    (other / "dvc.lock").write_text((other / "dvc.lock").read_text().replace("E-v0", "F-v0"))
+    answer = call(tmp_path, "compare", "a", "b")
+    assert answer.code == 0
+    assert "warning: these runs are of several environments (E-v0, F-v0): scores of one say nothing" in answer.err

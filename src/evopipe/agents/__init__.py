@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from evopipe.agents.agent import BaseAgent, ChatAgent, ToolAgent
-from evopipe.agents.data import Dataset, DatasetRegistry
+from evopipe.agents.data import DatasetRegistry
+from evopipe.agents.data import Tasks as Dataset  # as rLLM names it
 from evopipe.agents.elsewhere import on_ray
 from evopipe.agents.environment import (
     BaseEnv,

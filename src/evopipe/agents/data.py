@@ -21,7 +21,7 @@ REGISTRY = Path("data/agents")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
-class Dataset:
+class Tasks:
     """A list of tasks, each a mapping. `name` and `split` say where the registry has it; training needs neither."""
 
     def __init__(self, data: Sequence[Mapping[str, Any]], name: str | None = None, split: str | None = None) -> None:
@@ -43,16 +43,16 @@ class Dataset:
     def get_data(self) -> list[dict[str, Any]]:
         return self.data
 
-    def repeat(self, n: int) -> Dataset:
+    def repeat(self, n: int) -> Tasks:
         """Return a dataset with every row n times, the repetitions adjacent."""
-        return Dataset([row for row in self.data for _ in range(n)], self.name, self.split)
+        return Tasks([row for row in self.data for _ in range(n)], self.name, self.split)
 
-    def shuffle(self, seed: int = 0) -> Dataset:
+    def shuffle(self, seed: int = 0) -> Tasks:
         order = np.random.default_rng(seed).permutation(len(self.data))
         return self.select(order.tolist())
 
-    def select(self, index: Sequence[int]) -> Dataset:
-        return Dataset([self.data[i] for i in index], self.name, self.split)
+    def select(self, index: Sequence[int]) -> Tasks:
+        return Tasks([self.data[i] for i in index], self.name, self.split)
 
     def get_data_path(self) -> str | None:
         """Return the dataset's file in the registry; None if it is not there."""
@@ -64,7 +64,7 @@ class Dataset:
     get_verl_data_path = get_data_path
 
     @classmethod
-    def load_data(cls, path: str | Path) -> Dataset:
+    def load_data(cls, path: str | Path) -> Tasks:
         """Read a file of rows: `.json` (a list), `.jsonl`, `.csv`, `.parquet` (needs the extra `language`).
 
         Raises:
@@ -102,9 +102,9 @@ class DatasetRegistry:
         return (folder or dvc_root()) / REGISTRY / name / f"{split}.jsonl"
 
     @classmethod
-    def register_dataset(cls, name: str, data: Any, split: str = "default") -> Dataset:
+    def register_dataset(cls, name: str, data: Any, split: str = "default") -> Tasks:
         """Write rows, or a Hugging Face dataset, as a split."""
-        made = Dataset([dict(row) for row in data], name, split)
+        made = Tasks([dict(row) for row in data], name, split)
         path = cls.path(name, split)
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(row, sort_keys=True, ensure_ascii=False) for row in made.data]
@@ -112,7 +112,7 @@ class DatasetRegistry:
         return made
 
     @classmethod
-    def load_dataset(cls, name: str, split: str = "default") -> Dataset:
+    def load_dataset(cls, name: str, split: str = "default") -> Tasks:
         """Read a split.
 
         Raises:
@@ -123,7 +123,7 @@ class DatasetRegistry:
             known = cls.get_dataset_splits(name) or cls.get_dataset_names()
             near = suggestion(split if cls.get_dataset_splits(name) else name, known) if known else ""
             raise MissingInputError(f"{path}: no dataset {name!r} with the split {split!r}{near}")
-        return Dataset(Dataset.load_data(path).data, name, split)
+        return Tasks(Tasks.load_data(path).data, name, split)
 
     @classmethod
     def get_dataset_names(cls) -> list[str]:

@@ -182,7 +182,7 @@ class Rounds:
             )
         return done
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Let every member play a round of episodes, and learn from it."""
         self.whole = False
         jobs: list[EpisodeJob] = []

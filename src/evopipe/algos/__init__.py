@@ -78,8 +78,12 @@ PROBLEMS = {"env": ("off_policy", "on_policy"), "text": ("dialogue", "text", "ga
 OPTIONAL: dict[str, Any] = {
     "values": None,  # (cfg, state, obs) → values of all actions, of which it takes the best
     "answers": None,  # (cfg) → `Answers`, what its policy can be asked; by default what follows from `values`
+    # How the CPU's own kernels act and learn (`native.ticks.Choice` and `native.update.Recipe`); None where torch must.
+    "choice": None,  # (cfg, state) → how they choose as `act` does
+    "recipe": None,  # (cfg, state, hp, batch) → how they make an update
     "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
     "learn": None,  # (cfg, state, hp, lessons, healthy) → `Learned` from all minibatches of a rollout, or None
+    "play": None,  # (cfg, state, ticks) → what lets members act in environments in C by `step`'s bits, or None
     "COMPILED": False,  # whether the CPU's own kernels compute all that it learns, where networks are dense
     "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
     "RECURRENT": False,  # whether it serves networks with a memory
@@ -163,6 +167,14 @@ def refused(name: str) -> str | None:
     except ParamsError as error:
         return str(error).removeprefix("train.algo: ")
     return None
+
+
+def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
+    """Return an algorithm's `choice`, `recipe` or `play`, evopipe's own alone: another package may have taken over one
+    that does not fit the rest."""
+    own = getattr(algo, "__name__", "").startswith(f"{__name__}.")
+    found: Callable[..., Any] | None = getattr(algo, name) if own else None
+    return found
 
 
 def regime_name(name: str) -> str:

@@ -16,7 +16,8 @@ from evopipe.core import optim
 from evopipe.core.net import Net, forward
 from evopipe.native import actor_critic as native
 from evopipe.native import build
-from evopipe.native.update import Learners
+from evopipe.native.ticks import Choice
+from evopipe.native.update import Learners, Recipe
 from evopipe.ops.distributions import Distribution, distribution, squashed
 from evopipe.ops.policy import Noise as NoiseKind
 from evopipe.ops.policy import likeliest, noisy, smoothed
@@ -117,22 +118,24 @@ def clipped_double_loss(
     return twin_loss(action_value(state.critics, x, batch.action) - y[:, None], batch.weight)
 
 
-def whole_update(
-    cfg: Any, state: Any, critic: str, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, climbs: bool,
-    close: bool = False,
-) -> Learned | None:  # fmt: skip
-    """Take the whole update of a deterministic actor and of critics by that name by the CPU's own kernels; None where
-    torch must. `close`: as TD3+BC."""
+def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bool = False) -> Recipe | None:
+    """Return how the CPU's own kernels take the whole update of a deterministic actor and of critics by that name; None
+    where torch must. `close`: as TD3+BC."""
     if not build.serve(batch.obs) or getattr(state, "encoder", None) is not None:
         return None
-    noise = None
-    if critic == "critics":
-        noise = hp["target_noise"][:, None] * draw.normal(batch.action[0].numel())
-    places = native.alone(cfg.spaces.observations, cfg.spaces.actions)
-    return native.ddpg_update(
-        Learners.of(state, critic), hp, places, batch, healthy, climbs, noise=noise,
-        noise_clip=hp.get("target_clip", 0.0), alpha=hp["alpha"] if close else None,
-    )  # fmt: skip
+    of, places = Learners.of(state, critic), native.alone(cfg.spaces.observations, cfg.spaces.actions)
+    limit, alpha = hp.get("target_clip", 0.0), hp["alpha"] if close else None
+    job = native.ddpg_job(of, hp, places, batch, noise_clip=limit, alpha=alpha)
+    if job is None:
+        return None
+    noise, scale = (cfg.spaces.actions, hp["target_noise"]) if critic == "critics" else (0, None)
+    return Recipe("ddpg_update", of, job, noise, scale, turn=cfg.policy_delay - 1)
+
+
+def choice(cfg: Any, state: Any) -> Choice | None:
+    """Return how the kernels choose as `act` does; None where torch must."""
+    plain = cfg.noise == "gaussian" and getattr(state, "encoder", None) is None
+    return Choice(state.actor, "noisy", cfg.noise_sd) if plain else None
 
 
 def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:

@@ -11,13 +11,14 @@ from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
-from evopipe.native.update import Learners, Row
-from evopipe.native.value import value_update
+from evopipe.native.ticks import Choice
+from evopipe.native.update import Learners, Recipe, Row
+from evopipe.native.value import value_recipe
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import q_target
 from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
-from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
+from evopipe.types import Batch, Hyper, Spaces, Tensor
 
 RegressionLoss = Annotated[Literal["huber", "mse"], hyper(doc="regression loss of the temporal-difference error")]
 
@@ -63,14 +64,17 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
         return q_target(batch.reward, batch.discount, target_t, selector_t, batch.next_legal)
 
 
-def native(
-    cfg: Any, state: State, hp: Hyper, batch: Batch, healthy: Tensor, alpha: Tensor | None = None
-) -> Learned | None:
-    """Take the whole update by the CPU's own kernels, where they can serve; alpha `[P]` weighs a conservative term."""
+def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None = None) -> Recipe | None:
+    """Return how the CPU's own kernels take the whole update; alpha `[P]` weighs a conservative term."""
     rates: dict[str, Row] = {"lr_critic": hp["lr"], "grad_clip": hp["grad_clip"], "tau": hp["tau"]}
     if getattr(cfg, "target", "soft") == "hard":
         rates["interval"] = float(cfg.target_interval)
     if alpha is not None:
         rates["alpha"] = alpha
     of = Learners(state.q, state.target, state.adam, state.updates)
-    return value_update(of, rates, batch, healthy, double=cfg.double, huber=cfg.loss == "huber")
+    return value_recipe(of, rates, batch, double=cfg.double, huber=cfg.loss == "huber")
+
+
+def choice(cfg: Any, state: State) -> Choice:
+    """Return how the kernels choose as `act` does."""
+    return Choice(state.q, "best")

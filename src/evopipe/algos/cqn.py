@@ -13,6 +13,7 @@ from __future__ import annotations
 from evopipe.algos import _hyper, _q_network
 from evopipe.core import optim
 from evopipe.core.net import forward
+from evopipe.native.update import Recipe, take
 from evopipe.ops.value import conservative_gap, pick, regression_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
@@ -46,7 +47,7 @@ class Config(AlgoConfig):
 
 State = _q_network.State
 networks, init, values = _q_network.networks, _q_network.init, _q_network.values
-greedy, act = _q_network.greedy, _q_network.act
+greedy, act, choice = _q_network.greedy, _q_network.act, _q_network.choice
 
 
 def explore(cfg: Config, step: int) -> float:
@@ -62,8 +63,12 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
     return (batch.weight * each).sum(dim=1), (q_tm1 - y).detach()
 
 
+def recipe(cfg: Config, state: State, hp: Hyper, batch: Batch) -> Recipe | None:
+    return _q_network.recipe(cfg, state, hp, batch, hp["alpha"])
+
+
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    if (learned := _q_network.native(cfg, state, hp, batch, healthy, hp["alpha"])) is not None:
+    if (learned := take(recipe(cfg, state, hp, batch), batch, healthy, draw, turn)) is not None:
         return learned
     losses, errors = loss(cfg, state, hp, batch)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.q, state.adam, hp["lr"]))

@@ -14,6 +14,7 @@ from typing import Literal
 from evopipe.algos import _hyper, _q_network
 from evopipe.core import optim
 from evopipe.core.net import forward
+from evopipe.native.update import take
 from evopipe.ops.value import pick, regression_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
@@ -51,7 +52,8 @@ class Config(AlgoConfig):
 
 State = _q_network.State
 networks, init, values = _q_network.networks, _q_network.init, _q_network.values
-greedy, act = _q_network.greedy, _q_network.act
+greedy, act, choice = _q_network.greedy, _q_network.act, _q_network.choice
+recipe = _q_network.recipe
 
 
 def explore(cfg: Config, step: int) -> float:
@@ -70,7 +72,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    if (learned := _q_network.native(cfg, state, hp, batch, healthy)) is not None:
+    if (learned := take(recipe(cfg, state, hp, batch), batch, healthy, draw, turn)) is not None:
         return learned
     losses, errors = loss(cfg, state, hp, batch)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.q, state.adam, hp["lr"]))

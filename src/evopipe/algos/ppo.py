@@ -23,7 +23,7 @@ from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward, memories, remember, unroll
 from evopipe.core.structure import Widths, share_encoder
-from evopipe.native import policy
+from evopipe.native import policy, rollouts
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.ops.policy import proximal
 from evopipe.rng import Stream
@@ -96,7 +96,7 @@ def init(cfg: Config, nets: Nets) -> State:
     return State(encoder, actor, critic, encoder_adam, *adams, *rows)
 
 
-schedule, learn = _ppo.schedule, policy.learn
+schedule, learn, play = _ppo.schedule, policy.learn, rollouts.play
 
 
 def _policy(cfg: Config, outputs: Tensor, log_std: Tensor, legal: Tensor | None) -> Distribution:

@@ -26,8 +26,8 @@ from evopipe.core.member import moments, parameters, row, scales
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.padded import Views, noise_scale, noisy
 from evopipe.core.structure import Widths
-from evopipe.native.update import Learners
-from evopipe.native.value import value_update
+from evopipe.native.update import Learners, Recipe, take
+from evopipe.native.value import value_recipe
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss
 from evopipe.rng import Stream
@@ -167,7 +167,7 @@ def _of_action(out: Tensor, action: Tensor) -> Tensor:
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    if (learned := _native(cfg, state, hp, batch, healthy, draw)) is not None:
+    if (learned := take(recipe(cfg, state, hp, batch), batch, healthy, draw, turn)) is not None:
         return learned
     losses, errors = loss(cfg, state, hp, batch, draw)
     learners = [(state.q, state.adam, hp["lr"]), (state.noise, state.noise_adam, hp["lr"])]
@@ -179,15 +179,12 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
     return Learned(losses.detach(), healthy, errors)
 
 
-def _native(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream) -> Learned | None:
-    """Take the whole update by the CPU's own kernels, where they can serve."""
+def recipe(cfg: Config, state: State, hp: Hyper, batch: Batch) -> Recipe | None:
     noise = (state.noise, state.noise_target, state.noise_adam) if cfg.noisy else (None, None, None)
     of = Learners(state.q, state.target, state.adam, state.updates, None, None, None, *noise)
     support = _kept_support(cfg.v_min, cfg.v_max, cfg.atoms) if cfg.distributional else None
     rates = {"lr_critic": hp["lr"], "grad_clip": hp["grad_clip"], "tau": hp["tau"]}
-    return value_update(
-        of, rates, batch, healthy, double=cfg.double, huber=True, dueling=cfg.dueling, support=support, draw=draw
-    )
+    return value_recipe(of, rates, batch, double=cfg.double, huber=True, dueling=cfg.dueling, support=support)
 
 
 @cache

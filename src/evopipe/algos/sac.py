@@ -25,7 +25,8 @@ from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths, share_encoder
 from evopipe.native import actor_critic as native
 from evopipe.native import build
-from evopipe.native.update import Learners
+from evopipe.native.ticks import Choice
+from evopipe.native.update import Learners, Recipe, take
 from evopipe.ops import distributions as ops
 from evopipe.ops.policy import likeliest, or_random, sampled_or_random
 from evopipe.ops.value import twin_loss
@@ -181,23 +182,22 @@ def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
     return 0.6 * math.log(actions) if legal is None else 0.6 * legal.sum(dim=-1).clamp(min=1).log()
 
 
-def _whole_update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream) -> Learned | None:
-    """Take the whole update by the CPU's own kernels; None where torch must."""
+def recipe(cfg: Config, state: State, hp: Hyper, batch: Batch) -> Recipe | None:
     if not build.serve(batch.obs) or state.encoder is not None:
         return None
     continuous, by_legal = cfg.spaces.continuous, not cfg.spaces.continuous and cfg.target_entropy == "auto"
-    n, draws = batch.reward.shape[1] * cfg.spaces.actions, (draw, draw.part(1))
-    noise, own_noise = (each.normal(n) if continuous else None for each in draws)
-    aim = 0.6 if by_legal else float(_aim(cfg))
-    return native.sac_update(
-        Learners.of(state, "critics"), state.log_alpha, state.log_alpha_adam, hp, batch, healthy,
-        discrete=not continuous, learns_alpha=cfg.learn_alpha, target_entropy=aim, by_legal=by_legal, noise=noise,
-        own_noise=own_noise,
-    )  # fmt: skip
+    of, aim = Learners.of(state, "critics"), 0.6 if by_legal else float(_aim(cfg))
+    job = native.sac_job(of, state, hp, batch, not continuous, cfg.learn_alpha, aim, by_legal)
+    noise = cfg.spaces.actions if continuous else 0
+    return None if job is None else Recipe("sac_update", of, job, noise, own_noise=continuous)
+
+
+def choice(cfg: Config, state: State) -> Choice | None:
+    return Choice(state.actor, "squashed") if cfg.spaces.continuous and state.encoder is None else None
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    if (learned := _whole_update(cfg, state, hp, batch, healthy, draw)) is not None:
+    if (learned := take(recipe(cfg, state, hp, batch), batch, healthy, draw, turn)) is not None:
         return learned
     entropies: list[Tensor] = []
 

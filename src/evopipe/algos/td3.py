@@ -19,6 +19,7 @@ from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths, share_encoder
+from evopipe.native.update import take
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -78,6 +79,7 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 explore, greedy, act = _actor_critic.explore, _actor_critic.greedy, _actor_critic.act
+choice, recipe = _actor_critic.choice, partial(_actor_critic.recipe, "critics")
 answers = _actor_critic.of_own_action(greedy)
 
 
@@ -88,9 +90,8 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    climbs = turn == cfg.policy_delay - 1
-    learned = _actor_critic.whole_update(cfg, state, "critics", hp, batch, healthy, draw, climbs)
-    if learned is not None:
+    if (learned := take(recipe(cfg, state, hp, batch), batch, healthy, draw, turn)) is not None:
         return learned
+    climbs = turn == cfg.policy_delay - 1
     climb = partial(_actor_critic.actor_loss, state, "critics", batch) if climbs else None
     return _actor_critic.learn(state, "critics", hp, healthy, loss(cfg, state, hp, batch, draw), climb)

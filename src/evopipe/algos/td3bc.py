@@ -22,6 +22,7 @@ from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
+from evopipe.native.update import take
 from evopipe.ops.policy import noisy
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
@@ -104,10 +105,12 @@ def _actor_loss(state: State, hp: Hyper, batch: Batch) -> Tensor:
     return (batch.weight * (away - scale[:, None] * q)).sum(dim=1)
 
 
+recipe = partial(_actor_critic.recipe, "critics", close=True)
+
+
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    climbs = turn == cfg.policy_delay - 1
-    learned = _actor_critic.whole_update(cfg, state, "critics", hp, batch, healthy, draw, climbs, True)
-    if learned is not None:
+    if (learned := take(recipe(cfg, state, hp, batch), batch, healthy, draw, turn)) is not None:
         return learned
+    climbs = turn == cfg.policy_delay - 1
     climb = partial(_actor_loss, state, hp, batch) if climbs else None
     return _actor_critic.learn(state, "critics", hp, healthy, loss(cfg, state, hp, batch, draw), climb)

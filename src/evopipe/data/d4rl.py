@@ -30,7 +30,11 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
     Raises:
         MissingInputError, DataError, ResourceError: see `read_foreign`; the message names dataset and index.
     """
-    arrays = read_foreign(Path(path), lambda file: _arrays(file, shows, discrete))
+    return as_episodes(read_foreign(Path(path), lambda file: read_columns(file, shows, discrete)), str(path))
+
+
+def as_episodes(arrays: dict[str, Array], name: str) -> EpisodeDataset:
+    """Return the episodes of columns that `read_columns` returned, see `read_d4rl`; `name` is their dataset's."""
     timed, following = "timeouts" in arrays, "next_observations" in arrays
     arrays.setdefault("timeouts", np.zeros_like(arrays["terminals"]))
     episodes = [_episode(arrays, first, last) for first, last in _stretches(arrays)]
@@ -41,11 +45,15 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
         notes = []
     if dropped:
         notes.append(f"{dropped} last steps of cut episodes left out: the file has no next observation for them")
-    return EpisodeDataset(kept, str(path), dropped=dropped, notes=tuple(notes))
+    return EpisodeDataset(kept, name, dropped=dropped, notes=tuple(notes))
 
 
-def _arrays(file: h5py.File, shows: gymnasium.Space[Any] | None, discrete: bool) -> dict[str, Array]:
-    """Read the columns that are there."""
+def read_columns(file: h5py.File, shows: gymnasium.Space[Any] | None, discrete: bool) -> dict[str, Array]:
+    """Return the columns that a file has, by name, see `read_d4rl`.
+
+    Raises:
+        Unusable: a column is missing, ragged, or holds what it may not.
+    """
     arrays = {
         "actions": StoredArray(file, "actions").actions(discrete),
         "observations": read_rows(StoredArray(file, "observations"), None, shows),

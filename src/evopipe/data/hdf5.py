@@ -77,19 +77,33 @@ def _leads_away(name: bytes, info: Any) -> bytes | None:
 
 
 def read_foreign(path: Path, read: Callable[[h5py.File], _T]) -> _T:
-    """Return the result of `read` on a file, which must be picklable.
+    """Return the result of `read` on a file, see `read_apart`.
+
+    Raises:
+        MissingInputError, ResourceError: see `read_apart`.
+        DataError: it is damaged, `read` raised `Unusable`, or reading it crashed.
+    """
+
+    def work() -> _T:
+        with opened(path, str(path)) as file:
+            return read(file)
+
+    return read_apart(path, work)
+
+
+def read_apart(path: Path, read: Callable[[], _T]) -> _T:
+    """Return the result of `read`, which must be picklable, from a process that reads a file of unknown origin.
 
     On a system without helper processes (not Linux), the file is read in this process, without a limit of memory.
 
     Raises:
         MissingInputError: there is no such file.
-        DataError: it is damaged, `read` raised `Unusable`, or reading it crashed.
+        DataError: reading it crashed, or `read` raised it.
         ResourceError: reading it takes more memory than its size explains.
     """
     check_regular(path)
     if not can_help():
-        with opened(path, str(path)) as file:
-            return read(file)
+        return read()
     allowed = _TIMES * path.stat().st_size + _SPARE
     too_much = (
         f"{path}: takes more than {allowed / 2**30:.1f} GiB of memory, the limit for its size ({_TIMES} times that and "
@@ -100,8 +114,7 @@ def read_foreign(path: Path, read: Callable[[h5py.File], _T]) -> _T:
         def work() -> None:
             _limit(allowed)
             try:
-                with opened(path, str(path)) as file:
-                    content = read(file)
+                content = read()
                 pickle.dump(content, result, pickle.HIGHEST_PROTOCOL)
                 result.flush()
             except MemoryError:

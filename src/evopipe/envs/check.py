@@ -52,8 +52,7 @@ def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = (), sou
         ParamsError: the id or the arguments are unknown.
         EnvironmentFailed: the constructor raised.
     """
-    values = {"id": env_id, "kwargs": kwargs, "wrappers": wrappers, "source": source}
-    cfg = parsed(EnvConfig, values | ({} if source is None else {"backend": "c"}), "env.")
+    cfg = described(env_id, kwargs, wrappers, source)
     env = make_env(cfg)
     try:
         unserved = [*_spaces(env)]
@@ -65,6 +64,18 @@ def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = (), sou
         if source is not None and _NAMES_TWIN.search(env_id):
             findings.extend(_unlike_twin(cfg))
     return list(dict.fromkeys(findings))
+
+
+def described(
+    env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = (), source: str | None = None
+) -> EnvConfig:
+    """Return the block `env` of a `params.yaml` with these values.
+
+    Raises:
+        ParamsError: a value cannot be used.
+    """
+    values = {"id": env_id, "kwargs": kwargs, "wrappers": wrappers, "source": source}
+    return parsed(EnvConfig, values | ({} if source is None else {"backend": "c"}), "env.")
 
 
 def _spaces(env: gymnasium.Env[Any, Any]) -> Iterator[str]:

@@ -91,6 +91,11 @@ class CompiledPool:
         """Whether a step takes random numbers."""
         return self._states.kind.step_draws > 0
 
+    @property
+    def in_c(self) -> bytes:
+        """What C needs to step rows by itself, an `env_call`."""
+        return self._states.packed()
+
     def place(self, numbers: Any) -> bool:
         """Put the numbers that a Gymnasium environment has as its state into row 0; False if that is not possible."""
         return self._states.place(numbers)

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import importlib.util
 import os
-import pkgutil
 import re
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 
 import gymnasium
 
+from evopipe.envs.names import HOMES, OF_PETTINGZOO, import_home, suggested
 from evopipe.envs.single import OneRow, RowInC, is_tensor_class
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean, said, text_of
@@ -28,8 +28,6 @@ from evopipe.watchdog import Hung, Watchdog
 _CLOSING = 10.0  # seconds that closing the environments of a pool may take
 _QUICK = 0.1  # of those that one may take after another one hung
 _with_threads: set[str] = set()  # ids whose making started threads in this process
-_OF_PETTINGZOO = re.compile(r"[a-z]\w*_v\d+|[a-z]+/[a-z]\w*-v\d+")
-_HOMES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari")
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
 
 
@@ -51,7 +49,7 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
             # Box2D's extension crashes the interpreter where a warning of its import is turned into an error.
             warnings.simplefilter("ignore", DeprecationWarning)
             if cfg.source is None:
-                _import_module(cfg.id)
+                import_home(cfg.id)
             # Named only where it is wanted: a constructor need not know the argument.
             drawing: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
             if cfg.source is not None:
@@ -172,12 +170,12 @@ def is_team(cfg: EnvConfig) -> bool:
     Raises:
         ParamsError, EnvironmentFailed: importing the module failed, see `make_env`.
     """
-    if ":" not in cfg.id and not _OF_PETTINGZOO.fullmatch(cfg.id):  # nothing need be imported
+    if ":" not in cfg.id and not OF_PETTINGZOO.fullmatch(cfg.id):  # nothing need be imported
         return False
     try:
         with guard(cfg), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            _import_module(cfg.id)
+            import_home(cfg.id)
             return _find_team(cfg.id) is not None
     except Hung as hung:
         raise EnvironmentFailed(f"environment {cfg.id!r}: its module {hung}") from None
@@ -189,7 +187,7 @@ def team_function(env_id: str) -> Callable[..., Any]:
     Raises:
         ParamsError: the name is no team's.
     """
-    _import_module(env_id)
+    import_home(env_id)
     found = _find_team(env_id)
     if found is None:
         raise ParamsError(f"{env_id!r} names no environment of PettingZoo")
@@ -206,9 +204,9 @@ def _find_team(env_id: str) -> Callable[..., Any] | None:
         if is_tensor_class(found):
             return None
         return found if callable(found) and not (isinstance(found, type) and issubclass(found, gymnasium.Env)) else None
-    if not module and not _OF_PETTINGZOO.fullmatch(name):
+    if not module and not OF_PETTINGZOO.fullmatch(name):
         return None
-    for home in () if module or "/" in name else _HOMES:
+    for home in () if module or "/" in name else HOMES:
         if importlib.util.find_spec(home) is not None and importlib.util.find_spec(f"{home}.{name}") is not None:
             source = import_module(f"{home}.{name}", "env.id")
             function: Callable[..., Any] = getattr(source, "parallel_env", None) or source.env
@@ -249,16 +247,6 @@ def _make_team(function: Callable[..., Any], env_id: str, arguments: dict[str, A
             while type(env.aec_env) in (OrderEnforcingWrapper, AssertOutOfBoundsWrapper):
                 env.aec_env = env.aec_env.env
         return TeamEnv(env, turns)
-
-
-def _import_module(env_id: str) -> None:
-    """Import the module of `module:EnvId`; gymnasium's own import knows nothing of the working folder."""
-    if ":" not in env_id:
-        return
-    module, _, name = env_id.partition(":")
-    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module) or not name or ":" in name:
-        raise ParamsError(f"env.id: {env_id!r} is not of the form 'module:EnvId'")
-    import_module(module, "env.id")
 
 
 def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfig, key: str) -> gymnasium.Env[Any, Any]:
@@ -306,7 +294,7 @@ def _explain(error: BaseException, cfg: EnvConfig) -> NoReturn:
     if isinstance(error, known.DeprecatedEnv):
         raise ParamsError(f"env.id: {cfg.id!r} is no longer offered: {text}") from error
     if isinstance(error, (known.UnregisteredEnv, known.RegistrationError)) or "alformed environment ID" in text:
-        raise ParamsError(f"env.id: unknown environment {cfg.id!r}{_suggest(cfg.id)}") from error
+        raise ParamsError(f"env.id: unknown environment {cfg.id!r}{suggested(cfg.id)}") from error
     if isinstance(error, TypeError) and _BAD_KWARGS.search(text):
         text = text.partition(" was raised from the environment creator")[0]
         raise ParamsError(f"env.kwargs: {cfg.id!r} does not take {cfg.kwargs}: {text}") from error
@@ -314,20 +302,3 @@ def _explain(error: BaseException, cfg: EnvConfig) -> NoReturn:
     raise EnvironmentFailed(
         f"environment {cfg.id!r} could not be constructed: {type(error).__name__}: {text}{hint}"
     ) from error
-
-
-def _suggest(env_id: str) -> str:
-    module, colon, name = env_id.rpartition(":")
-    known = [*gymnasium.registry]
-    if colon:
-        known += [key for key, value in vars(sys.modules[module]).items() if callable(value)]
-    elif _OF_PETTINGZOO.fullmatch(env_id):
-        pettingzoo = importlib.import_module("pettingzoo")
-        known += [*pettingzoo.parallel_registry, *pettingzoo.aec_registry]
-        homes = [spec for home in _HOMES if (spec := importlib.util.find_spec(home)) is not None]
-        paths = [path for spec in homes for path in spec.submodule_search_locations or ()]
-        known += [found.name for found in pkgutil.iter_modules(paths) if _OF_PETTINGZOO.fullmatch(found.name)]
-    near = did_you_mean(name, known)
-    if near and colon:
-        near = near.replace("mean '", f"mean '{module}:")
-    return near or "; `gymnasium.pprint_registry()` lists the known ones, `module:EnvId` names one's own"

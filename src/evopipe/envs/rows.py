@@ -5,11 +5,11 @@ The same code runs in the trainer and in worker processes, so the place of an en
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -78,7 +78,7 @@ class RowStep:
         """Build a step, and find which rows are broken. Without masks every action is legal."""
         broken: Bools = ~(np.logical_and.reduce(np.isfinite(obs), axis=1) & np.isfinite(reward))
         if mask is None:
-            mask = np.ones((len(obs), actions.size), np.bool_)
+            mask = _every_legal(len(obs), actions.size)
         else:  # a mask after the last action means nothing
             broken |= ~actions.possible(mask) & ~(terminated | truncated)
         return cls(obs, reward, terminated, truncated, broken, mask)
@@ -102,6 +102,14 @@ class RowStep:
         if self.alive is not None:
             return self.broken | ~self.alive.any(axis=1)
         return self.terminated | self.truncated | self.broken
+
+
+@lru_cache(16)
+def _every_legal(rows: int, actions: int) -> Bools:
+    """A mask of which nothing is illegal; nobody may write to it."""
+    mask: Bools = np.ones((rows, actions), np.bool_)
+    mask.setflags(write=False)
+    return mask
 
 
 class Rows:
@@ -225,18 +233,25 @@ class Rows:
         return read_mask(row, self._actions, info["action_mask"])
 
 
-@contextlib.contextmanager
-def calling(watched: Watchdog, turn: Ints, what: str) -> Iterator[None]:
+class calling:  # noqa: N801  # a context, like those of `contextlib`
     """Watch a block that calls environments. If one raises or hangs, raise a Fault for the row whose `turn` it is."""
-    try:
-        with watched:
-            yield
-    except (EvopipeError, Fault):
-        raise
-    except (Exception, SystemExit) as error:
-        raise Fault(int(turn[0]), f"{what}() raised {said(error)}") from error
-    except Hung as hung:
-        raise Fault(int(turn[0]), f"{what}() {hung}") from None
+
+    __slots__ = "_turn", "_watched", "_what"
+
+    def __init__(self, watched: Watchdog, turn: Ints, what: str) -> None:
+        self._watched, self._turn, self._what = watched, turn, what
+
+    def __enter__(self) -> None:
+        self._watched.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._watched.__exit__(kind, error, trace)
+        if isinstance(error, EvopipeError | Fault):
+            return
+        if isinstance(error, Exception | SystemExit):
+            raise Fault(int(self._turn[0]), f"{self._what}() raised {said(error)}") from error
+        if isinstance(error, Hung):
+            raise Fault(int(self._turn[0]), f"{self._what}() {error}") from None
 
 
 def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bools:

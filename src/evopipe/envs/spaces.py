@@ -291,11 +291,15 @@ class ActionSpace:
         A NaN counts as 0, the middle; it comes from a member that diverged.
         """
         if self.bounds is None:
+            if self.kind == "discrete" and not self.starts[0]:
+                return actions.reshape(-1, *self.shape)
             indices: npt.NDArray[np.int64] = actions.reshape(len(actions), len(self.choices)) + np.array(self.starts)
             return indices.reshape(-1, *self.shape)
         low, high = self.bounds
         number = actions.astype(np.float64)
-        number[np.isnan(number)] = 0.0
+        missing = np.isnan(number)
+        if missing.any():
+            number[missing] = 0.0
         share = (np.minimum(np.maximum(number, -1.0), 1.0) + 1.0) / 2.0
         return np.minimum(np.maximum(low + share * (high - low), low), high).astype(np.float32).reshape(-1, *self.shape)
 

@@ -40,6 +40,11 @@ class Priorities:
         self.levels = [torch.zeros(members, top * FAN_OUT**level, device=device) for level in range(below, -1, -1)]
         self.largest = torch.ones(members, device=device)
 
+    @property
+    def native(self) -> native.Priority:
+        """The same as the kernels read it."""
+        return native.Priority(self.levels, self.largest, self.alpha, LEAST, MOST)
+
     def tensors(self) -> list[Tensor]:
         return [*self.levels, self.largest]
 

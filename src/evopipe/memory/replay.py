@@ -26,6 +26,7 @@ from evopipe.memory.frames import Frames
 from evopipe.memory.priorities import Priorities
 from evopipe.native import build
 from evopipe.native import replay as native
+from evopipe.native import ticks as native_ticks
 from evopipe.rng import Stream
 from evopipe.types import Batch, Image, Spaces
 
@@ -186,6 +187,45 @@ class RowLayout:
         )
 
 
+class Incoming:
+    """The transitions of one step of all environments, as rows in memory of their own. They are entered in two parts,
+    and appended to a replay buffer. See `Replay.incoming`."""
+
+    def __init__(self, replay: Replay, rows: int, at: np.ndarray | None) -> None:
+        layout, where = replay.layout, slice(None) if at is None else at
+        o, r, mask, legal = layout.obs, layout._reward, layout._mask, layout._legal
+        packed, self._keep = np.zeros((rows, layout.size), np.float32), np.zeros(rows, np.bool_)
+        self._where: Any = where
+        self._obs, self._next_obs = packed[:, :o], packed[:, o : 2 * o]
+        self._action = packed[:, 2 * o : r] if layout.continuous else packed[:, 2 * o]
+        self._reward, self._terminated = packed[:, r], packed[:, r + 1]
+        self._next_legal = packed[:, mask:legal] if layout.masked else None
+        self._legal = packed[:, legal:] if layout.legal else None
+        self.kernel = native_ticks.Appender(
+            replay.rows, torch.from_numpy(packed).view(replay.memories, -1, layout.size),
+            torch.from_numpy(self._keep).view(replay.memories, -1), torch.from_numpy(replay.position),
+            torch.from_numpy(replay.size), None if replay.priorities is None else replay.priorities.native, replay.each,
+        )  # fmt: skip
+
+    def before(self, obs: np.ndarray, legal: np.ndarray) -> None:
+        """Enter what those who step are about to act on, `[n, O]` and `[n, A]`."""
+        self._obs[self._where] = obs
+        if self._legal is not None:
+            self._legal[self._where] = legal
+
+    def after(
+        self, action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, next_obs: np.ndarray,
+        next_legal: np.ndarray, broken: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Enter what they did and got, and append the rows, without those that are `broken` `[n]` or not finite."""
+        at = self._where
+        self._action[at], self._reward[at], self._terminated[at] = action, reward, terminated
+        self._next_obs[at], self._keep[at] = next_obs, ~broken
+        if self._next_legal is not None:
+            self._next_legal[at] = next_legal
+        self.kernel.append()
+
+
 class Replay:
     """`M` ring buffers of packed rows: one that all members share, one for each member, or one for every `each`
     members.
@@ -216,6 +256,7 @@ class Replay:
         self.rows = torch.zeros(memories, capacity, width, device=device)
         self.position = np.zeros(memories, np.int64)
         self.size = np.zeros(memories, np.int64)
+        self._filled_at = self.size.ctypes.data
         self._drawn: dict[int, native.Batches] = {}  # by what cohorts' weights are
         self._placed: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
@@ -253,8 +294,7 @@ class Replay:
         at = upload(torch.from_numpy(place), self.device)
         self._flat[at] = upload(torch.from_numpy(chosen), self.device)
         self._admit(at)
-        self.position = (self.position + count) % self.capacity
-        self.size = np.minimum(self.size + count, self.capacity)
+        self._count(count)
 
     def _admit(self, at: Tensor) -> None:
         """Give new rows at these places `[n]`, counted over all buffers, their first priorities."""
@@ -278,12 +318,30 @@ class Replay:
         if self.priorities is not None:
             begins = torch.arange(self.memories, device=self.device) * self.capacity
             self._admit((begins[:, None] + at).flatten())
-        self.position = (self.position + n) % self.capacity
-        self.size = np.minimum(self.size + n, self.capacity)
+        self._count(n)
+
+    def incoming(self, rows: int, at: np.ndarray | None) -> Incoming | None:
+        """Return room for the transitions of one step of all environments, `rows` in number; None if they cannot be
+        appended by the kernels as they come.
+
+        Only environments `at` `[n]` step; None: all do.
+        """
+        served = build.serve(self.rows) and self.frames is None
+        return Incoming(self, rows, at) if served and self.layout.steps == 1 and not self.layout.agents else None
+
+    def _count(self, rows: Any) -> None:
+        """Count rows that were appended to each buffer, in place: the kernels know where the numbers lie."""
+        self.position[:] = (self.position + rows) % self.capacity
+        self.size[:] = np.minimum(self.size + rows, self.capacity)
 
     def clear(self, memories: Sequence[int]) -> None:
         """Empty these buffers."""
         self.position[list(memories)] = self.size[list(memories)] = 0
+
+    @property
+    def filled_at(self) -> int:
+        """The address of `size`, which does not change."""
+        return self._filled_at
 
     @property
     def evenly_filled(self) -> bool:
@@ -329,7 +387,7 @@ class Replay:
         result may reuse the tensors of the minibatch that was drawn before for the same `weight`.
         """
         if build.serve(self.rows) and self.frames is None:
-            return self._batches(draw, slots, first, weight, gamma).draw(draw.step, size, beta)
+            return self.batches(draw, slots, first, weight, gamma).draw(draw.step, size, beta)
         u = draw.uniform(weight.shape[1])
         if self.priorities is None:
             index = (u * size[:, None]).long()
@@ -337,7 +395,8 @@ class Replay:
             index, weight = self._by_priority(slots, size, u, weight, beta)
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
-    def _batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
+    def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
+        """Return what draws minibatches by the kernels; for the arguments see `batch`."""
         known, given = self._drawn.get(id(weight)), (draw.keys, slots, first, weight, gamma)
         if known is None or not known.serve(self.rows, *given):
             if len(self._drawn) >= _COHORTS:
@@ -400,8 +459,8 @@ class Replay:
 
     def restore(self, state: dict[str, Tensor]) -> None:
         self.rows[:, : state["rows"].shape[1]] = state["rows"].to(self.device)
-        self.position = state["position"].numpy().copy()
-        self.size = state["size"].numpy().copy()
+        self.position[:] = state["position"].numpy()
+        self.size[:] = state["size"].numpy()
         if self.priorities is not None:
             self.priorities.restore(state)
         if self.frames is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evopipe.native import policy
+from evopipe.native import policy, rollouts
 from evopipe.ops.value import gae
 from evopipe.types import GONE, Chosen, Sequences, Spaces
 
@@ -123,6 +123,8 @@ class Rollout:
         `next_value` `[P, T · E]` is the value of what `following` returned; `gamma` and `lam` (λ) are `[P]`.
         """
         at, o = self.layout.log_prob, self.layout.spaces.observations
+        if rollouts.estimate(self.rows[:, :ticks], self.after[:, :ticks], at, o, next_value, gamma, lam):
+            return
         reward, terminated, cut, valid = self.after[:, :ticks, :, o : o + AFTER].unbind(dim=-1)
         value = self.rows[:, :ticks, :, at + 1]
         advantage = gae(reward, value, next_value.view_as(value), terminated > 0, cut > 0, gamma, lam)

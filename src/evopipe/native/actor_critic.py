@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import torch
 
 from evopipe.native import build, draws, update
 from evopipe.native.header import at
-from evopipe.native.update import Learners, Row
+from evopipe.native.update import Job, Learners, Row
 from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Hyper, Learned, Tensor
 
@@ -61,14 +62,25 @@ def alone(observations: int, actions: int) -> Places:
 
 def ddpg_update(
     of: Learners, hp: Hyper, places: Places, batch: Batch, healthy: Tensor, actor_learns: bool, *,
-    discrete: bool = False, noise: Tensor | None = None, own_noise: Tensor | None = None, noise_clip: Row = 0.0,
-    temperature: Row = 1.0, penalty: Row = 0.0, alpha: Row | None = None,
+    noise: Tensor | None = None, own_noise: Tensor | None = None, **more: Any,
 ) -> Learned | None:  # fmt: skip
     """Update critics and, if `actor_learns`, deterministic actors in place; return None if torch must do it.
 
     `noise` `[P, K · B · A]` is added to the next actions, clipped to `noise_clip`; for discrete actions it is the
-    Gumbel noise that draws them, and `own_noise` draws the actor's own. With `alpha`, actors also stay close to the
-    batch's actions, as in TD3+BC. Rows of weight 0 at the end of a minibatch are skipped: their errors are 0.
+    Gumbel noise that draws them, and `own_noise` draws the actor's own. `more` is for `ddpg_job`.
+    """
+    job = ddpg_job(of, hp, places, batch, **more)
+    return None if job is None else update.learn("ddpg_update", of, job, batch, healthy, noise, own_noise, actor_learns)
+
+
+def ddpg_job(
+    of: Learners, hp: Hyper, places: Places, batch: Batch, *, discrete: bool = False, noise_clip: Row = 0.0,
+    temperature: Row = 1.0, penalty: Row = 0.0, alpha: Row | None = None,
+) -> Job | None:  # fmt: skip
+    """Return the struct for updates of critics and deterministic actors; None if torch must do them.
+
+    With `alpha`, actors also stay close to the batch's actions, as in TD3+BC. Rows of weight 0 at the end of a
+    minibatch are skipped: their errors are 0.
     """
     if of.actor is None or of.actor_target is None or batch.obs.dtype != torch.float32:
         return None
@@ -88,23 +100,20 @@ def ddpg_update(
             agents=len(places.sees), obs=seen, actions=of.actor.structure.widths.outputs, joint=places.joint,
             ids=places.ids, twins=critics // (max(places.group) + 1), discrete=discrete,
         )  # fmt: skip
-    if job is None:
-        return None
-    return update.learn("ddpg_update", of, job, batch, healthy, noise, own_noise, actor_learns)
+    return job
 
 
-def sac_update(
-    of: Learners, log_alpha: Tensor, log_alpha_adam: Tensor, hp: Hyper, batch: Batch, healthy: Tensor, *,
-    discrete: bool, learns_alpha: bool, target_entropy: Row, by_legal: bool, noise: Tensor | None,
-    own_noise: Tensor | None,
-) -> Learned | None:  # fmt: skip
-    """Update twin critics, a stochastic actor and, if `learns_alpha`, its temperature in place; return None if torch
-    must do it.
+def sac_job(
+    of: Learners, state: Any, hp: Hyper, batch: Batch, discrete: bool, learns_alpha: bool, target_entropy: Row,
+    by_legal: bool,
+) -> Job | None:  # fmt: skip
+    """Return the struct for updates of twin critics, a stochastic actor and, if `learns_alpha`, its temperature, which
+    lies in the state; None if torch must do them.
 
     The temperature aims at the entropy `target_entropy`; with `by_legal`, at that share of the logarithm of the number
-    of legal actions. `noise` and `own_noise` `[P, B · A]`, standard normal, draw the next actions and the actor's own.
+    of legal actions.
     """
-    held = log_alpha, log_alpha_adam
+    held = log_alpha, log_alpha_adam = state.log_alpha, state.log_alpha_adam
     rates: dict[str, Row] = {name: hp[name] for name in _RATES}
     rates |= {"lr_alpha": hp["lr_alpha"], "target_entropy": target_entropy}
     settings = *rates.values(), *held, discrete, by_legal, learns_alpha
@@ -122,6 +131,4 @@ def sac_update(
             log_alpha_adam=at(log_alpha_adam), obs=obs, actions=actions, discrete=discrete, by_legal=by_legal,
             learns_alpha=learns_alpha,
         )  # fmt: skip
-    if job is None or batch.obs.dtype != torch.float32:
-        return None
-    return update.learn("sac_update", of, job, batch, healthy, noise, own_noise)
+    return job if batch.obs.dtype == torch.float32 else None

@@ -13,16 +13,8 @@ def kernel(kernels: Any) -> Any:
     call = header.of("draw_call")
 
     def draw(name: str, keys: Tensor, salt: int, steps: Tensor, found: Tensor) -> None:
-        getattr(kernels, name)(
-            call(
-                keys.shape[0],
-                steps.shape[0],
-                found.shape[-1],
-                keys.data_ptr(),
-                salt,
-                steps.data_ptr(),
-                found.data_ptr(),
-            )
-        )
+        numbers = keys.shape[0], steps.shape[0], found.shape[-1]
+        if getattr(kernels, name)(call(*numbers, keys.data_ptr(), salt, steps.data_ptr(), found.data_ptr())):
+            raise MemoryError("the kernels need more for ordering draws than there is")
 
     return draw

@@ -4,8 +4,8 @@
 //   const environment the_environment = {.state = sizeof(corridor), .observations = 1, .actions = 2, ...};
 //
 // What is left out is 0. The functions may change the state that they are handed and nothing else: they are called for
-// any rows in any order, and a run resumes from the bytes of the states alone. Python reads this header, too: it holds
-// declarations alone.
+// any rows in any order, by several threads at once, and a run resumes from the bytes of the states alone. Python reads
+// this header, too: it holds declarations alone.
 #pragma once
 
 #include <stddef.h>

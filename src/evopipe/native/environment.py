@@ -147,6 +147,11 @@ class States:
             salt(Purpose.EPISODE), max_steps or 1 << 62,
         )  # fmt: skip
 
+    def packed(self) -> bytes:
+        """Return the rows as an `env_call` of none of them."""
+        found: bytes = self._call.pack(*self._fixed, *[0] * 10)
+        return found
+
     def reset(self, rows: Tensor, seeds: Tensor) -> None:
         """Begin an episode in `rows` `[n]` int64, each from its own seed `[n]` int64."""
         rows, seeds = rows.contiguous(), seeds.contiguous()

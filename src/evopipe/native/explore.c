@@ -23,6 +23,17 @@ static int any_of(double u, const uint8_t *legal, int count) {
   return 0;
 }
 
+// tanh(mean + exp(log_std) · noise) in float64, rounded; a log-deviation lies within `ops.distributions`' bounds.
+static float squashed_once(float mean, float log_std, float noise) {
+  const double bounded = log_std < -20.0f ? -20.0 : log_std > 2.0f ? 2.0 : (double)log_std;
+  return (float)tanh((double)mean + exp(bounded) * (double)noise);
+}
+
+void squash(const squash_call *c) {
+  for (ptrdiff_t i = 0; i < c->n; i++)
+    c->to[i] = c->noise ? squashed_once(c->mean[i], c->log_std[i], c->noise[i]) : (float)tanh((double)c->mean[i]);
+}
+
 static double share_at(const explore_call *c, int p, ptrdiff_t place) {
   return shares(stream_of(c->keys[p], c->salt, *c->step), (uint64_t)place - (bits){0})[0];
 }

@@ -22,6 +22,17 @@ def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor |
     return found if _filled("clipped_or_random", action, None, epsilon, draw, found) else None
 
 
+def squashed(mean: Tensor, log_std: Tensor | None = None, noise: Tensor | None = None) -> Tensor | None:
+    """See `ops.distributions.squashed`, or with noise `squashed_draw`; return None if torch must do it."""
+    given = [x for x in (mean, log_std, noise) if x is not None]
+    if not build.serve(*given) or any(x.dtype != torch.float32 or x.requires_grad for x in given):
+        return None
+    own = [None if x is None else x.contiguous() for x in (mean, log_std, noise)]
+    found = torch.empty(mean.shape)
+    build.kernels().squash(header.of("squash_call")(found.numel(), *map(at, own), at(found)))
+    return found
+
+
 def _filled(
     name: str, values: Tensor, legal: Tensor | None, epsilon: Tensor, draw: Stream, found: Tensor
 ) -> bool:  # fmt: skip

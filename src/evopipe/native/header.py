@@ -40,6 +40,11 @@ def at(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def address(pointer: Any) -> int:
+    """Return where a struct lies; whoever keeps the number must keep the pointer."""
+    return int(declarations().cast("intptr_t", pointer))
+
+
 class Struct:
     """A struct of the header. Its pointers are addresses, and nested structs are what `packed` returned.
 
@@ -68,6 +73,12 @@ class Struct:
         if unknown := values.keys() - set(self.fields):
             raise TypeError(f"the header has no field {sorted(unknown)[0]!r} there")
         return self.pack(*map(values.get, self.fields, self._nothing))
+
+    def changed(self, packed: bytes, **values: Any) -> bytes:
+        """Return what `packed` returned with other values by name."""
+        named = dict(zip(self.fields, self._packer.unpack(packed), strict=True))
+        assert values.keys() <= named.keys()
+        return self.pack(*(named | values).values())
 
     def pointer(self, packed: bytes) -> Any:
         """Return a pointer to what `packed` returned, which it keeps alive."""

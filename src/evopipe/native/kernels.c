@@ -10,8 +10,10 @@
 #include "ppo_update.c"
 #include "replay.c"
 #include "rollout.c"
+#include "rollouts.c"
 #include "sac.c"
 #include "value.c"
+#include "ticks.c"  // of all that stands above
 
 const char *compiled_by(void) {
 #if defined(__clang__)

@@ -92,6 +92,7 @@ void parts(const draw_call *call);  // keys of independent draws
 void uniform(const draw_call *call);
 void normals(const draw_call *call);
 void gumbels(const draw_call *call);
+int shuffles(const draw_call *call);  // int64 [P, times, n], how `uniform`'s are ordered; 1: there is no memory for it
 
 typedef struct {
   int members, envs, actions;
@@ -105,6 +106,13 @@ typedef struct {
 } explore_call;
 void best_or_random(const explore_call *call);
 void clipped_or_random(const explore_call *call);
+
+typedef struct {
+  ptrdiff_t n;
+  const float *mean, *log_std, *noise;  // [n]; the latter two NULL: of the mean alone
+  float *to;                            // [n]
+} squash_call;
+void squash(const squash_call *call);
 
 typedef struct {
   ptrdiff_t rows;
@@ -239,6 +247,58 @@ typedef struct {  // `algos.sac`
 } sac_job;
 int sac_update(const sac_job *job, const minibatch *batch, const update_call *now, int members);
 
+// --- ticks of off-policy members -------------------------------------------------------------------------------------
+// What a cohort of P members does in a tick. All that the structs point to lies still while the cohort lives.
+
+typedef struct {  // how they choose actions
+  network net;    // a Q-network, or an actor
+  int how, members, envs, actions;
+  float deviation;                  // of noise on a deterministic actor's actions
+  const int64_t *keys, *part_keys;  // [P], the latter of another draw
+  ptrdiff_t salt;
+  const int64_t *from, *to;  // [P], the rows of a member's first environment, where it looks and where it acts
+  const uint8_t *healthy;    // [P]
+} chooser;
+
+typedef struct {
+  const float *obs;      // rows of all environments
+  const uint8_t *legal;  // of choices
+  void *actions;         // int64, or float of several numbers
+  int64_t tick;
+  float epsilon;
+} choose_call;
+int tick_choose(const chooser *how, const choose_call *call);  // 1: there is no memory for it
+
+typedef struct {  // how they learn from a replay memory
+  int how, members, numbers;       // numbers: of the noise that a row of the batch takes
+  ptrdiff_t period, turn, salt;    // the actor learns at this turn of so many
+  const sample *batches;
+  const minibatch *batch;
+  const void *job;
+  const int64_t *keys, *part_keys;  // [P]
+  const float *scale;               // [P], of the noise; or NULL
+  float *noise, *own_noise;         // [P, B, numbers]
+  const int64_t *memory;            // [P], which one a member has
+  float *losses, *errors;           // [P] and [P, B]
+  uint8_t *healthy;                 // [P]
+  const tree_call *priorities;      // of the batches' rows and these errors; or NULL
+} lessons;
+
+typedef struct {
+  int64_t step, turn;     // of the first update
+  int updates;
+  float beta;
+  const int64_t *filled;  // [M]
+} learn_call;
+int tick_learn(const lessons *how, const learn_call *call);  // 1: there is no memory for it
+
+typedef struct {
+  store_call store;
+  const tree_call *priorities;  // or NULL
+  ptrdiff_t each, first;        // members of a memory; the first memory's first one
+} memory_call;
+void tick_remember(const memory_call *call);
+
 // --- proximal policy optimisation ------------------------------------------------------------------------------------
 
 typedef struct {                  // `algos.ppo`, `algos.ippo` and `algos.mappo`
@@ -321,3 +381,56 @@ typedef struct {  // of R rows, which have their states `stride` bytes apart; n 
 void env_reset(const env_call *call);
 void env_step(const env_call *call);
 void env_observe(const env_call *call);
+
+// --- whole rollouts: members act in environments in C, tick after tick -----------------------------------------------
+
+typedef struct {              // some ticks of members that have `envs` rows each, and what a rollout keeps of them
+  env_call pool;              // all rows; what is concerned, given and found is not read
+  const int64_t *slots;       // [P], a member's rows begin at `slots · envs`
+  const uint64_t *keys;       // [P], of what members draw
+  const int64_t *row_keys, *row_envs;  // [R], of what seeds of episodes are drawn from
+  int64_t *begun;                      // [R], counted on
+  ptrdiff_t envs, ticks, first, salt;  // first: the tick that the first one is; salt: of what members draw
+  float *steps, *after, *memory;       // [P, …, E, row], [P, …, E, O + 4], [P, …, E, memory] at the first of the ticks
+  ptrdiff_t row, steps_stride, after_stride, memory_stride;
+  float *remembered;                // [P, E, memory], before the first tick, and then after the last
+  double *running, *sums, *counts;  // [R], [slots] and [slots], of returns; NULL where nobody asks for them
+  int64_t *broken;                  // [P], steps with numbers that are not finite; NULL where there cannot be any
+} play_call;
+int play_ticks(const policy *of, const play_call *call);
+
+typedef struct {  // advantages and targets of a rollout's first ticks, see `ops.value.gae`
+  ptrdiff_t members, ticks, envs, observations, known;  // known: numbers of a row before its log-probability
+  float *rows;                                          // [P, …, E · K, row]
+  const float *after;                                   // [P, …, E · K, `after_row`]
+  ptrdiff_t row, rows_stride, after_row, after_stride;
+  const float *next_value;   // [P, T, E · K]
+  const float *gamma, *lam;  // [P]
+} estimate_call;
+void estimate_advantages(const estimate_call *call);
+
+// --- whole ticks of off-policy members in environments in C ----------------------------------------------------------
+
+typedef struct {  // n of R rows step, those of members who live
+  int cohorts, alone;       // alone: each has a memory of its own, and nothing can break
+  const chooser *choosers;  // [cohorts]
+  const lessons *lessons;
+  const int64_t *every;  // [cohorts], steps of a member from one update to the next
+  env_call env;          // of the rows that step; its `obs` are those that follow
+  memory_call memory;
+  episodes_call episodes;  // of all rows
+  float *obs;              // [n, O], what members act on
+  const uint8_t *legal;    // [n, A]
+  float *rows;             // [R, size], what is remembered
+  uint8_t *keep, *over;    // [R]
+  double *sums, *counts, *running;                // [slots], [slots] and [R], of returns; NULL where nobody asks for them
+  ptrdiff_t envs, delay, at_once, apart;  // apart: so many draws each tick has for itself
+} world_call;
+
+typedef struct {
+  int64_t tick, here;           // of the first one, of those who live and of their generation
+  ptrdiff_t ticks;
+  const float *epsilon, *beta;  // [ticks]
+  int64_t *told;                // [2]: ticks taken, and broken transitions in the last of them
+} ticks_call;
+int tick_many(const world_call *world, const ticks_call *call);  // 1: there is no memory for it

@@ -51,8 +51,9 @@ class Policy(NamedTuple):
     held: list[Any]  # tensors that it points to
 
 
-def _described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
-    """What the kernels must know of a state; None where they cannot serve it. Kept beside the actor's structure."""
+def described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
+    """Return what the kernels must know of a state; None where they cannot serve it. It is kept beside the actor's
+    structure."""
     structure = state.actor.structure
     known: dict[Any, Any] | None = getattr(getattr(structure, "inner", structure), "plans", None)
     if build.chosen() is None or known is None or torch.compiler.is_compiling() or cfg.spaces.images:
@@ -142,7 +143,7 @@ def learn(
 
     Losses are those of each member's last minibatch; values of `hp` and `healthy` are `[P]`.
     """
-    policy = _described(cfg, state, team)
+    policy = described(cfg, state, team)
     if policy is None:
         return None
     rates = [hp[name].float().contiguous() for name in _RATES]
@@ -173,8 +174,8 @@ def act(
 
     `obs` is `[P, E, O]`; `memory` `[P, E, M]` is that before the step.
     """
-    policy = _described(cfg, state, team)
-    if policy is None or not _readable(policy, obs, memory):
+    policy = described(cfg, state, team)
+    if policy is None or not readable(policy, obs, memory):
         return None
     action = _actions(cfg, obs)
     log_prob, value = obs.new_empty(2, *obs.shape[:2])
@@ -191,8 +192,8 @@ def value(
     `obs` is `[P, B, O]`; `memory` `[P, B, M]` is that before it. For the targets of a team, `next_alive` `[P, B]` says
     which agents are there.
     """
-    policy = _described(cfg, state, team)
-    if policy is None or not _readable(policy, obs, memory):
+    policy = described(cfg, state, team)
+    if policy is None or not readable(policy, obs, memory):
         return None
     found = obs.new_empty(obs.shape[:2])
     _say(policy, obs, None, memory, value=found, next_alive=next_alive)
@@ -201,11 +202,11 @@ def value(
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places | None = None) -> Tensor | None:
     """Return the most likely legal actions for obs `[P, E, O]`, with an empty memory; None if torch must do it."""
-    policy = _described(cfg, state, team)
+    policy = described(cfg, state, team)
     if policy is None:
         return None
     memory, action = obs.new_zeros(*obs.shape[:2], policy.memory), _actions(cfg, obs)
-    if not _readable(policy, obs, memory):
+    if not readable(policy, obs, memory):
         return None
     _say(policy, obs, legal, memory, action=action)
     return action
@@ -216,7 +217,8 @@ def _actions(cfg: Any, obs: Tensor) -> Tensor:
     return torch.empty(*obs.shape[:2], *cfg.spaces.action_shape, dtype=kind)
 
 
-def _readable(policy: Policy, obs: Tensor, memory: Tensor) -> bool:
+def readable(policy: Policy, obs: Tensor, memory: Tensor) -> bool:
+    """Return whether the kernels can read observations `[P, B, O]` and a memory `[P, B, M]`."""
     if obs.dtype != torch.float32 or not obs.numel() or memory.shape[-1] != policy.memory:
         return False
     return bool(len(obs) == policy.members and obs.shape[1] % policy.agents == 0)
@@ -244,7 +246,7 @@ def enter(
     """Store what is known before a step in rows `[P, E, …]` (see `memory.rollout`); return whether the kernels could do
     it."""
     kinds = (obs, chosen.log_prob, chosen.value) + ((chosen.action,) if spaces.continuous else ())
-    if not _plain(rows, *kinds):
+    if not plain(rows, *kinds):
         return False
     obs, action, log_prob, value, begins = (
         x.contiguous() for x in (obs, chosen.action, chosen.log_prob, chosen.value, begins)
@@ -265,7 +267,7 @@ def finish(
     `ends` are bool `[P, E]` each. `expected` are the values `[P, E]` in the step's row. `next_alive` is None except for
     teams.
     """
-    if not _plain(after, expected, next_obs, reward, *([] if next_alive is None else [next_alive])):
+    if not plain(after, expected, next_obs, reward, *([] if next_alive is None else [next_alive])):
         return False
     next_obs, reward, *ends = (x.contiguous() for x in (next_obs, reward, *ends))  # type: ignore[assignment]
     next_alive = None if next_alive is None else next_alive.contiguous()
@@ -276,7 +278,8 @@ def finish(
     return True
 
 
-def _plain(*tensors: Tensor) -> bool:
+def plain(*tensors: Tensor) -> bool:
+    """Return whether the kernels are in use, and these are tensors of float32 that they can read."""
     return build.serve(*tensors) and {x.dtype for x in tensors} == {torch.float32}
 
 

@@ -74,6 +74,7 @@ typedef struct {
   const float *log_std;
   const uint64_t *stream;              // NULL where actions are the likeliest
   int p, g, rows, each, most;          // each: random numbers a row needs; most: values of the largest choice
+  ptrdiff_t start;                     // environments of other members that come before its own in what is given
   ptrdiff_t at[BLOCK], places[BLOCK];  // of each row in what is given, and among its member's draws
 } block;
 
@@ -84,7 +85,7 @@ static void gather_block(block *b, ptrdiff_t first) {
   const workspace *with = b->with;
   for (int r = 0; r < b->rows; r++) {
     const int seat = (int)((first + r) / now->envs), k = of->agent[of->starts[b->g] + seat];
-    const ptrdiff_t env = (first + r) % now->envs, team = (b->p * now->envs + env) * of->agents;
+    const ptrdiff_t env = (first + r) % now->envs, team = (b->start + env) * of->agents;
     b->at[r] = team + k, b->places[r] = k * now->envs + env, with->who[r] = k;
     perceive(of, now->obs + team * of->observations, of->observations, now->next_alive ? now->next_alive + team : NULL,
              k, seat, with->x + r * (of->observations + of->ids), with->y + r * of->nets[CRITIC].inputs);
@@ -161,25 +162,35 @@ static void act_block(block *b, ptrdiff_t first) {
   for (int from = 0; now->actions && from < b->rows; from += LANES) choose_actions(b, passes[ACTOR].out, from);
 }
 
+static void open_block(block *b) {
+  const policy *of = b->of;
+  for (int r = 0; r < BLOCK; r++) b->with->keep[r] = 1.0f;
+  for (int d = 0; of->kind == CHOICES && d < of->choices; d++) b->most = (int)largest(b->most, of->each[d]);
+  b->each = of->kind == CHOICES ? of->choices * b->most : of->outputs;
+}
+
+// What one member says and does in all its environments.
+static void act_member(block *b, int p) {
+  const policy *of = b->of;
+  const acting *now = b->now;
+  const uint64_t begins = now->keys ? stream_of((int64_t)now->keys[p], now->salt, (int64_t)*now->when) : 0;
+  b->p = p, b->stream = now->keys ? &begins : NULL;
+  for (b->g = 0; b->g < of->groups; b->g++) {
+    const ptrdiff_t here = now->envs * (of->starts[b->g + 1] - of->starts[b->g]);
+    b->log_std = of->kind == NUMBERS ? of->log_std + ((ptrdiff_t)p * of->groups + b->g) * of->outputs : NULL;
+    for (ptrdiff_t first = 0; first < here; first += BLOCK) {
+      b->rows = here - first < BLOCK ? (int)(here - first) : BLOCK;
+      act_block(b, first);
+    }
+  }
+}
+
 // What members say and do: actions by the draws of their keys, or the likeliest where there are no keys, and so on.
 int ppo_act(const policy *of, const acting *now) {
   workspace with;
   block b = {.of = of, .now = now, .with = &with};
   if (!open_workspace(of, BLOCK, BLOCK, 0, &with)) return 1;
-  for (int r = 0; r < BLOCK; r++) with.keep[r] = 1.0f;
-  for (int d = 0; of->kind == CHOICES && d < of->choices; d++) b.most = (int)largest(b.most, of->each[d]);
-  b.each = of->kind == CHOICES ? of->choices * b.most : of->outputs;
-  for (b.p = 0; b.p < of->members; b.p++) {
-    const uint64_t begins = now->keys ? stream_of((int64_t)now->keys[b.p], now->salt, (int64_t)*now->when) : 0;
-    b.stream = now->keys ? &begins : NULL;
-    for (b.g = 0; b.g < of->groups; b.g++) {
-      const ptrdiff_t here = now->envs * (of->starts[b.g + 1] - of->starts[b.g]);
-      b.log_std = of->kind == NUMBERS ? of->log_std + ((ptrdiff_t)b.p * of->groups + b.g) * of->outputs : NULL;
-      for (ptrdiff_t first = 0; first < here; first += BLOCK) {
-        b.rows = here - first < BLOCK ? (int)(here - first) : BLOCK;
-        act_block(&b, first);
-      }
-    }
-  }
+  open_block(&b);
+  for (int p = 0; p < of->members; p++, b.start += now->envs) act_member(&b, p);
   return 0;
 }

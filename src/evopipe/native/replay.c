@@ -138,29 +138,30 @@ void importances(const importance_call *c) {
     importance(c->n, (float)c->filled[p], c->chance + p * n, c->beta, c->weight + p * n, c->out + p * n);
 }
 
-// Set priorities (|error| + least)^α, at most `most`; one that is NaN stays, of equal rows the largest counts.
-void tree_update(const tree_call *c) {
+// Set a member's priorities (|error| + least)^α, at most `most`; one that is NaN stays, of equal rows the largest counts.
+static void update_tree(const tree_call *c, ptrdiff_t p, float *fresh) {
   const tree *of = c->of;
-  const int64_t *index = c->index;
-  const float *errors = c->errors;
-  float *fresh = c->fresh, *largest_of = c->largest;
-  for (int p = 0, n = c->n; p < c->members; p++, index += n, errors += n) {
-    const int64_t slot = c->slots[p];
-    float *rows = of->levels[0] + slot * of->widths[0];
-    for (int b = 0; b < n; b += LANES) {
-      const vec each = power(size(part(errors + b, n - b)) + c->least, c->alpha);
-      store(fresh + b, choose(each > all(c->most), all(c->most), each));
-    }
-    for (int b = 0; b < n; b++)
-      if (fresh[b] != fresh[b]) fresh[b] = rows[index[b]];
-    for (int b = 0; b < n; b++) rows[index[b]] = 0.0f;
-    for (int b = 0; b < n; b++) {
-      if (fresh[b] > rows[index[b]]) rows[index[b]] = fresh[b];
-      if (fresh[b] > largest_of[slot]) largest_of[slot] = fresh[b];
-    }
-    for (int level = 1, by = FAN_OUT; level < of->depth; level++, by *= FAN_OUT)
-      for (int b = 0; b < n; b++) add_up(of, level, slot, index[b] / by);
+  const int n = c->n;
+  const int64_t slot = c->slots[p], *index = c->index + p * n;
+  const float *errors = c->errors + p * n;
+  float *rows = of->levels[0] + slot * of->widths[0], *largest_of = c->largest;
+  for (int b = 0; b < n; b += LANES) {
+    const vec each = power(size(part(errors + b, n - b)) + c->least, c->alpha);
+    store(fresh + b, choose(each > all(c->most), all(c->most), each));
   }
+  for (int b = 0; b < n; b++)
+    if (fresh[b] != fresh[b]) fresh[b] = rows[index[b]];
+  for (int b = 0; b < n; b++) rows[index[b]] = 0.0f;
+  for (int b = 0; b < n; b++) {
+    if (fresh[b] > rows[index[b]]) rows[index[b]] = fresh[b];
+    if (fresh[b] > largest_of[slot]) largest_of[slot] = fresh[b];
+  }
+  for (int level = 1, by = FAN_OUT; level < of->depth; level++, by *= FAN_OUT)
+    for (int b = 0; b < n; b++) add_up(of, level, slot, index[b] / by);
+}
+
+void tree_update(const tree_call *c) {
+  for (ptrdiff_t p = 0; p < c->members; p++) update_tree(c, p, c->fresh);
 }
 
 // --- rows ------------------------------------------------------------------------------------------------------------
@@ -250,20 +251,27 @@ static void gather(const sample *j, int p, int n) {
   }
 }
 
-// Draw rows [members, n] of one step, by priority where there are sums, and take them apart. What is behind a member's
-// own batch is left as it is.
-void draw_batch(const sample *j, const sample_call *now) {
-  for (int p = 0; p < j->members; p++) {
-    const ptrdiff_t at = (ptrdiff_t)p * j->n;
-    const int n = rows_that_count(j->n, j->counts + at);
-    const float filled = (float)now->filled[p];
-    shares_of(n, j->keys[p], j->salt, *now->step, j->u);
-    if (j->sums) {
-      draw_by(j->sums, n, j->slots[p], j->u, j->index + at, j->chance, j->ends, j->places);
-      importance(n, filled, j->chance, now->beta, j->counts + at, j->weight + at);
-    } else {
-      for (int b = 0; b < n; b++) j->index[at + b] = (int64_t)(j->u[b] * (double)now->filled[p]);
-    }
-    gather(j, p, n);
+typedef struct {  // scratch of a draw
+  double *u, *ends;
+  float *chance;
+} draw_room;
+
+// Draw a member's rows [n] of one step, by priority where there are sums, and take them apart. What is behind its own
+// batch is left as it is.
+static void draw_member(const sample *j, int p, int64_t step, int64_t filled, float beta, draw_room room) {
+  const ptrdiff_t at = (ptrdiff_t)p * j->n;
+  const int n = rows_that_count(j->n, j->counts + at);
+  shares_of(n, j->keys[p], j->salt, step, room.u);
+  if (j->sums) {
+    draw_by(j->sums, n, j->slots[p], room.u, j->index + at, room.chance, room.ends, j->places);
+    importance(n, (float)filled, room.chance, beta, j->counts + at, j->weight + at);
+  } else {
+    for (int b = 0; b < n; b++) j->index[at + b] = (int64_t)(room.u[b] * (double)filled);
   }
+  gather(j, p, n);
+}
+
+void draw_batch(const sample *j, const sample_call *now) {
+  for (int p = 0; p < j->members; p++)
+    draw_member(j, p, *now->step, now->filled[p], now->beta, (draw_room){j->u, j->ends, j->chance});
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +19,13 @@ class _Tree:
     """The levels of a sum tree, as the kernels read them."""
 
     def __init__(self, levels: Sequence[Tensor]) -> None:
-        ffi, depth = header.declarations(), len(levels)
+        depth = len(levels)
         self.places = 1 << levels[-1].shape[1].bit_length()
         self._levels = torch.tensor([at(level) for level in levels])
         self._widths = torch.tensor([level.shape[1] for level in levels])
         self._of = header.of("tree")(depth, at(self._levels), at(self._widths))
         self._held = levels
-        self.address = int(ffi.cast("intptr_t", self._of))  # as long as this is kept
+        self.address = header.address(self._of)  # as long as this is kept
 
 
 def _ends(of: _Tree, n: int) -> Tensor:
@@ -50,7 +50,7 @@ class Batches:
         def room(*more: int, dtype: Any = torch.float32) -> Tensor:
             return torch.zeros(*lead, *more, dtype=dtype)  # what is behind a member's own batch stays as it is here
 
-        self.index = torch.zeros(members, n, dtype=torch.int64)
+        self.index, self.slots = torch.zeros(members, n, dtype=torch.int64), slots
         alive = room() if layout.agents else None
         self.batch = Batch(
             obs=room(layout.obs // k),
@@ -79,6 +79,11 @@ class Batches:
             places=self._tree.places if self._tree else 0, **{name: at(getattr(self.batch, name)) for name in names},
         ))  # fmt: skip
 
+    @property
+    def address(self) -> int:
+        """Where the kernels' struct lies."""
+        return header.address(self._job)
+
     def serve(self, rows: Tensor, *given: Tensor) -> bool:
         """Return whether these minibatches are drawn from these rows, and for exactly these tensors."""
         return all(a is b for a, b in zip(self.given, given, strict=True)) and at(rows) == at(self._rows)
@@ -90,6 +95,29 @@ class Batches:
         now = header.of("sample_call")(at(step), at(size), float(beta) if self._tree else 0.0)
         kernels().draw_batch(self._job, now)
         return self.batch, self.index
+
+
+class Priority(NamedTuple):
+    """The priorities of all members: their sum trees, and how errors become priorities (see `memory.priorities`)."""
+
+    levels: Sequence[Tensor]
+    largest: Tensor
+    alpha: float
+    least: float
+    most: float
+
+    def of(
+        self, slots: Tensor | None = None, index: Tensor | None = None, errors: Tensor | None = None
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Return a pointer to the struct that sets those of rows `[P, B]` of these members from errors `[P, B]`, and
+        what it points to, to be kept."""
+        tree, kind, (members, n) = _Tree(self.levels), header.of("tree_call"), (0, 0) if index is None else index.shape
+        fresh = torch.empty(n + 16)
+        made = kind.pointer(kind.packed(
+            of=tree.address, members=members, n=n, slots=at(slots), index=at(index), errors=at(errors),
+            alpha=self.alpha, least=self.least, most=self.most, largest=at(self.largest), fresh=at(fresh),
+        ))  # fmt: skip
+        return made, (tree, fresh, slots, index, errors, self)
 
 
 def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, filled: np.ndarray) -> Tensor:

@@ -50,6 +50,33 @@ class Job(NamedTuple):
     held: Sequence[Any]
 
 
+class Recipe(NamedTuple):
+    """How the kernels make the updates of some learners.
+
+    Attributes:
+        name: the kernel.
+        of: the learners.
+        job: the kernel's struct for them.
+        noise: normal numbers that each row of a minibatch takes; they draw the next actions.
+        scale: `[P]`, the noise's deviation; None: 1.
+        own_noise: whether the actor's own actions are drawn by such numbers, too.
+        turn: at which turn the actor learns.
+    """
+
+    name: str
+    of: Learners
+    job: Job
+    noise: int = 0
+    scale: Tensor | None = None
+    own_noise: bool = False
+    turn: int = 0
+
+
+def lasting(how: Recipe) -> bool:
+    """Return whether a recipe holds as long as its learners: it points to no copies."""
+    return how.of.critic.__dict__.get("job") is how.job
+
+
 def network(net: Net, adam: Adam | None, inputs: int, members: int) -> dict[str, Any] | None:
     """Return the fields of a network of dense layers with this many inputs; None if the kernels cannot compute it."""
     plan, structure = dense.plan_of(net, inputs), net.structure
@@ -137,7 +164,7 @@ def learn(
     """Make the update of this name from a minibatch, in place."""
     given = of.critic.__dict__.get("batch")
     if given is None or given[0] is not batch:
-        given = _minibatch(batch)
+        given = minibatch(batch)
         of.critic.__dict__["batch"] = given if given[2] is None else None
     weight, healthy = batch.weight, healthy.clone()
     losses, errors = torch.empty(len(healthy)), torch.empty(weight.shape)
@@ -149,7 +176,18 @@ def learn(
     return Learned(losses, healthy, errors)
 
 
-def _minibatch(batch: Batch) -> tuple[Batch, Any, list[Tensor] | None]:
+def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned | None:
+    """Make an update in place, the `turn`th within the algorithm's period; return None if torch must do it."""
+    if how is None:
+        return None
+    n, noise, own_noise = batch.weight.shape[1] * how.noise, None, None
+    if n:
+        noise = draw.normal(n) if how.scale is None else how.scale[:, None] * draw.normal(n)
+        own_noise = draw.part(1).normal(n) if how.own_noise else None
+    return learn(how.name, how.of, how.job, batch, healthy, noise, own_noise, turn == how.turn, draw)
+
+
+def minibatch(batch: Batch) -> tuple[Batch, Any, list[Tensor] | None]:
     """Return a batch, how the kernels read it, and the copies of its tensors that this points to, if any."""
     apart = batch.obs, batch.next_obs, batch.action
     whole = [_whole_rows(x) for x in apart]

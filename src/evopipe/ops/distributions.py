@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from evopipe.native import explore
 from evopipe.ops.value import masked_argmax, pick
 from evopipe.rng import Stream
 from evopipe.types import Spaces, Tensor
@@ -210,11 +211,15 @@ def squashed(x: Tensor) -> Tensor:
     On the CPU it is computed in float64 and rounded, so that its bits do not depend on the processor: the last bits of
     a float32 tanh differ between AVX2 and AVX-512 where torch takes it from MKL.
     """
+    if (found := explore.squashed(x)) is not None:
+        return found
     return torch.tanh(x.double()).to(x.dtype) if x.device.type == "cpu" else torch.tanh(x)
 
 
 def squashed_draw(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
     """Return tanh(mean + exp(log_std) · noise), an action that is taken: `[…, A]` each. See `squashed` for its bits."""
+    if (found := explore.squashed(mean, log_std, noise)) is not None:
+        return found
     if mean.device.type != "cpu":
         return torch.tanh(mean + log_std.exp() * noise)
     return torch.tanh(mean.double() + log_std.double().exp() * noise).to(mean.dtype)

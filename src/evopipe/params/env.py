@@ -60,7 +60,7 @@ class Params(RunParams):
 
         program: bool = Field(True, description="also write a `torch.export` program that runs with torch alone")
         critic: bool = Field(
-            False,
+            True,
             description="also write the networks that know values, for `Policy.value` and `Policy.q_values` of "
             "algorithms that do not act by them",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from pydantic import Field, ValidationError, create_model
@@ -14,8 +15,11 @@ from evopipe.params.env import Params as Params
 from evopipe.params.text import LanguageParams as LanguageParams
 from evopipe.schema.declare import COMPLETE, Schema, explain, line_of, parsed, refusal
 from evopipe.schema.read import read_yaml
+from evopipe.schema.write import block, completed, entries
 
 AnyParams: TypeAlias = Params | LanguageParams
+_LACKS = ("missing key (default", "missing block:")  # what is said of a key that has a default
+_FEW = 3  # missing keys that are named one by one
 
 
 def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) -> AnyParams:
@@ -57,8 +61,43 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
         return schema.model_validate(document.data, context=COMPLETE)
     except ValidationError as error:
         found = explain(error, schema, document.data)
-    placed = sorted((document.mark(keys), line_of(keys, sentence)) for keys, sentence in found)
-    raise refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed)
+    lacking = [".".join(map(str, keys)) for keys, sentence in found if sentence.startswith(_LACKS)]
+    few = len(lacking) <= _FEW
+    kept = [(keys, sentence) for keys, sentence in found if few or not sentence.startswith(_LACKS)]
+    placed = sorted((document.mark(keys), line_of(keys, sentence)) for keys, sentence in kept)
+    lines = [f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed]
+    raise refusal(lines if few else [*lines, f"{document.name}: {_fill(lacking, document.name)}"])
+
+
+def filled(path: str | os.PathLike[str] = "params.yaml") -> tuple[str, list[str]]:
+    """Return the text of a params file with the keys that it lacks, at their defaults, and the names of those keys.
+
+    What stands there stays, comments too.
+
+    Raises:
+        MissingInputError, ParamsError: see `load_params`; a key that is missing is no error here.
+    """
+    document = read_yaml(path)
+    schema = _schema_of(document.data)
+    try:
+        params = schema.model_validate(document.data)
+    except ValidationError as error:
+        found = explain(error, schema, document.data)
+        placed = sorted((document.mark(keys), line_of(keys, sentence)) for keys, sentence in found)
+        raise refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed) from None
+    chosen = block(params.train.algo, params.algo_config)
+    defaults = "\n".join((*entries(params, but=("algos",)), "algos:", chosen))
+    return completed(Path(path).read_text(encoding="utf-8-sig"), defaults)
+
+
+def _fill(lacking: list[str], name: str) -> str:
+    """Say how to complete a file in which many keys are missing."""
+    option = "" if name == "params.yaml" else f"--params {name} "
+    first = ", ".join(lacking[:_FEW])
+    return (
+        f"{len(lacking)} keys are missing ({first}, …), and DVC sees no defaults in code: "
+        f"`evopipe {option}params fill` adds them"
+    )
 
 
 def parse_params(data: Mapping[str, Any]) -> AnyParams:

@@ -159,7 +159,7 @@ class Dialogue:
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Let every member write a round of completions, and learn from it."""
         self.whole = False
         rewarded = [self._round(cohort) for cohort in self.cohorts]
@@ -246,7 +246,7 @@ def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text) -> Tensor:
     healthy, drift, taken = cohort.healthy, None, 0
     for _ in range(spec.integer(one, "epochs")):
         now = torch.tensor([clock.tick * _UPDATES + taken], device=spec.device)
-        order = rng.uniform(cohort.keys, Purpose.REPLAY, now, rows)[:, 0].argsort(dim=1)
+        order = rng.shuffled(cohort.keys, Purpose.REPLAY, now, rows)[:, 0]
         for part in order.tensor_split(parts, dim=1):
             batch = text if parts == 1 else take(text, part)
             draw = Stream(cohort.keys, Purpose.UPDATE, now + taken)

@@ -11,12 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evopipe.algos import by_kernels
 from evopipe.core import normalise
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import Body, upload
 from evopipe.core.member import Member
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
+from evopipe.native import build
+from evopipe.native.ticks import Updates
 from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.rng import Purpose, Stream
 from evopipe.run.regime import Setup
@@ -72,8 +75,10 @@ class ReplayLearning:
         self.learners = LearnerPool(spec, setup.learners, partial(_of_share, spec, self.replay), spec.compiled)
         places = [] if self.replay.frames is None else [self.replay.frames.places]  # the images are shared as they are
         self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
-        self._cohorts: Sequence[Cohort] = []
         self._learn: list[tuple[int, np.ndarray]] = []  # each cohort's learn step, and its members' memories
+        self._cohorts: Sequence[Cohort] = ()
+        self._bound, self._by = False, build.chosen()  # whether, and for which kernels, `_lessons` were made
+        self._lessons: list[Updates] | None = None
 
     def first(self, member: Member) -> Member:
         """Return a member whose normaliser has seen the transitions that the run starts with, if it has a
@@ -84,11 +89,49 @@ class ReplayLearning:
         return replace(member, tensors=normalise.after(equipped, torch.from_numpy(self._seen)))
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        self._cohorts = cohorts
         self._learn = [(_learn_step(cohort), self.replay.memory_of(cohort.slots)) for cohort in cohorts]
         if not self._spec.strategy.RENEWS:
             self._seen = None  # no member is born any more that has seen nothing
         self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
+        self._cohorts, self._bound = cohorts, False
+
+    def updates(self) -> Iterator[Callable[[], Any]]:
+        """Yield the updates that are due at this tick, as functions to be called, of members whose memories hold a row.
+        Any row will do: if it took a batch full, broken rows would delay it.
+
+        Raises:
+            ResourceError: a learner died.
+        """
+        clock, lessons = self._clock, self.lessons()
+        if lessons is None:
+            yield from self._one_by_one()
+            return
+        tick, envs, each = clock.here, clock.envs, self._spec.train.replay.at_once(clock.living)
+        for (every, _), lesson in zip(self._learn, lessons, strict=True):
+            if updates := _due(every, tick, envs) * each:
+                turn = tick * envs // every * each % self._spec.period
+                step, beta = clock.tick * UPDATES_PER_TICK, self.beta(clock.tick)
+                yield partial(lesson, step, turn, updates, beta, self.replay.filled_at)
+
+    def beta(self, tick: int) -> float:
+        """Return how much importance weights correct by then."""
+        return _beta(self._spec, tick)
+
+    @property
+    def every(self) -> list[int]:
+        """How many steps of a member of each cohort lie between two of its updates."""
+        return [every for every, _ in self._learn]
+
+    def lessons(self) -> list[Updates] | None:
+        """Return each cohort's updates by the kernels; None where they go their way one by one."""
+        kernels = build.chosen()
+        if not self._bound or kernels is not self._by:
+            self._bound, self._by, made = True, kernels, []
+            for cohort, (_, memories) in zip(self._cohorts, self._learn, strict=True):
+                made.append(_lessons(self._spec, cohort, self.replay, memories) if self.learners.alone else None)
+            found = [each for each in made if each is not None]
+            self._lessons = found if len(found) == len(made) else None
+        return self._lessons
 
     def inherit(self, parents: Sequence[int] | None) -> None:
         """Pass on priorities to new members.
@@ -110,10 +153,9 @@ class ReplayLearning:
     def _on_device(self, slots: Sequence[int]) -> Tensor:
         return upload(torch.tensor(slots, dtype=torch.int64), self.replay.device)
 
-    def ready(self, tick: int) -> Iterator[Callable[[], Any]]:
-        """Yield the updates that are due at a tick, those of members whose memories hold a row. Any row will do: if it
-        took a batch full, broken rows would delay it."""
-        due = self.due()
+    def _one_by_one(self) -> Iterator[Callable[[], Any]]:
+        """Yield the updates that are due, without kernels for all of them."""
+        tick, due = self._clock.tick, self.due()
         if all(filled for _, _, *sizes in due for filled in sizes):
             yield from self.learners.share_of(tick, due)
             return
@@ -133,6 +175,23 @@ class ReplayLearning:
             [_due(every, tick, envs) * each, tick * envs // every * each % period, *size[memories].tolist()]
             for every, memories in self._learn
         ]
+
+
+def _lessons(spec: EnvSpec, cohort: Cohort, replay: Replay, memories: np.ndarray) -> Updates | None:
+    """Return a cohort's updates by the kernels; None where torch must make them."""
+    recipe = by_kernels(spec.algo, "recipe")
+    if recipe is None or cohort.normaliser is not None or spec.paths.capture != "none":
+        return None
+    if not build.serve(replay.rows, cohort.keys) or replay.frames is not None:
+        return None
+    draw = Stream(cohort.keys, Purpose.REPLAY, cohort.keys[:1])
+    batches = replay.batches(draw, *replay.places(tuple(cohort.slots)), cohort.weight, discount_rate(cohort))
+    how = recipe(spec.algo_config, cohort.state, cohort.hyper, batches.batch)
+    if how is None or not Updates.serves(how, batches):
+        return None
+    priorities = None if replay.priorities is None else replay.priorities.native
+    memory, own = torch.from_numpy(memories), (cohort.keys, cohort.healthy, cohort.losses)
+    return Updates(how, batches, spec.period, *own, memory, priorities)
 
 
 def _of_share(
@@ -166,14 +225,15 @@ def _ready(
         trees = [] if replay.priorities is None else replay.priorities.tensors()
         return [*cohort.tensors(), cohort.healthy, cohort.losses, *trees]
 
-    return cohort.runner.ready(("learn", updates, turn), make, [now, _beta(spec, tick)], spec.device, bound, written)
+    inputs = [now, torch.tensor(_beta(spec, tick))]
+    return cohort.runner.ready(("learn", updates, turn), make, inputs, spec.device, bound, written)
 
 
-def _beta(spec: EnvSpec, tick: int) -> Tensor:
-    """How much importance weights correct by now, `[]`: from `beta` to 1 over the run."""
+def _beta(spec: EnvSpec, tick: int) -> float:
+    """How much importance weights correct by now: from `beta` to 1 over the run."""
     done = min(1.0, tick * spec.env.num_envs / spec.train.max_steps)
     beta = spec.train.replay.beta
-    return torch.tensor(beta + done * (1.0 - beta))
+    return beta + done * (1.0 - beta)
 
 
 def _updates(

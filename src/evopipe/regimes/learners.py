@@ -145,6 +145,11 @@ class LearnerPool:
         else:
             self._parts = [[(Share(i, 0, len(cohort.members)), cohort) for i, cohort in enumerate(cohorts)]]
 
+    @property
+    def alone(self) -> bool:
+        """Whether this process makes all updates."""
+        return len(self._parts) == 1
+
     def share_of(self, tick: int, due: Sequence[Sequence[int]]) -> Iterator[Callable[[], Any]]:
         """Tell the learners what is due of each cohort at a tick, yield what this process has to do, then wait for
         them.

@@ -17,7 +17,9 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import RowStep
 from evopipe.errors import ParamsError
 from evopipe.memory.nstep import NStep
-from evopipe.memory.replay import RowLayout
+from evopipe.memory.replay import Incoming, RowLayout
+from evopipe.native import build
+from evopipe.regimes.in_c import WholeTicks
 from evopipe.regimes.learn import ReplayLearning
 from evopipe.regimes.watched import Watched
 from evopipe.run.evaluate import Evaluator
@@ -65,6 +67,10 @@ class OffPolicy:
         self.replay, self.learners = self.learning.replay, self.learning.learners
         self.first, self.inherit = self.learning.first, self.learning.inherit
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
+        self._incoming: Incoming | None = None
+        self._whole_ticks: WholeTicks | None = None
+        if isinstance(self.world, TensorWorld):
+            self._whole_ticks = WholeTicks(spec, self.clock, self.world, self.learning)
         self._windows = self.nstep  # of the environments that step
         self._watched: Watched | None = None
         if cfg.evaluation:
@@ -98,6 +104,10 @@ class OffPolicy:
         self.learning.adopt(cohorts)
         if self.nstep is not None:
             self._windows = self.nstep if self.world.rows is None else self.nstep.part(self.world.rows)
+        if isinstance(self.world, World):
+            self._incoming = self.replay.incoming(self.world.pool.rows, self.world.rows)
+        if self._whole_ticks is not None:
+            self._whole_ticks.adopt(cohorts)
 
     def _gather_windows(self) -> None:
         """Take the windows of those who lived back among all."""
@@ -108,6 +118,8 @@ class OffPolicy:
     def renew(self, slots: Sequence[int]) -> None:
         """See `Regime.renew`. A slot's own replay buffer is emptied."""
         rows = self.world.renew(slots)
+        if self._whole_ticks is not None:
+            self._whole_ticks.adopt(self.cohorts)
         if self.nstep is not None:
             self._gather_windows()
             self._windows = self.nstep
@@ -121,21 +133,29 @@ class OffPolicy:
         assert self.world.ended is not None
         return self.world.ended.means()
 
-    def advance(self) -> None:
-        """Take one step in every environment, store the transitions, and make the updates that are due.
+    def advance(self, most: int = 1) -> None:
+        """Take one step in every environment, store the transitions, and make the updates that are due. Environments in
+        C may take up to `most` steps.
 
         Members learn while the environments step, from the replay buffer as it was before this tick. If an environment
         fails (EnvironmentFailed), the state is whole: the actions are chosen and stay pending.
         """
         world, clock = self.world, self.clock
         chosen = world.pending is None
+        if most > 1 and self._whole_ticks is not None:
+            self.whole = False
+            taken = self._whole_ticks.take(most)
+            self.whole = True
+            if taken:
+                world.refuse_broken()
+                return
         if chosen:
             world.decide(self.cohorts, self.spec.algo.explore(self.spec.algo_config, clock.step))
         world.send()
         if chosen:
             self.whole = False
             if clock.step + clock.envs > self.spec.train.learning_delay:
-                for learn in self.learning.ready(clock.tick):
+                for learn in self.learning.updates():
                     learn()
             self.whole = True
         if isinstance(world, TensorWorld):
@@ -145,7 +165,16 @@ class OffPolicy:
         world.refuse_broken()
 
     def _step(self, world: World) -> None:
-        pool = world.pool
+        pool, incoming = world.pool, self._incoming
+        if incoming is not None and build.chosen() is not None:
+            incoming.before(world.own(pool.obs), world.own(pool.mask))
+            step, actions = pool.receive(), world.pending
+            assert actions is not None
+            self.whole = False
+            incoming.after(actions, step.reward, step.terminated, step.obs, step.mask, step.broken)
+            world.end(step)
+            self.whole = True
+            return
         obs = world.own(pool.obs).copy()
         legal = world.own(pool.mask).copy() if self.replay.layout.legal else None
         alive = world.own(pool.alive).copy() if self.spec.spaces.team else None
@@ -164,8 +193,8 @@ class OffPolicy:
         step = world.take(world.pending)
         layout, memories = self.replay.layout, self.replay.memories
         rows, bad = world.packed(layout, obs, world.pending, step), world.broken(step)
-        together = world.rows is None
-        if together and (bad is None or (self.replay.evenly_filled and bool(rows.isfinite().all()))):
+        together = world.rows is None and self.replay.evenly_filled
+        if together and (bad is None or bool(rows.isfinite().all())):
             self.replay.add_all(rows.view(memories, -1, layout.size))
         else:
             keep = np.ones((len(rows), 1), bool) if bad is None else ~bad.cpu().numpy()[:, None]
@@ -209,6 +238,8 @@ class OffPolicy:
         if self.nstep is not None:
             self.nstep.restore({k: tensors[f"nstep.{k}"].numpy() for k in self.nstep.state()})
         lost = self.world.restore(tensors)
+        if self._whole_ticks is not None:
+            self._whole_ticks.adopt(self.cohorts)
         if self.nstep is not None:
             self.nstep.forget(lost)
             self._windows = self.nstep if self.world.rows is None else self.nstep.part(self.world.rows)

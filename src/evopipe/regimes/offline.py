@@ -64,10 +64,10 @@ class Offline:
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.learning.adopt(cohorts)
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Make the updates that are due."""
         self.whole = False
-        for learn in self.learners.share_of(self.clock.tick, self.learning.due()):
+        for learn in self.learning.updates():
             learn()
         self.clock.count(rewarded=False)  # the dataset's are known
         self.whole = True

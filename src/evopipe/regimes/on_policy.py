@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evopipe.algos import by_kernels
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.core.member import Member
@@ -20,6 +22,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import RowStep
 from evopipe.errors import ParamsError, UsageError
 from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.native.rollouts import Ticks
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.regimes.rollouts import ready
@@ -29,6 +32,9 @@ from evopipe.run.regime import Setup
 from evopipe.run.world import TensorWorld, World
 
 _NUMBERS, _FLAGS = ("obs", "reward"), ("terminated", "truncated", "broken")  # of a step that a user records
+
+_SECONDS = 0.01  # that a call of C takes, about: signals are handled between two of them
+_FASTER = 8  # how many times as many ticks as the last call's the next one has at most
 
 _Pieces: TypeAlias = dict[tuple[str, int], Tensor]
 CollectRollouts: TypeAlias = "Callable[[OnPolicy, int], None]"
@@ -48,6 +54,10 @@ class _Playing:
         """Return how many ticks the rollout has that ends at a tick of the generation, 0 where none does."""
         i = bisect_left(self.ends, tick)
         return self.place(tick - 1) + 1 if i < len(self.ends) and self.ends[i] == tick else 0
+
+    def left(self, tick: int) -> int:
+        """Return how many ticks are to come until it learns, at a tick of the generation."""
+        return self.ends[bisect_right(self.ends, tick)] - tick
 
     def place(self, tick: int) -> int:
         """Return how many ticks of the running rollout were taken at a tick of the generation."""
@@ -130,6 +140,7 @@ class OnPolicy:
             if slot not in here and cohort.memory:
                 self._put_by[slot] = member.id, {key: piece.clone() for key, piece in cohort.pieces(held).items()}
         self.playing = [self._playing(*each) for each in zip(cohorts, places_of(cohorts), strict=True)]
+        self._quick = _FASTER  # how many ticks in C take about `_SECONDS`, of these members not known yet
         self.world.adopt(cohorts)
         rates = [h["epochs"] / min(h["batch_size"], h["learn_step"]) for h in (c.members[0].hyper for c in cohorts)]
         self.learners.adopt(cohorts, rates, [tensor for each in self.playing for tensor in each.rollout.tensors()])
@@ -190,23 +201,58 @@ class OnPolicy:
         assert self.world.ended is not None
         return self.world.ended.means()
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Take one step in every environment, or a rollout by `collect_rollouts`; learn from the rollouts that are
-        complete.
+        complete. Environments in C may take up to `most` steps, none of them beyond the end of a rollout.
 
         Raises:
             UsageError: `collect_rollouts` recorded another number of steps than it was asked for.
             EnvironmentFailed: an environment failed. The state is whole: the actions are chosen and stay `pending`.
         """
-        if self._collect_rollouts is None:
-            self._enter(self.world.take(self.choose()))
-        else:
+        if self._collect_rollouts is not None:
             self._let_collect(self._collect_rollouts)
+        elif most < 2 or not self._play(most):
+            self._enter(self.world.take(self.choose()))
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, [[each.due(self.clock.here)] for each in self.playing]):
             learn()
         self.whole = True
         self.world.refuse_broken()
+
+    def _play(self, most: int) -> bool:
+        """Take up to `most` ticks in C, with the bits of as many single ones; return whether that is possible."""
+        world, play, calls = self.world, by_kernels(self.spec.algo, "play"), []
+        if not isinstance(world, TensorWorld) or world.pending is not None or play is None:
+            return False
+        count = min(most, self._quick, world.bearable, *(each.left(self.clock.here) for each in self.playing))
+        for each in self.playing:
+            ticks = self._ticks(world, each, count)
+            call = ticks and play(self.spec.algo_config, each.cohort.state, ticks)
+            if not ticks or call is None:
+                return False
+            calls.append((each, ticks, call))
+        self.whole, began, broken = False, time.perf_counter(), 0
+        for each, ticks, call in calls:
+            call()
+            each.memory = ticks.remembered
+            broken += 0 if ticks.broken is None else int(ticks.broken.sum())
+        self._quick = _next_count(count, time.perf_counter() - began)
+        world.took(count, broken)
+        self.whole = True
+        return True
+
+    def _ticks(self, world: TensorWorld, each: _Playing, count: int) -> Ticks | None:
+        """Return a cohort's next ticks as C takes them; None if it cannot."""
+        cohort, spec, pool = each.cohort, self.spec, world.in_c(each.cohort)
+        if pool is None or cohort.normaliser is not None or spec.paths.capture != "none":
+            return None
+        first = each.place(self.clock.here)
+        end, held = first + count, each.rollout
+        return Ticks(
+            **pool, keys=cohort.keys, first=self.clock.tick, many=count, rows=held.rows[:, first:end],
+            after=held.after[:, first:end], memory=held.memory[:, first : end + 1],
+            remembered=each.memory.clone(memory_format=torch.contiguous_format),
+        )  # fmt: skip
 
     def _let_collect(self, collect_rollouts: CollectRollouts) -> None:
         before = self.clock.here
@@ -354,6 +400,11 @@ def _keep(places: dict[tuple[str, int], Tensor], held: dict[tuple[str, int], Ten
         if piece in held:
             width = min(place.shape[-1], held[piece].shape[-1])
             place[..., :width] = held[piece][..., :width]
+
+
+def _next_count(ticks: int, seconds: float) -> int:
+    """Return how many ticks to take at once if so many took so many seconds."""
+    return max(1, min(_FASTER * ticks, int(ticks * _SECONDS / max(seconds, 1e-6))))
 
 
 def _rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:

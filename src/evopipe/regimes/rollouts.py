@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -67,9 +67,7 @@ class _Plan:
     @cached_property
     def ticks(self) -> tuple[Tensor, Tensor]:
         """Ticks of every stretch `[W, L]`, and which of them are no pads."""
-        first, end = torch.tensor(self.stretches).T[:, :, None]
-        tick = first + torch.arange(int((end - first).max()))
-        return upload(torch.minimum(tick, end - 1), self.device), upload(tick < end, self.device)
+        return _ticks_of(tuple(self.stretches), self.device)
 
     @cached_property
     def epoch_given(self) -> Tensor:
@@ -87,6 +85,14 @@ def _windows(ticks: int, longest: int, cut: Literal["chunked", "overlapping", "w
     stride = longest if cut == "chunked" else longest - longest // 2
     last = ticks - longest if cut == "overlapping" else ticks - 1
     return [(first, min(first + longest, ticks)) for first in range(0, last + stride, stride) if first < ticks]
+
+
+@lru_cache(maxsize=16)
+def _ticks_of(stretches: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """See `_Plan.ticks`. All rollouts but a generation's last have the same length: they are kept, never written."""
+    first, end = torch.tensor(stretches).T[:, :, None]
+    tick = first + torch.arange(int((end - first).max()))
+    return upload(torch.minimum(tick, end - 1), device), upload(tick < end, device)
 
 
 def learn_from_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
@@ -137,7 +143,7 @@ def _epochs(
 
         def orders() -> Tensor:
             steps = when + torch.arange(max(plan.epochs))
-            return rng.uniform(cohort.keys, Purpose.REPLAY, steps, plan.count).argsort(dim=2)
+            return rng.shuffled(cohort.keys, Purpose.REPLAY, steps, plan.count)
 
         lessons = Lessons(rollout.rows, rollout.memory, orders, *plan.ticks, plan.batches, plan.sizes, plan.epochs)
         learned = spec.algo.learn(spec.algo_config, cohort.state, hyper, lessons, healthy)
@@ -149,7 +155,7 @@ def _epochs(
     (place, given), (tick, within) = plan.places, plan.ticks
     for epoch in range(max(plan.epochs)):
         now = when + epoch
-        order = rng.uniform(cohort.keys, Purpose.REPLAY, now, plan.count)[:, 0].argsort(dim=1)
+        order = rng.shuffled(cohort.keys, Purpose.REPLAY, now, plan.count)[:, 0]
         chosen = order.gather(1, place.flatten(1)).view_as(place)  # [P, U, B], which sequence
         stretch, env = chosen // plan.envs, chosen % plan.envs
         taken = given & plan.epoch_given[epoch][:, None, None]

@@ -123,7 +123,7 @@ class TextRows:
         self.cohorts = cohorts
         self.learners.adopt(cohorts, [1.0] * len(cohorts))
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Learn from one minibatch."""
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, [[1]] * len(self.cohorts)):

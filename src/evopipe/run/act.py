@@ -10,8 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evopipe.algos import by_kernels
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
+from evopipe.native import build
+from evopipe.native.ticks import Chooser
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import EnvSpec
 from evopipe.types import Chosen
@@ -50,6 +53,30 @@ def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
     """Return, for each cohort, the places of its members among all living ones in slot order."""
     at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
     return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
+
+
+def choosers(
+    spec: EnvSpec, cohorts: Sequence[Cohort], rows: np.ndarray, places: Sequence[Sequence[int]]
+) -> list[Chooser] | None:
+    """Return what chooses each cohort's exploring actions by the kernels; None where torch must.
+
+    Args:
+        spec: configuration.
+        cohorts: the members.
+        rows: `[P]`, the first row of observations of each living member, in slot order.
+        places: which of these each cohort has.
+    """
+    choice, found = by_kernels(spec.algo, "choice"), []
+    if choice is None or spec.spaces.team or spec.paths.capture != "none" or build.chosen() is None:
+        return None
+    for cohort, own in zip(cohorts, places, strict=True):
+        how = choice(spec.algo_config, cohort.state) if build.serve(cohort.keys) else None
+        if how is None or cohort.normaliser is not None or not Chooser.serves(how, spec.observations, cohort.keys):
+            return None
+        at = torch.from_numpy(rows[list(own)]), torch.tensor(own) * spec.env.num_envs
+        sizes = spec.actions, spec.observations, spec.env.num_envs
+        found.append(Chooser(how, *sizes, cohort.keys, cohort.healthy, *at))
+    return found
 
 
 def by_row(spec: EnvSpec, actions: np.ndarray) -> np.ndarray:

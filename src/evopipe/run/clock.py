@@ -56,17 +56,18 @@ class Clock:
         """All environment steps of the population so far, of training and of evaluation."""
         return self.env_steps + self.eval_steps
 
-    def count(self, broken: int = 0, rewarded: bool = True) -> None:
-        """Count one tick.
+    def count(self, broken: int = 0, rewarded: bool = True, ticks: int = 1) -> None:
+        """Count a tick, or several.
 
         Args:
-            broken: how many of its transitions were broken.
-            rewarded: whether one of its rewards may be other than 0.
+            broken: how many of their transitions were broken.
+            rewarded: whether one of their rewards may be other than 0.
+            ticks: how many.
         """
-        self.tick += 1
-        self.here += 1
-        self.ticks += 1
-        self.env_steps += self.living * self.envs
+        self.tick += ticks
+        self.here += ticks
+        self.ticks += ticks
+        self.env_steps += ticks * self.living * self.envs
         self.broken += broken
         self.broken_here += broken
         self.rewarded |= rewarded

@@ -54,7 +54,7 @@ def drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Calla
             if unseen and (clock.generation == _PATIENCE or run.reason):
                 warn(tracker, [_UNREWARDED.format(clock.step) + run.spec.unrewarded])
         else:
-            run.advance()
+            run.advance(clock.generation_ticks)
             if watch.due():
                 tracker.emit(watch.progress("learning"))
         save()

@@ -84,8 +84,9 @@ class Regime(Scoring, Protocol):
         It is asked only if `search.fitness` is `training`.
         """
 
-    def advance(self) -> None:
-        """Take one tick, and make the updates that are due.
+    def advance(self, most: int = 1) -> None:
+        """Take one tick, and make the updates that are due. A regime that can take several in one call takes up to
+        `most`, none beyond the end of the generation.
 
         Raises:
             EnvironmentFailed: an environment failed. If `whole` is True, the state can be saved and the tick taken

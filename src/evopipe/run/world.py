@@ -14,14 +14,16 @@ from evopipe import rng
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.envs import backends
+from evopipe.envs.compiled import CompiledPool
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import RowStep
 from evopipe.envs.tensors import TensorStep
 from evopipe.errors import EnvironmentFailed
 from evopipe.memory.replay import RowLayout
-from evopipe.native import policy
+from evopipe.native import build, policy
+from evopipe.native.ticks import Chooser
 from evopipe.rng import Purpose
-from evopipe.run.act import EVERYONE, act, by_row, choose, gather, places_of, take_note
+from evopipe.run.act import EVERYONE, act, by_row, choose, choosers, gather, places_of, take_note
 from evopipe.run.clock import Clock
 from evopipe.run.spec import EnvSpec
 from evopipe.types import ACTS, CUT, GONE
@@ -76,6 +78,7 @@ class World:
         self._team = spec.spaces.team
         self._idle: np.ndarray | None = None  # who of a team has nothing to learn from the step under way
         self._places: list[Any] = []  # of each cohort's members among those who live
+        self._choosers: list[Chooser] | None = None  # of the actions of those who live
         self.rows: np.ndarray | None = None
         self._living = len(keys)
         self.ended = Ended(len(keys)) if spec.search.fitness == "training" else None
@@ -95,6 +98,12 @@ class World:
         places: list[Any] = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
         self._places = EVERYONE if places == [[*range(self._living)]] else places
+        envs = self._clock.envs
+        first = np.arange(self._living) * envs if self.rows is None else self.rows[::envs]
+        self._choosers = choosers(self._spec, cohorts, first, places)
+        if self._choosers is not None:
+            self._chosen = self.pool.actions.empty(self._living * envs)
+            self._looks = self.pool.obs.ctypes.data, self.pool.mask.ctypes.data, self._chosen.ctypes.data
         if self.ended is not None:
             self.ended.forget([slot for cohort in cohorts for slot in cohort.slots])
 
@@ -124,6 +133,11 @@ class World:
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
         """Let off-policy members choose their actions, which are then `pending`, and update their normalisers."""
+        if self._choosers is not None and build.chosen() is not None:
+            for choose in self._choosers:
+                choose(*self._looks, self._clock.tick, epsilon)
+            self.pending = self._chosen
+            return
         obs, legal, places = self.own(self.pool.obs), self.own(self.pool.mask), self._places
         take_note(cohorts, obs, self.own(self.pool.alive), places)
         chosen = act(self._spec, cohorts, obs, legal, epsilon, self._clock.tick, places)
@@ -360,6 +374,32 @@ class TensorWorld:
             legal=legal if layout.legal else None, next_alive=next_alive,
         )  # fmt: skip
         return found
+
+    def in_c(self, cohort: Cohort) -> dict[str, Any] | None:
+        """Return what a cohort's members need to take ticks in C, see `native.rollouts.Ticks`; None where environments
+        are others."""
+        if not isinstance(self.pool, CompiledPool):
+            return None
+        ended, members = self.ended, len(cohort.members)
+        return {
+            "pool": self.pool.in_c,
+            "slots": torch.tensor(cohort.slots),
+            "episodes": (self._keys, self._envs, self._begun),
+            "returns": None if ended is None else (self._running, ended.sums, ended.counts),
+            "broken": None if self.pool.sound else torch.zeros(members, dtype=torch.int64),
+        }
+
+    @property
+    def bearable(self) -> int:
+        """How many ticks may be taken before `refuse_broken` has to be asked, whatever breaks; at least one."""
+        if self.pool.sound:
+            return self._clock.generation_ticks
+        return max(1, _BROKEN_TICKS - -(-self._clock.broken_here // (self._living * self._clock.envs)))
+
+    def took(self, ticks: int, broken: int) -> None:
+        """Count ticks that were taken in C, and their broken transitions."""
+        self._seen = None
+        self._clock.count(broken, ticks=ticks)
 
     def take(self, actions: Tensor) -> TensorStep:
         found: TensorStep = self.pool.step(actions) if self._at is None else self.pool.step(actions, self._at)

@@ -148,7 +148,7 @@ class Shard:
         self.clock.broken_here = about["broken"]
         began = time.perf_counter()
         while self.clock.tick < about["tick"]:
-            self.regime.advance()
+            self.regime.advance(about["tick"] - self.clock.tick)
         self._worked = time.perf_counter() - began
         if about["after"] is None:
             return {}, {}

@@ -181,7 +181,7 @@ class Shards:
         living = {slot for cohort in cohorts for slot in cohort.slots}
         self._living = [[slot for slot in own if slot in living] for own in self.slots]
 
-    def advance(self) -> None:
+    def advance(self, most: int = 1) -> None:
         """Let every shard take some ticks, about one second's, at most to the end of the generation; see `Regime`."""
         clock, began = self.clock, time.perf_counter()
         left = clock.generation_ticks - clock.here

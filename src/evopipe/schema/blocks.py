@@ -245,10 +245,32 @@ class FetchConfig(Schema):
 
         path: str = Field("data/dataset.hdf5", description="the file")
 
-    source: Literal["collect", "minari", "hdf5"] = Field("collect", description="which of the blocks below is used")
+    class Table(Schema):
+        """`fetch.source: table`: a CSV or Parquet file with a row for each step, in the order in which they happened.
+
+        A name of several columns may end with `*`: all that begin so, in the file's order.
+        """
+
+        path: str = Field("data/dataset.csv", description="the file, .csv or .parquet")
+        observations: _Names[str] = Field(("obs*",), min_length=1, description="columns of the observation")
+        actions: _Names[str] = Field(
+            ("action*",), min_length=1, description="columns of the action: one of whole numbers, or one a component"
+        )
+        rewards: str = Field("reward", description="column of rewards")
+        terminals: str = Field("terminated", description="column that is 1 where an episode came to its own end")
+        timeouts: str | None = Field(None, description="column that is 1 where an episode was cut; null: there is none")
+        episodes: str | None = Field(
+            None, description="column that differs from one episode to the next, such as its number; null: none"
+        )
+        next_observations: _Names[str] = Field((), description="columns of the observation after the step, if any")
+
+    source: Literal["collect", "minari", "hdf5", "table"] = Field(
+        "collect", description="which of the blocks below is used"
+    )
     collect: CollectConfig = Field(default_factory=CollectConfig)
     minari: Minari = Field(default_factory=Minari)
     hdf5: Hdf5 = Field(default_factory=Hdf5)
+    table: Table = Field(default_factory=Table)
 
 
 class InitialisationConfig(Schema):

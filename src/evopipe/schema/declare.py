@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import NoneType
 from typing import Any, Self, TypeAlias, TypeVar, get_args
 
@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from evopipe.errors import ParamsError, UsageError, did_you_mean, suggestion
+from evopipe.schema import spellings
 from evopipe.types import Spaces
 
 MAX_PROBLEMS = 50  # that a message has
@@ -57,7 +58,7 @@ class Schema(BaseModel):
     @classmethod
     def unknown_keys(cls, names: list[str]) -> list[Problem]:
         """Return what is wrong with keys that are no field; called for a block whose `extra` is `allow`."""
-        return [((name,), f"unknown key{suggestion(name, cls.model_fields)}") for name in names]
+        return [((name,), unknown_key(name, cls.model_fields)) for name in names]
 
     @model_validator(mode="wrap")
     @classmethod
@@ -101,6 +102,11 @@ def ordered(*names: str) -> Any:
         return block
 
     return model_validator(mode="after")(check)
+
+
+def unknown_key(name: str, known: Collection[str]) -> str:
+    """Return a sentence about a key that a block does not have, which names what was probably meant."""
+    return f"unknown key{spellings.here(name, known) or suggestion(name, known)}"
 
 
 def some_mass(block: Any) -> Any:
@@ -245,7 +251,7 @@ def _sentence(path: tuple[str | int, ...], items: list[ErrorDetails], model: typ
     first = items[0]
     match first["type"]:
         case "extra_forbidden":
-            return f"unknown key{suggestion(str(path[-1]), model.model_fields)}"
+            return unknown_key(str(path[-1]), model.model_fields)
         case "missing":
             return "missing key: add it"
         case "value_error":
@@ -276,8 +282,7 @@ def _hint(items: list[ErrorDetails]) -> str:
     if not isinstance(value, str):
         return ""
     words = [word for item in items for word in str(item.get("ctx", {}).get("expected")).split("'")[1::2]]
-    same = next((word for word in words if word.casefold() == value.casefold()), None)
-    return f", did you mean {same!r}?" if same else did_you_mean(value, words)
+    return did_you_mean(value, words)
 
 
 def _shown(value: Any) -> str:

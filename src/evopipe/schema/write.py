@@ -41,6 +41,31 @@ def entries(values: BaseModel, indent: str = "", but: Collection[str] = ()) -> I
             yield from _entry(values, name, field, data[name], indent)
 
 
+def completed(text: str, defaults: str) -> tuple[str, list[str]]:
+    """Return a YAML file's text with the keys of `defaults`, another file's text, that it lacks; and their names."""
+    yaml = YAML()  # keeps comments
+    yaml.width = 4096
+    yaml.representer.add_representer(type(None), lambda to, _: to.represent_scalar("tag:yaml.org,2002:null", "null"))
+    own, out = yaml.load(text), StringIO()
+    added: list[str] = []
+    _complete(own, yaml.load(defaults), "", added)
+    yaml.dump(own, out)
+    return out.getvalue(), added
+
+
+def _complete(own: Any, defaults: Any, path: str, added: list[str]) -> None:
+    """Put into a mapping what it lacks, block by block, and the names of these keys into `added`."""
+    for key, value in defaults.items():
+        if key not in own:
+            own[key] = value
+            own.fa.set_block_style()
+            if key in defaults.ca.items:
+                own.ca.items[key] = defaults.ca.items[key]
+            added.append(f"{path}{key}")
+        elif isinstance(value, dict) and value and isinstance(own[key], dict):
+            _complete(own[key], value, f"{path}{key}.", added)
+
+
 def _entry(values: BaseModel, name: str, field: FieldInfo, plain: Any, indent: str) -> Iterator[str]:
     below, start = getattr(values, name), f"{indent}{name}:"
     blocks = isinstance(below, BaseModel) or (isinstance(below, dict) and below)

@@ -8,8 +8,9 @@ A decision is made after every slice. By turns the next slice goes
   search takes about twice as long as serial search at most.
 
 A projection is the gap to the target over the mean gain of the last `window` slices, of the best score so far: single
-scores are noisy. Whoever was scored once only is given the benefit of the doubt. Without a target the gap is to a score above the best one by a tenth of the range of all
-scores so far. Losers wait with their state, and are looked at again whenever the next slice is given.
+scores are noisy. Whoever was scored once only is given the benefit of the doubt. Without a target the gap is to a score
+above the best one by a tenth of the range of all scores so far. Losers wait with their state, and are looked at again
+whenever the next slice is given.
 
 The parts are known: a portfolio that favours who improves fastest (FIRE PBT, Dalibard & Jaderberg, 2021), and freezing
 and thawing by what a curve promises (Swersky, Snoek & Adams, 2014, https://arxiv.org/abs/1406.3896).

@@ -44,9 +44,10 @@ class Outbox:
 
     def __init__(self, folder: Path | None, root: Path, config: TrackingConfig) -> None:
         missing = {name: text for name in config.backends if (text := backends.missing_package(name)) is not None}
+        asked = "backends" in config.model_fields_set  # nobody who leaves the default need have its package
         there = tuple(name for name in config.backends if name not in missing)
         self._folder, self._root, self._config = folder, root, config.model_copy(update={"backends": there})
-        self._problems = list(missing.values()) if folder is not None else []
+        self._problems = list(missing.values()) if asked and folder is not None else []
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Outbox:

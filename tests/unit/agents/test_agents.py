@@ -455,10 +455,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(strategy: str, tmp_path
                 found = regime(*args)
                 advance = found.advance
 
-                def once() -> None:
+                def once(most: int = 1) -> None:
                     if found.clock.ticks == at:
                         raise Stop
-                    advance()
+                    advance(most)
 
                 found.advance = once
                 return found

@@ -378,6 +378,7 @@ def test_residual_encoders_of_unlike_members_compute_what_they_compute_alone(
     assert not outside.any()
 
 
+@pytest.mark.thorough
 @pytest.mark.numerical
 @pytest.mark.parametrize(("kind", "activation"), RESIDUAL)
 @pytest.mark.parametrize("norm", [False, True])

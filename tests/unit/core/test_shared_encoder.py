@@ -244,6 +244,7 @@ def doubled(rows: Rows) -> dict[str, torch.Tensor]:
     return {name: row.double() for name, row in rows.items()}
 
 
+@pytest.mark.thorough
 @everywhere
 @pytest.mark.parametrize("seed", range(4))
 def test_every_addition_leaves_the_composed_function_unchanged(activation: str, norm: bool, seed: int) -> None:

@@ -44,6 +44,7 @@ def play(env: gymnasium.Env[Any, Any], steps: int) -> list[Any]:
     return seen
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pixels", [4, 7])
 @pytest.mark.parametrize("task", TASKS)
 def test_views_are_drawn_as_by_the_wrapper_of_minigrid(

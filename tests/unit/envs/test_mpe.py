@@ -143,6 +143,7 @@ class Twins:
 # --- The same game ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "kwargs"), BOTH)
 def test_it_is_mpe2s_environment_step_for_step(name: str, kwargs: dict[str, Any]) -> None:
     twins = Twins(name, kwargs, 2)

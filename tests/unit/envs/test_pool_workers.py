@@ -254,6 +254,7 @@ SPOILT = ("Raises", "WrongShape", "WrongDtype", "NoReward", "VectorReward", "Num
 FAULTS = [*(chain(name) for name in SPOILT), odd("Typed")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cfg", FAULTS, ids=lambda cfg: cfg.id)
 def test_a_fault_reads_as_in_this_process(any_workers: Workers, cfg: EnvConfig) -> None:
     errors = []

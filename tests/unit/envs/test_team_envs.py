@@ -482,6 +482,7 @@ ALL = [
 NAMES = [f"{cfg.id.rpartition(':')[2]}-{foretell}" for cfg, foretell in ALL]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("cfg", "foretell"), ALL, ids=NAMES)
 def test_worker_processes_change_no_bit(workers: Workers, cfg: EnvConfig, foretell: bool) -> None:
     here, there = EnvPool(cfg, 3), EnvPool(cfg, 3, workers=workers)

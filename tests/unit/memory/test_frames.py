@@ -143,6 +143,7 @@ def test_rows_come_out_as_they_came_in(memories: int, length: int, capacity: int
     assert plain.size.tolist() == [capacity] * memories, "the ring went round"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("steps", "capacity", "length", "memories"),
     [
@@ -205,6 +206,7 @@ def test_a_frame_is_kept_once_however_many_steps_a_transition_spans(steps: int, 
     assert len(torch.unique(framed.frames.store[: framed.frames.used], dim=0)) == framed.frames.used
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [3, 5])
 def test_a_full_memory_of_several_steps_takes_no_more_places(steps: int) -> None:
     walks = Walks(steps, 8, 20)

@@ -278,6 +278,7 @@ def rollout_columns(loop: Any, member: int) -> torch.Tensor:
 CUTS = [("chunked", 1), ("chunked", 3), ("chunked", TICKS), ("overlapping", 3), ("overlapping", 8), ("whole", 5)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("cut", "longest"), CUTS)
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("algo", ["ppo", "ppo:continuous", "ppo:multidiscrete", "ppo:multibinary"])

@@ -107,6 +107,7 @@ def damage(kept: Path, how: str) -> None:
     kept.chmod(0o600)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["cut", "empty", "flipped"])
 def test_a_damaged_library_is_compiled_anew(how: str, cache: Path, compiler: Path) -> None:
     started()

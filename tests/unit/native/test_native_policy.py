@@ -104,14 +104,14 @@ def played(p: EnvSpec, masked: bool) -> tuple[Rollout, Cohort]:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Which calls the kernels served."""
     told: list[bool] = []
-    original = policy._described
+    original = policy.described
 
     def described(*given: Any) -> Any:
         found = original(*given)
         told.append(found is not None)
         return found
 
-    monkeypatch.setattr(policy, "_described", described)
+    monkeypatch.setattr(policy, "described", described)
     return told
 
 

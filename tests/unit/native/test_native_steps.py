@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from crews import Crewed
+from evopipe import rng
 from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
@@ -23,7 +24,7 @@ from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.native import actor_critic, build, optimiser, policy, replay
 from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.rng import Purpose, Stream, member_keys, salt
-from evopipe.types import Batch, Chosen, Spaces, Tensor
+from evopipe.types import Batch, Chosen, Spaces, Team, Tensor
 from kernel_cases import Draw, alone, drawn_lessons
 
 pytestmark = pytest.mark.numerical
@@ -109,6 +110,39 @@ def test_of_equal_choices_the_first_legal_one_is_the_likeliest(said: float) -> N
     right = torch.zeros(3, E, 2, dtype=torch.int64)
     right[1, 2] = torch.tensor([2, 1])
     assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize("agents", [1, 2])
+def test_advantages_are_those_of_torch_to_the_bit(agents: int) -> None:
+    """Of the first ticks alone, of one agent and of a team, where steps end in every way."""
+    team = Team(("a_0", "a_1"), (O, O), (3, 3)) if agents > 1 else None
+    spaces, ticks = Spaces(O, 3, team=team), 7
+    found = []
+    for by in (build.chosen(), None):
+        build.use(by)
+        rollout = Rollout(StepLayout(spaces, True), P, ticks + 2, E, 0, CPU)
+        rollout.rows.copy_(numbers(*rollout.rows.shape, seed=1))
+        rollout.after.copy_(numbers(*rollout.after.shape, seed=2))
+        rollout.after[..., O + 1 : O + 4] = (rollout.after[..., O + 1 : O + 4] > 0.5).float()
+        gamma, lam = torch.tensor([0.99, 0.7]), torch.tensor([0.95, 0.123])
+        rollout.estimate(ticks, numbers(P, ticks * E, seed=3), gamma, lam)
+        found.append(rollout.rows)
+    by_kernels, by_torch = found
+    assert by_kernels.numpy().tobytes() == by_torch.numpy().tobytes()
+    at = rollout.layout.log_prob
+    assert (by_torch[:, :ticks, :, at + 3] != numbers(*rollout.rows.shape, seed=1)[:, :ticks, :, at + 3]).all()
+    assert (by_torch[:, ticks:] == numbers(*rollout.rows.shape, seed=1)[:, ticks:]).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 255, 1000, 40_000])
+def test_places_are_shuffled_as_torch_orders_the_draws(n: int) -> None:
+    keys, steps = torch.tensor([3, -5, 2**62]), torch.tensor([0, -7])
+    found = rng.shuffled(keys, Purpose.REPLAY, steps, n)
+    build.use(None)
+    right = rng.uniform(keys, Purpose.REPLAY, steps, n).argsort(dim=2)
+    assert found.dtype == right.dtype
+    assert torch.equal(found, right)
+    assert torch.equal(rng.shuffled(keys, Purpose.REPLAY, steps, n), right)
 
 
 # ------------------------------------------------------------------------------------------------------------ episodes

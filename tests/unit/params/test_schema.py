@@ -109,7 +109,12 @@ def test_an_unknown_key_of_an_algorithm(edited: Edit) -> None:
             "  device:",
             "runtime.device: must be 'auto', 'cpu' or 'cuda', got 'gpu'",
         ),
-        ("  source: collect", "  source: colect", "  source:", "fetch.source: must be 'collect', 'minari' or 'hdf5'"),
+        (
+            "  source: collect",
+            "  source: colect",
+            "  source:",
+            "fetch.source: must be 'collect', 'minari', 'hdf5' or 'table'",
+        ),
         (
             "activation: ReLU",
             "activation: relu",
@@ -229,7 +234,7 @@ def test_a_missing_key_inside_a_free_mapping_of_blocks(edited: Edit) -> None:
 def test_a_missing_block_shows_its_defaults(edited: Edit) -> None:
     message = edited(("^export:\n.*\n.*\n", ""))
     assert (
-        message == 'params.yaml:1:1: export: missing block: add it, the defaults are {"program": true, "critic": false}'
+        message == 'params.yaml:1:1: export: missing block: add it, the defaults are {"program": true, "critic": true}'
     )
 
 

@@ -69,6 +69,7 @@ def test_whatever_stands_at_a_key_is_taken_or_refused_by_a_sentence(kind: str) -
         refused_or_taken(whole(kind), path, WRONG)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", algos.names(None))
 def test_so_is_whatever_stands_in_an_algorithms_block(name: str) -> None:
     data, draws = whole("env" if name in algos.names() else "language"), np.random.default_rng(1)

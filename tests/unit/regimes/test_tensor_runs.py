@@ -150,6 +150,7 @@ def test_an_evaluation_is_that_of_the_pool_to_the_bit(
     assert np.isnan(found.returns).any() == (env.endswith("Breaking"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [{}, {"prioritised": True, "sharing": "shared"}, {"sharing": 1, "capacity": 7}])
 def test_off_policy_memories_are_those_of_the_host_to_the_bit(
     more: dict[str, Any], run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -169,6 +170,7 @@ def test_off_policy_memories_are_those_of_the_host_to_the_bit(
         assert all(map(populations.equal, cohort.tensors(), other.tensors()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("algo", "env"),
     [("dqn", "CartPole-v1"), ("dqn", "c/CartPole-v1"), ("sac", "c/Pendulum-v1"), ("ppo", "c/FrozenLake-v1")],
@@ -248,3 +250,18 @@ def test_what_is_no_tensor_environment_is_refused(cfg: EnvConfig, said: str) -> 
     with pytest.raises(ParamsError) as raised:
         TensorPool(cfg, 2, CPU)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "c/CartPole-v1"])
+def test_memories_that_hold_unequally_many_rows_are_filled_each_from_its_own_place(
+    env: str, run: Callable[..., Any]
+) -> None:
+    """A new trial's memory begins anew while the others' go on."""
+    made = run(problem("dqn", env))
+    populations.advance(made, 5)
+    made.regime.renew([1])
+    obs, replay = made.regime.world.observed()[0], made.regime.replay
+    populations.advance(made, 1)
+    assert replay.size.tolist() == [24, 4, 24]
+    assert (replay.rows[1, :4, :4] == obs[1]).all()
+    assert (replay.rows[2, 20:24, :4] == obs[2]).all()

@@ -102,6 +102,7 @@ def test_values_are_those_of_the_space_until_two_changes_are_known() -> None:
     assert outside(first) == []
 
 
+@pytest.mark.thorough
 def test_a_search_finds_the_values_that_gain() -> None:
     game = Game("pb2", gains(lambda values: 3 - off(values)), about(8, life=10**6)).play(12)
     for fates in game.fates:

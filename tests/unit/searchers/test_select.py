@@ -39,6 +39,7 @@ def test_a_nan_member_is_never_parent_nor_elite_in_100_000_tournaments() -> None
             assert np.isfinite(fitness[selected.elite])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("members", "size"), [(2, 2), (3, 2), (4, 3), (5, 1), (6, 4)])
 def test_winners_have_the_probabilities_of_draws_with_replacement(members: int, size: int) -> None:
     fitness = np.random.default_rng(members).permutation(members).astype(float).tolist()

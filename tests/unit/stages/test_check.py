@@ -51,6 +51,7 @@ def test_params_check_says_where_an_environment_does_not_fit(
     assert err.startswith(f"error: params.yaml:{lines.index(line) + 1}:3: {sentence}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("values", "line", "sentence"), MISTAKES)
 def test_fetch_and_population_refuse_it_first(tmp_path: Path, values: dict[str, Any], line: str, sentence: str) -> None:
     lines = write_params(tmp_path, values).read_text().splitlines()
@@ -101,6 +102,7 @@ NUMBERS = [name for name in algos.names() if "continuous" in algos.get(name).ACT
 REFUSED = "action_mask for actions that are numbers (Box), of which none can be ruled out: leave it out, or make them "
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algo", NUMBERS)
 def test_masks_of_numbers_are_refused_before_anything_is_done(tmp_path: Path, algo: str) -> None:
     """By every algorithm, of one agent or a team, in info or in observations."""

@@ -317,8 +317,10 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.thorough
 def test_killed_in_the_middle_of_saves(tmp_path: Path) -> None:
-    """20 kills at random instants: what `save` had acknowledged is there, intact, and no temporary outlives a load."""
+    """20 kills at random instants, or more until one hits a save: what `save` acknowledged is there, intact, and no
+    temporary outlives a load."""
     draw = random.Random(7)
     folder = tmp_path / "run"
     last = 0
@@ -328,13 +330,15 @@ def test_killed_in_the_middle_of_saves(tmp_path: Path) -> None:
     ) as writers:
         assert writers.stdin is not None
         assert writers.stdout is not None
-        for _ in range(20):
+        for turn in range(200):
+            if turn >= 20 and last and interrupted:
+                break
             writers.stdin.write(f"{last}\n")
             writers.stdin.flush()
             acknowledged = last
             while not (line := writers.stdout.readline()).startswith("pid"):
                 acknowledged = int(line.split()[1])
-            time.sleep(draw.uniform(0.0, 0.06))
+            time.sleep(draw.uniform(0.0, 0.06) * (1 + turn // 20))
             os.kill(int(line.split()[1]), signal.SIGKILL)
             while not (line := writers.stdout.readline()).startswith("gone"):
                 acknowledged = int(line.split()[1])

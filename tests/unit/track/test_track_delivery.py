@@ -453,6 +453,7 @@ def test_a_run_that_was_deleted_stays_deleted(root: Path) -> None:
     assert synced(root) == {"mlflow": New()}
 
 
+@pytest.mark.thorough
 def test_a_deleted_experiment_is_named(root: Path) -> None:
     made(root)
     asked = client(root)

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from evopipe import layout, rng
 from evopipe.agents import records
-from evopipe.agents.data import Dataset
+from evopipe.agents.data import Tasks
 from evopipe.agents.elsewhere import on_ray
 from evopipe.agents.environment import BaseEnv
 from evopipe.agents.rounds import Rounds
@@ -124,7 +124,7 @@ class AgentTrainer:
         first = resolve(config, population, len(self.train_dataset or []), name, engine)
         for split, which in (("train", "train_dataset"), ("val", "val_dataset")):
             if getattr(self, which) is None and split in first.files:
-                setattr(self, which, _dataset_of(Dataset.load_data(first.files[split]), which))
+                setattr(self, which, _dataset_of(Tasks.load_data(first.files[split]), which))
         if not self.train_dataset:
             raise DataError("train_dataset: no tasks; pass a Dataset with rows, or name a file by data.train_files")
         self.resolved = resolve(config, population, len(self.train_dataset), name, engine)
@@ -416,17 +416,17 @@ def _check_arguments(cls: type[Any], args: Mapping[str, Any], what: str) -> None
             raise ValueError(f"{what}: {cls.__name__} takes no argument {name!r}{near}")
 
 
-def _dataset_of(data: Any, name: str) -> Dataset | None:
+def _dataset_of(data: Any, name: str) -> Tasks | None:
     if data is None:
         return None
-    if isinstance(data, Dataset):
+    if isinstance(data, Tasks):
         made = data
     elif isinstance(data, (str, Path)):
-        made = Dataset.load_data(data)
+        made = Tasks.load_data(data)
     elif hasattr(data, "get_data"):
-        made = Dataset(data.get_data())
+        made = Tasks(data.get_data())
     elif hasattr(data, "__iter__"):
-        made = Dataset(list(data))
+        made = Tasks(list(data))
     else:
         raise ValueError(f"{name} must be a Dataset or a list of mappings, got {type(data).__name__}")
     if not len(made):

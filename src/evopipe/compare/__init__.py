@@ -1,4 +1,4 @@
-"""Scores of several configurations over their seeds: what `evopipe compare` prints and draws.
+"""Scores of several configurations over their seeds: what `evopipe compare` prints.
 
 A run is what a folder, an experiment or a git revision holds: `dvc.lock`, which names its parameters, and
 `reports/evaluation.json`, the elite's held-out score.
@@ -6,11 +6,11 @@ A run is what a folder, an experiment or a git revision holds: `dvc.lock`, which
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import re
 import subprocess
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,27 +35,47 @@ _Read = Callable[[Path], bytes]
 
 
 @dataclass(frozen=True)
-class _Run:
+class Finished:
+    """One run: its parameters, and where its curve is."""
+
     seed: int
     settings: Mapping[str, Any]  # its other parameters, by dotted key
     elite: Mapping[str, Any]  # scores, over so many episodes
     episodes: int
+    name: str  # of its place
+    read: _Read  # how to read a file there
+
+    def curve(self, file: Path) -> dict[str, list[float]]:
+        """Return a file with a row for each generation as columns, by name.
+
+        Raises:
+            MissingInputError: it is not there.
+            DataError: it holds something else.
+        """
+        try:
+            rows = list(csv.DictReader(self.read(file).decode().splitlines()))
+            return {name: [float(row[name]) for row in rows] for name in rows[0]}
+        except OSError:
+            raise MissingInputError(f"{self.name}: has no {file}; `dvc pull` or `dvc checkout` may bring it") from None
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise DataError(f"{self.name}: {file} has no row of numbers for each generation ({error})") from None
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
     """One configuration: its runs' mean returns, and their mean, 95 % interval and interquartile mean. With one run the
     last two are over its episodes, else over the runs' means."""
 
     label: str
     over: str
+    runs: tuple[Finished, ...]
     means: tuple[float, ...]
     mean: float
     interval: tuple[float, float]
     iqm: float
 
 
-def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[_Row], list[str]]:
+def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Row], list[str]]:
     """Return the configurations of runs, the best first, and a sentence for each place whose run cannot be compared.
 
     `what` names the places of runs: folders, experiments or git revisions. If it is empty, the places are the working
@@ -66,7 +86,7 @@ def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[_R
         MissingInputError: there is no run at all.
         EvopipeError: a named place has no run that can be compared.
     """
-    runs: dict[str, _Run] = {}
+    runs: dict[str, Finished] = {}
     notes = []
     for name, read in _places(what, everywhere):
         try:
@@ -82,50 +102,27 @@ def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[_R
         raise MissingInputError(
             "compare: no run is here; `dvc repro` makes one, or name folders, experiments, revisions"
         )
-    grouped: dict[str, list[_Run]] = {}
+    grouped: dict[str, list[Finished]] = {}
     for run in runs.values():
         grouped.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
     groups = list(grouped.values())
     labels = _labels([group[0].settings for group in groups])
     rows = [_row(label, group) for label, group in zip(labels, groups, strict=True)]
+    tasks = {str(group[0].settings.get("env.id", group[0].settings.get("language.task"))) for group in groups}
+    if len(tasks) > 1:
+        notes.append(
+            f"these runs are of several environments ({', '.join(sorted(tasks))}): scores of one say nothing of another"
+        )
     return sorted(rows, key=lambda row: -row.mean), notes
 
 
-def table(rows: Sequence[_Row]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """Return configurations as aligned text."""
     lines = [("configuration", "over", "mean", "95 % interval", "IQM")]
     for row in rows:
         low, high = map(score, row.interval)
         lines.append((row.label, row.over, score(row.mean), f"[{low}, {high}]", score(row.iqm)))
     return "\n".join(columns(lines))
-
-
-def draw(rows: Sequence[_Row], path: Path) -> None:
-    """Draw, for each configuration, its runs, their mean with its interval, and their interquartile mean.
-
-    Raises:
-        UsageError: matplotlib does not write this format.
-    """
-    import matplotlib
-
-    from evopipe.report.draw import Plot, style
-
-    with style(), matplotlib.rc_context({"svg.hashsalt": "compare"}):
-        labels = [textwrap.fill(row.label, 56, break_long_words=False) for row in rows]
-        left = 24 + 7.2 * max(len(line) for label in labels for line in label.splitlines())
-        plot = Plot("compare", left + 460, 84 + 58 * len(rows), (left, 24, 28, 56), "")
-        for y, row in enumerate(rows):
-            plot.marks([(x, y) for x in row.means], "member", "o", 6, gid="runs", alpha=0.8)
-            plot.line([(end, y) for end in row.interval], "elite", 2.6)
-            plot.marks([(row.mean, y)], "elite", "o", 9, gid="mean")
-            plot.marks([(row.iqm, y)], "ink", "|", 16, gid="iqm", markeredgewidth=2)
-        plot.axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="held-out return: dots runs, line 95 %, | IQM")
-        plot.axes.set_yticks(range(len(rows)), labels)
-        plot.figure.patch.set_visible(True)
-        try:
-            plot.figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-        except ValueError:
-            raise UsageError(f"compare: {path}: no such picture can be written; name it .svg or .png") from None
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -155,7 +152,7 @@ def _places(what: Sequence[str], everywhere: bool) -> Iterator[tuple[str, _Read]
                     yield ref.rpartition("/")[2], _at(ref)
 
 
-def _run(name: str, read: _Read) -> _Run:
+def _run(name: str, read: _Read) -> Finished:
     """Read a run, and see that its score and its parameters belong together."""
     try:
         lock, evaluation = (read(file) for file in (_LOCK, EVALUATION))
@@ -170,7 +167,7 @@ def _run(name: str, read: _Read) -> _Run:
         for stage in _STAGES:
             for file in stages.get(stage, {}).get("params", {}).values():
                 settings |= dict(leaves(file))
-        run = _Run(int(settings.pop("seed")), settings, report["elite"], report["episodes"])
+        run = Finished(int(settings.pop("seed")), settings, report["elite"], report["episodes"], name, read)
         _ = run.elite["mean"], run.elite["interval"], run.elite["iqm"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{name}: dvc.lock or {EVALUATION} is of no pipeline of evopipe ({error!r})") from None
@@ -209,12 +206,18 @@ def _hash(entries: Sequence[Mapping[str, Any]], path: Path) -> Any:
 # --- configurations ---------------------------------------------------------------------------------------------------
 
 
-def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name each configuration by what differs; keys that only some have, as another algorithm's, say nothing."""
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys in which configurations differ; those that only some have, as another algorithm's, say
+    nothing."""
     shared = set.intersection(*(set(each) for each in settings))
-    differing = [key for key in settings[0] if key in shared and any(s[key] != settings[0][key] for s in settings)]
-    shown = differing[:_MOST] or ["env.id", "train.algo"]
-    more = f" and {len(differing) - _MOST} more" * (len(differing) > _MOST)
+    return [key for key in settings[0] if key in shared and any(s[key] != settings[0][key] for s in settings)]
+
+
+def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name each configuration by what differs."""
+    unlike = differing(settings)
+    shown = unlike[:_MOST] or ["env.id", "train.algo"]
+    more = f" and {len(unlike) - _MOST} more" * (len(unlike) > _MOST)
     return [clean(" ".join(f"{key}={_text(each.get(key))}" for key in shown)) + more for each in settings]
 
 
@@ -222,12 +225,12 @@ def _text(value: Any) -> str:
     return number(value) if isinstance(value, float) else "null" if value is None else str(value)
 
 
-def _row(label: str, runs: Sequence[_Run]) -> _Row:
+def _row(label: str, runs: Sequence[Finished]) -> Row:
     means = tuple(float(run.elite["mean"]) for run in runs)
     if len(runs) == 1:
         low, high = runs[0].elite["interval"]
         over = f"{runs[0].episodes} episodes of seed {runs[0].seed}"
-        return _Row(label, over, means, means[0], (low, high), float(runs[0].elite["iqm"]))
+        return Row(label, over, tuple(runs), means, means[0], (low, high), float(runs[0].elite["iqm"]))
     x = np.array(means)
     low, high = bootstrap_interval(x, _RESAMPLES, np.random.default_rng(0))
-    return _Row(label, f"{len(runs)} seeds", means, float(x.mean()), (low, high), interquartile_mean(x))
+    return Row(label, f"{len(runs)} seeds", tuple(runs), means, float(x.mean()), (low, high), interquartile_mean(x))

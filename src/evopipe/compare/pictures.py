@@ -1,0 +1,181 @@
+"""Pictures of several configurations: what `evopipe compare` draws with `--picture`, `--curves` and `--parallel`."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evopipe.compare import Row, differing
+from evopipe.errors import UsageError
+from evopipe.formats import clean, number, score
+from evopipe.layout import FITNESS, TIMING
+from evopipe.ops.statistics import bootstrap_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_RESAMPLES = 2_000
+_COLOURS = ("elite", "architecture", "activation", "rl_hp", "parameters", "member", "ink", "evaluate")
+_STYLES = ("-", "--", ":", "-.")  # for configurations beyond the colours
+_Array = NDArray[np.float64]
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draw, for each configuration, its runs, their mean with its interval, and their interquartile mean.
+
+    Raises:
+        UsageError: matplotlib does not write this format.
+    """
+    from evopipe.report.draw import Plot
+
+    with _styled():
+        labels = [textwrap.fill(row.label, 56, break_long_words=False) for row in rows]
+        left = 24 + 7.2 * max(len(line) for label in labels for line in label.splitlines())
+        plot = Plot("compare", left + 460, 84 + 58 * len(rows), (left, 24, 28, 56), "")
+        for y, row in enumerate(rows):
+            plot.marks([(x, y) for x in row.means], "member", "o", 6, gid="runs", alpha=0.8)
+            plot.line([(end, y) for end in row.interval], "elite", 2.6)
+            plot.marks([(row.mean, y)], "elite", "o", 9, gid="mean")
+            plot.marks([(row.iqm, y)], "ink", "|", 16, gid="iqm", markeredgewidth=2)
+        plot.axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="held-out return: dots runs, line 95 %, | IQM")
+        plot.axes.set_yticks(range(len(rows)), labels)
+        _save(plot.figure, path)
+
+
+def draw_curves(rows: Sequence[Row], path: Path) -> None:
+    """Draw the elite's fitness over environment steps of every kind, and over seconds: of each configuration the mean
+    over its runs, with a 95 % bootstrap band where there are several.
+
+    A curve goes from where the last of its runs has begun to where the first has ended.
+
+    Raises:
+        UsageError: matplotlib does not write this format.
+        MissingInputError, DataError: a run's curve is not there, or is no curve.
+    """
+    from matplotlib.figure import Figure
+
+    from evopipe.report.draw import PALETTE
+
+    with _styled():
+        figure = Figure(figsize=(960 / 72, (400 + 20 * len(rows)) / 72))
+        both = figure.subplots(1, 2, sharey=True)
+        for index, row in enumerate(rows):
+            look = {
+                "color": PALETTE[_COLOURS[index % len(_COLOURS)]],
+                "linestyle": _STYLES[index // len(_COLOURS) % len(_STYLES)],
+            }
+            for axes, curves in zip(both, zip(*(_curves(run.curve(FITNESS), run.curve(TIMING)) for run in row.runs),
+                                              strict=True), strict=True):  # fmt: skip
+                x, y = together(curves)
+                axes.plot(x, y.mean(axis=0), linewidth=2.2, label=f"{row.label} ({row.over})", **look)
+                if len(y) > 1:
+                    draws = np.random.default_rng(0)
+                    band = np.array([bootstrap_interval(column, _RESAMPLES, draws) for column in y.T])
+                    axes.fill_between(x, band[:, 0], band[:, 1], color=look["color"], alpha=0.18, linewidth=0)
+        for axes, title in zip(both, ("environment steps, evaluation too", "seconds"), strict=True):
+            axes.set_xlabel(title)
+            axes.ticklabel_format(axis="x", style="plain")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+            axes.locator_params(axis="x", nbins=5)
+        both[0].set_ylabel("the elite's fitness")
+        figure.legend(*both[0].get_legend_handles_labels(), loc="lower left", frameon=False, bbox_to_anchor=(0.06, 0.0))
+        figure.tight_layout(rect=(0, 0.03 + 20 * len(rows) / (400 + 20 * len(rows)), 1, 1))
+        _save(figure, path)
+
+
+def draw_parallel(rows: Sequence[Row], path: Path) -> None:
+    """Draw parallel coordinates: a line for each run through its values of what differs, to its score.
+
+    Raises:
+        UsageError: nothing differs, or matplotlib does not write this format.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    keys = differing([row.runs[0].settings for row in rows])
+    if not keys:
+        raise UsageError("compare: --parallel: there is nothing in which these runs differ but their seeds")
+    runs = [run for row in rows for run in row.runs]
+    scales = [scaled([run.settings[key] for run in runs]) for key in keys]
+    scores = np.array([float(run.elite["mean"]) for run in runs])
+    places, ticks = scaled(scores.tolist())
+    with _styled():
+        figure = Figure(figsize=((200 + 170 * len(keys)) / 72, 420 / 72))
+        axes = figure.add_axes((0.08, 0.14, 0.84, 0.72))
+        heights = np.array([place for place, _ in scales] + [places])
+        for column in places.argsort():  # the best on top
+            axes.plot(heights[:, column], color=matplotlib.colormaps["viridis"](places[column]), linewidth=1.8)
+        behind = {"boxstyle": "square,pad=0.15", "facecolor": "white", "alpha": 0.85, "linewidth": 0}
+        for x, shown in enumerate([labels for _, labels in scales] + [ticks]):
+            axes.axvline(x, color=matplotlib.rcParams["grid.color"], linewidth=1.4, zorder=0)
+            for y, text in shown:
+                axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=9.5, bbox=behind)
+        names = [textwrap.fill(clean(key), 22) for key in keys]
+        axes.set_xticks(range(len(keys) + 1), [*names, "held-out return"], fontsize=10)
+        axes.set(xlim=(-0.1, len(keys) + 0.35), ylim=(-0.05, 1.05), yticks=[])
+        axes.grid(visible=False)
+        _save(figure, path)
+
+
+def together(curves: Sequence[tuple[_Array, _Array]]) -> tuple[_Array, _Array]:
+    """Return the positions of all curves' points, within what all span, and every curve there, `[R, X]`: between its
+    points a curve is a straight line."""
+    low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    shared = np.unique(np.concatenate([x for x, _ in curves]))
+    shared = shared[(shared >= low) & (shared <= high)]
+    if not len(shared):  # runs of which one ended before another one's first generation
+        shared = np.array([low])
+    return shared, np.stack([np.interp(shared, x, y) for x, y in curves])
+
+
+def scaled(values: Sequence[Any]) -> tuple[_Array, list[tuple[float, str]]]:
+    """Return where values lie on an axis from 0 to 1, and the labels that stand there.
+
+    Numbers lie by size, by their logarithms if they span more than a factor of 20; anything else at equal distances.
+    """
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        x = np.array(values, np.float64)
+        by_logarithm = x.min() > 0 and x.max() > 20 * x.min()
+        y = np.log(x) if by_logarithm else x
+        span = y.max() - y.min()
+        places = (y - y.min()) / span if span else np.full(len(y), 0.5)
+        write = score if len({*values}) > 8 else number
+        ends = sorted({*zip(places.tolist(), x.tolist(), strict=True)})
+        return places, [(place, write(value)) for place, value in (ends if len(ends) <= 8 else (ends[0], ends[-1]))]
+    texts = [str(value) for value in values]
+    order = sorted({*texts})
+    at = {text: index / max(1, len(order) - 1) for index, text in enumerate(order)}
+    return np.array([at[text] for text in texts]), [
+        (place, textwrap.shorten(clean(text), 24)) for text, place in at.items()
+    ]
+
+
+def _curves(fitness: dict[str, list[float]], timing: dict[str, list[float]]) -> list[tuple[_Array, _Array]]:
+    """A run's elite over steps and over seconds."""
+    elite = np.array(fitness["elite"])
+    steps = np.array(fitness["env_steps"]) + np.array(fitness["eval_steps"])
+    return [(steps, elite), (np.cumsum(timing["seconds"]), elite)]
+
+
+@contextlib.contextmanager
+def _styled() -> Iterator[None]:
+    import matplotlib
+
+    from evopipe.report.draw import style
+
+    with style(), matplotlib.rc_context({"svg.hashsalt": "compare"}):
+        yield
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.patch.set_visible(True)
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except ValueError:
+        raise UsageError(f"compare: {path}: no such picture can be written; name it .svg or .png") from None

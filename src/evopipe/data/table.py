@@ -1,0 +1,225 @@
+"""Datasets as tables, with a row for each step: CSV and Parquet files, and arrays or data frames in Python."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import h5py
+import numpy as np
+
+from evopipe.data.d4rl import as_episodes, read_columns
+from evopipe.data.episodes import EpisodeDataset
+from evopipe.data.hdf5 import Array, Unusable, check_regular, read_apart
+from evopipe.errors import DataError, ParamsError, suggestion
+from evopipe.schema.blocks import FetchConfig
+from evopipe.storage.files import make_folder, write_bytes
+
+_READERS = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Steps of behaviour in the order in which they happened, to learn from offline or to start a replay buffer with.
+
+    Saved to a file, it is what `fetch.source: hdf5` reads.
+
+    Examples:
+        >>> import numpy as np
+        >>> data = Dataset.from_arrays(np.zeros((4, 3)), np.array([0, 1, 1, 0]), np.ones(4), np.array([0, 1, 0, 0]))
+        >>> sorted(data.columns), len(data)
+        (['actions', 'observations', 'rewards', 'terminals'], 4)
+    """
+
+    columns: dict[str, Array]  # by the names of D4RL's layout, `[N, ...]` each
+
+    @classmethod
+    def from_arrays(
+        cls,
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        terminated: Any,
+        truncated: Any = None,
+        next_observations: Any = None,
+    ) -> Dataset:
+        """Return the dataset of these arrays.
+
+        Args:
+            observations: `[N, ...]`, before each step.
+            actions: `[N]` whole numbers, or `[N, A]` floats.
+            rewards: `[N]`.
+            terminated: `[N]`, 1 where an episode came to its own end.
+            truncated: `[N]`, 1 where an episode was cut; None if that is not known.
+            next_observations: `[N, ...]`, after each step; None if they are the next row's.
+
+        Raises:
+            DataError: a column is missing, ragged, not finite, or of a type that it may not have.
+        """
+        given = {
+            "observations": observations, "actions": actions, "rewards": rewards, "terminals": terminated,
+            "timeouts": truncated, "next_observations": next_observations,
+        }  # fmt: skip
+        made = cls({name: np.asarray(value) for name, value in given.items() if value is not None})
+        made._checked(None, False)
+        return made
+
+    @classmethod
+    def from_frame(cls, frame: Any, **columns: Any) -> Dataset:
+        """Return the dataset of a data frame (pandas, polars), or of a mapping of names to arrays `[N]`.
+
+        Args:
+            frame: a row for each step.
+            **columns: names of its columns, as in the block `fetch.table` of `params.yaml`; those that are not given
+                have its defaults.
+
+        Raises:
+            ParamsError: an argument is no key of that block.
+            DataError: see `from_arrays`; a column that is named is not there.
+        """
+        from evopipe.schema.declare import parsed
+
+        cfg = parsed(FetchConfig.Table, columns)
+        return cls._of({str(name): np.asarray(frame[name]) for name in frame.keys()}, cfg, "the frame")  # noqa: SIM118
+
+    @classmethod
+    def _of(cls, table: Mapping[str, Array], cfg: FetchConfig.Table, where: str) -> Dataset:
+        """Gather the columns that a configuration names."""
+        names = [*table]
+        obs = _gathered(table, _named(names, cfg.observations, "observations", where), where)
+        actions = _gathered(table, _named(names, cfg.actions, "actions", where), where)
+        columns = {"observations": obs, "actions": actions[:, 0] if actions.shape[1] == 1 else actions}
+        for name, column in (("rewards", cfg.rewards), ("terminals", cfg.terminals), ("timeouts", cfg.timeouts)):
+            if column is not None:
+                columns[name] = _gathered(table, _named(names, [column], name, where), where)[:, 0]
+        if cfg.episodes is not None:
+            (column,) = _named(names, [cfg.episodes], "episodes", where)
+            ends = np.append(table[column][1:] != table[column][:-1], True)
+            columns["timeouts"] = (columns.get("timeouts", False) != 0) | (ends & (columns["terminals"] == 0))
+        if cfg.next_observations:
+            columns["next_observations"] = _gathered(
+                table, _named(names, cfg.next_observations, "next_observations", where), where
+            )
+        return cls(columns)
+
+    def __len__(self) -> int:
+        return len(self.columns["rewards"])
+
+    def save(self, path: str | Path) -> Path:
+        """Write the dataset to an HDF5 file in D4RL's layout, and return its path.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+        path = Path(path)
+        make_folder(path.parent)
+        write_bytes(path, self._stored())
+        return path
+
+    def episodes(self, name: str, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> EpisodeDataset:
+        """Return its episodes, see `read_d4rl`.
+
+        Raises:
+            DataError: see `from_arrays`; the message begins with `name`.
+        """
+        return as_episodes(self._checked(shows, discrete, name), name)
+
+    def _checked(
+        self, shows: gymnasium.Space[Any] | None, discrete: bool, name: str = "the dataset"
+    ) -> dict[str, Array]:
+        """Read the columns as from a file, so that they must hold what a file must hold."""
+        with h5py.File(io.BytesIO(self._stored()), "r") as file:
+            try:
+                return read_columns(file, shows, discrete)
+            except Unusable as error:
+                raise DataError(f"{name}: {error}") from error
+
+    def _stored(self) -> bytes:
+        content = io.BytesIO()
+        with h5py.File(content, "w") as file:
+            for name, array in self.columns.items():
+                try:
+                    file.create_dataset(name, data=array, track_times=False)
+                except TypeError:
+                    raise DataError(f"{name}: they are {array.dtype}, no numbers") from None
+        return content.getvalue()
+
+
+def read_table(cfg: FetchConfig.Table, shows: gymnasium.Space[Any] | None, discrete: bool) -> EpisodeDataset:
+    """Read a CSV or Parquet file, in a process with limited memory.
+
+    Its steps are cut into episodes as those of a D4RL file, see `read_d4rl`; so does a change in the column `episodes`.
+
+    Raises:
+        ParamsError: the file's name ends neither in .csv nor in .parquet.
+        MissingInputError, ResourceError: see `read_apart`.
+        DataError: it is damaged, lacks a column, or a column holds what it may not; the message names column and row.
+    """
+    path = Path(cfg.path)
+    kind = _READERS.get(path.suffix.lower())
+    if kind is None:
+        raise ParamsError(f"fetch.table.path: {cfg.path!r} ends in none of {', '.join(_READERS)}")
+    check_regular(path)
+
+    def work() -> Dataset:
+        return Dataset._of(_read(path, kind), cfg, str(path))
+
+    return read_apart(path, work).episodes(str(path), shows, discrete)
+
+
+def _read(path: Path, kind: str) -> dict[str, Array]:
+    """Return all columns of a file."""
+    import pyarrow
+
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # others reserve what the limit does not allow
+    try:
+        if kind == "csv":
+            from pyarrow import csv
+
+            table = csv.read_csv(path, read_options=csv.ReadOptions(use_threads=False))
+        else:
+            from pyarrow import parquet
+
+            table = parquet.read_table(path, use_threads=False)
+        columns: dict[str, Array] = {}
+        for name in table.column_names:
+            column = table.column(name)
+            if column.null_count:
+                row = column.is_null().combine_chunks().index(True).as_py()
+                raise DataError(f"{path}: column {name!r} has no value in row {row} (counted from 0, without the head)")
+            columns[name] = np.asarray(column.combine_chunks().to_numpy(zero_copy_only=False))
+    except MemoryError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path}: is damaged, or no {kind.upper()} file ({reason})") from error
+    return columns
+
+
+def _named(there: Sequence[str], wanted: Sequence[str], what: str, where: str) -> list[str]:
+    """Return the columns that are meant by names, of which those with a `*` at the end mean all that begin so."""
+    found: list[str] = []
+    for name in wanted:
+        begin = name.removesuffix("*")
+        columns = [each for each in there if each == name or (begin != name and each.startswith(begin))]
+        if not columns:
+            raise DataError(f"{where}: has no column {name!r} (fetch.table.{what}){suggestion(name, there)}")
+        found += columns
+    return found
+
+
+def _gathered(table: Mapping[str, Array], names: Sequence[str], where: str) -> Array:
+    """Return columns side by side, `[N, C]`, of one type of numbers."""
+    for name in names:
+        array = table[name]
+        if array.ndim != 1 or array.dtype.kind not in "biuf":
+            first = repr(array[0]) if len(array) else "nothing"
+            raise DataError(f"{where}: column {name!r} holds no numbers but {array.dtype} ({first[:40]} in row 0)")
+        wrong = np.flatnonzero(~np.isfinite(array))
+        if len(wrong):
+            raise DataError(f"{where}: column {name!r} holds {array[wrong[0]]} in row {wrong[0]}, not a finite number")
+    return np.stack([table[name] for name in names], axis=1)

@@ -1,0 +1,80 @@
+"""Names of environments: where one is registered, and what was probably meant by one that is not."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import re
+import sys
+from importlib.metadata import entry_points
+
+import gymnasium
+
+from evopipe.errors import ParamsError, did_you_mean
+from evopipe.own import import_module
+
+OF_PETTINGZOO = re.compile(r"[a-z]\w*_v\d+|[a-z]+/[a-z]\w*-v\d+")
+HOMES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari")
+# How ids begin that a package registers when it is imported, and what pip calls it.
+_PACKAGES = {
+    "ALE/": ("ale_py", "ale-py"),
+    "BabyAI-": ("minigrid", "minigrid"),
+    "MiniGrid-": ("minigrid", "minigrid"),
+    "MinAtar/": ("minatar", "MinAtar"),
+    "PandaReach": ("panda_gym", "panda-gym"),
+    "PandaPush": ("panda_gym", "panda-gym"),
+    "Fetch": ("gymnasium_robotics", "gymnasium-robotics"),
+    "HandManipulate": ("gymnasium_robotics", "gymnasium-robotics"),
+    "AntMaze": ("gymnasium_robotics", "gymnasium-robotics"),
+    "PointMaze": ("gymnasium_robotics", "gymnasium-robotics"),
+    "FrankaKitchen": ("gymnasium_robotics", "gymnasium-robotics"),
+    "highway-": ("highway_env", "highway-env"),
+}
+_BY_ENTRY_POINT = "MinAtar/"  # its id needs no module before it
+
+
+def import_home(env_id: str) -> None:
+    """Import the module of `module:EnvId`; gymnasium's own import knows nothing of the working folder.
+
+    Of `Namespace/EnvId`, call the entry point `gymnasium.envs` of that name, if an installed package has one: Gymnasium
+    before 1.0 did so.
+    """
+    if ":" not in env_id:
+        namespace, slash, _ = env_id.partition("/")
+        if slash and env_id not in gymnasium.registry:
+            for found in entry_points(group="gymnasium.envs", name=namespace):
+                found.load()()
+        return
+    module, _, name = env_id.partition(":")
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module) or not name or ":" in name:
+        raise ParamsError(f"env.id: {env_id!r} is not of the form 'module:EnvId'")
+    import_module(module, "env.id")
+
+
+def suggested(env_id: str) -> str:
+    """Return the end of a sentence about an id that nobody registered: what was probably meant, or where to look."""
+    module, colon, name = env_id.rpartition(":")
+    known = [*gymnasium.registry]
+    if colon:
+        known += [key for key, value in vars(sys.modules[module]).items() if callable(value)]
+    elif OF_PETTINGZOO.fullmatch(env_id):
+        pettingzoo = importlib.import_module("pettingzoo")
+        known += [*pettingzoo.parallel_registry, *pettingzoo.aec_registry]
+        homes = [spec for home in HOMES if (spec := importlib.util.find_spec(home)) is not None]
+        paths = [path for spec in homes for path in spec.submodule_search_locations or ()]
+        known += [found.name for found in pkgutil.iter_modules(paths) if OF_PETTINGZOO.fullmatch(found.name)]
+    near = did_you_mean(name, known)
+    if near and colon:
+        near = near.replace("mean '", f"mean '{module}:")
+    package = next((names for begin, names in _PACKAGES.items() if name.startswith(begin)), None)
+    if package is not None and not near and not colon:
+        module, pip = package
+        meant = name if name.startswith(_BY_ENTRY_POINT) else f"{module}:{name}"
+        there = importlib.util.find_spec(module) is not None
+        return (
+            f", did you mean {meant!r}?"
+            if there
+            else f"; it is of the package {pip}: `pip install {pip}`, then {meant!r}"
+        )
+    return near or "; `gymnasium.pprint_registry()` lists the known ones, `module:EnvId` names one's own"

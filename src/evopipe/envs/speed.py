@@ -1,0 +1,116 @@
+"""How fast an environment steps here, by backend and by number of worker processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from evopipe.envs import backends
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.workers import Workers
+from evopipe.errors import EvopipeError
+from evopipe.parallel import available_cpus, can_help
+from evopipe.schema.blocks import BACKENDS, EnvConfig
+
+_TICKS = 8  # steps of all rows between two looks at the clock
+_SEED = 20_013
+
+
+class Speed(NamedTuple):
+    """What one way of stepping an environment takes."""
+
+    backend: str
+    workers: int | None  # worker processes; None where the backend has none
+    rate: float  # steps a second, resets included
+
+
+def speeds(cfg: EnvConfig, rows: int, seconds: float = 1.0) -> Iterator[Speed]:
+    """Measure every backend that offers this environment, and worker processes from 0 to the CPUs that are free.
+
+    Args:
+        cfg: the environment's block of `params.yaml`; its backend does not count.
+        rows: environments at a time: members times `env.num_envs`.
+        seconds: of each measurement.
+
+    Raises:
+        ParamsError, EnvironmentFailed: the environment cannot be made, or a step of it failed.
+    """
+    names = ["c"] if cfg.source is not None else sorted(BACKENDS, key=lambda name: name != "sync")
+    for backend in names:
+        tried = cfg.model_copy(update={"backend": backend})
+        if backend == "sync":
+            for workers in range(min(available_cpus(), rows) + 1 if can_help() else 1):
+                with Workers(workers) as held, closing(EnvPool(tried, rows, what="timed", workers=held)) as pool:
+                    yield Speed(backend, workers, _of_rows(pool, seconds))
+            continue
+        try:
+            rate = _of_backend(tried, rows, seconds)
+        except (EvopipeError, ImportError):  # it has no such environment, or is not installed
+            continue
+        yield Speed(backend, None, rate)
+
+
+def chosen(rows: int) -> int:
+    """Return how many worker processes `runtime.env_workers: auto` begins with for a pool of so many rows, when the
+    trainer computes while they step."""
+    with Workers("auto") as workers:
+        return workers.count(rows, True)
+
+
+def _of_backend(cfg: EnvConfig, rows: int, seconds: float) -> float:
+    found = backends.get(cfg)
+    if found.tensors is None:
+        with closing(EnvPool(cfg, rows, what="timed")) as pool:
+            return _of_rows(pool, seconds)
+    pool = found.tensors(cfg, rows, torch.device("cpu"))
+    with closing(pool):
+        pool.reset(np.arange(rows), np.arange(rows) + _SEED)
+        actions = torch.as_tensor(_actions(pool.actions, (rows, *_agents(pool))))
+
+        def tick() -> None:
+            step = pool.step(actions)
+            over = np.flatnonzero((step.terminated | step.truncated).reshape(rows, -1).any(1).numpy())
+            if len(over):
+                pool.reset(over, over + _SEED)
+
+        return _rate(tick, rows, seconds)
+
+
+def _of_rows(pool: EnvPool, seconds: float) -> float:
+    every = np.arange(pool.rows)
+    pool.reset(every, every + _SEED)
+    actions = _actions(pool.actions, (pool.rows,) if pool.team is None else pool.mask.shape[:2])
+
+    def tick() -> None:
+        over = np.flatnonzero(pool.step(actions).over)
+        if len(over):
+            pool.reset(over, over + _SEED)
+
+    return _rate(tick, pool.rows, seconds)
+
+
+def _rate(tick: Callable[[], None], rows: int, seconds: float) -> float:
+    tick()  # what is made at the first step
+    begun, ticks = time.perf_counter(), 0
+    while (spent := time.perf_counter() - begun) < seconds:
+        for _ in range(_TICKS):
+            tick()
+        ticks += _TICKS
+    return ticks * rows / spent
+
+
+def _actions(space: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw an action for each of `shape`; the same ones are taken at every step."""
+    rng, legal = np.random.default_rng(_SEED), np.ones(space.size, np.bool_)
+    drawn = np.array([space.sample(legal, rng) for _ in range(int(np.prod(shape)))])
+    return drawn.reshape(*shape, *drawn.shape[1:])
+
+
+def _agents(pool: Any) -> tuple[int, ...]:
+    team = getattr(pool, "team", None)
+    return () if team is None else (len(team.ids),)

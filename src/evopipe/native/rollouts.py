@@ -1,0 +1,80 @@
+"""Whole rollouts by the native kernels: members act in environments in C for many ticks in one call, and advantages.
+
+A tick gives the bits of `policy.act`, the pool's `step`, `policy.enter`, `policy.finish` and `policy.next_episodes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from evopipe.native import build, header, policy
+from evopipe.native.build import kernels
+from evopipe.native.header import at
+from evopipe.rng import Purpose, salt
+from evopipe.types import Tensor
+
+
+class Ticks(NamedTuple):
+    """Some ticks of `P` members with `E` rows each of a pool of `R`. Tensors change in place, but keys and places."""
+
+    pool: bytes  # all rows, see `native.environment.States.packed`
+    slots: Tensor  # [P] int64, where the rows of each member lie
+    keys: Tensor  # [P] int64, of what members draw
+    first: int  # the number of the first tick, for what is drawn
+    many: int
+    episodes: tuple[Tensor, Tensor, Tensor]  # key, environment and number of begun episodes of each row, [R] int64
+    rows: Tensor  # [P, many, E, …], of a rollout, see `memory.rollout`
+    after: Tensor  # [P, many, E, O + 4]
+    memory: Tensor  # [P, many + 1, E, M]
+    remembered: Tensor  # [P, E, M], before the first tick, then after the last
+    returns: tuple[Tensor, Tensor, Tensor] | None  # of running episodes [R], sums and counts of ended ones [slots]
+    broken: Tensor | None  # [P] int64, counts steps that are not finite; None where there cannot be any
+
+
+def play(cfg: Any, state: Any, ticks: Ticks) -> Callable[[], None] | None:
+    """Return a function that lets members take these ticks; None if the kernels cannot."""
+    found, rows, memory = policy.described(cfg, state, None), ticks.rows, ticks.memory
+    if found is None or cfg.spaces.team is not None:
+        return None
+    if not policy.readable(found, rows[:, 0], ticks.remembered) or not policy.plain(rows, ticks.after, memory):
+        return None
+    kind, (row_keys, row_envs, begun) = header.of("play_call"), ticks.episodes
+    running, sums, counts = ticks.returns or (None, None, None)
+    call = kind.pointer(kind.packed(
+        pool=ticks.pool, slots=at(ticks.slots), keys=at(ticks.keys), row_keys=at(row_keys), row_envs=at(row_envs),
+        begun=at(begun), envs=rows.shape[2], ticks=ticks.many, first=ticks.first, salt=salt(Purpose.ACT),
+        steps=at(rows), after=at(ticks.after), memory=at(memory), row=rows.shape[3], steps_stride=rows.stride(0),
+        after_stride=ticks.after.stride(0), memory_stride=memory.stride(0), remembered=at(ticks.remembered),
+        running=at(running), sums=at(sums), counts=at(counts), broken=at(ticks.broken),
+    ))  # fmt: skip
+
+    def go() -> None:
+        assert ticks.many <= rows.shape[1]
+        build.done(kernels().play_ticks(found.pointer, call))
+
+    return go
+
+
+def estimate(
+    rows: Tensor, after: Tensor, known: int, observations: int, next_value: Tensor, gamma: Tensor, lam: Tensor
+) -> bool:
+    """Store advantages and value targets in a rollout's `rows`; return whether the kernels could do it.
+
+    Args:
+        rows: `[P, T, E, …]`, see `memory.rollout`.
+        after: `[P, T, E, …]`.
+        known: numbers of a row before its log-probability.
+        observations: `O`.
+        next_value: `[P, T · E]`, of what followed each step.
+        gamma: `[P]`.
+        lam: `[P]`, λ.
+    """
+    if not policy.plain(rows, after, next_value, gamma, lam):
+        return False
+    next_value, gamma, lam = next_value.contiguous(), gamma.contiguous(), lam.contiguous()
+    kernels().estimate_advantages(header.of("estimate_call")(
+        *rows.shape[:3], observations, known, at(rows), at(after), rows.shape[3], rows.stride(0), after.shape[3],
+        after.stride(0), at(next_value), at(gamma), at(lam),
+    ))  # fmt: skip
+    return True

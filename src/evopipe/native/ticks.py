@@ -1,0 +1,236 @@
+"""Ticks of off-policy members by the native kernels: choosing, learning, remembering, each in one call, or all in one.
+
+`run.act`, `regimes.learn` and `memory.replay` have the same in torch, to the bit. What a struct points to is held by
+the object that made it, and must neither move nor be replaced while that is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from evopipe.native import build, header, update
+from evopipe.native.header import at
+from evopipe.native.networks import Net
+from evopipe.native.replay import Batches, Priority
+from evopipe.native.update import Recipe
+from evopipe.rng import Purpose, Stream, salt
+from evopipe.types import Tensor
+
+CHOOSE = ("best", "squashed", "noisy")
+UPDATES = ("value_update", "ddpg_update", "sac_update")  # `ticks.c` counts both in the same order
+
+
+class Choice(NamedTuple):
+    """How members choose actions while they explore.
+
+    `net` says their values (`best`, see `ops.policy.epsilon_greedy`), mean and log-deviation of a `squashed` Gaussian,
+    or the action that gets normal noise of a `deviation` (`noisy`).
+    """
+
+    net: Net
+    how: str
+    deviation: float = 0.0
+
+
+class Chooser:
+    """Chooses the actions of a cohort's members in one call.
+
+    Args:
+        choice: how.
+        actions: `A`.
+        observations: `O`.
+        envs: environments of each member.
+        keys, healthy: of the members, `[P]`.
+        rows: `[P]` int64, where the observations of each member's first environment are, among all rows.
+        places: `[P]` int64, where its actions are.
+    """
+
+    def __init__(
+        self, choice: Choice, actions: int, observations: int, envs: int, keys: Tensor, healthy: Tensor, rows: Tensor,
+        places: Tensor,
+    ) -> None:  # fmt: skip
+        fields = update.network(choice.net, None, observations, len(keys))
+        assert fields is not None
+        part = Stream(keys, Purpose.ACT, keys[:1]).part(1).keys
+        self._held = choice.net, keys, part, healthy, rows, places, fields
+        kind = header.of("chooser")
+        self.packed = kind.packed(
+            net=header.of("network").packed(**fields), how=CHOOSE.index(choice.how), members=len(keys), envs=envs,
+            actions=actions, deviation=choice.deviation, keys=at(keys), part_keys=at(part), salt=salt(Purpose.ACT),
+            to=at(places), healthy=at(healthy), **{"from": at(rows)},
+        )  # fmt: skip
+        self._pointer, self._call = kind.pointer(self.packed), header.of("choose_call")
+
+    @staticmethod
+    def serves(choice: Choice, observations: int, keys: Tensor) -> bool:
+        """Return whether the kernels can choose."""
+        return build.chosen() is not None and update.network(choice.net, None, observations, len(keys)) is not None
+
+    def __call__(self, obs: int, legal: int, actions: int, tick: int, epsilon: float) -> None:
+        """Choose at a tick, with probability `epsilon` at random, from rows of observations and of legal actions to
+        rows of actions, given by their addresses.
+
+        Raises:
+            MemoryError: there is none for it.
+        """
+        build.done(build.kernels().tick_choose(self._pointer, self._call(obs, legal, actions, tick, epsilon)))
+
+
+class Updates:
+    """The updates of a cohort from a replay memory, as many as are due in one call.
+
+    Args:
+        how: how the kernels make one.
+        batches: what draws the minibatches.
+        period: after how many updates their pattern repeats.
+        keys, healthy, losses: of the members, `[P]`.
+        memory: `[P]` int64, which memory each one has.
+        priorities: of the memories; None where all rows are equally likely.
+    """
+
+    def __init__(
+        self, how: Recipe, batches: Batches, period: int, keys: Tensor, healthy: Tensor, losses: Tensor,
+        memory: Tensor, priorities: Priority | None,
+    ) -> None:  # fmt: skip
+        part = Stream(keys, Purpose.UPDATE, keys[:1]).part(1).keys
+        (members, n), held = batches.index.shape, update.minibatch(batches.batch)
+        noise, own = (torch.empty(members, n, how.noise) if wanted else None for wanted in (how.noise, how.own_noise))
+        errors = torch.zeros(members, n)
+        trees = None if priorities is None else priorities.of(batches.slots, batches.index, errors)
+        self._held = (
+            how, batches, keys, part, healthy, losses, memory, noise, own, errors, held, trees, how.scale
+        )  # fmt: skip
+        kind = header.of("lessons")
+        self.packed = kind.packed(
+            how=UPDATES.index(how.name), members=members, numbers=how.noise, period=period, turn=how.turn,
+            salt=salt(Purpose.UPDATE), batches=batches.address, batch=header.address(held[1]),
+            job=header.address(how.job.pointer), keys=at(keys), part_keys=at(part), scale=at(how.scale),
+            noise=at(noise), own_noise=at(own), memory=at(memory), losses=at(losses),
+            errors=at(errors), healthy=at(healthy), priorities=0 if trees is None else header.address(trees[0]),
+        )  # fmt: skip
+        self._pointer, self._call = kind.pointer(self.packed), header.of("learn_call")
+
+    @staticmethod
+    def serves(how: Recipe, batches: Batches) -> bool:
+        """Return whether all that these updates read lies where it is while their members live."""
+        return update.lasting(how) and update.minibatch(batches.batch)[2] is None
+
+    def __call__(self, step: int, turn: int, updates: int, beta: float, filled: int) -> None:
+        """Make updates; `step` is the counter of the first draw, `turn` which the first is within the period, and
+        `filled` the address of how many rows each memory holds.
+
+        Raises:
+            MemoryError: there is none for it.
+        """
+        build.done(build.kernels().tick_learn(self._pointer, self._call(step, turn, updates, beta, filled)))
+
+
+class Appender:
+    """Appends rows to the rings of a replay memory, and gives them their first priorities, in one call.
+
+    Args:
+        to: `[M, capacity, size]`.
+        rows: `[M, n, size]`, what is appended at every call.
+        keep: `[M, n]` bool, which of them are; those that are not finite are left out.
+        position, filled: `[M]` int64, counted on.
+        priorities: of the memories, or None.
+        each: members of a memory.
+    """
+
+    def __init__(
+        self, to: Tensor, rows: Tensor, keep: Tensor, position: Tensor, filled: Tensor, priorities: Priority | None,
+        each: int,
+    ) -> None:  # fmt: skip
+        places = torch.empty(keep.numel(), dtype=torch.int64)
+        trees = None if priorities is None else priorities.of()
+        self.rows, self.keep = rows, keep
+        self._held = to, position, filled, places, trees
+        kind = header.of("memory_call")
+        self.packed = kind.packed(
+            store=header.of("store_call").pack(
+                *rows.shape, to.shape[1], at(rows), at(keep), at(to), at(position), at(filled), at(places)
+            ),
+            priorities=0 if trees is None else header.address(trees[0]), each=each,
+        )  # fmt: skip
+        self._pointer = kind.pointer(self.packed)
+
+    def append(self) -> None:
+        """Append what `rows` and `keep` hold now."""
+        build.kernels().tick_remember(self._pointer)
+
+
+class ManyTicks:
+    """Whole ticks of members whose environment is in C, as many as wanted in one call.
+
+    Args:
+        choosers, lessons: of each cohort, made for the same rows and the same memory.
+        every: steps of a member from one update to the next, of each cohort.
+        pool: the environment's rows, see `native.environment.States.packed`.
+        rows: `[n]` int64, which of them step; None: all.
+        episodes: key, environment and number of begun episodes of every row, `[R]` int64; the latter is counted on.
+        returns: of running episodes `[R]`, and sums and counts of ended ones `[slots]`; None: nobody asks for them.
+        memory: what rows of the pool are appended by.
+        obs: `[n, O]`, what members act on; the caller writes it before a call.
+        legal: `[n, A]` bool.
+        actions: room for those of a tick, `[n]` int64 or `[n, A]` float32.
+        envs: environments of each member.
+        delay: steps of a member before it may learn.
+        at_once: updates that a member makes when some are due.
+        apart: how many draws each tick has for itself.
+        alone: whether each member has a memory of its own and no transition can be broken: then one takes all ticks
+            before another does, or several at the same time on threads of the kernels.
+    """
+
+    def __init__(
+        self, choosers: Sequence[Chooser], lessons: Sequence[Updates], every: Sequence[int], pool: bytes,
+        rows: Tensor | None, episodes: tuple[Tensor, Tensor, Tensor], returns: tuple[Tensor, Tensor, Tensor] | None,
+        memory: Appender, obs: Tensor, legal: Tensor, actions: Tensor, envs: int, delay: int, at_once: int, apart: int,
+        alone: bool,
+    ) -> None:  # fmt: skip
+        (n, _), (keys, of, begun) = obs.shape, episodes
+        self.obs, whole = obs, len(begun)
+        after, reward = torch.empty_like(obs), torch.empty(n)
+        over, *ends = (torch.zeros(count, dtype=torch.bool) for count in (whole, n, n))
+        found, seeds = torch.empty(2, whole, dtype=torch.int64)
+        running, sums, counts = returns or (None, None, None)
+        arrays = [header.of(name).pointer(b"".join(each.packed for each in those))
+                  for name, those in (("chooser", choosers), ("lessons", lessons))]  # fmt: skip
+        steps = torch.tensor(list(every), dtype=torch.int64)
+        env = header.of("env_call").changed(
+            pool, rows=n, where=at(rows), actions=at(actions), obs=at(after), rewards=at(reward),
+            terminated=at(ends[0]), truncated=at(ends[1]),
+        )  # fmt: skip
+        begins = header.of("episodes_call").pack(
+            whole, at(over), at(keys), at(of), at(begun), salt(Purpose.EPISODE), at(found), at(seeds)
+        )
+        self._held = (
+            choosers, lessons, rows, episodes, returns, memory, legal, actions, after, reward, over, ends, found, seeds,
+            arrays, steps,
+        )  # fmt: skip
+        kind = header.of("world_call")
+        self._pointer = kind.pointer(kind.packed(
+            cohorts=len(choosers), choosers=header.address(arrays[0]), lessons=header.address(arrays[1]),
+            every=at(steps), env=env, memory=memory.packed, episodes=begins, obs=at(obs), legal=at(legal),
+            rows=at(memory.rows), keep=at(memory.keep), over=at(over), sums=at(sums), counts=at(counts),
+            running=at(running), envs=envs, delay=delay, at_once=at_once, apart=apart, alone=alone,
+        ))  # fmt: skip
+
+    def __call__(self, tick: int, here: int, epsilon: Sequence[float], beta: Sequence[float]) -> tuple[int, int]:
+        """Take ticks, one for each `epsilon` and `beta`, fewer where transitions are broken.
+
+        `tick` and `here` are the number of the first one, of those who live and within the generation.
+
+        Returns:
+            how many were taken, and how many transitions were broken in the last one.
+
+        Raises:
+            MemoryError: there is none for it; some members may be further than others.
+        """
+        rates, told = torch.tensor([[*epsilon], [*beta]]), torch.zeros(2, dtype=torch.int64)
+        call = header.of("ticks_call")(tick, here, len(epsilon), at(rates[0]), at(rates[1]), at(told))
+        build.done(build.kernels().tick_many(self._pointer, call))
+        taken, broken = told.tolist()
+        return taken, broken

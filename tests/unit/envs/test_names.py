@@ -1,0 +1,50 @@
+"""Ids of environments that packages register: by an entry point, or as a sentence that says whose they are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from evopipe.envs.make import make_env
+from evopipe.errors import ParamsError
+from evopipe.schema.blocks import EnvConfig
+
+
+def refused(env_id: str) -> str:
+    with pytest.raises(ParamsError) as caught:
+        make_env(EnvConfig(id=env_id))
+    return str(caught.value).removeprefix(f"env.id: unknown environment {env_id!r}")
+
+
+def test_an_id_without_its_module_is_answered_with_it() -> None:
+    assert refused("MiniGrid-DoorKey-5x5-v0") == ", did you mean 'minigrid:MiniGrid-DoorKey-5x5-v0'?"
+    assert refused("BabyAI-GoToObj-v0") == ", did you mean 'minigrid:BabyAI-GoToObj-v0'?"
+
+
+def test_an_id_of_a_package_that_is_not_installed_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+    install = "; it is of the package highway-env: `pip install highway-env`, then "
+    assert refused("highway-v0") == f"{install}'highway_env:highway-v0'"
+    assert refused("MinAtar/Breakout-v1").endswith("`pip install MinAtar`, then 'MinAtar/Breakout-v1'")
+
+
+def test_an_id_that_an_entry_point_registers_needs_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MinAtar's ids are: Gymnasium itself looks at these entry points no more."""
+    (tmp_path / "games_of_mine.py").write_text(
+        "import gymnasium\n"
+        "def register():\n"
+        "    gymnasium.register('Mine/Pole-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)\n"
+    )
+    info = tmp_path / "games_of_mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: games-of-mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[gymnasium.envs]\nMine = games_of_mine:register\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = make_env(EnvConfig(id="Mine/Pole-v0"))
+    assert env.spec is not None
+    assert env.spec.max_episode_steps == 9
+    env.close()
+    gymnasium.registry.pop("Mine/Pole-v0")
