@@ -134,6 +134,7 @@ SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "recurrent": ("ppo", {"search": IN_TURNS, "config": LSTM, "train": {"normalise": {"rewards": True}}}),
     "tensors": ("dqn", {"search": IN_TURNS}),
+    "in C": ("dqn", {"search": IN_TURNS}),
     "team": ("maddpg", {"search": IN_TURNS}),
     "evaluation": ("dqn", {"train": {"replay": LEDGER, "eval_episodes": 24, **CONFIRMED}}),
     "several steps": ("dqn", {"search": IN_TURNS, "train": {"replay": {**LEDGER, "n_step": 2}, "eval_episodes": 24}}),
@@ -151,13 +152,15 @@ SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def searched(name: str) -> EnvSpec:
     """A problem whose members wait, begin anew, or are scored by what they did in training."""
+    if name == "in C":
+        build.use(build.load())
     algo, more = SEARCHES[name]
     train = {"evo_steps": 100, "max_steps": 300, **more.get("train", {})}
     config = {"evolve": RANGES if algo != "maddpg" else {}, **more.get("config", {})}
     mutation = {"probabilities": {"none": 0.0, "rl_hp": 1.0, "architecture": 0.0, "parameters": 0.0, "activation": 0.0}}
     p = problem(algo=algo, **{**more, "train": train, "config": config, "mutation": mutation})
-    if name == "tensors":
-        object.__setattr__(p, "env", p.env.model_copy(update={"backend": "torch"}))
+    if name in ("tensors", "in C"):
+        object.__setattr__(p, "env", p.env.model_copy(update={"backend": "torch" if name == "tensors" else "c"}))
     return p
 
 

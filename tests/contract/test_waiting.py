@@ -10,6 +10,7 @@ import pytest
 
 import populations
 import rota
+from evopipe.native import build
 from evopipe.searchers.history import origins
 from populations import equal_states, finish, go_on
 from rota import TURNS, check
@@ -139,3 +140,21 @@ def test_who_is_born_into_a_slot_that_waits_remembers_nothing_of_it(born: bool, 
         loop.turn()
     (memory,) = (each.memory[each.cohort.slots.index(0)] for each in loop.regime.playing if 0 in each.cohort.slots)
     assert bool(memory.any()) != born
+
+
+@pytest.mark.parametrize("backend", ["sync", "torch", "c"])
+def test_who_is_born_to_an_empty_memory_learns_a_tick_later_and_nobody_waits(
+    backend: str, run: Callable[..., Any]
+) -> None:
+    """Of 25 ticks with two updates each: the first one has nothing to learn from."""
+    if backend == "c":
+        build.use(build.load())
+    p = problem("dqn", ((0,), (0,), (0, 1)), ((2, 1, 0),))
+    object.__setattr__(p, "env", p.env.model_copy(update={"backend": backend}))
+    loop = run(p, 2)
+    while loop.clock.generation < 2:
+        go_on(loop)
+    before = [int(member.tensors["adam.steps"]) for member in loop.members]
+    finish(loop)
+    after = [int(member.tensors["adam.steps"]) for member in loop.members]
+    assert [end - begin for begin, end in zip(before, after, strict=True)] == [50, 48]
