@@ -152,9 +152,9 @@ def problem(
     )
 
 
-def started(p: EnvSpec, size: int) -> Any:
+def started(p: EnvSpec, size: int | list[Member]) -> Any:
     """A run with its first population."""
-    return begin(p, first_members(p, size)[0])
+    return begin(p, first_members(p, size)[0] if isinstance(size, int) else size)
 
 
 def close_generation(run: Run) -> None:

@@ -23,4 +23,16 @@ class Scaled(gymnasium.ObservationWrapper[Any, Any, Any]):
         return observation * SCALE + OFFSET
 
 
+class Rich(gymnasium.RewardWrapper[Any, Any]):
+    """CartPole that pays so much a step."""
+
+    def __init__(self, pays: float = 1e6) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.pays = pays
+
+    def reward(self, reward: Any) -> Any:
+        return self.pays * reward
+
+
+gymnasium.register("Rich-v0", entry_point="scaled_envs:Rich")
 gymnasium.register("Scaled-v0", entry_point="scaled_envs:Scaled", reward_threshold=475)

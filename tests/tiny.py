@@ -55,7 +55,9 @@ TINY: dict[str, Any] = {
     "algos.dqn.network.latent": 16,
 }
 
-TRAINED = ("models/trained", "reports/lineage.jsonl", "reports/fitness.csv", "reports/train.json")
+TRAINED = (
+    "models/trained", "reports/lineage.jsonl", "reports/fitness.csv", "reports/signals.csv", "reports/train.json",
+)  # fmt: skip
 """What stage `train` writes, but for `reports/timing.csv`: that is a measurement."""
 MEASURED = "reports/timing.csv"
 

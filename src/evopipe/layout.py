@@ -21,6 +21,8 @@ BUFFERED = Path("reports/buffer.json")
 LINEAGE = Path("reports/lineage.jsonl")
 FITNESS = Path("reports/fitness.csv")
 TIMING = Path("reports/timing.csv")  # a measurement: the one out that holds a clock
+SIGNALS = Path("reports/signals.csv")
+LAST = ".last"  # of a signal's name: the column of its last value
 TRAIN = Path("reports/train.json")
 EVALUATION = Path("reports/evaluation.json")
 MEMBERS = Path("reports/members.json")
@@ -90,8 +92,8 @@ _COMPUTED = ("runtime.device", "runtime.threads", "runtime.kernels", "runtime.co
 _OF_TEXT = ("seed", "language", "fetch.source")
 _WRITTEN = ("runtime.device", "runtime.threads", "runtime.cohorts", "runtime.rows_at_once")
 _SPLIT = ("fetch.validation", "fetch.test")
-_CURVES = (LINEAGE, FITNESS, TIMING)
-_SHOWN = (ELITE, EPISODES, EVALUATION, FITNESS, LINEAGE, MEMBERS, TIMING, TRAIN)
+_CURVES = (LINEAGE, FITNESS, SIGNALS, TIMING)
+_SHOWN = (ELITE, EPISODES, EVALUATION, FITNESS, LINEAGE, MEMBERS, SIGNALS, TIMING, TRAIN)
 
 STAGES = (
     Stage(

@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     BOOTSTRAP = 12
     UPDATE = 13
     PROPOSE = 14
+    PROBE = 15
     PROMPT = 20
     GENERATE = 21
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from evopipe.core.layout import Block
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.net import Net
 from evopipe.core.padded import noisy
+from evopipe.regimes.probe import probe
 from evopipe.rng import Purpose, Stream, host, member_keys
 from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.declare import evolvable
@@ -614,6 +616,167 @@ def test_updates_are_those_of_one_agent_a_member(case: str) -> None:
                     tensor.double(), expected[name].double(), rtol=1e-6, atol=1e-9,
                     msg=f"{name} of member {i} after update {at}: {{}}".format,
                 )  # fmt: skip
+
+
+class Watched(Agent):
+    """An agent that keeps of its gradients, group by group of those clipped together, norms, and whether it clipped."""
+
+    def __init__(self, given: Given, member: Member) -> None:
+        super().__init__(given, member)
+        self.norms: list[tuple[float, bool]] = []
+
+    def descend(self, loss: torch.Tensor, together: bool = False, **rates: float) -> None:
+        names = [name.replace("__", ".") for name in rates if name.replace("__", ".") in self.values]
+        grads = torch.autograd.grad(
+            loss, [self.values[name] for name in names], retain_graph=True, materialize_grads=True
+        )
+        norms = [float(grad.norm()) for grad in grads]
+        norms = [math.hypot(*norms)] if together else norms
+        self.norms += [(norm, norm > self.hyper["grad_clip"]) for norm in norms]
+        super().descend(loss, together, **rates)
+
+
+def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
+    """The signals of a member's minibatch by the papers' formulas, and by no more than numbers of one agent."""
+    found: dict[str, torch.Tensor] = {}
+    weight = (batch.weight / batch.weight.sum()).flatten()
+    if agent.name == "bc":
+        return {}
+    if agent.name == "ppo":
+        return told_of_ppo(agent, batch, weight)
+    target = "critics_target" if "critics_target.critic_1" in agent.values else "critic_target"
+    x, x_minus = agent.encoded(batch.obs), agent.encoded(batch.obs, target=True)
+
+    def least(name: str, read: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        if name.startswith("critics"):
+            if not agent.continuous:
+                return torch.minimum(*(of(agent.net(f"{name}.critic_{k}", read), action) for k in (1, 2)))
+            return torch.minimum(*twins(agent, name, read, action))
+        return agent.q(name, read, action)
+
+    if agent.name in ("dqn", "cqn", "rainbow"):
+        if agent.name == "rainbow":
+            q, q_minus = (of_rainbow(agent, name, batch) for name in ("q", "target"))
+        else:
+            q, q_minus = (of(agent.net(name, batch.obs), batch.action) for name in ("q", "target"))
+    else:
+        online = target.removesuffix("_target")
+        q, q_minus = least(online, x, batch.action), least(target, x_minus, batch.action)
+        if agent.name in ("ddpg", "td3", "td3bc"):
+            own = least(online, x, torch.tanh(agent.net("actor", x)))
+            found["losses/actor_loss"] = -(weight * own).sum()
+            if agent.name == "td3bc":
+                found["losses/data_gap"] = (weight * (own - q)).sum()
+        elif agent.name == "iql":
+            out = agent.net("actor", batch.obs)
+            own = least(online, x, torch.tanh(out) if agent.continuous else best(out, batch.legal))
+            found["losses/data_gap"] = (weight * (own - q)).sum()
+    if agent.name == "cqn":
+        values = agent.net("q", batch.obs).masked_fill(~batch.legal, -math.inf)
+        found["losses/data_gap"] = (weight * (values.amax(dim=1) - q)).sum()
+    if agent.name == "sac":
+        alpha, out = agent.values["log_alpha"].exp(), agent.net("actor", x)
+        found["losses/alpha"] = alpha
+        if agent.continuous:
+            mean, log_std = out[:, :A], out[:, A:].clamp(-20, 2)
+            u = mean + log_std.exp() * draw.normal(B * A)[0].double().view(B, A)
+            normal = torch.distributions.Normal(mean, log_std.exp())
+            log_pi = (normal.log_prob(u) + 2 * torch.cosh(u).log()).sum(dim=1)
+            each, entropy = alpha * log_pi - least("critics", x, torch.tanh(u)), -log_pi
+            found["losses/log_std"] = (weight * log_std.mean(dim=1)).sum()
+        else:
+            log_pi = log_softmax(out, batch.legal)
+            pi, log_pi = log_pi.exp(), log_pi.clamp(min=-1e9)
+            both = torch.minimum(*(agent.net(f"critics.critic_{k}", x) for k in (1, 2)))
+            each, entropy = (pi * (alpha * log_pi - both)).sum(dim=1), -(pi * log_pi).sum(dim=1)
+        found |= {"losses/actor_loss": (weight * each).sum(), "losses/entropy": (weight * entropy).sum()}
+    if agent.name == "rainbow" and agent.cfg.distributional:
+        ends = of(rainbow_logits(agent, "q", batch), batch.action).softmax(dim=1)
+        found |= {
+            "losses/support_low": (weight * ends[:, 0]).sum(),
+            "losses/support_high": (weight * ends[:, -1]).sum(),
+        }
+    found |= {
+        "losses/q_values": (weight * q).sum(),
+        "losses/q_values_max": q[weight > 0].max(),
+        "losses/target_gap": (weight * (q - q_minus).abs()).sum(),
+    }
+    return {name: float(value.detach()) for name, value in found.items()}
+
+
+def rainbow_logits(agent: Agent, name: str, batch: Batch) -> torch.Tensor:
+    out = agent.net(name, batch.obs).view(B, -1, agent.cfg.atoms if agent.cfg.distributional else 1)
+    return out[:, :1] + out[:, 1:] - out[:, 1:].mean(dim=1, keepdim=True) if agent.cfg.dueling else out
+
+
+def of_rainbow(agent: Agent, name: str, batch: Batch) -> torch.Tensor:
+    out = of(rainbow_logits(agent, name, batch), batch.action)
+    z = torch.linspace(agent.cfg.v_min, agent.cfg.v_max, agent.cfg.atoms)
+    return (out.softmax(dim=1) * z).sum(dim=1) if agent.cfg.distributional else out[:, 0]
+
+
+def told_of_ppo(agent: Agent, batch: Sequences, weight: torch.Tensor) -> dict[str, float]:
+    cfg, clip = agent.cfg, agent.hyper["clip"]
+    advantage, target, old = (x[:, 0] for x in (batch.advantage, batch.target, batch.value))
+    if cfg.normalise_advantage:
+        mean = (weight * advantage).sum()
+        advantage = (advantage - mean) / ((weight * (advantage - mean) ** 2).sum().sqrt() + 1e-8)
+    x = agent.encoded(batch.obs[:, 0])
+    out, value = agent.net("actor", x), agent.net("critic", x)[:, 0]
+    found = {}
+    if agent.continuous:
+        log_std = agent.values["log_std"]
+        chances: Any = torch.distributions.Independent(torch.distributions.Normal(out, log_std.exp()), 1)
+        entropy = chances.entropy()
+        found["losses/log_std"] = float(log_std.detach().mean())
+        if cfg.squash:
+            chances = torch.distributions.TransformedDistribution(chances, [torch.distributions.TanhTransform()])
+    else:
+        legal = None if batch.legal is None else batch.legal[:, 0]
+        low = torch.finfo(out.dtype).min
+        chances = torch.distributions.Categorical(logits=out if legal is None else out.masked_fill(~legal, low))
+        entropy = chances.entropy()
+    apart = chances.log_prob(batch.action[:, 0]) - batch.log_prob[:, 0]
+    ratio = apart.exp()
+    error = (value - target) ** 2
+    if cfg.clip_value:
+        error = torch.maximum(error, (old + (value - old).clamp(-clip, clip) - target) ** 2)
+    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    sums = {
+        "losses/policy_loss": -gain, "losses/value_loss": error / 2, "losses/entropy": entropy,
+        "losses/approx_kl": ratio - 1 - apart, "losses/clipfrac": ((ratio - 1).abs() > clip).double(),
+    }  # fmt: skip
+    return found | {name: float((weight * each).sum().detach()) for name, each in sums.items()}
+
+
+@each_case
+def test_signals_are_those_of_one_agent_a_member(case: str) -> None:
+    """The probe's own minibatch: what the algorithm tells, the gradient before it is clipped, and how wrong values are.
+    It leaves no trace."""
+    given = Given(case)
+    cohort, turn = given.cohort(), given.period - 1
+    batch = given.steps(cohort, 0) if given.on_policy else given.transitions(0)
+    draw = Stream(cohort.keys, Purpose.PROBE, torch.tensor([0]))
+    before = dissolve([cohort])
+    spec: Any = SimpleNamespace(algo=given.algo, algo_config=given.cfg, spaces=given.spaces, period=given.period)
+    found = probe(spec, cohort, batch, draw, cohort.hyper, offline=given.name in ("cqn", "iql", "td3bc"))
+    assert all(same(a, b) for a, b in zip(before, dissolve([cohort]), strict=True))
+    for i, member in enumerate(given.members):
+        agent = Watched(given, member)
+        own = Stream(cohort.keys[i : i + 1], Purpose.PROBE, torch.tensor([0]))
+        expected = told(agent, row(batch, i), own.part(3))
+        agent.hyper = {**agent.hyper, "target_kl": 0.0}  # who rests has a gradient too
+        _, errors = PAPERS[given.name](agent, row(batch, i), own, lambda of: of.normal(B * A)[0].double(), turn)
+        expected["losses/grad_norm"] = math.sqrt(sum(norm**2 for norm, _ in agent.norms))
+        expected["losses/grad_clipped"] = float(any(clipped for _, clipped in agent.norms))
+        if errors is not None:
+            weight = batch.weight[i] / batch.weight[i].sum()
+            expected["losses/td_error"] = float((weight * errors.detach().abs()).sum())
+        expected["charts/observation_size"] = float(batch.obs[i].abs().flatten(0, -2).mean(dim=0).max())
+        assert found.keys() == expected.keys() | {"charts/dormant"}
+        for name, value in expected.items():
+            assert float(found[name][i]) == pytest.approx(value, rel=1e-6, abs=1e-9), (name, i)
+        assert 0.0 <= float(found["charts/dormant"][i]) <= 1.0
 
 
 def test_a_hard_target_is_copied_at_every_so_many_updates_of_its_member() -> None:

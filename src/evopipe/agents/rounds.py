@@ -29,9 +29,10 @@ from evopipe.language.base import stacked
 from evopipe.language.generate import Sampling, generate
 from evopipe.language.hooks import reference
 from evopipe.parallel import available_cpus
-from evopipe.regimes.dialogue import learn, sampling
+from evopipe.regimes.dialogue import learn, of_round, sampling
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
+from evopipe.regimes.probe import Probe
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
@@ -118,6 +119,7 @@ class Rounds:
         self.processes = Processes(min(agents.workers, available_cpus()))
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, MEASURED)
+        self._probe = Probe(spec, clock)
         self.remarks: list[str] = []
         self.masked = {*(reason.value for reason in FAILED), *agents.mask}  # reasons of what teaches nothing
         self._estimators = {role: algos.get(name) for role, name in agents.estimators.items()}
@@ -143,6 +145,10 @@ class Rounds:
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
+        self._probe.adopt(cohorts)
+
+    def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
+        return self._probe.diagnostics.told(slots)
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 
@@ -202,6 +208,8 @@ class Rounds:
         if self.agents.record == "all":
             self.write(f"train-{self.clock.ticks + 1:06d}", done)  # `tick` comes again where members live by turns
         self.clock.count(rewarded=rewarded)
+        if self.clock.generation_over:
+            self._probe.end(self.cohorts)
         self.whole = True
 
     def _warn(self, done: Sequence[Done]) -> None:
@@ -255,7 +263,7 @@ class Rounds:
                 text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
             else:
                 text, silent = advantages(RolloutBatch(text, batch.owner, played), tasks, self._how(cohort))
-            drift = learn(spec, self.clock, cohort, text)
+            drift = learn(spec, self.clock, cohort, text, self._probe)
         self._measure(cohort, text, done, batch.owner, drift, silent)
         return any(each.episode.reward for member in done for each in member)
 
@@ -291,25 +299,24 @@ class Rounds:
         entropy = [
             np.mean([e for one in member for part in one.entropies.values() for e in part] or [0.0]) for member in done
         ]
-        self.measures.note(
-            self.clock.generation,
-            cohort.slots,
-            {
-                "reward": each(lambda one: one.episode.reward),
-                "correct": each(lambda one: one.episode.is_correct),
-                "none": torch.from_numpy((~right.any(axis=2)).mean(axis=1)),  # tasks that no rollout got right
-                "all": torch.from_numpy(right.all(axis=2).mean(axis=1)),
-                "turns": each(_turns),
-                "length": each(_length),
-                "entropy": torch.tensor(entropy),
-                "kl": kl,
-                "effective": kept,
-                "silent": torch.full_like(drift, silent / len(cohort.slots)),
-                "drift": drift,
-                "failed": each(lambda one: one.episode.termination_reason in FAILED),
-                "cut": each(lambda one: records.reason(one).endswith("length_exceeded")),
-            },
-        )
+        every = {
+            "reward": each(lambda one: one.episode.reward),
+            "correct": each(lambda one: one.episode.is_correct),
+            "none": torch.from_numpy((~right.any(axis=2)).mean(axis=1)),  # tasks that no rollout got right
+            "all": torch.from_numpy(right.all(axis=2).mean(axis=1)),
+            "turns": each(_turns),
+            "length": each(_length),
+            "entropy": torch.tensor(entropy),
+            "kl": kl,
+            "effective": kept,
+            "silent": torch.full_like(drift, silent / len(cohort.slots)),
+            "drift": drift,
+            "failed": each(lambda one: one.episode.termination_reason in FAILED),
+            "cut": each(lambda one: records.reason(one).endswith("length_exceeded")),
+        }
+        self.measures.note(self.clock.generation, cohort.slots, every)
+        reward = torch.tensor([[one.episode.reward for one in member] for member in done])
+        self._probe.note(cohort, {k: x.to(drift.device) for k, x in of_round(reward, group, every).items()})
 
     # --- validation ---------------------------------------------------------------------------------------------------
 
@@ -361,10 +368,15 @@ class Rounds:
             records.write(self.folder / f"{name}.jsonl", told)
 
     def state(self) -> dict[str, Tensor]:
-        return {**self.measures.state(), "validated": self.validated.state()["measures"]}
+        return {
+            **self.measures.state(),
+            **self._probe.diagnostics.state(),
+            "validated": self.validated.state()["measures"],
+        }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
         self.measures.restore(tensors)
+        self._probe.diagnostics.restore(tensors)
         self.validated.restore({"measures": tensors["validated"]})
         return 0
 

@@ -81,6 +81,7 @@ OPTIONAL: dict[str, Any] = {
     # How the CPU's own kernels act and learn (`native.ticks.Choice` and `native.update.Recipe`); None where torch must.
     "choice": None,  # (cfg, state) → how they choose as `act` does
     "recipe": None,  # (cfg, state, hp, batch) → how they make an update
+    "signals": None,  # (cfg, state, batch) → what a minibatch tells beside what all algorithms do, by name, `[P]` each
     "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
     "learn": None,  # (cfg, state, hp, lessons, healthy) → `Learned` from all minibatches of a rollout, or None
     "play": None,  # (cfg, state, ticks) → what lets members act in environments in C by `step`'s bits, or None

@@ -121,7 +121,7 @@ def clipped_double_loss(
 def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bool = False) -> Recipe | None:
     """Return how the CPU's own kernels take the whole update of a deterministic actor and of critics by that name; None
     where torch must. `close`: as TD3+BC."""
-    if not build.serve(batch.obs) or getattr(state, "encoder", None) is not None:
+    if not build.serve_wholly(batch.obs) or getattr(state, "encoder", None) is not None:
         return None
     of, places = Learners.of(state, critic), native.alone(cfg.spaces.observations, cfg.spaces.actions)
     limit, alpha = hp.get("target_clip", 0.0), hp["alpha"] if close else None

@@ -158,7 +158,7 @@ def _whole_update(
     cfg: Any, state: Any, critic: str, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, climbs: bool
 ) -> Learned | None:
     """Take the whole update by the CPU's own kernels, of critics by that name in the state; None where torch must."""
-    if not build.serve(batch.obs) or cfg.spaces.images:
+    if not build.serve_wholly(batch.obs) or cfg.spaces.images:
         return None
     of, n = agent_groups(cfg), batch.reward[0].numel() * cfg.spaces.actions
     if cfg.spaces.continuous:

@@ -28,6 +28,7 @@ from evopipe.core.padded import Views, noise_scale, noisy
 from evopipe.core.structure import Widths
 from evopipe.native.update import Learners, Recipe, take
 from evopipe.native.value import value_recipe
+from evopipe.ops import signals as told
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss
 from evopipe.rng import Stream
@@ -164,6 +165,15 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
 def _of_action(out: Tensor, action: Tensor) -> Tensor:
     """Return the outputs of the action taken: `[P, B, A, K]`, int64 `[P, B]` → `[P, B, K]`."""
     return out.gather(-2, action[..., None, None].expand(*action.shape, 1, out.shape[-1])).squeeze(-2)
+
+
+def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
+    """Return how much of the distribution stands at each end of its support."""
+    if not cfg.distributional:
+        return {}
+    chance = _of_action(_logits(cfg, state.q, batch.obs, None), batch.action).softmax(dim=-1)
+    ends = told.means(batch.weight, chance[..., 0], chance[..., -1]).unbind(dim=1)
+    return dict(zip(("losses/support_low", "losses/support_high"), ends, strict=True))
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:

@@ -183,7 +183,7 @@ def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
 
 
 def recipe(cfg: Config, state: State, hp: Hyper, batch: Batch) -> Recipe | None:
-    if not build.serve(batch.obs) or state.encoder is not None:
+    if not build.serve_wholly(batch.obs) or state.encoder is not None:
         return None
     continuous, by_legal = cfg.spaces.continuous, not cfg.spaces.continuous and cfg.target_entropy == "auto"
     of, aim = Learners.of(state, "critics"), 0.6 if by_legal else float(_aim(cfg))

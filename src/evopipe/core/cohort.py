@@ -104,6 +104,19 @@ class Cohort:
         found = self.normaliser.normalised(obs.flatten(1, -2)).view_as(obs)
         return found if there is None else found.masked_fill(~there[..., None], 0.0)
 
+    def copied_state(self) -> Any:
+        """Return a copy of the algorithm's state, to be changed without a trace."""
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, Net):
+                return value.copy(value.trainable)
+            if isinstance(value, Adam):
+                return Adam(value.structure, value.mean.clone(), value.square.clone(), value.steps.clone())
+            return None if value is None else value.clone()
+
+        fields = dataclasses.fields(self.state)
+        return type(self.state)(**{f.name: copied(getattr(self.state, f.name)) for f in fields})
+
     def part(self, first: int, end: int) -> Cohort:
         """Return the rows from `first` to `end` as a cohort that shares memory with this one. Their results keep every
         bit."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -57,6 +59,35 @@ def leaf(value: Tensor) -> Tensor:
     return found
 
 
+_watched: list[tuple[Tensor, Tensor]] | None = None
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Take note of gradients while the `with` block lasts.
+
+    The list gets a pair for each time that gradients are clipped: their norms `[P]` float64 before, and whether they
+    were above the limit, `[P]` bool.
+    """
+    global _watched
+    found: list[tuple[Tensor, Tensor]] = []
+    _watched = found
+    try:
+        yield found
+    finally:
+        _watched = None
+
+
+def _watch(grads: Sequence[Tensor], limit: Tensor) -> None:
+    """Take note of gradients `[P · K, n]` that are clipped together, if someone wants to know."""
+    if _watched is None:
+        return
+    each = [torch.linalg.vector_norm(grad, dim=1, dtype=torch.float64) for grad in grads]
+    norms = torch.stack(each, dim=1).square().sum(dim=1).view(len(limit), -1)  # [P, K], squared
+    over = norms.sqrt() + 1e-6 > limit[:, None]
+    _watched.append((norms.sum(dim=1).sqrt(), over.any(dim=1)))
+
+
 def backward(losses: Tensor, *nets: Net) -> None:
     """Fill `net.grad` of each network by backpropagation from losses `[P]`.
 
@@ -93,6 +124,7 @@ def clip_gradients(net: Net, limit: Tensor) -> Tensor:
 
 def clip_together(grads: list[Tensor], limit: Tensor) -> Tensor:
     """Scale gradients `[P, n]`, as if they were one, to at most `limit` `[P]`; return their norm `[P]` before."""
+    _watch(grads, limit)
     each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
     norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
     scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
@@ -137,6 +169,8 @@ def descend(
     """
     found = [(net, adam, lr) for net, adam, lr in learners if net is not None and adam is not None]
     backward(losses, *(net for net, _, _ in found))
+    for net, _, _ in found:
+        _watch([net.grad], limit)
     if all(native.serve(net, net.grad) for net, _, _ in found):
         healthy = healthy.clone()
         for net, _, _ in found:

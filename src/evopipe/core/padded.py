@@ -5,9 +5,10 @@ Layers are padded to common widths, and members that lack a layer skip it. Pads 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -55,6 +56,25 @@ def widest(archs: Sequence[Arch]) -> Arch:
     encoder, head = room([a.encoder for a in archs], archs[0].residual), room([a.head for a in archs])
     latent = round_up(max(a.latent for a in archs), WIDTH_MULTIPLE)
     return replace(archs[0], encoder=encoder, latent=latent, head=head)
+
+
+_units: list[tuple[Tensor, Tensor | None]] | None = None
+
+
+@contextlib.contextmanager
+def watched_units() -> Iterator[list[tuple[Tensor, Tensor | None]]]:
+    """Take note of plain hidden layers that torch computes while the `with` block lasts.
+
+    The list gets a pair for each of them: the mean size of each unit's output over its batch, `[P, H]`, and which units
+    a member has, `[P, 1, H]`, None where all have all.
+    """
+    global _units
+    found: list[tuple[Tensor, Tensor | None]] = []
+    _units = found
+    try:
+        yield found
+    finally:
+        _units = None
 
 
 class Views(NamedTuple):
@@ -227,7 +247,10 @@ class Padded:
             f = torch.baddbmm(layer.bias, x, layer.weight)  # [P, B, H]
             if layer.gain is not None and layer.shift is not None:
                 f = layer_norm(f, layer.gain, layer.shift, self.masks[i])
-            x = self._leave(i, layer, x, activate(f, self.runs))
+            f = activate(f, self.runs)
+            if _units is not None:
+                _units.append((f.detach().abs().mean(dim=1), self.masks[i]))
+            x = self._leave(i, layer, x, f)
         if not self.widths.outputs:
             return x
         # A member's outputs begin a cache line: from elsewhere a product has other last bits on some processors.

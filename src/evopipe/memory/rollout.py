@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from evopipe.native import policy, rollouts
+from evopipe.ops import signals as ops
 from evopipe.ops.value import gae
 from evopipe.types import GONE, Chosen, Sequences, Spaces
 
@@ -129,6 +130,13 @@ class Rollout:
         value = self.rows[:, :ticks, :, at + 1]
         advantage = gae(reward, value, next_value.view_as(value), terminated > 0, cut > 0, gamma, lam)
         self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)
+
+    def signals(self, ticks: int) -> dict[str, Tensor]:
+        """Return signals `[P]` of the first `ticks` ticks: how well values told the targets, and how far advantages lie
+        apart."""
+        at = self.layout.log_prob
+        value, advantage, target, valid = (self.rows[:, :ticks, :, at + i].flatten(1) for i in (1, 3, 4, 5))
+        return ops.of_rollout(valid, value, target, advantage)
 
     def sequences(self, ticks: Tensor, env: Tensor, weight: Tensor) -> Sequences:
         """Gather a minibatch of sequences.

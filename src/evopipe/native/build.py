@@ -43,6 +43,7 @@ SECONDS = 120.0  # longest that compiling may take
 
 
 _chosen: Any = None
+_wholly = True  # whether whole updates may be theirs
 
 
 def use(kernels: Any) -> None:
@@ -71,6 +72,33 @@ def compiler() -> str | None:
 def serve(*tensors: Tensor) -> bool:
     """Return whether the kernels are in use, and can read these tensors."""
     return _chosen is not None and False not in [x.is_cpu for x in tensors] and not torch.compiler.is_compiling()
+
+
+def serve_wholly(*tensors: Tensor) -> bool:
+    """Return whether the kernels may take a whole update of these tensors."""
+    return _wholly and serve(*tensors)
+
+
+@contextlib.contextmanager
+def by_operators() -> Iterator[None]:
+    """Let torch take updates while the `with` block lasts, in which the kernels compute single operators alone."""
+    global _wholly
+    _wholly = False
+    try:
+        yield
+    finally:
+        _wholly = True
+
+
+@contextlib.contextmanager
+def by_torch() -> Iterator[None]:
+    """Let torch compute all while the `with` block lasts."""
+    global _chosen
+    before, _chosen = _chosen, None
+    try:
+        yield
+    finally:
+        _chosen = before
 
 
 def done(starved: int) -> None:

@@ -23,15 +23,45 @@ static int any_of(double u, const uint8_t *legal, int count) {
   return 0;
 }
 
-// tanh(mean + exp(log_std) · noise) in float64, rounded; a log-deviation lies within `ops.distributions`' bounds.
+// e^x of -700 ≤ x ≤ 700, within an ulp, as fdlibm has it (Sun Microsystems, 1993): no library decides about its last bits.
+static double exponential_of(double x) {
+  const double k = nearbyint(x * 1.44269504088896338700), high = x - k * 6.93147180369123816490e-01;
+  const double low = k * 1.90821492927058770002e-10, r = high - low, t = r * r;
+  double c = 4.13813679705723846039e-08;
+  c = -1.65339022054652515390e-06 + t * c;
+  c = 6.61375632143793436117e-05 + t * c;
+  c = -2.77777777770155933842e-03 + t * c;
+  c = r - t * (1.66666666666666019037e-01 + t * c);
+  const int64_t power = ((int64_t)k + 1023) << 52;
+  double scale;
+  memcpy(&scale, &power, sizeof scale);
+  return scale * (1.0 - ((low - r * c / (2.0 - c)) - high));
+}
+
+// tanh in float64, rounded. Near 0 it is Lambert's continued fraction.
+static float tanh_of(double x) {
+  const double far = fabs(x), q = x * x;
+  if (x != x) return (float)x;
+  if (far > 20.0) return x > 0.0 ? 1.0f : -1.0f;
+  if (far > 0.5) {
+    const double of_far = 1.0 - 2.0 / (exponential_of(2.0 * far) + 1.0);
+    return (float)(x > 0.0 ? of_far : -of_far);
+  }
+  double below = 17.0;
+  for (double odd = 15.0; odd > 0.0; odd -= 2.0) below = odd + q / below;
+  return (float)(x / below);
+}
+
+// tanh(mean + exp(log_std) · noise); a log-deviation lies within `ops.distributions`' bounds.
 static float squashed_once(float mean, float log_std, float noise) {
+  if (log_std != log_std) return log_std;
   const double bounded = log_std < -20.0f ? -20.0 : log_std > 2.0f ? 2.0 : (double)log_std;
-  return (float)tanh((double)mean + exp(bounded) * (double)noise);
+  return tanh_of((double)mean + exponential_of(bounded) * (double)noise);
 }
 
 void squash(const squash_call *c) {
   for (ptrdiff_t i = 0; i < c->n; i++)
-    c->to[i] = c->noise ? squashed_once(c->mean[i], c->log_std[i], c->noise[i]) : (float)tanh((double)c->mean[i]);
+    c->to[i] = c->noise ? squashed_once(c->mean[i], c->log_std[i], c->noise[i]) : tanh_of((double)c->mean[i]);
 }
 
 static double share_at(const explore_call *c, int p, ptrdiff_t place) {

@@ -280,7 +280,7 @@ def finish(
 
 def plain(*tensors: Tensor) -> bool:
     """Return whether the kernels are in use, and these are tensors of float32 that they can read."""
-    return build.serve(*tensors) and {x.dtype for x in tensors} == {torch.float32}
+    return build.serve_wholly(*tensors) and {x.dtype for x in tensors} == {torch.float32}
 
 
 def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -35,7 +35,7 @@ static void around(const chooser *c, int p, int64_t tick, const float *out, floa
       out += 2 * count;
       continue;
     }
-    for (int a = 0; a < count; a++) values[a] = (float)tanh((double)out[a]) + c->deviation * noise[a];
+    for (int a = 0; a < count; a++) values[a] = tanh_of((double)out[a]) + c->deviation * noise[a];
     out += count;
   }
 }

@@ -31,7 +31,7 @@ def value_recipe(
         double, huber, dueling: see the algorithms.
         support: `[K]`, the returns that the outputs' atoms stand for; without it each action has one output.
     """
-    if not build.serve(batch.obs) or batch.obs.dtype != torch.float32:
+    if not build.serve_wholly(batch.obs) or batch.obs.dtype != torch.float32:
         return None
     settings = *rates.values(), double, huber, dueling, support, batch.obs.shape[2]
     job = update.known(of, settings)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from evopipe import rng
+from evopipe.core import optim
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.core.net import score
@@ -20,6 +21,7 @@ from evopipe.language.tokens import Corpus, Rows
 from evopipe.language.vllm import VLLMEngine, weights
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
+from evopipe.regimes.probe import Probe, gradients
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
@@ -141,6 +143,7 @@ class Dialogue:
         self.spec, self.clock, self.whole, self.most = spec, clock, True, most
         self.completer = Completer(spec, corpus, judge, _engine_of(spec, clock.members), truth)
         self.cohorts: Sequence[Cohort] = []
+        self._probe = Probe(spec, clock)
         self.measures = Measures(clock.members, MEASURED if most is None else (*MEASURED, "accuracy"))
 
     def first(self, member: Member) -> Member:
@@ -158,12 +161,18 @@ class Dialogue:
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
+        self._probe.adopt(cohorts)
+
+    def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
+        return self._probe.diagnostics.told(slots)
 
     def advance(self, most: int = 1) -> None:
         """Let every member write a round of completions, and learn from it."""
         self.whole = False
         rewarded = [self._round(cohort) for cohort in self.cohorts]
         self.clock.count(rewarded=any(rewarded))
+        if self.clock.generation_over:
+            self._probe.end(self.cohorts)
         self.whole = True
 
     def _round(self, cohort: Cohort) -> bool:
@@ -188,11 +197,11 @@ class Dialogue:
         if self.completer.engine is not None and text.advantage is not None and drawn is not None:
             assert text.log_prob is not None
             text = replace(text, advantage=text.advantage * weights(text.log_prob, drawn, text.mask))
-        drift = learn(spec, self.clock, cohort, text)
+        drift = learn(spec, self.clock, cohort, text, self._probe)
         told = torch.full_like(reward, torch.nan)
         if self.completer.truth is not None:
             told, _ = self.completer.reward(written, index, group, self.completer.truth)
-        self._measure(cohort, text, written, drift, failed, told)
+        self._measure(cohort, text, written, drift, failed, told, group)
         return bool((reward != 0).any())
 
     def _scored_anew(self, cohort: Cohort, text: Text) -> Text:
@@ -200,7 +209,9 @@ class Dialogue:
             now = score(getattr(cohort.state, self.spec.algo.POLICY).frozen, text)
         return replace(text, log_prob=now.log_prob.masked_fill(~text.mask, 0.0))
 
-    def _measure(self, cohort: Cohort, text: Text, written: Written, drift: Tensor, failed: int, told: Tensor) -> None:
+    def _measure(
+        self, cohort: Cohort, text: Text, written: Written, drift: Tensor, failed: int, told: Tensor, group: int
+    ) -> None:  # fmt: skip
         """Take note of a round, of each member."""
         tokens = text.mask.flatten(1).sum(dim=1).clamp(min=1)
         kl = torch.full_like(drift, torch.nan)
@@ -222,6 +233,7 @@ class Dialogue:
         if self.most is not None:
             every["accuracy"] = (text.reward >= self.most).float().mean(dim=1)
         self.measures.note(self.clock.generation, cohort.slots, every)
+        self._probe.note(cohort, of_round(text.reward, group, every))
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """See `Regime.evaluate`. Each seed selects a row of the validation split."""
@@ -229,17 +241,32 @@ class Dialogue:
         return self.completer.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
 
     def state(self) -> dict[str, Tensor]:
-        return self.measures.state()
+        return self.measures.state() | self._probe.diagnostics.state()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
         self.measures.restore(tensors)
+        self._probe.diagnostics.restore(tensors)
         return 0
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
 
 
-def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text) -> Tensor:
+def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the signals `[P]` of a round with rewards `[P, R]`, of groups of so many, from what was measured of it."""
+    apart = reward.double().unflatten(1, (-1, group)).std(dim=2, correction=0)  # [P, groups]
+    found = {
+        "charts/episodic_return": every["reward"],
+        "charts/episodic_length": every["length"],
+        "losses/entropy": every["entropy"],
+        "completions/reward_std": apart.mean(dim=1),
+        "completions/silent": (apart == 0).double().mean(dim=1),
+        "completions/cut": every["cut"] if "cut" in every else 1.0 - every["ended"],
+    }
+    return found if every["kl"].isnan().all() else found | {"losses/kl": every["kl"]}
+
+
+def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text, probe: Probe) -> Tensor:
     """Make the updates of one round, `epochs` times over; return the drift at the first update, `[P]`."""
     one, rows = cohort.members[0], text.ids.shape[1]
     parts = -(-rows // spec.integer(one, "batch_size"))
@@ -250,7 +277,9 @@ def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text) -> Tensor:
         for part in order.tensor_split(parts, dim=1):
             batch = text if parts == 1 else take(text, part)
             draw = Stream(cohort.keys, Purpose.UPDATE, now + taken)
-            found = spec.algo.update(spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, 0)
+            with optim.watched() as seen:
+                found = spec.algo.update(spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, 0)
+            probe.note(cohort, gradients(seen))
             healthy, taken = found.healthy, taken + 1
             drift = found.errors if drift is None else drift
     cohort.healthy.copy_(healthy)

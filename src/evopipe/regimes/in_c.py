@@ -53,6 +53,7 @@ class WholeTicks:
         beta = [self._learning.beta(tick) for tick in at] if self._learning.replay.priorities else [1.0] * count
         obs = self._world.observed()[0]
         ticks.obs.copy_(obs.view_as(ticks.obs))
+        self._world.tally.settle()
         taken, broken = ticks(clock.tick, clock.here, epsilon, beta)
         self._world.took(taken, broken)
         passed = time.perf_counter() - began

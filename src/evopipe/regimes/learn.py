@@ -20,7 +20,9 @@ from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.native import build
 from evopipe.native.ticks import Updates
+from evopipe.ops import signals as ops
 from evopipe.regimes.learners import LearnerPool, Share
+from evopipe.regimes.probe import Probe
 from evopipe.rng import Purpose, Stream
 from evopipe.run.regime import Setup
 from evopipe.run.spec import EnvSpec
@@ -165,6 +167,41 @@ class ReplayLearning:
                 if filled:  # nobody waits for a neighbour that has not begun
                     own = cohort.part(row, row + 1)
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
+
+    def probe(self, probe: Probe) -> None:
+        """Probe the cohorts of which it is time, when a tick has ended. How old the rows are is only known of members
+        that act."""
+        clock, replay, spec = self._clock, self.replay, self._spec
+        for cohort in self._cohorts:
+            filled = replay.filled(cohort.slots)
+            if not filled.min() or not probe.due(self._paced(cohort), clock.here - 1, clock.generation_ticks):
+                continue
+            draw = Stream(cohort.keys, Purpose.PROBE, self._on_device([clock.tick]))
+            beta = upload(torch.tensor(_beta(spec, clock.tick)), replay.device)
+            drawn = *replay.places(tuple(cohort.slots)), self._on_device(filled.tolist()), cohort.weight
+            batch, index = replay.batch(draw, *drawn, beta, discount_rate(cohort))
+            if cohort.normaliser is not None:
+                batch = replace(batch, obs=cohort.normalised(batch.obs), next_obs=cohort.normalised(batch.next_obs))
+            more = {}
+            if spec.train.mode != "offline":
+                newest = self._on_device(replay.position[replay.memory_of(cohort.slots)].tolist())[:, None]
+                age = (newest - 1 - index) % replay.capacity  # rows that came later
+                more = {"replay/age": ops.mean(cohort.weight, age / (self._members // replay.memories))}
+            probe.take(cohort, batch, draw, more)
+
+    def _paced(self, cohort: Cohort) -> float:
+        """Return how many updates a member of a cohort makes in this generation."""
+        clock, each = self._clock, self._spec.train.replay.at_once(self._clock.living)
+        return clock.generation_ticks * clock.envs * each / _learn_step(cohort)
+
+    def ahead(self, probe: Probe) -> int:
+        """Return how many ticks there are until one of the cohorts is to be probed."""
+        here, ticks = self._clock.here, self._clock.generation_ticks
+        return min(probe.ahead(self._paced(cohort), here, ticks) for cohort in self._cohorts)
+
+    def size(self, cohort: Cohort) -> dict[str, Tensor]:
+        """Return how full the members' replay buffers are, as a signal `[P]`."""
+        return {"replay/size": self._on_device(self.replay.filled(cohort.slots).tolist())}
 
     def due(self) -> list[list[int]]:
         """Return what each cohort has to do at this tick, as numbers: how many updates, the `turn` of the first (see

@@ -21,6 +21,7 @@ from evopipe.memory.replay import Incoming, RowLayout
 from evopipe.native import build
 from evopipe.regimes.in_c import WholeTicks
 from evopipe.regimes.learn import ReplayLearning
+from evopipe.regimes.probe import Probe
 from evopipe.regimes.watched import Watched
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.regime import Setup
@@ -65,6 +66,7 @@ class OffPolicy:
         layout = RowLayout.of(spec.spaces, self.world.masked, cfg.n_step, spec.algo.MASKED_LOSS)
         self.learning = ReplayLearning(setup, layout, memories, cfg.capacity, byte_images(pool, warm))
         self.replay, self.learners = self.learning.replay, self.learning.learners
+        self._probe = Probe(spec, self.clock, sparse=isinstance(self.world, TensorWorld))
         self.first, self.inherit = self.learning.first, self.learning.inherit
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
         self._incoming: Incoming | None = None
@@ -102,6 +104,7 @@ class OffPolicy:
         self.cohorts = cohorts
         self.world.adopt(cohorts)
         self.learning.adopt(cohorts)
+        self._probe.adopt(cohorts)
         if self.nstep is not None:
             self._windows = self.nstep if self.world.rows is None else self.nstep.part(self.world.rows)
         if isinstance(self.world, World):
@@ -144,7 +147,9 @@ class OffPolicy:
         chosen = world.pending is None
         if most > 1 and self._whole_ticks is not None:
             self.whole = False
-            taken = self._whole_ticks.take(most)
+            taken = self._whole_ticks.take(min(most, self.learning.ahead(self._probe)))
+            if taken:
+                self._tell()
             self.whole = True
             if taken:
                 world.refuse_broken()
@@ -162,7 +167,22 @@ class OffPolicy:
             self._step_tensors(world)
         else:
             self._step(world)
+        self._tell()
         world.refuse_broken()
+
+    def _tell(self) -> None:
+        """Probe members at the end of a tick where it is time, and take note of a generation's end."""
+        if self.clock.step > self.spec.train.learning_delay:
+            self.learning.probe(self._probe)
+        if self.clock.generation_over:
+            self._probe.end(self.cohorts, self._at_the_end, self.world.tally)
+
+    def _at_the_end(self, cohort: Cohort) -> dict[str, Tensor]:
+        chance = self.spec.algo.explore(self.spec.algo_config, self.clock.step)
+        return self.learning.size(cohort) | {"charts/epsilon": torch.full_like(cohort.losses, chance)}
+
+    def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
+        return self._probe.diagnostics.told(slots)
 
     def _step(self, world: World) -> None:
         pool, incoming = world.pool, self._incoming
@@ -228,12 +248,14 @@ class OffPolicy:
 
     def state(self) -> dict[str, Tensor]:
         tensors = {f"replay.{k}": v for k, v in self.replay.state().items()} | self.world.state()
+        tensors |= self._probe.diagnostics.state()
         self._gather_windows()
         if self.nstep is not None:
             tensors |= {f"nstep.{k}": torch.from_numpy(v) for k, v in self.nstep.state().items()}
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
+        self._probe.diagnostics.restore(tensors)
         self.replay.restore({k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")})
         if self.nstep is not None:
             self.nstep.restore({k: tensors[f"nstep.{k}"].numpy() for k in self.nstep.state()})

@@ -14,6 +14,7 @@ from evopipe.errors import DataError, ParamsError
 from evopipe.memory.replay import RowLayout
 from evopipe.regimes.learn import ReplayLearning
 from evopipe.regimes.off_policy import byte_images
+from evopipe.regimes.probe import Probe
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.regime import Setup
@@ -50,6 +51,7 @@ class Offline:
         layout = RowLayout.of(spec.spaces, False, spec.train.replay.n_step)
         self.learning = ReplayLearning(setup, layout, 1, len(data), byte_images(pool, data))
         self.replay, self.learners = self.learning.replay, self.learning.learners
+        self._probe = Probe(spec, self.clock, offline=True)
         self.first, self.inherit = self.learning.first, self.learning.inherit
         for rows in _pack(layout, data):
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
@@ -62,7 +64,12 @@ class Offline:
         """Do nothing: all members share the dataset."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        self.cohorts = cohorts
         self.learning.adopt(cohorts)
+        self._probe.adopt(cohorts)
+
+    def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
+        return self._probe.diagnostics.told(slots)
 
     def advance(self, most: int = 1) -> None:
         """Make the updates that are due."""
@@ -70,15 +77,20 @@ class Offline:
         for learn in self.learning.updates():
             learn()
         self.clock.count(rewarded=False)  # the dataset's are known
+        self.learning.probe(self._probe)
+        if self.clock.generation_over:
+            self._probe.end(self.cohorts, self.learning.size)
         self.whole = True
 
     def state(self) -> dict[str, Tensor]:
         """Return the replay buffer's state without the dataset, which does not change."""
         trees = self.replay.priorities
-        return {} if trees is None else {f"replay.{k}": v for k, v in trees.state(self.warm).items()}
+        held = {} if trees is None else {f"replay.{k}": v for k, v in trees.state(self.warm).items()}
+        return held | self._probe.diagnostics.state()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
         """See `Regime.restore`. It returns 0, because no environment was running."""
+        self._probe.diagnostics.restore(tensors)
         if self.replay.priorities is not None:
             state = {k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")}
             self.replay.priorities.restore(state)

@@ -25,7 +25,8 @@ from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.native.rollouts import Ticks
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.learners import LearnerPool, Share
-from evopipe.regimes.rollouts import ready
+from evopipe.regimes.probe import Probe, rates
+from evopipe.regimes.rollouts import probe_rollout, ready
 from evopipe.run.act import places_of, step
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.regime import Setup
@@ -98,6 +99,7 @@ class OnPolicy:
             pool = EnvPool(spec.env, len(self.keys) * self.clock.envs, workers=setup.workers)
             self.world = World(spec, self.keys, self.clock, pool)
         self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
+        self._probe = Probe(spec, self.clock, sparse=isinstance(self.world, TensorWorld))
         self.threshold = self.pool.reward_threshold
         shape = (len(self.keys), self._rows)
         self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes
@@ -142,6 +144,7 @@ class OnPolicy:
         self.playing = [self._playing(*each) for each in zip(cohorts, places_of(cohorts), strict=True)]
         self._quick = _FASTER  # how many ticks in C take about `_SECONDS`, of these members not known yet
         self.world.adopt(cohorts)
+        self._probe.adopt(cohorts)
         rates = [h["epochs"] / min(h["batch_size"], h["learn_step"]) for h in (c.members[0].hyper for c in cohorts)]
         self.learners.adopt(cohorts, rates, [tensor for each in self.playing for tensor in each.rollout.tensors()])
         for each in self.playing:
@@ -216,8 +219,30 @@ class OnPolicy:
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, [[each.due(self.clock.here)] for each in self.playing]):
             learn()
+        self._tell()
         self.whole = True
         self.world.refuse_broken()
+
+    def _tell(self) -> None:
+        """Probe the members that have just learned where it is time, and take note of a generation's end."""
+        here, tick = self.clock.here, self.clock.tick
+        for each in self.playing:
+            if not (ticks := each.due(here)):
+                continue
+            one = each.cohort.members[0].hyper
+            updates = self.clock.generation_ticks * self.clock.envs * one["epochs"] / one["batch_size"]
+            if self._probe.due(updates, each.ends.index(here), len(each.ends)):
+                probe_rollout(self.spec, each.cohort, each.rollout, ticks, tick, self._probe)
+        if self.clock.generation_over:
+            self._probe.end([each.cohort for each in self.playing], self._rates, self.world.tally)
+
+    def _rates(self, cohort: Cohort) -> dict[str, Tensor]:
+        """Return the learning rates as they are by now."""
+        factors = self.spec.algo.schedule(self.spec.algo_config, self.clock.step)
+        return rates({name: value * factors.get(name, 1.0) for name, value in cohort.hyper.items()})
+
+    def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
+        return self._probe.diagnostics.told(slots)
 
     def _play(self, most: int) -> bool:
         """Take up to `most` ticks in C, with the bits of as many single ones; return whether that is possible."""
@@ -343,7 +368,7 @@ class OnPolicy:
             return np.require(array, kind, ("C", "W"))
 
     def state(self) -> dict[str, Tensor]:
-        tensors = self.world.state()
+        tensors = self.world.state() | self._probe.diagnostics.state()
         for i, each in enumerate(self.playing):
             filled = each.place(self.clock.here) + (self.world.pending is not None)
             tensors |= {f"rollout.{i}.{name}": tensor for name, tensor in each.rollout.state(filled).items()}
@@ -359,6 +384,7 @@ class OnPolicy:
         for i, each in enumerate(self.playing):
             each.rollout.restore({name: tensors[f"rollout.{i}.{name}"] for name in ("rows", "after", "memory")})
             each.memory = tensors[f"rollout.{i}.remembered"].to(self.spec.device)
+        self._probe.diagnostics.restore(tensors)
         self._put_by = {}
         for name, tensor in tensors.items():
             match name.split("."):

@@ -18,6 +18,7 @@ from evopipe.core.padded import round_up
 from evopipe.memory.rollout import Rollout
 from evopipe.native.policy import Lessons
 from evopipe.regimes.learn import UPDATES_PER_TICK
+from evopipe.regimes.probe import Probe
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import EnvSpec
 
@@ -121,6 +122,22 @@ def ready(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int
 
     inputs = [torch.tensor([tick * UPDATES_PER_TICK]), torch.tensor(list(factors.values()))]
     return cohort.runner.ready(("learn", ticks), make, inputs, spec.device, bound, written)
+
+
+def probe_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int, probe: Probe) -> None:
+    """Probe a cohort on a minibatch of the rollout that it has just learned from; the arguments are those of
+    `learn_from_rollout`."""
+    plan, when = _Plan.of(spec, cohort, rollout, ticks), upload(torch.tensor([tick]), spec.device)
+    hyper = {**cohort.hyper}
+    for name, factor in spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs).items():
+        hyper[name] = hyper[name] * factor
+    (place, given), (stretch_ticks, within) = plan.places, plan.ticks
+    order = rng.uniform(cohort.keys, Purpose.PROBE, when, plan.count)[:, 0].argsort(dim=1)
+    chosen = order.gather(1, place[:, 0])  # [P, B]
+    stretch, env = chosen // plan.envs, chosen % plan.envs
+    weight = (within[stretch] & given[:, 0, :, None]).float()
+    batch = rollout.sequences(stretch_ticks[stretch], env, weight)
+    probe.take(cohort, batch, Stream(cohort.keys, Purpose.PROBE, when), rollout.signals(ticks), hyper)
 
 
 def _epochs(

@@ -20,6 +20,7 @@ from evopipe.language.tokens import Corpus, Rows, with_end
 from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
+from evopipe.regimes.probe import Probe
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
@@ -104,6 +105,7 @@ class TextRows:
         self.clock.rewarded = True  # it learns from no reward
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, ("loss",))
+        self._probe = Probe(spec, clock)
         self.learners = LearnerPool(spec, processes, self._ready)
 
     def first(self, member: Member) -> Member:
@@ -121,7 +123,11 @@ class TextRows:
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
+        self._probe.adopt(cohorts)
         self.learners.adopt(cohorts, [1.0] * len(cohorts))
+
+    def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
+        return self._probe.diagnostics.told(slots)
 
     def advance(self, most: int = 1) -> None:
         """Learn from one minibatch."""
@@ -130,27 +136,38 @@ class TextRows:
             learn()
         for cohort in self.cohorts:
             self.measures.note(self.clock.generation, cohort.slots, {"loss": cohort.losses})
+            ticks = self.clock.generation_ticks
+            if self._probe.due(ticks, self.clock.here, ticks):
+                batch, when = self._rows(cohort, self.clock.tick)
+                self._probe.take(cohort, batch, Stream(cohort.keys, Purpose.PROBE, when), {})
         self.clock.count()
+        if self.clock.generation_over:
+            self._probe.end(self.cohorts)
         self.whole = True
 
     def _ready(self, share: Share, cohort: Cohort, tick: int, due: Sequence[int]) -> Callable[[], None]:
         return partial(self._learn, cohort, tick)
 
+    def _rows(self, cohort: Cohort, tick: int) -> tuple[Any, Tensor]:
+        """Return the minibatch of a tick, and the tick, `[1]`."""
+        size = self.spec.integer(cohort.members[0], "batch_size")
+        index = self.train[rows_at(self.spec.seed, len(self.train), tick * size, size)]
+        return self.batch(index, len(cohort.members)), torch.tensor([tick], device=self.spec.device)
+
     def _learn(self, cohort: Cohort, tick: int) -> None:
-        spec, train = self.spec, self.train
-        size = spec.integer(cohort.members[0], "batch_size")
-        index = train[rows_at(spec.seed, len(train), tick * size, size)]
-        batch = self.batch(index, len(cohort.members))
-        draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([tick], device=spec.device))
+        spec = self.spec
+        batch, when = self._rows(cohort, tick)
+        draw = Stream(cohort.keys, Purpose.UPDATE, when)
         found = spec.algo.update(spec.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, 0)
         cohort.healthy.copy_(found.healthy)
         cohort.losses.copy_(found.losses)
 
     def state(self) -> dict[str, Tensor]:
-        return self.measures.state()
+        return self.measures.state() | self._probe.diagnostics.state()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
         self.measures.restore(tensors)
+        self._probe.diagnostics.restore(tensors)
         return 0
 
     def close(self) -> None:

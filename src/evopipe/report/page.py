@@ -17,7 +17,7 @@ from evopipe.formats import leaves
 from evopipe.layout import ELITE
 from evopipe.policies import play, policy
 from evopipe.policies.film import FilmFrames, animate
-from evopipe.report import draw, figures, words
+from evopipe.report import advice, draw, figures, words
 from evopipe.report.read import FinishedRun, read
 
 WIDTH = 480  # pixels; wider frames are made smaller
@@ -68,6 +68,8 @@ def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str) ->
         return html.render(
             run=run,
             movie=movie,
+            advised=advice.advise(advice.facts_of(run, params)),
+            column=partial(advice.column, run),
             origins={"provenance": provenance, "machine and versions": machine},
             settings={
                 "general": {"seed": params.get("seed")},

@@ -21,6 +21,7 @@ from evopipe.report.lives import Key, Life, lives_of
 from evopipe.searchers.history import Origin, Record, Scored, origins, read_lineage
 from evopipe.storage.files import parse_json, read_bytes, read_json
 from evopipe.storage.folders import read_folder
+from evopipe.track.signals import read_signals
 
 _T = TypeVar("_T")
 
@@ -274,6 +275,7 @@ class FinishedRun:
     members: tuple[_Held, ...]
     timing: tuple[_Timing, ...]
     told: _Told | None = None  # of language models
+    signals: Mapping[Key, Mapping[str, float]] = field(default_factory=dict)  # means by name
     lives: tuple[Life, ...] = ()  # of a search whose members did not live in lockstep
     replays: _Replays | None = None  # of this elite
 
@@ -332,7 +334,8 @@ def read(folder: Path) -> FinishedRun:
         DataError: a file does not hold what its stage writes.
     """
     for out in (*layout.OUTS["train"][1:], *layout.OUTS["evaluate"], layout.ELITE):  # all but the trained members
-        layout.need(folder, out)
+        if out != layout.SIGNALS:  # runs of earlier versions have none
+            layout.need(folder, out)
     best = _json(folder, layout.EVALUATION, _Score, "elite")
     scores = {"elite": best, **_json(folder, layout.MEMBERS, dict[str, _Score])}
     episodes = _rows(folder, layout.EPISODES, _Episode)
@@ -361,10 +364,19 @@ def read(folder: Path) -> FinishedRun:
         elite=elite,
         members=tuple(last),
         timing=_rows(folder, layout.TIMING, _Timing),
+        signals=_signals(folder),
         told=_told(folder) if about.get("kind") in ("language", "games") else None,
         lives=lives_of(lineage, {row.generation: row.env_steps for row in generations}),
         replays=_replays(folder, summary.elite),
     )
+
+
+def _signals(folder: Path) -> dict[Key, dict[str, float]]:
+    """Read the members' signals, means alone; nothing where there are none."""
+    if not (folder / layout.SIGNALS).exists():
+        return {}
+    found = read_signals(folder / layout.SIGNALS)
+    return {key: {name: mean for name, (mean, _) in own.items()} for key, own in found.items()}
 
 
 def _replays(folder: Path, elite: _Champion) -> _Replays | None:

@@ -49,7 +49,7 @@ def drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Calla
                 told = True
             made_by, evolve = dict(enumerate(births)), run.spec.algo_config.evolve
             steps = clock.env_steps, clock.eval_steps
-            tracker.emit(Generation.of(run.lineage[-1], made_by, evolve, watch.lap(), steps, run.losses))
+            tracker.emit(Generation.of(run.lineage[-1], made_by, evolve, watch.lap(), steps, run.losses, run.told))
             unseen = not (clock.rewarded or any(run.curve[-1][4:6]))
             if unseen and (clock.generation == _PATIENCE or run.reason):
                 warn(tracker, [_UNREWARDED.format(clock.step) + run.spec.unrewarded])

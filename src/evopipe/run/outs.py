@@ -34,6 +34,13 @@ def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], f
     lines = b"".join(dump_json(record.to_json(), str(layout.LINEAGE)) for record in run.lineage)
     write_bytes(folder / layout.LINEAGE, lines)
     write_csv(folder / layout.FITNESS, CURVE, [["" if x is None else x for x in row] for row in run.curve])
+    columns = [column for name in run.signal_names for column in (name, f"{name}{layout.LAST}")]
+    width = 2 + len(columns)
+    write_csv(
+        folder / layout.SIGNALS,
+        ["generation", "slot", *columns],
+        [[*row, *[""] * (width - len(row))] for row in run.signals],
+    )
     clock = run.clock
     summary = {
         "reason": run.reason,

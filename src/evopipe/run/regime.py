@@ -84,6 +84,10 @@ class Regime(Scoring, Protocol):
         It is asked only if `search.fitness` is `training`.
         """
 
+    def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
+        """Return how learning went in this generation, for people: of each of these slots its signals by name, each
+        with its mean and its last value."""
+
     def advance(self, most: int = 1) -> None:
         """Take one tick, and make the updates that are due. A regime that can take several in one call takes up to
         `most`, none beyond the end of the generation.

@@ -78,6 +78,9 @@ class Run(Generic[JobT]):
         self.lineage = [Record(0, 0, children=tuple(begun))]  # one record a generation
         self.curve: list[list[float | int | None]] = []  # one row a generation
         self.losses = [math.nan] * len(members)  # when the last generation ended
+        self.signals: list[list[float | int | str]] = []  # one row a generation and member
+        self.signal_names: list[str] = []  # each has two columns of them: mean and last
+        self.told: dict[int, dict[str, tuple[float, float]]] = {}  # of the last generation, by slot
         self.cut = 0  # evaluation episodes that `env.step_limit` cut in the last generation
         self.reason = ""  # why the run is over, empty while it is not
         self.advance, self.close = regime.advance, regime.close
@@ -146,6 +149,7 @@ class Run(Generic[JobT]):
         champion, confirm_steps = self._crown(played, scored, stopped)
         # From here on nothing can stop half-way: the state changes all at once.
         self.champion = champion
+        self._take_signals()
         self.cut = played.cut
         self.clock.eval_steps += played.steps + confirm_steps
         self.clock.begin_generation()
@@ -166,6 +170,17 @@ class Run(Generic[JobT]):
         else:
             self.diverged = 0
             self._carry_out(decided, members)
+
+    def _take_signals(self) -> None:
+        """Take note of how learning went in the generation that is about to end."""
+        self.told = dict(zip(self.active, self.regime.signals(self.active), strict=True))
+        for name in {name: None for found in self.told.values() for name in found}:
+            if name not in self.signal_names:
+                self.signal_names.append(name)
+        for slot, found in self.told.items():
+            values = (value for name in self.signal_names for value in found.get(name, ("", "")))
+            cells = (value if isinstance(value, str) or math.isfinite(value) else str(value) for value in values)
+            self.signals.append([self.clock.generation + 1, slot, *cells])
 
     def _spent(self) -> bool:
         """Whether the run's steps are used up."""
@@ -447,6 +462,7 @@ class Run(Generic[JobT]):
         for name in _KEPT:
             setattr(self, name, meta[name])
         self.lineage, self.curve = [Record.from_json(record) for record in meta["lineage"]], list(self.curve)
+        self.signals, self.signal_names = list(self.signals), list(self.signal_names)
         vars(self.clock).update(meta["clock"])
         self.births = [Mutation(**m) for m in meta["births"]]
         self.last_good = stored.unpack(tensors, meta["last_good"], "last_good")
@@ -463,4 +479,7 @@ class Run(Generic[JobT]):
         return self.regime.restore(tensors)
 
 
-_KEPT = ("diverged", "next_id", "reason", "curve", "trials", "ages", "last_ages", "living", "waiting")
+_KEPT = (
+    "diverged", "next_id", "reason", "curve", "signals", "signal_names", "trials", "ages", "last_ages", "living",
+    "waiting",
+)  # fmt: skip

@@ -26,6 +26,7 @@ from evopipe.rng import Purpose
 from evopipe.run.act import EVERYONE, act, by_row, choose, choosers, gather, places_of, take_note
 from evopipe.run.clock import Clock
 from evopipe.run.spec import EnvSpec
+from evopipe.run.tally import Tally
 from evopipe.types import ACTS, CUT, GONE
 
 _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
@@ -82,6 +83,7 @@ class World:
         self.rows: np.ndarray | None = None
         self._living = len(keys)
         self.ended = Ended(len(keys)) if spec.search.fitness == "training" else None
+        self.tally = Tally(len(keys), 0, torch.device("cpu"))
         self.begun = np.zeros(pool.rows, np.int64)
         self.pending: np.ndarray | None = None
         pool.upcoming = self._seeds = partial(_seeds, keys, self.begun)
@@ -98,6 +100,8 @@ class World:
         places: list[Any] = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
         self._places = EVERYONE if places == [[*range(self._living)]] else places
+        slots = [slot for cohort in cohorts for slot in cohort.slots]
+        self.tally.adopt(slots)
         envs = self._clock.envs
         first = np.arange(self._living) * envs if self.rows is None else self.rows[::envs]
         self._choosers = choosers(self._spec, cohorts, first, places)
@@ -105,7 +109,7 @@ class World:
             self._chosen = self.pool.actions.empty(self._living * envs)
             self._looks = self.pool.obs.ctypes.data, self.pool.mask.ctypes.data, self._chosen.ctypes.data
         if self.ended is not None:
-            self.ended.forget([slot for cohort in cohorts for slot in cohort.slots])
+            self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
         """Begin new episodes in all environments of these slots; return their rows."""
@@ -170,11 +174,12 @@ class World:
         over = np.flatnonzero(step.over)
         if len(over):
             rows = over if self.rows is None else self.rows[over]
+            good = rows[~step.broken[over]]
+            slots, returns = good // self._clock.envs, self.pool.episode_return[good]
+            returns = returns if self._team is None else self._spec.score(returns)
+            self.tally.ended(slots, returns, self.pool.episode_length[good])
             if self.ended is not None:
-                good = rows[~step.broken[over]]
-                returns = self.pool.episode_return[good]
-                returns = returns if self._team is None else self._spec.score(returns)
-                self.ended.add(torch.from_numpy(good // self._clock.envs), torch.from_numpy(returns))
+                self.ended.add(torch.from_numpy(slots), torch.from_numpy(returns))
             self._begin(rows)
         self._clock.count(
             int(np.count_nonzero(step.broken)), self._clock.rewarded or bool(step.reward[~step.broken].any())
@@ -192,11 +197,12 @@ class World:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": torch.from_numpy(self.pending.copy())}
         means = {} if self.ended is None else self.ended.state()
-        return {**kept, **chosen, **means, "episodes": torch.from_numpy(self.begun.copy())}
+        return {**kept, **chosen, **means, **self.tally.state(), "episodes": torch.from_numpy(self.begun.copy())}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         """Restore what `state` returned; return the rows whose episodes were lost, which begin new ones."""
         self.begun[:] = tensors["episodes"].numpy()
+        self.tally.restore(tensors)
         if self.ended is not None:
             self.ended.restore(tensors)
         self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
@@ -275,6 +281,9 @@ class TensorWorld:
         self._legal, self._living = self._every_legal, len(keys)  # of those who live
         self.rows: np.ndarray | None = None  # of those who live, None if all do
         self._at: Tensor | None = None  # the same on the device
+        self.tally = Tally(len(keys), self.pool.rows, device)
+        if self._team is not None:
+            self.tally.score = spec.algo_config.score
         self.ended: Ended | None = None
         if spec.search.fitness == "training":
             self.ended = Ended(len(keys), device)
@@ -316,6 +325,7 @@ class TensorWorld:
         self._at = None if self.rows is None else upload(torch.from_numpy(self.rows), self.pool.device)
         self._legal = self._every_legal if self.rows is None else self._every_legal[sorted(slots)]
         self._places = [upload(torch.tensor(own), self.pool.device) for own in places_of(cohorts)]
+        self.tally.adopt(slots, self._at)
         if self.ended is not None:
             self.ended.forget(slots)
 
@@ -325,6 +335,7 @@ class TensorWorld:
         over = torch.zeros(self.pool.rows, dtype=torch.bool)
         over[rows] = True
         self._begin(upload(over, self.pool.device))
+        self.tally.renew(rows)
         if self.ended is not None:
             self._running[upload(over, self.pool.device)] = 0.0
         self._at, self._seen = at, None
@@ -381,11 +392,12 @@ class TensorWorld:
         if not isinstance(self.pool, CompiledPool):
             return None
         ended, members = self.ended, len(cohort.members)
+        self.tally.settle()
         return {
             "pool": self.pool.in_c,
             "slots": torch.tensor(cohort.slots),
             "episodes": (self._keys, self._envs, self._begun),
-            "returns": None if ended is None else (self._running, ended.sums, ended.counts),
+            "returns": self.tally.in_c() if ended is None else (self._running, ended.sums, ended.counts),
             "broken": None if self.pool.sound else torch.zeros(members, dtype=torch.int64),
         }
 
@@ -400,6 +412,11 @@ class TensorWorld:
         """Count ticks that were taken in C, and their broken transitions."""
         self._seen = None
         self._clock.count(broken, ticks=ticks)
+        slots = range(self._clock.members) if self.rows is None else self.rows[:: self._clock.envs] // self._clock.envs
+        self.tally.took(ticks * self._clock.envs, [int(slot) for slot in slots], self.pool.length)
+        if self.ended is not None:  # which the kernels have added to
+            self.tally.sums[0], self.tally.sums[2] = self.ended.sums, self.ended.counts
+            self.tally.running[0] = self._running
 
     def take(self, actions: Tensor) -> TensorStep:
         found: TensorStep = self.pool.step(actions) if self._at is None else self.pool.step(actions, self._at)
@@ -427,6 +444,7 @@ class TensorWorld:
             self._seen = step.obs
         over, bad = step.terminated | step.truncated, self.broken(step)
         over = over if self._team is None else over.all(dim=1)  # their agents end together
+        self.tally.add(step.reward, over, bad)
         if self.ended is not None:
             self._sum_up(step.reward, over, bad)
         self._begin(over if bad is None else over | bad)
@@ -458,10 +476,11 @@ class TensorWorld:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": self.pending.to("cpu", copy=True)}
         means = {} if self.ended is None else {**self.ended.state(), "running": self._running.to("cpu", copy=True)}
-        return {**kept, **chosen, **means, "episodes": self._begun.to("cpu", copy=True)}
+        return {**kept, **chosen, **means, **self.tally.state(), "episodes": self._begun.to("cpu", copy=True)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         self._begun = tensors["episodes"].to(self.pool.device, copy=True)
+        self.tally.restore(tensors)
         self.pending = tensors["pending"].to(self.pool.device) if "pending" in tensors else None
         if self.ended is not None:
             self.ended.restore(tensors)

@@ -156,7 +156,9 @@ class Shard:
         slots = torch.tensor(self._slots)
         losses = torch.cat([torch.empty(0), *(cohort.losses.cpu() for cohort in self._cohorts)])[slots.argsort()]
         after = about["after"] if about["after"] == self._told[0] else 0  # else another was told of it
-        return {"do": "restore", "after": after, **told}, {**members, "losses": losses}
+        signals = self.regime.signals(range(self.clock.members))
+        said = [{name: [repr(x) for x in both] for name, both in each.items()} for each in signals]
+        return {"do": "restore", "after": after, "signals": said, **told}, {**members, "losses": losses}
 
     def _changed(self, after: int) -> dict[str, Tensor]:
         """Return the part of the regime's state that changed since the last message; all of it in the first."""

@@ -176,6 +176,13 @@ class Shards:
         told = self._ask({shard: pack({"do": "ended"}) for shard in range(len(self.slots))})
         return np.concatenate([tensors["means"].numpy() for _, (_, tensors) in sorted(told.items())])
 
+    def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
+        """See `Regime.signals`. They came with the shards' states at the end of the generation."""
+        told: list[dict[str, Any]] = []
+        for own, kept in zip(self.slots, self._kept, strict=True):
+            told += unpack(kept)[0]["signals"] if kept else [{}] * len(own)
+        return [{name: (float(mean), float(last)) for name, (mean, last) in told[slot].items()} for slot in slots]
+
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts, self._waiting = cohorts, True
         living = {slot for cohort in cohorts for slot in cohort.slots}

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
@@ -80,12 +80,15 @@ class MemberRow:
     healthy: bool
     loss: _Float  # its last one; NaN before it learned
     steps: int | None = None  # that it has lived, where others have lived more or less
+    signals: dict[str, tuple[_Float, _Float]] = field(default_factory=dict)  # by name, mean and last of the generation
 
     def metrics(self) -> dict[str, float]:
-        """Return the member's finite numbers, by the names that trackers show."""
+        """Return the member's numbers, by the names that trackers show: the finite ones, and the means of all
+        signals."""
         own = {"fitness": self.fitness, "loss": self.loss, "healthy": self.healthy, "id": self.id}
         hyper = {f"hyper/{name}": value for name, value in self.hyper.items()}
-        return _finite({**own, "parent": self.parent, "steps": self.steps, **hyper})
+        means = {name: mean for name, (mean, _) in self.signals.items()}  # a NaN says that something went wrong
+        return {**means, **_finite({**own, "parent": self.parent, "steps": self.steps, **hyper})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ class Generation:
         seconds: float,
         steps: tuple[int, int],
         losses: Sequence[float] = (),
+        signals: Mapping[int, Mapping[str, tuple[float, float]]] | None = None,
     ) -> Generation:
         """Make the event of a generation.
 
@@ -122,13 +126,15 @@ class Generation:
             seconds: how long the generation took.
             steps: the population's steps so far, of training and of evaluation.
             losses: the members' losses by slot, if known.
+            signals: the members' signals by slot and name, mean and last, if known.
         """
         rows = []
         for m in record.members:
             born, loss = births[m.slot], losses[m.slot] if losses else math.nan
             hyper = {name: m.hyper[name] for name in sorted(evolve)}
             made = born.kind, born.describe(), m.arch.describe(), m.arch.activation
-            rows.append(MemberRow(m.slot, m.id, m.parent, m.fitness, *made, hyper, m.healthy, loss, m.steps))
+            told = dict((signals or {}).get(m.slot, {}))
+            rows.append(MemberRow(m.slot, m.id, m.parent, m.fitness, *made, hyper, m.healthy, loss, m.steps, told))
         scores = [m.fitness for m in record.members if math.isfinite(m.fitness)]
         best, mean = (max(scores), sum(scores) / len(scores)) if scores else (math.nan, math.nan)
         elite, elite_id = (record.champion.score, record.champion.id) if record.champion else (math.nan, -1)

@@ -21,6 +21,7 @@ from evopipe.schema.read import parse_yaml
 from evopipe.storage.files import read_bytes, write_bytes
 from evopipe.track.events import Generation
 from evopipe.track.record import FILES, TRAINED, Kept, TrackedRun
+from evopipe.track.signals import read_signals
 
 if TYPE_CHECKING:
     pass
@@ -196,6 +197,10 @@ def _generations(run: TrackedRun) -> Iterator[tuple[float, Generation]]:
     clock, evolve = run.started, run.params.get("algos", {}).get(run.algo, {}).get("evolve", {})
     steps, seconds = _columns(run, "fitness", "env_steps", "eval_steps"), _columns(run, "timing", "seconds")
     lineage = read_lineage(read_bytes(run.files["lineage"].path), FILES["lineage"])
+    signals: dict[tuple[int, int], dict[str, tuple[float, float]]] = {}
+    if "signals" in run.files:
+        with contextlib.suppress(DataError):  # the rest is there
+            signals = read_signals(run.files["signals"].path)
     lived: dict[tuple[int, int] | None, int] = {}  # steps of members by (generation, slot)
     trained, lockstep = 0, in_lockstep(lineage)
     for record, of in origins(lineage):
@@ -209,7 +214,8 @@ def _generations(run: TrackedRun) -> Iterator[tuple[float, Generation]]:
         training, evaluation = steps.get(
             record.generation, [record.step * len(record.members) if lockstep else trained, 0]
         )
-        yield clock, Generation.of(record, births, evolve, taken, (int(training), int(evaluation)))
+        told = {slot: found for (number, slot), found in signals.items() if number == record.generation}
+        yield clock, Generation.of(record, births, evolve, taken, (int(training), int(evaluation)), signals=told)
 
 
 def _columns(run: TrackedRun, name: str, *columns: str) -> dict[int, list[float]]:

@@ -32,7 +32,10 @@ from evopipe.storage.files import make_folder, read_bytes, read_json, write_byte
 from evopipe.track.events import End, Event, Generation, Start, read_event
 
 TRAINED = str(layout.TRAINED)
-_SHOWN = (layout.LINEAGE, layout.FITNESS, layout.TIMING, layout.TRAIN, layout.EVALUATION, layout.MEMBERS, layout.REPORT)
+_SHOWN = (
+    layout.LINEAGE, layout.FITNESS, layout.SIGNALS, layout.TIMING, layout.TRAIN, layout.EVALUATION, layout.MEMBERS,
+    layout.REPORT,
+)  # fmt: skip
 FILES = {out.stem: str(out) for out in (*_SHOWN, layout.ELITE)}
 """What a pipeline leaves that is worth seeing in a tracker, by name."""
 _ABOUT, _TOLD = "run.json", ("key", "params", "started", "experiment", "revision", "version")

@@ -24,7 +24,7 @@ from PIL import Image
 
 import rendering_envs  # noqa: F401  # registers them
 from evopipe.errors import DataError, MissingInputError
-from evopipe.layout import OUTS, WRITER
+from evopipe.layout import OUTS, SIGNALS, WRITER
 from evopipe.policies.film import FilmFrames
 from evopipe.policies.play import Score
 from evopipe.report import draw, figures, read, words
@@ -36,7 +36,7 @@ from evopipe.track.events import End, Generation, JsonlSink, Progress, Start
 from reports import write_run
 from tiny import environment
 
-SECTIONS = ["fitness", "lineage", "mutations", "trajectories", "evaluation", "throughput", "provenance"]
+SECTIONS = ["next", "fitness", "lineage", "mutations", "trajectories", "evaluation", "throughput", "provenance"]
 NO_MOVIE = "No film."
 
 
@@ -325,7 +325,10 @@ def test_a_fitness_curve_with_gaps(copy: Path) -> None:
     assert document(copy).plots
 
 
-@pytest.mark.parametrize("path", [*OUTS["train"][1:], *OUTS["evaluate"], *OUTS["export"]])
+@pytest.mark.parametrize(
+    "path",
+    [out for name in ("train", "evaluate", "export") for out in OUTS[name] if out not in (SIGNALS, OUTS["train"][0])],
+)
 def test_a_missing_file_names_its_stage(copy: Path, path: Path) -> None:
     shutil.rmtree(copy / path) if (copy / path).is_dir() else (copy / path).unlink()
     with pytest.raises(MissingInputError, match=rf"{path}: not there; run `evopipe {WRITER[path]}` or `dvc repro"):
@@ -635,7 +638,7 @@ def test_a_teams_page_has_every_agents_and_groups_return_and_its_film(crew: Path
     assert cells[:6] == ["who", "red_0", "blue_0", "red_1", "all of blue", "all of red"]
     assert cells[6:12] == ["elite", *(words.figure(total * share) for share in (1 / 6, 1 / 3, 1 / 2, 1 / 3, 2 / 3))]
     assert [cells[12], cells[18]] == ["slot 0", "slot 1"]
-    assert [section["id"] for section in found.all("section")] == [*SECTIONS[:5], "agents", *SECTIONS[5:]]
+    assert [section["id"] for section in found.all("section")] == [*SECTIONS[:6], "agents", *SECTIONS[6:]]
     drawn = re.findall(r'<svg [^>]*class="plot agents".*?</svg>', text)
     assert len(drawn) == 2
     shares = [words.figure(total * share) for share in (1 / 6, 1 / 3, 1 / 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import math
 import multiprocessing
@@ -18,6 +19,7 @@ import urllib.request
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +89,14 @@ def member(generation: int, slot: int) -> MemberRow:
         hyper={"lr": 3e-4 * generation, "batch_size": 64.0},
         healthy=math.isfinite(fitness),
         loss=0.5,
+        signals={"losses/entropy": (0.5 * generation, 0.25), "charts/episodic_return": (2.0, 3.0)},
     )
 
 
-def generation(number: int) -> Generation:
+def generation(number: int, nan: bool = False) -> Generation:
     rows = tuple(member(number, slot) for slot in range(2))
+    if nan:
+        rows = tuple(replace(row, signals={**row.signals, "losses/grad_norm": (math.nan, math.inf)}) for row in rows)
     return Generation(number, 100 * number, 200 * number, 20 * number, 1.5, rows, 10.0 * number, 5.0, 9.0, 10)
 
 
@@ -187,8 +192,30 @@ def test_a_training_in_mlflow(root: Path) -> None:
     assert status == "FINISHED"
     assert [(step, value) for step, _, value in history["fitness"]] == [(200, 11.0), (600, 31.0)]  # not the diverged
     assert [value for _, _, value in history["hyper/lr"]] == [3e-4, 6e-4, 9e-4]
+    assert [value for _, _, value in history["losses/entropy"]] == [0.5, 1.0, 1.5]
+    assert [value for _, _, value in history["charts/episodic_return"]] == [2.0, 2.0, 2.0]
     assert (tags["network"], tags["mutation"], tags["change"]) == ("64|32", "rl_hp", "lr 3e-4 → 2.4e-4")
     assert tags["mlflow.parentRunId"]
+
+
+def test_a_signal_that_is_no_number_is_shown_as_such_and_breaks_no_tracker(root: Path) -> None:
+    trackers = [MLFLOW]
+    if find_spec("tensorboard"):
+        trackers.append(TrackingConfig(backends=("tensorboard",)))
+    folder = made(root, generations=1, ended=False)
+    with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+        log.emit(generation(2, nan=True))
+        log.emit(End("all steps taken", 4.5, 600, 60))
+    for config in trackers:
+        assert synced(root, config)[config.backends[0]] == New(run=1, generation=2)
+    history = contents(root)["dqn-01234567 · member 0"][1]
+    assert [math.isnan(value) for _, _, value in history["losses/grad_norm"]] == [True]
+    assert [value for _, _, value in history["losses/entropy"]] == [0.5, 1.0]
+    for file in root.glob(".evopipe/tensorboard/CartPole-v1/*/member-0/events.out.*"):
+        accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+        read = accumulator.EventAccumulator(str(file)).Reload()
+        assert [math.isnan(event.value) for event in read.Scalars("losses/grad_norm")] == [True]
+        assert [event.value for event in read.Scalars("losses/entropy")] == [0.5, 1.0]
 
 
 def test_members_that_waited_in_the_last_generation_are_in_mlflow_too(root: Path) -> None:
@@ -538,7 +565,11 @@ def test_wandb_is_offline_without_a_key(tmp_path: Path) -> None:
     from wandb.proto.wandb_internal_pb2 import Record
 
     config = TrackingConfig(backends=("wandb",))
-    outputs(tmp_path, made(tmp_path))
+    folder = made(tmp_path, generations=2, ended=False)
+    with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+        log.emit(generation(3, nan=True))
+        log.emit(End("all steps taken", 4.5, 600, 60))
+    outputs(tmp_path, folder)
     assert synced(tmp_path, config)["wandb"] == New(run=1, generation=3, file=4)
     assert synced(tmp_path, config) == {"wandb": New()}
     (file,) = tmp_path.glob(f".evopipe/wandb/wandb/offline-run-*-{KEY}/run-{KEY}.wandb")
@@ -552,6 +583,8 @@ def test_wandb_is_offline_without_a_key(tmp_path: Path) -> None:
     assert best == [10.0, 20.0, 30.0]
     assert [json.loads(row["env_steps"]) for row in rows if "fitness/best" in row] == [200, 400, 600]
     assert float(rows[0]["member-1/fitness"]) == 11.0
+    assert float(rows[0]["member-1/losses/entropy"]) == 0.5
+    assert math.isnan(float(rows[2]["member-1/losses/grad_norm"]))
 
 
 def test_an_extra_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,6 +277,8 @@ def test_a_lock_and_its_reports_give_the_events_of_a_training(tmp_path: Path) ->
         "reports/fitness.csv": "generation,env_steps,eval_steps\n1,40,6\n2,80,12\n",
         "reports/timing.csv": "generation,seconds\n1,2.5\n",
         "reports/train.json": '{"reason": "target"}',
+        "reports/signals.csv": "generation,slot,losses/entropy,losses/entropy.last,charts/episodes,"
+        "charts/episodes.last\n1,0,0.5,0.25,,\n3,0,nan,inf,2.0,2.0\n",
     }
     lock = TRAINED.partition("    - {path: reports")[0]
     for name, text in written.items():
@@ -310,8 +312,14 @@ def test_a_lock_and_its_reports_give_the_events_of_a_training(tmp_path: Path) ->
         "steps/evaluation": 12.0,
         "time/generation_seconds": 1.0,
     }  # nobody has a score: no best, no mean
-    assert run.generations[2][1].members[0].metrics() == {
-        "fitness": 3.0, "healthy": 1.0, "id": 4.0, "parent": 0.0, "hyper/lr": 2e-3,
+    told = [event.members[0].signals for _, event in run.generations]
+    assert told[0] == {"losses/entropy": (0.5, 0.25)}
+    assert told[1] == {}
+    assert repr(told[2]) == "{'losses/entropy': (nan, inf), 'charts/episodes': (2.0, 2.0)}"
+    last = run.generations[2][1].members[0].metrics()
+    assert math.isnan(last.pop("losses/entropy")), "a signal that is no number says that something went wrong"
+    assert last == {
+        "fitness": 3.0, "healthy": 1.0, "id": 4.0, "parent": 0.0, "hyper/lr": 2e-3, "charts/episodes": 2.0,
     }  # fmt: skip
 
 

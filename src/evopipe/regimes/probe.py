@@ -1,0 +1,157 @@
+"""The probe: now and then in a generation it makes one more update of every member, of a copy that is thrown away.
+
+What an update computes on its way, such as the norm of its gradient, is lost in the kernels that take it as a whole.
+The probe lets torch take one in the same state, on a minibatch of its own, and asks the algorithm for its signals. It
+draws from a stream of its own and writes nowhere else, so no bit of a run depends on it. See decision 0040.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evopipe.core import optim
+from evopipe.core.cohort import Cohort
+from evopipe.core.net import Net
+from evopipe.core.padded import watched_units
+from evopipe.native import build
+from evopipe.ops import signals as ops
+from evopipe.regimes.told import of_batch
+from evopipe.rng import Stream
+from evopipe.run.clock import Clock
+from evopipe.run.diagnostics import Diagnostics
+from evopipe.run.tally import Tally
+from evopipe.types import Batch, Sequences
+
+EVERY, MOST = 1024, 4  # updates to a probe; probes of a member in a generation, one at least
+SPARSE = 8  # generations to a probe at most, where steps cost next to nothing
+RATE, PACE, DORMANT = "charts/learning_rate", "charts/updates_per_step", "charts/dormant"
+GRADIENT, CLIPPED, WEIGHTS = "losses/grad_norm", "losses/grad_clipped", "losses/weight_norm"
+ERROR, OBSERVED = "losses/td_error", "charts/observation_size"
+
+
+class Probe:
+    """The probe of a regime's members, and its `diagnostics`. It is asked after the ticks of a run.
+
+    Args:
+        spec: configuration.
+        clock: the run's.
+        offline: whether members learn from a dataset alone.
+        sparse: whether environments are tensors. Generations of few updates are then over so soon that not each has a
+            probe.
+    """
+
+    def __init__(self, spec: Any, clock: Clock, offline: bool = False, sparse: bool = False) -> None:
+        self._spec, self._clock, self._offline, self._sparse = spec, clock, offline, sparse
+        self.diagnostics = Diagnostics(clock.members, spec.device)
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """Begin a generation of these cohorts."""
+        for cohort in cohorts:
+            self.diagnostics.forget(cohort.slots, getattr(cohort.state, "updates", None))
+
+    def due(self, updates: float, moment: int, moments: int) -> bool:
+        """Return whether a cohort is to be probed at a moment of its generation (from 0), if it makes so many updates
+        in it: at its last one, and before that as often as `EVERY` and `MOST` say; where the probe is sparse, only in
+        the first and every few generations."""
+        return self.ahead(updates, moment, moments) == 1
+
+    def ahead(self, updates: float, moment: int, moments: int) -> int:
+        """Return how many moments there are from this one to the next at which a cohort is to be probed, both
+        included."""
+        if self._sparse and self._clock.generation % min(SPARSE, math.ceil(2 * EVERY / max(1.0, updates))):
+            return moments - moment + 1
+        count = min(MOST, moments, max(1, int(updates) // EVERY))
+        return -(-(moment * count // moments + 1) * moments // count) - moment
+
+    def take(
+        self, cohort: Cohort, batch: Any, draw: Stream, more: Mapping[str, Tensor],
+        hyper: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Probe a cohort on a minibatch, and take note of `more`; `hyper` replaces its hyper-parameters."""
+        hyper = cohort.hyper if hyper is None else hyper
+        self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper, self._offline), **more})
+
+    def note(self, cohort: Cohort, values: Mapping[str, Tensor]) -> None:
+        """Take note of signals `[P]` of a cohort's members."""
+        self.diagnostics.note(cohort.slots, values)
+
+    def end(
+        self, cohorts: Sequence[Cohort], more: Callable[[Cohort], Mapping[str, Tensor]] = lambda cohort: {},
+        tally: Tally | None = None,
+    ) -> None:  # fmt: skip
+        """Take note of what is known of members at the end of a generation: their episodes, if there are any, and
+        `more`."""
+        for cohort in cohorts:
+            if tally is not None:
+                tally.into(self.diagnostics, cohort.slots)
+            found = {**rates(cohort.hyper), WEIGHTS: _norm(cohort), **more(cohort)}
+            updates = getattr(cohort.state, "updates", None)
+            if updates is not None:
+                begun = self.diagnostics.begun[torch.tensor(cohort.slots, device=updates.device)]
+                found[PACE] = (updates.double() - begun) / max(1, self._clock.here * self._clock.envs)
+            self.note(cohort, found)
+
+
+def probe(
+    spec: Any, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[str, Tensor], offline: bool = False
+) -> dict[str, Tensor]:
+    """Return the signals `[P]` of an update on a minibatch, of which nothing remains; see `told.of_batch`."""
+    algo, cfg, state = spec.algo, spec.algo_config, cohort.copied_state()
+    found: dict[str, Tensor] = {}
+    if isinstance(batch, Batch | Sequences):
+        found = _observed(spec, batch) | ({} if spec.spaces.team is not None else _dormant(spec, state, batch))
+    with build.by_operators():
+        found |= of_batch(spec, state, hyper, batch, draw.part(3), offline)
+        with optim.watched() as seen:
+            turn = getattr(spec, "period", 1) - 1  # the last of unlike updates is of all networks
+            learned = algo.update(cfg, state, hyper, batch, cohort.healthy.clone(), draw, turn)
+    found |= gradients(seen)
+    weight = getattr(batch, "weight", None)
+    if learned.errors is not None and weight is not None and learned.errors.shape == weight.shape:
+        found[ERROR] = ops.mean(weight, learned.errors.abs())
+    return found
+
+
+def _observed(spec: Any, batch: Any) -> dict[str, Tensor]:
+    """Return the mean size of the largest number of an observation as networks read it, images left out."""
+    size = batch.obs.double().abs().flatten(1, -2).mean(dim=1)  # [P, O]
+    for image in spec.spaces.images:
+        size[:, image.start : image.start + image.size] = 0.0
+    return {OBSERVED: size.amax(dim=1)}
+
+
+@torch.no_grad()
+def _dormant(spec: Any, state: Any, batch: Any) -> dict[str, Tensor]:
+    """Return the share of idle units in what members act by; nothing of networks without plain hidden layers."""
+    obs = batch.obs if batch.obs.ndim == 3 else batch.obs.flatten(1, 2)
+    with build.by_torch(), watched_units() as units:
+        spec.algo.greedy(spec.algo_config, state, obs, None)
+    return {DORMANT: ops.dormant(units)} if units else {}
+
+
+def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Return the norm of all gradients of one update together, and whether any was clipped, of what
+    `optim.watched` saw."""
+    if not seen:
+        return {}
+    norms, over = (torch.stack(each, dim=1) for each in zip(*seen, strict=True))
+    return {GRADIENT: norms.square().sum(dim=1).sqrt(), CLIPPED: over.any(dim=1).double()}
+
+
+def rates(hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the learning rates among hyper-parameters, by the names of their signals."""
+    return {RATE + name.removeprefix("lr"): value for name, value in hyper.items() if name.split("_")[0] == "lr"}
+
+
+def _norm(cohort: Cohort) -> Tensor:
+    """Return the norm of all parameters that a member learns, `[P]`."""
+    values = (getattr(cohort.state, each.name) for each in fields(cohort.state))
+    nets = [value for value in values if isinstance(value, Net) and value.trainable]
+    squares = [torch.linalg.vector_norm(net.values, dim=1, dtype=torch.float64).square() for net in nets]
+    return torch.cat([each.view(len(cohort.members), -1) for each in squares], dim=1).sum(dim=1).sqrt()

@@ -1,0 +1,118 @@
+"""What members tell of a minibatch: signals by what every algorithm offers, its values, policy and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from evopipe.ops import distributions
+from evopipe.ops import signals as ops
+from evopipe.ops.value import clipped_value_error, pick
+from evopipe.rng import Stream
+from evopipe.types import Batch, Hyper, Sequences
+
+_Values: TypeAlias = Callable[[Any, Tensor], Tensor]
+
+
+@torch.no_grad()
+def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offline: bool = False) -> dict[str, Tensor]:
+    """Return the signals `[P]` of a minibatch, and what the algorithm adds by its own `signals`.
+
+    Args:
+        spec: the run's.
+        state: the algorithm's.
+        hyper: the members' hyper-parameters.
+        batch: the minibatch; of text nothing is told here.
+        draw: for draws of actions.
+        offline: whether members learn from a dataset alone.
+    """
+    algo, found = spec.algo, {}
+    if isinstance(batch, Sequences):
+        found = _of_sequences(spec, state, hyper, batch)
+    elif isinstance(batch, Batch) and batch.alive is None:
+        found = _of_transitions(spec, state, batch, draw, offline)
+    if algo.signals is not None:
+        found |= algo.signals(spec.algo_config, state, batch)
+    return found
+
+
+def _of_sequences(spec: Any, state: Any, hyper: Hyper, batch: Sequences) -> dict[str, Tensor]:
+    """Return signals of the policy and of values, as they are in the first step of each sequence."""
+    cfg, answers = spec.algo_config, spec.algo.answers(spec.algo_config)
+    weight, advantage = batch.weight[:, :, 0], batch.advantage
+    if getattr(cfg, "normalise_advantage", False):
+        share = batch.weight / batch.weight.sum(dim=(1, 2), keepdim=True)
+        middle = (share * advantage).sum(dim=(1, 2), keepdim=True)
+        apart = (share * (advantage - middle).square()).sum(dim=(1, 2), keepdim=True).sqrt()
+        advantage = (advantage - middle) / (apart + 1e-8)
+    legal = None if batch.legal is None else batch.legal[:, :, 0]
+    memory = batch.memory.masked_fill(batch.begins[:, :, :1], 0.0)
+    seen = cfg, state, batch.obs[:, :, 0], legal, memory
+    chances, value = answers.chances(*seen), answers.value(*seen)
+    ratio = chances.log_prob(batch.action[:, :, 0]) - batch.log_prob[:, :, 0]
+    target, clip = batch.target[:, :, 0], hyper["clip"]
+    error = (value - target).square()
+    if getattr(cfg, "clip_value", False):
+        error = clipped_value_error(value, batch.value[:, :, 0], target, clip[:, None])
+    found = ops.of_policy(weight, ratio, advantage[:, :, 0], clip, chances.entropy(), error)
+    if cfg.spaces.continuous:
+        found["losses/log_std"] = state.log_std.double().mean(dim=1)
+    return found
+
+
+def _of_transitions(spec: Any, state: Any, batch: Batch, draw: Stream, offline: bool) -> dict[str, Tensor]:
+    algo, cfg, weight = spec.algo, spec.algo_config, batch.weight
+    values = _values(algo, cfg, batch)
+    if values is None:
+        return {}
+    q = values(state, batch.action)
+    found = ops.of_values(weight, q, values(_as_targets(state), batch.action))
+    own = values(state, algo.greedy(cfg, state, batch.obs, batch.legal))
+    if offline:
+        found["losses/data_gap"] = ops.mean(weight, own - q)
+    if hasattr(state, "actor_target"):
+        found["losses/actor_loss"] = -ops.mean(weight, own)
+    if hasattr(state, "log_alpha"):
+        found |= _of_entropy(spec, state, batch, values, draw)
+    return found
+
+
+def _values(algo: Any, cfg: Any, batch: Batch) -> _Values | None:
+    """Return what values the actions of a minibatch, of twins the least; None if nothing does."""
+    if algo.values is not None:
+        return lambda state, action: pick(algo.values(cfg, state, batch.obs), action)
+    answers = None if algo.answers is None else algo.answers(cfg)
+    if answers is None or answers.q_values is None:
+        return None
+    return lambda state, action: answers.q_values(cfg, state, batch.obs, action)
+
+
+def _as_targets(state: Any) -> Any:
+    """Return a state that has its target networks in the place of those that learn."""
+    names = {each.name for each in fields(state)}
+    found = {name.removesuffix("_target"): getattr(state, name) for name in names if name.endswith("_target")}
+    if "target" in names:
+        found["q"] = state.target
+    return replace(state, **{name: net for name, net in found.items() if name in names})
+
+
+def _of_entropy(spec: Any, state: Any, batch: Batch, values: _Values, draw: Stream) -> dict[str, Tensor]:
+    """Return signals of a policy that is to keep its entropy."""
+    algo, cfg = spec.algo, spec.algo_config
+    answers, alpha = algo.answers(cfg), state.log_alpha.exp()
+    chances = answers.chances(cfg, state, batch.obs, batch.legal, None)
+    if cfg.spaces.continuous:
+        noise = draw.normal(chances.mean[0].numel()).view(chances.mean.shape).to(chances.mean.dtype)
+        action, log_pi = distributions.squashed_gaussian(chances.mean, chances.log_std, noise)
+        loss, entropy = alpha[:, None] * log_pi - values(state, action), -log_pi
+        more = {"losses/log_std": ops.mean(batch.weight, chances.log_std.mean(dim=-1))}
+    else:
+        q, log_pi = answers.q_values(cfg, state, batch.obs, None), chances.log_probs
+        loss = distributions.expected(log_pi, alpha[:, None, None] * log_pi - q)
+        entropy, more = chances.entropy(), {}
+    means = ops.means(batch.weight, loss, entropy).unbind(dim=1)
+    return more | {"losses/actor_loss": means[0], "losses/entropy": means[1], "losses/alpha": alpha.double()}

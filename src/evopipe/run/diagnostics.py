@@ -1,0 +1,75 @@
+"""Signals of members: how each generation's learning went, for people alone. Nothing of a run depends on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from evopipe.core.graphs import upload
+
+DIGITS = 6
+"""Significant digits that are kept of a signal: the others depend on who shares a computation."""
+_PREFIX, _BEGUN = "signal.", "signals.begun"
+
+
+class Diagnostics:
+    """The signals of the running generation: of each its mean over what was noted, and the last, for `P` slots.
+
+    Attributes:
+        begun: `[P]`, how many updates a slot's member had made when the generation began.
+    """
+
+    def __init__(self, members: int, device: torch.device) -> None:
+        self.begun = torch.zeros(members, dtype=torch.float64, device=device)
+        self._names: list[str] = []
+        self._table = self.begun.new_zeros(members, 0, 3)  # of each name: sum, count and last
+
+    def forget(self, slots: Sequence[int], updates: Tensor | None = None) -> None:
+        """Begin a generation of these slots, whose members have made so many updates `[n]`."""
+        rows = upload(torch.tensor(slots, dtype=torch.int64), self.begun.device)
+        self._table[rows] = 0.0
+        if updates is not None:
+            self.begun[rows] = updates.double()
+
+    def note(self, slots: Sequence[int], values: Mapping[str, Tensor]) -> None:
+        """Take note of signals `[n]` of these slots. The host does not wait for a device."""
+        if new := [name for name in values if name not in self._names]:
+            self._names += new
+            self._table = torch.cat((self._table, self.begun.new_zeros(len(self.begun), len(new), 3)), dim=1)
+        rows = upload(torch.tensor(slots), self.begun.device)[:, None]
+        columns = upload(torch.tensor([self._names.index(name) for name in values]), self.begun.device)
+        last = torch.stack([value.double() for value in values.values()], dim=1)
+        total, count, _ = self._table[rows, columns].unbind(dim=-1)
+        self._table[rows, columns] = torch.stack((total + last, count + 1.0, last), dim=-1)
+
+    def told(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
+        """Return the signals of each of these slots by name, mean and last. What was never noted is left out."""
+        return [
+            {
+                name: (rounded(total / count), rounded(last))
+                for name, (total, count, last) in zip(self._names, row, strict=True)
+                if count
+            }
+            for row in self._table.cpu()[list(slots)].tolist()
+        ]
+
+    def state(self) -> dict[str, Tensor]:
+        table = self._table.to("cpu", copy=True)
+        return {_BEGUN: self.begun.to("cpu", copy=True)} | {
+            _PREFIX + name: table[:, i].contiguous() for i, name in enumerate(self._names)
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned, out of all of a regime's tensors."""
+        self._names = [name.removeprefix(_PREFIX) for name in tensors if name.startswith(_PREFIX)]
+        tables = [tensors[_PREFIX + name] for name in self._names]
+        self._table = torch.stack(tables, dim=1).to(self.begun.device) if tables else self._table[:, :0]
+        self.begun.copy_(tensors[_BEGUN])
+
+
+def rounded(value: float) -> float:
+    """Return a number with the digits that are kept of a signal."""
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else value

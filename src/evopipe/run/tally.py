@@ -1,0 +1,135 @@
+"""Returns and lengths of the episodes that members end while they train, for people alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evopipe.core.graphs import upload
+from evopipe.run.diagnostics import Diagnostics
+
+_TICKS, _NUMBERS = 1024, 1 << 20  # that are added up together: ticks, and rewards
+
+
+class Tally:
+    """The episodes that ended in a generation: sums of returns and lengths, and counts, for `P` slots.
+
+    Environments on the host say how an episode went once it has `ended`. On a device a tick's rewards are kept until
+    there are some, so that a tick costs next to nothing.
+
+    Attributes:
+        sums: `[3, P]` float64: returns, lengths, episodes.
+        running: `[2, R]` float64, return and length of the running episodes, of what `add` was told. Both are always
+            the same memory.
+        score: what the score of a team is of its agents' returns.
+    """
+
+    score: Literal["sum", "mean"] = "sum"
+
+    def __init__(self, members: int, rows: int, device: torch.device) -> None:
+        self.sums = torch.zeros(3, members, dtype=torch.float64, device=device)
+        self.running = torch.zeros(2, rows, dtype=torch.float64, device=device)
+        self._ticks: list[tuple[Tensor, Tensor]] = []  # rewards, and where an episode ended
+        self._whole: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # slots, returns and lengths of episodes
+        self._rows: Tensor | None = None  # of those who live, None if all do
+
+    def ended(self, slots: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> None:
+        """Add whole episodes `[n]` of members in these slots."""
+        self._whole.append((slots, returns, lengths))
+
+    def add(self, reward: Tensor, over: Tensor, bad: Tensor | None = None) -> None:
+        """Add a tick: rewards `[R]`, of a team `[R, K]`, and where an episode is over, or was broken, and then does not
+        count, `[R]` bool."""
+        if bad is not None:
+            self._add_up()
+        self._ticks.append((reward, over if bad is None else over | bad))
+        if bad is not None:
+            self._add_up(over & ~bad)
+        elif len(self._ticks) >= min(_TICKS, _NUMBERS // reward.numel()):
+            self._add_up()
+
+    def _add_up(self, good: Tensor | None = None) -> None:
+        """Add up the ticks and episodes that are kept. Only `good` episodes `[R]` count, of one tick."""
+        if self._whole:
+            slots, returns, lengths = (np.concatenate(each) for each in zip(*self._whole, strict=True))
+            self._whole.clear()
+            for sums, added in zip(self.sums.numpy(), (returns, lengths, np.ones(len(slots))), strict=True):
+                np.add.at(sums, slots, added)
+        if not self._ticks:
+            return
+        reward, ends = (torch.stack(each) for each in zip(*self._ticks, strict=True))  # [T, R, …]
+        self._ticks.clear()
+        if reward.ndim == 3:
+            reward = reward.sum(dim=2) if self.score == "sum" else reward.mean(dim=2)
+        running = (self.running if self._rows is None else self.running[:, self._rows]).T
+        each = torch.stack((reward.double(), torch.ones_like(reward, dtype=torch.float64)), dim=-1)
+        so_far = running + each.cumsum(dim=0)  # [T, R, 2], as if none had ended
+        tick = torch.arange(1, len(ends) + 1, device=ends.device)[:, None]
+        last = (ends * tick).amax(dim=0)  # [R], when an episode ended last, 0 for never
+        # All episodes that ended are together what came until the last end.
+        until = so_far.gather(0, (last - 1).clamp(min=0)[None, :, None].expand(1, -1, 2))[0]
+        counts = last > 0 if good is None else good
+        number = ends.sum(dim=0) if good is None else good
+        found = torch.cat((torch.where(counts[:, None], until, 0.0), number[:, None].double()), dim=1)
+        left = torch.where((last > 0)[:, None], so_far[-1] - until, so_far[-1])
+        left = torch.where((last == len(ends))[:, None], 0.0, left)
+        if self._rows is None:
+            self.running.copy_(left.T)
+        else:
+            self.running[:, self._rows] = left.T
+            found = found.new_zeros(self.running.shape[1], 3).index_copy_(0, self._rows, found)
+        self.sums += found.view(self.sums.shape[1], -1, 3).sum(dim=1).T
+
+    def adopt(self, slots: Sequence[int], rows: Tensor | None = None) -> None:
+        """Begin a generation of these slots, whose environments are these `rows`, None for all."""
+        self._add_up()
+        self._rows = rows
+        self.sums[:, list(slots)] = 0.0
+
+    def renew(self, rows: np.ndarray) -> None:
+        """Forget the running episodes of these rows."""
+        self._add_up()
+        self.running[:, upload(torch.from_numpy(rows), self.running.device)] = 0.0
+
+    def in_c(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the kernels add to where they take ticks: returns of running episodes, and sums and counts of
+        ended ones."""
+        return self.running[0], self.sums[0], self.sums[2]
+
+    def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:
+        """Add lengths after the kernels took so many steps of each of the living slots; `length` `[R]` is that of the
+        running episodes now. What was taken, and has not stayed, was of episodes that ended."""
+        gone = (self.running[1] - length).view(self.sums.shape[1], -1).sum(dim=1)
+        gone[list(living)] += steps
+        self.sums[1] += gone
+        self.running[1] = length.double()
+
+    def settle(self) -> None:
+        """Add up all that is kept."""
+        self._add_up()
+
+    def into(self, diagnostics: Diagnostics, slots: Sequence[int]) -> None:
+        """Take note of these slots' episodes: how many ended, and of those who ended any their mean return and
+        length."""
+        self._add_up()
+        sums = self.sums[:, list(slots)].T
+        diagnostics.note(slots, {"charts/episodes": sums[:, 2]})
+        some = [place for place, count in enumerate(sums[:, 2].tolist()) if count]
+        if some:
+            returns, lengths, count = sums[some].unbind(dim=1)
+            means = {"charts/episodic_return": returns / count, "charts/episodic_length": lengths / count}
+            diagnostics.note([slots[place] for place in some], means)
+
+    def state(self) -> dict[str, Tensor]:
+        self._add_up()
+        return {"tally.sums": self.sums.to("cpu", copy=True), "tally.running": self.running.to("cpu", copy=True)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self._ticks.clear()
+        self._whole.clear()
+        self.sums.copy_(tensors["tally.sums"])
+        self.running.copy_(tensors["tally.running"])

@@ -1,0 +1,28 @@
+"""Signals as files have them, `reports/signals.csv`."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from evopipe.errors import DataError
+from evopipe.layout import LAST
+
+
+def read_signals(path: Path) -> dict[tuple[int, int], dict[str, tuple[float, float]]]:
+    """Return the signals by generation and slot: of each name the mean and the last value. What was not noted is left
+    out; what was not a number is NaN.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    found: dict[tuple[int, int], dict[str, tuple[float, float]]] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            for row in csv.DictReader(stream):
+                key = int(row.pop("generation")), int(row.pop("slot"))
+                names = [name for name in row if not name.endswith(LAST)]
+                found[key] = {n: (float(row[n]), float(row[n + LAST])) for n in names if row[n] != ""}
+    except (KeyError, TypeError, ValueError, csv.Error, AttributeError) as error:
+        raise DataError(f"{path}: is not what `evopipe train` writes ({error}); run it again") from None
+    return found

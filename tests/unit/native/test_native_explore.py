@@ -1,0 +1,57 @@
+"""Choices by the CPU's own kernels: squashed numbers are torch's to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evopipe.native import build
+from evopipe.ops.distributions import squashed, squashed_draw
+
+EXTREME = [0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-30, 20.0, -20.5, 0.5, -0.5, 0.50001, 100.0]
+
+
+@pytest.fixture(autouse=True)
+def _torch_again() -> None:
+    build.use(None)
+
+
+def numbers(scale: float, seed: int) -> torch.Tensor:
+    drawn = torch.randn(200_000, generator=torch.Generator().manual_seed(seed)) * scale
+    return torch.cat([drawn, torch.tensor(EXTREME)])
+
+
+def both(of: object, *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    found = []
+    for kernels in (None, build.load()):
+        build.use(kernels)
+        found.append(of(*given))  # type: ignore[operator]
+    build.use(None)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.4, 1.0, 5.0])
+def test_what_is_squashed_is_torchs(scale: float) -> None:
+    theirs, ours = both(squashed, numbers(scale, 1))
+    assert torch.equal(theirs.isnan(), ours.isnan())
+    assert (theirs.nan_to_num() == ours.nan_to_num()).all()
+    assert torch.equal(theirs.nan_to_num().signbit(), ours.nan_to_num().signbit())
+
+
+@pytest.mark.parametrize("scale", [0.3, 2.0])
+def test_so_is_a_draw(scale: float) -> None:
+    mean, noise = numbers(scale, 2), numbers(1.0, 3).nan_to_num(posinf=3.0, neginf=-3.0)
+    log_std = (numbers(3.0, 4)).clamp(-20.0, 2.0)
+    theirs, ours = both(squashed_draw, mean.view(2, -1), log_std.view(2, -1), noise.view(2, -1))
+    assert theirs.isnan().any()
+    assert torch.equal(theirs.isnan(), ours.isnan())
+    assert (theirs.nan_to_num() == ours.nan_to_num()).all()
+
+
+def test_what_has_gradients_is_left_to_torch() -> None:
+    build.use(build.load())
+    x = torch.zeros(3, requires_grad=True)
+    squashed(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [1.0] * 3
+    build.use(None)

@@ -1,0 +1,205 @@
+"""What the report advises: every rule on a short run that is ill in this way, and silence on runs that are well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import tiny
+import words as language
+from advised import facts
+from evopipe.native import build
+from evopipe.report.advice import MOST, RULES, Facts, advise
+from evopipe.report.page import compose
+from evopipe.report.read import read
+from evopipe.stages.report import _shown
+from evopipe.track.signals import read_signals
+from reports import write_run
+
+NET: dict[str, Any] = {"network": {"encoder": [32], "latent": 32}}
+WIDE: dict[str, Any] = {"network": {**NET["network"], "initialisation": {"others": 10.0}}}
+CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
+LEARNS = {"batch_size": 64, "learn_step": 256}
+SHORT, THRICE = {"evo_steps": 512, "max_steps": 2048}, {"evo_steps": 300, "max_steps": 900}
+ILL: dict[str, tuple[str, dict[str, Any]]] = {
+    "no reward is ever seen": ("no_reward", {
+        "algo": "dqn", "env": "FrozenLake-v1", "kwargs": {"map_name": "8x8"}, "config": NET, "train": THRICE}),
+    "the learning rate is a hundred times too high, of PPO": ("entropy_gone", {
+        "algo": "ppo", "env": CARTPOLE, "config": {**NET, **LEARNS, "lr": 0.3}, "train": SHORT}),
+    "the learning rate is a hundred times too high, of DQN": ("units_idle", {
+        "algo": "dqn", "env": CARTPOLE, "config": {**NET, "learn_step": 2, "lr": 0.1, "eps_steps": 500},
+        "train": {"evo_steps": 500, "max_steps": 2000}}),
+    "rewards overflow": ("diverged", {
+        "algo": "dqn", "env": "scaled_envs:Rich-v0", "kwargs": {"pays": 1e30}, "config": {**NET, "loss": "mse"},
+        "train": {"evo_steps": 200, "max_steps": 400}, "members": 4}),
+    "rewards are a million, of DQN": ("reward_scale", {
+        "algo": "dqn", "env": "scaled_envs:Rich-v0", "config": NET, "train": THRICE}),
+    "rewards are a million, of PPO": ("reward_scale", {
+        "algo": "ppo", "env": "scaled_envs:Rich-v0", "config": {**NET, "learn_step": 256}, "train": SHORT}),
+    "observations are not scaled": ("observations_unscaled", {
+        "algo": "ppo", "env": "scaled_envs:Scaled-v0", "config": {**NET, "learn_step": 256}, "train": SHORT}),
+    "values are made of entropy": ("values_too_large", {
+        "algo": "sac", "env": PENDULUM, "config": {**NET, "learn_step": 1, "alpha": 100.0, "learn_alpha": False,
+                                                   "lr_critic": 1e-2, "tau": 0.1},
+        "train": {"evo_steps": 600, "max_steps": 1800, "eval_episodes": 1}}),
+    "the support is too narrow": ("support_too_narrow", {
+        "algo": "rainbow", "env": CARTPOLE,
+        "config": {**NET, "learn_step": 2, "v_min": -1.0, "v_max": 3.0, "atoms": 11, "lr": 1e-3},
+        "train": {"evo_steps": 500, "max_steps": 2000}}),
+    "the policy begins without deviation": ("entropy_gone", {
+        "algo": "ppo", "env": PENDULUM, "config": {**NET, **LEARNS, "std": 0.005}, "train": SHORT}),
+    "a rollout moves the policy far": ("steps_too_large", {
+        "algo": "ppo", "env": CARTPOLE, "config": {**NET, **LEARNS, "lr": 0.02, "clip": 5.0, "epochs": 10},
+        "train": {"evo_steps": 512, "max_steps": 1536}}),
+    "values do not learn": ("values_explain_nothing", {
+        "algo": "ppo", "env": "envs_for_tests:Countdown-v0",
+        "config": {**WIDE, "learn_step": 128, "gae_lambda": 1.0, "vf_coef": 0.0, "lr": 1e-9},
+        "train": {"evo_steps": 128, "max_steps": 640}}),
+    "gradients are clipped to nothing": ("gradient_clipped", {
+        "algo": "ppo", "env": PENDULUM, "config": {**NET, **LEARNS, "grad_clip": 1e-3},
+        "train": {"evo_steps": 512, "max_steps": 1536}}),
+    "members hardly learn": ("too_few_updates", {
+        "algo": "dqn", "env": CARTPOLE, "config": {**NET, "learn_step": 100},
+        "train": {"evo_steps": 500, "max_steps": 1500}}),
+    "actions have no effect": ("members_alike", {
+        "algo": "dqn", "env": "envs_for_tests:Countdown-v0", "config": NET, "train": THRICE}),
+    "the learning rate is nothing": ("flat", {
+        "algo": "ppo", "env": "Acrobot-v1", "config": {**NET, "lr": 1e-9, "learn_step": 128},
+        "train": {"evo_steps": 128, "max_steps": 1280, "eval_steps": 50, "eval_episodes": 1}}),
+    "evaluation is most of it": ("evaluation_costs", {
+        "algo": "dqn", "env": CARTPOLE, "config": NET,
+        "train": {"evo_steps": 100, "max_steps": 400, "eval_episodes": 64}}),
+}  # fmt: skip
+WELL: dict[str, dict[str, Any]] = {
+    "dqn": {
+        "algo": "dqn", "env": CARTPOLE, "train": {"evo_steps": 1000, "max_steps": 6000, "learning_delay": 100},
+        "config": {**NET, "batch_size": 64, "learn_step": 2, "eps_steps": 1500, "lr": 1e-3}},
+    "ppo": {
+        "algo": "ppo", "env": CARTPOLE, "train": {"evo_steps": 2048, "max_steps": 12288}, "num_envs": 8,
+        "config": {**NET, "batch_size": 64, "learn_step": 512, "epochs": 6, "lr": 3e-3}},
+    "sac": {
+        "algo": "sac", "env": PENDULUM, "train": {"evo_steps": 1000, "max_steps": 4000, "eval_episodes": 2},
+        "config": {**NET, "learn_step": 1, "lr_critic": 1e-3, "lr_actor": 1e-3}},
+    "td3": {
+        "algo": "td3", "env": PENDULUM, "train": {"evo_steps": 1000, "max_steps": 4000, "eval_episodes": 2},
+        "config": {**NET, "learn_step": 1}},
+    "rainbow": {
+        "algo": "rainbow", "env": CARTPOLE, "train": {"evo_steps": 600, "max_steps": 3000},
+        "config": {**NET, "learn_step": 2, "v_min": 0.0, "v_max": 100.0, "atoms": 21, "lr": 1e-3}},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    before = build.chosen()
+    build.use(build.load())
+    yield
+    build.use(before)
+
+
+def rules(found: Facts) -> list[str]:
+    return [advice.rule for advice in advise(found)]
+
+
+@pytest.mark.parametrize("illness", ILL)
+def test_an_ill_run_is_told_of_its_illness(illness: str) -> None:
+    rule, how = ILL[illness]
+    found = facts(**how)
+    advised = {advice.rule: advice for advice in advise(found)}
+    assert rule in advised, (list(advised), found.signals[max(found.signals)])
+    told = advised[rule]
+    assert told.text.endswith(".")
+    assert any(letter.isdigit() for letter in told.text), "a sentence has its figures"
+    assert told.section or found.each(told.signal), "there is something to see"
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_a_run_that_is_well_is_told_nothing(name: str) -> None:
+    found = facts(**WELL[name])
+    assert rules(found) == []
+
+
+def test_every_rule_has_a_run_that_is_ill() -> None:
+    """Or a test of its own below."""
+    own = {"at_a_bound", "lead_is_luck", "groups_silent"}
+    assert {rule for rule, _ in ILL.values()} | own == {getattr(rule, "__name__", "") for rule in RULES}
+
+
+def test_a_run_that_reached_its_target_needs_no_advice() -> None:
+    _, how = ILL["no reward is ever seen"]
+    assert rules(replace(facts(**how), solved=True)) == []
+
+
+def test_at_most_five_sentences() -> None:
+    assert MOST == 5
+    found = facts(**ILL["observations are not scaled"][1])
+    more = replace(found, evaluation=10**9, chosen=1e9, interval=(0.0, 1.0))
+    assert len(rules(more)) == 5
+
+
+def test_leaders_at_a_bound_are_told_of_it() -> None:
+    """Every change of the rate ends at a bound: some generations later the best are all at one of them."""
+    evolve = {"lr": {"min": 1e-3, "max": 1.2e-3, "grow": 2.0, "shrink": 0.5}}
+    how: dict[str, Any] = {
+        "algo": "dqn", "env": CARTPOLE, "config": {**NET, "lr": 1.1e-3, "evolve": evolve}, "members": 4,
+        "train": {"evo_steps": 200, "max_steps": 1600},
+        "mutation": {"probabilities": dict.fromkeys(("none", "architecture", "parameters", "activation"), 0.0)},
+    }  # fmt: skip
+    for seed in range(8):
+        found = facts(**how, seed=seed)
+        last = max(generation for generation, _ in found.fitness)
+        ranked = sorted((x, key) for key, x in found.fitness.items() if key[0] == last)
+        leaders = {found.hyper[key]["lr"] for _, key in ranked[2:]}
+        told = [advice.text for advice in advise(found) if advice.rule == "at_a_bound"]
+        assert bool(told) == (len(leaders) == 1), seed
+        if told:
+            word, end = ("raise", "max") if leaders == {1.2e-3} else ("lower", "min")
+            assert f"{word} algos.dqn.evolve.lr.{end}" in told[0]
+            return
+    raise AssertionError("no seed brought the leaders to one bound")
+
+
+def test_groups_that_say_nothing_are_told_of(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(language.small_params()))
+    for stage in ("fetch", "buffer", "population", "train"):
+        assert tiny.call(tmp_path, stage).code == 0
+    found = read_signals(tmp_path / "reports/signals.csv")
+    signals = {key: {name: mean for name, (mean, _) in own.items()} for key, own in found.items()}
+    silent = all(own["completions/silent"] == 1.0 for own in signals.values())
+    told = rules(Facts(signals, dict.fromkeys(signals, 0.5)))
+    assert ("groups_silent" in told) == silent
+    assert silent
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("written")
+    return folder, _shown(write_run(folder, members=3, generations=4, diverge=0.0, episodes=20))
+
+
+def test_a_lead_that_was_luck(written: tuple[Path, dict[str, Any]]) -> None:
+    folder, params = written
+    run = read(folder)
+    lucky = replace(run, summary=replace(run.summary, elite=replace(run.summary.elite, score=1e4)))
+    assert "its lead was noise" in compose(lucky, params, "No film.")
+    assert "its lead was noise" not in compose(run, params, "No film.")
+
+
+def test_the_page_shows_what_a_sentence_goes_by(written: tuple[Path, dict[str, Any]]) -> None:
+    folder, params = written
+    run = read(folder)
+    ill = {key: {"charts/observation_size": 4000.0 + key[1]} for key in run.nodes}
+    text = compose(replace(run, signals=ill), params, "No film.")
+    section = text.partition('<section id="next"')[2].partition("</section>")[0]
+    assert "A number of the observations is 4001 in size on average" in section
+    assert 'href="#next-observations_unscaled"' in section
+    assert 'id="next-observations_unscaled"' in section
+    assert section.count("<svg") == 1
+    assert "Nothing stands out" in compose(replace(run, signals={(1, 0): {}}), params, "No film.")
+    solved = replace(run, signals=ill, summary=replace(run.summary, reason="target"))
+    assert "The target was reached." in compose(solved, params, "No film.")
