@@ -183,10 +183,9 @@ Rules between keys, which `evopipe params check` knows:
   `evolution.mutation.probabilities` is above 0. `evolution.mutation.activations` and `tracking.backends` name nothing
   twice.
 - A strategy that begins new trials (`growth`, `halving`, `random`) needs `search.budget`, which is at least
-  `train.evo_steps`, and a range in the chosen algorithm's `evolve`; that and one whose members may wait need
-  `runtime.shards.engine: none`. `search.halving.width` is at most `population.size`, `search.halving.rung` at most
-  `train.max_steps`, `search.growth.slice` at most `search.budget`. `search.mf_pbt.frequencies` ascend, and
-  `population.size` is at least four for each.
+  `train.evo_steps`, and a range in the chosen algorithm's `evolve`. `search.halving.width` is at most
+  `population.size`, `search.halving.rung` at most `train.max_steps`, `search.growth.slice` at most `search.budget`.
+  `search.mf_pbt.frequencies` ascend, and `population.size` is at least four for each.
 - `search.schedule.steps` is at most `train.max_steps`; the `steps` of `search.schedule.changes` ascend and are below
   it.
 - At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,13 @@ def say_once(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
 
 
-def fingerprint(device: torch.device | None = None) -> dict[str, Any]:
+def fingerprint(device: torch.device | None = None, packages: Iterable[str] = ()) -> dict[str, Any]:
     """Return what the last bits of a result depend on: versions, processor, threads, device. It has no host name and no
-    time."""
+    time. `packages` are further ones that the run computed with."""
     on_cuda = device is not None and device.type == "cuda"
     return {
         "python": platform.python_version(),
-        **{package: _version(package) for package in _PACKAGES},
+        **{package: _version(package) for package in (*_PACKAGES, *packages)},
         "platform": "-".join(filter(None, (platform.system(), platform.machine(), *platform.libc_ver()))),
         "cpu": _cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,9 @@ import pytest
 
 pytest.importorskip("transformers", reason="an extra of its own: pip install 'evopipe[language]'")
 
+import torch
+
+import rota
 from evopipe import algos
 from evopipe.core.member import Member
 from evopipe.language.data import generate
@@ -23,7 +27,8 @@ from evopipe.run.run import Run
 from evopipe.run.spec import first_members
 from evopipe.run.text import TextSpec
 from evopipe.scale.shards import InProcess, Shards
-from populations import advance, close_generation, equal_states, finish, of_slot, same
+from populations import advance, close_generation, equal_states, finish, go_on, of_slot, same
+from rota import TURNS, check
 
 QUICK = ("dpo", "grpo")  # one of each regime
 pytestmark = pytest.mark.parametrize(
@@ -40,11 +45,23 @@ GPT = {
 }  # fmt: skip
 
 
+SEARCHES: dict[str, dict[str, Any]] = {
+    "tournament": {},
+    "rota": {"strategy": "rota"},
+    "in turns": {"strategy": "rota", "rota": {"order": TURNS}},
+    "halving": {"strategy": "halving", "budget": 100, "halving": {"width": 2}},
+    "growth": {"strategy": "growth", "budget": 100},
+    "random": {"strategy": "random", "budget": 100},
+    "mf_pbt": {"strategy": "mf_pbt"},
+}
+
+
 @cache
-def problem(algo: str, seed: int = 3) -> tuple[TextSpec, Corpus]:
+def problem(algo: str, seed: int = 3, search: str = "tournament") -> tuple[TextSpec, Corpus]:
     """A task of two or three digits, or games of two turns; members begin with unlike forms and hyper-parameters."""
     able, plays = algos.get(algo).Config.model_fields, algos.get(algo).REGIME == "games"
     form = "architecture" if plays else "rank"
+    lives = 6 if search in ("rota", "in turns") else 4
     block = {name: value for name, value in {**ROWS, "lr": 1e-2, "lr_policy": 1e-2}.items() if name in able}
     ranges = {
         "lr": {"min": 1e-3, "max": 1e-1},
@@ -57,7 +74,9 @@ def problem(algo: str, seed: int = 3) -> tuple[TextSpec, Corpus]:
             "tiny": TINY, "task": "reverse", "kwargs": DIGITS, "rank": 3, "max_prompt": 4, "max_completion": 4,
         },
         "fetch": {"generate": {"rows": 40}},
-        "train": {"algo": algo, "max_steps": 4, "evo_steps": 2, "eval_episodes": 4, "confirm_episodes": 4},
+        "search": SEARCHES[search],
+        "population": {"size": 8 if search == "mf_pbt" else 4},
+        "train": {"algo": algo, "max_steps": lives, "evo_steps": 2, "eval_episodes": 4, "confirm_episodes": 4},
         "evolution": {
             "tournament": {"size": 2, "window": 1},
             "mutation": {"probabilities": {"none": 0.0, form: 1.0, "rl_hp": 1.0}, "before_training": True},
@@ -72,9 +91,9 @@ def problem(algo: str, seed: int = 3) -> tuple[TextSpec, Corpus]:
     return spec, tokenise(rows, form_of(params), spec.base, spec.language, params.fetch, seed)
 
 
-def run_of(algo: str, members: int | list[Member] = 4, seed: int = 3) -> Any:
+def run_of(algo: str, members: int | list[Member] = 4, seed: int = 3, search: str = "tournament") -> Any:
     """A run at its beginning."""
-    spec, corpus = problem(algo, seed)
+    spec, corpus = problem(algo, seed, search)
     first = first_members(spec, members)[0] if isinstance(members, int) else members
     clock = Clock.of(spec, len(first))
     return Run(spec, regime_of(spec, clock, corpus), clock, first)
@@ -136,6 +155,41 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_same_end(algo: str, ticks: int) 
     assert equal_states(whole.state(), again.state()) == []
 
 
+def nearly(one: Member, other: Member) -> bool:
+    """Whether two members' tensors are the same but for last bits: a value head sums otherwise in another number of
+    rows."""
+    pairs = ((one.tensors[name], other.tensors[name]) for name in other.tensors)
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True) for a, b in pairs)
+
+
+def test_a_member_that_waited_has_the_bits_of_one_that_never_did(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rota.offer(monkeypatch)
+    waiting = run_of(algo, 3, search="in turns")
+    check(waiting, run_of(algo, 3, search="rota"), nearly if algo in ("ppo_language", "reward_model") else same)
+    told = {(row[0] - 1, row[1]) for row in waiting.regime.measures.rows()}
+    assert told == {(generation, slot) for generation, slots in enumerate(TURNS) for slot in slots}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("search", ["in turns", "halving", "growth", "random", "mf_pbt"])
+def test_a_search_that_was_killed_goes_on_to_the_same_end(
+    search: str, algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rota.offer(monkeypatch)
+    members = {"in turns": 3, "mf_pbt": 8}.get(search, 4)
+    straight, parts = (run_of(algo, members, search=search) for _ in range(2))
+    finish(straight)
+    points = 0
+    while not parts.reason:
+        go_on(parts)
+        points += 1
+        if points % 3 == 0:
+            tensors, meta = parts.state()
+            parts = run_of(algo, members, search=search)
+            parts.restore({name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(meta)))
+    assert equal_states(straight.state(), parts.state()) == []
+
+
 def test_what_learns_is_what_wrote(algo: str) -> None:
     """In the first update after writing no log-probability is off by more than 1e-5."""
     run = run_of(algo)
@@ -149,23 +203,28 @@ def test_what_learns_is_what_wrote(algo: str) -> None:
         assert all(math.isfinite(row["loss"]) for row in rows)
 
 
-def test_what_members_did_in_shards_is_told_by_generation_and_slot(algo: str) -> None:
+@pytest.mark.parametrize("search", ["tournament", pytest.param("in turns", marks=pytest.mark.thorough)])
+def test_what_members_did_in_shards_is_told_by_generation_and_slot(
+    search: str, algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in one process, to the bit; where a value head learns, whose sums have other last bits for other numbers of
     members, but for those."""
-    spec, corpus = problem(algo)
+    rota.offer(monkeypatch)
+    spec, corpus = problem(algo, search=search)
     first, slots = first_members(spec, 3)[0], [range(2), range(2, 3)]
 
     def make(about: Any) -> Any:
         clock = Clock.of(spec, len(about["slots"]))
         return spec, regime_of(spec, clock, corpus), clock
 
-    clock, whole = Clock.of(spec, 3), run_of(algo, 3)
+    clock, whole = Clock.of(spec, 3), run_of(algo, 3, search=search)
     begin = [{"slots": list(own)} for own in slots]
     apart = Run(spec, Shards(spec, clock, slots, begin, InProcess(make)), clock, first)  # type: ignore[arg-type]
     for run in (whole, apart):
         finish(run)
     rows = [list(run.regime.measures.rows()) for run in (whole, apart)]
-    assert {(row[0], row[1]) for row in rows[0]} == {(generation, slot) for generation in (1, 2) for slot in range(3)}
+    order = TURNS if search == "in turns" else [range(3)] * 2
+    assert {(row[0], row[1]) for row in rows[0]} == {(i, slot) for i, slots in enumerate(order, 1) for slot in slots}
     assert len({tuple(map(str, row[2:])) for row in rows[0]}) > 1
     if algo == "ppo_language":
         for one, other in zip(*rows, strict=True):

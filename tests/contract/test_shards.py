@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import rota
 from evopipe import layout, rng
 from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions, write_transitions
@@ -36,7 +38,7 @@ from evopipe.scale.shard import state_of
 from evopipe.scale.shards import InProcess, Lost, Shards, slow_shards
 from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
-from populations import UNLIKE, advance, close_generation, finish, plant_weight, problem, started
+from populations import UNLIKE, advance, close_generation, finish, go_on, plant_weight, problem, started
 from tiny import TRAINED, call, digests, params
 
 MEMBERS = 4
@@ -114,6 +116,131 @@ def test_no_bit_depends_on_the_number_of_shards(case: str) -> None:
     assert [[*each.more] for each in played] == [["agents"] if case == "maddpg" else []] * 2
     for name in played[0].more:  # of a team, each agent's own
         np.testing.assert_array_equal(*(each.more[name] for each in played))
+
+
+TURNS = ((0,), (0, 2), (1, 2), (3,), (0, 1, 3))
+"""Who of four lives in which generation: in the first shard alone, in both, in the second alone."""
+BIRTHS = ((1, 1, 0), (2, 0, 0), (3, 3, 2), (3, 0, 3))
+"""Children beside their parents, of who waits and of who does not; and of a parent in the other shard."""
+RANGES = {"lr": {"min": 1e-4, "max": 1e-2}, "batch_size": {"min": 16, "max": 32}}
+LSTM = {"max_seq_len": 8, "network": {"encoder": [8], "latent": 8, "encoder_kind": "lstm"}}
+IN_TURNS = {"strategy": "rota", "rota": {"order": TURNS, "births": BIRTHS}}
+CONFIRMED = {"target": 10.0, "target_sigmas": 100.0}  # in each generation, and never reached
+LEDGER = {"capacity": 2000, "sharing": 2, "evaluation": True}
+SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "in turns": (
+        "dqn",
+        {"search": IN_TURNS, "train": {"replay": {"sharing": "own", "n_step": 3, "prioritised": True}}},
+    ),
+    "recurrent": ("ppo", {"search": IN_TURNS, "config": LSTM, "train": {"normalise": {"rewards": True}}}),
+    "tensors": ("dqn", {"search": IN_TURNS}),
+    "in C": ("dqn", {"search": IN_TURNS}),
+    "team": ("maddpg", {"search": IN_TURNS}),
+    "evaluation": ("dqn", {"train": {"replay": LEDGER, "eval_episodes": 24, **CONFIRMED}}),
+    "several steps": ("dqn", {"search": IN_TURNS, "train": {"replay": {**LEDGER, "n_step": 2}, "eval_episodes": 24}}),
+    "training": ("dqn", {"search": {"fitness": "training"}}),
+    "training in turns": ("ppo", {"search": {"fitness": "training", **IN_TURNS}}),
+    "random": ("dqn", {"search": {"strategy": "random", "budget": 3000}, "train": {"max_steps": 200}}),
+    "halving": ("ppo", {"search": {"strategy": "halving", "budget": 2500, "halving": {"width": 2}}}),
+    "growth": ("dqn", {"search": {"strategy": "growth", "budget": 2500, "fitness": "training"}}),
+    "schedule": (
+        "ppo",
+        {"search": {"strategy": "schedule", "schedule": {"changes": ({"steps": 60, "values": {"lr": 1e-3}},)}}},
+    ),
+}
+
+
+def searched(name: str) -> EnvSpec:
+    """A problem whose members wait, begin anew, or are scored by what they did in training."""
+    if name == "in C":
+        build.use(build.load())
+    algo, more = SEARCHES[name]
+    train = {"evo_steps": 100, "max_steps": 300, **more.get("train", {})}
+    config = {"evolve": RANGES if algo != "maddpg" else {}, **more.get("config", {})}
+    mutation = {"probabilities": {"none": 0.0, "rl_hp": 1.0, "architecture": 0.0, "parameters": 0.0, "activation": 0.0}}
+    p = problem(algo=algo, **{**more, "train": train, "config": config, "mutation": mutation})
+    if name in ("tensors", "in C"):
+        object.__setattr__(p, "env", p.env.model_copy(update={"backend": "torch" if name == "tensors" else "c"}))
+    return p
+
+
+def remembered(run: Run[Any]) -> list[bytes]:
+    """Every memory of a run, whole or in shards; empty if there is none."""
+    run.state()  # what was seen last is put there first
+    kept: Any = run.regime
+    parts = [each.regime for each in kept.engine._shards.values()] if isinstance(kept, Shards) else [kept]
+    held = [part.replay for part in parts if hasattr(part, "replay")]
+    return [each.rows[m, : each.size[m]].numpy().tobytes() for each in held for m in range(each.memories)]
+
+
+quick = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in ("in turns", "training in turns") else pytest.mark.thorough) for n in SEARCHES],
+)
+
+
+@quick
+def test_nor_does_one_of_a_search_in_which_members_wait_or_begin_anew(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rota.offer(monkeypatch)
+    p = searched(name)
+    runs = [started(p, 4), *(sharded(p, each) for each in ((2,) if p.train.replay.sharing == 2 else (1, 3)))]
+    for run in runs:
+        finish(run)
+        assert remembered(run) == remembered(runs[0])
+        assert outcome(run) == outcome(runs[0])
+    if name in ("in turns", "halving", "growth"):
+        assert min(len(record.members) for record in runs[0].lineage[1:]) < 4
+    for run in runs:
+        run.close()
+
+
+@quick
+def test_such_a_search_in_shards_goes_on_to_the_same_bits_whatever_is_killed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run, at every boundary of its generations and within them; then shards, before they do what they are told and
+    after."""
+    rota.offer(monkeypatch)
+    p = searched(name)
+    straight, parts = sharded(p, 2, Deadly, deaths=[]), sharded(p, 2)
+    finish(straight)
+    while not parts.reason:
+        generation, living = parts.clock.generation, parts.living
+        parts.regime._ticks = 9  # type: ignore[attr-defined]
+        go_on(parts)
+        tensors, meta = copy.deepcopy(parts.state())
+        if (generation, living) != (parts.clock.generation, parts.living) or parts.clock.ticks % 3 == 0:
+            parts.close()
+            parts = sharded(p, 2)
+            assert parts.restore(tensors, json.loads(json.dumps(meta))) == 0
+    assert outcome(parts) == outcome(straight)
+    draws = np.random.default_rng(7)
+    for after in (False, True):
+        messages = np.arange(3, straight.regime.engine.heard_so_far)  # type: ignore[attr-defined]
+        deaths = sorted(draws.choice(messages, 3, replace=False).tolist())
+        run = sharded(p, 2, Deadly, deaths=deaths, after=after)
+        finish(run)
+        assert len(run.regime.said) == 3  # type: ignore[attr-defined]
+        assert remembered(run) == remembered(straight), deaths
+        assert outcome(run) == outcome(straight), deaths
+
+
+def test_an_evaluation_in_shards_that_was_stopped_leaves_nothing_in_their_memories() -> None:
+    """Though one shard had ended its part when the other stopped."""
+    p = searched("evaluation")
+    straight, stopped = sharded(p, 2), sharded(p, 2)
+    for run in (straight, stopped):
+        while not run.clock.generation_over:
+            run.advance()
+    asked = iter([False] * 40 + [True])
+    with pytest.raises(Stopped):
+        stopped.close_generation(lambda: next(asked))
+    for run in (straight, stopped):
+        finish(run)
+    assert remembered(stopped) == remembered(straight)
+    assert outcome(stopped) == outcome(straight)
 
 
 def test_shards_whose_environments_are_in_c_take_rollouts_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

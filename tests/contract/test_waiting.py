@@ -10,13 +10,12 @@ import pytest
 
 import populations
 import rota
-from evopipe.core.member import Member
+from evopipe.native import build
 from evopipe.searchers.history import origins
-from populations import equal_states, finish, go_on, same
+from populations import equal_states, finish, go_on
+from rota import TURNS, check
 
 ALWAYS = {"probabilities": {"none": 0.0, "architecture": 0.0, "parameters": 0.0, "activation": 0.0, "rl_hp": 1.0}}
-TURNS = ((0,), (0, 2), (1, 2), (1,), (0, 1))
-"""Who of three lives in which generation: members of unlike ages, alone and beside each other."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,30 +28,6 @@ def problem(algo: str, order: Sequence[Sequence[int]] = (), births: Sequence[Seq
     train = {"evo_steps": 100, "max_steps": 300, **more.pop("train", {})}
     search = {"strategy": "rota", "rota": {"order": tuple(map(tuple, order)), "births": tuple(map(tuple, births))}}
     return populations.problem(algo=algo, mutation=populations.UNLIKE, train=train, search=search, **more)
-
-
-def lives(loop: Any) -> dict[int, list[Member]]:
-    """Train a run to its end; return what each member was after each generation that it lived."""
-    found: dict[int, list[Member]] = {slot: [] for slot in range(loop.clock.members)}
-    while not loop.reason:
-        lived, before = loop.active, loop.clock.generation
-        go_on(loop)
-        if loop.clock.generation > before:
-            for member in loop.members:
-                if member.slot in lived:
-                    found[member.slot].append(member)
-    return found
-
-
-def check(waiting: Any, always: Any) -> None:
-    """Compare the members of a run in turns with those of a run in which all live."""
-    turns, whole = lives(waiting), lives(always)
-    for slot, members in turns.items():
-        assert len(members) == sum(slot in each for each in TURNS)
-        for member, other in zip(members, whole[slot], strict=False):
-            assert same(member, other), f"slot {slot} after {len(other.fitness)} generations"
-            assert member.fitness == other.fitness
-            assert (member.id, member.key, member.arch) == (other.id, other.key, other.arch)
 
 
 @pytest.mark.parametrize("algo", populations.cases(quick=("dqn", "ppo"), teams=True))
@@ -165,3 +140,21 @@ def test_who_is_born_into_a_slot_that_waits_remembers_nothing_of_it(born: bool, 
         loop.turn()
     (memory,) = (each.memory[each.cohort.slots.index(0)] for each in loop.regime.playing if 0 in each.cohort.slots)
     assert bool(memory.any()) != born
+
+
+@pytest.mark.parametrize("backend", ["sync", "torch", "c"])
+def test_who_is_born_to_an_empty_memory_learns_a_tick_later_and_nobody_waits(
+    backend: str, run: Callable[..., Any]
+) -> None:
+    """Of 25 ticks with two updates each: the first one has nothing to learn from."""
+    if backend == "c":
+        build.use(build.load())
+    p = problem("dqn", ((0,), (0,), (0, 1)), ((2, 1, 0),))
+    object.__setattr__(p, "env", p.env.model_copy(update={"backend": backend}))
+    loop = run(p, 2)
+    while loop.clock.generation < 2:
+        go_on(loop)
+    before = [int(member.tensors["adam.steps"]) for member in loop.members]
+    finish(loop)
+    after = [int(member.tensors["adam.steps"]) for member in loop.members]
+    assert [end - begin for begin, end in zip(before, after, strict=True)] == [50, 48]

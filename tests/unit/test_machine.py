@@ -6,14 +6,17 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 
+from evopipe import searchers
 from evopipe.errors import ParamsError
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.native import build
+from evopipe.params.search import SearchConfig
 from evopipe.schema.blocks import RuntimeConfig
 
 
@@ -53,6 +56,25 @@ def test_fingerprint_is_stable_and_tells_no_host() -> None:
     assert told["device"] == "cpu"
     assert {"python", "numpy", "gymnasium", "platform", "cpu", "cpu_capability"} <= told.keys()
     assert os.uname().release not in str(told)
+
+
+def test_fingerprint_names_the_packages_that_a_search_computes_with() -> None:
+    """Of those that it uses alone: another version of them may choose other values."""
+    pytest.importorskip("optuna")
+    pytest.importorskip("sklearn")
+    used = {
+        ("tournament", "tpe"): (),
+        ("halving", "random"): (),
+        ("halving", "tpe"): ("optuna",),
+        ("random", "gp"): ("optuna", "scipy"),
+        ("pb2", "tpe"): ("scikit-learn", "scipy"),
+    }
+    for (strategy, proposer), packages in used.items():
+        search = SearchConfig(strategy=strategy, proposer=proposer, budget=10**6)
+        assert searchers.packages(search) == packages
+        told = fingerprint(packages=packages)
+        assert {name: told[name] for name in packages} == {name: version(name) for name in packages}
+        assert told.keys() - fingerprint().keys() == {*packages}
 
 
 def test_fingerprint_names_what_compiled_the_kernels() -> None:

@@ -206,7 +206,7 @@ class Rounds:
         for cohort in self.cohorts:
             rewarded |= self._round(cohort, [by_slot[slot] for slot in cohort.slots])
         if self.agents.record == "all":
-            self.write(f"train-{self.clock.tick + 1:06d}", done)
+            self.write(f"train-{self.clock.ticks + 1:06d}", done)  # `tick` comes again where members live by turns
         self.clock.count(rewarded=rewarded)
         if self.clock.generation_over:
             self._probe.end(self.cohorts)

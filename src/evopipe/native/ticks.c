@@ -131,8 +131,10 @@ typedef struct {
   const learn_call *now;
 } learning;
 
+// Any row will do to learn from; nobody waits for a neighbour whose memory is empty.
 static int learn_member(const void *told, int p) {
   const learning *j = told;
+  if (!j->now->filled[j->of->memory[p]]) return 0;
   for (int i = 0; i < j->now->updates; i++) {
     const int64_t step = j->now->step + i;
     if (draw_for(j->of, p, step, j->now)) return 1;
@@ -172,14 +174,6 @@ void tick_remember(const memory_call *m) {
 
 static choose_call choice_at(const world_call *w, const ticks_call *now, ptrdiff_t k) {
   return (choose_call){w->obs, w->legal, (void *)w->env.actions, now->tick + k, now->epsilon[k]};
-}
-
-// Whether each memory of those who live holds a row.
-static int all_hold(const world_call *w) {
-  for (int c = 0; c < w->cohorts; c++)
-    for (int p = 0; p < w->lessons[c].members; p++)
-      if (!w->memory.store.filled[w->lessons[c].memory[p]]) return 0;
-  return 1;
 }
 
 // Whether members have taken enough steps to learn.
@@ -260,7 +254,7 @@ static int tick_by_tick(const world_call *w, const ticks_call *now) {
   for (ptrdiff_t k = 0; k < now->ticks && !now->told[1]; k++) {
     const choose_call call = choice_at(w, now, k);
     for (int c = 0; c < w->cohorts && !starved; c++) starved = tick_choose(w->choosers + c, &call);
-    const int learns = old_enough(w, now->tick + k) && all_hold(w);
+    const int learns = old_enough(w, now->tick + k);
     for (int c = 0; c < w->cohorts && learns && !starved; c++) {
       const learn_call due = due_at(w, now, k, c);
       starved = tick_learn(w->lessons + c, &due);
@@ -296,7 +290,6 @@ static world_call part_for(const world_call *w, int c, int p) {
 typedef struct {
   const world_call *world;
   const ticks_call *now;
-  int all_hold;
 } span;
 
 // A member takes all ticks: nobody else's numbers are in its way, neither in its memory nor in the processor's cache.
@@ -310,8 +303,7 @@ static int live(const void *told, int p) {
     const choose_call call = choice_at(w, s->now, k);
     const learn_call due = due_at(w, s->now, k, c);
     if (choose_member(w->choosers + c, p, &call)) return 1;
-    const int learns = old_enough(w, s->now->tick + k) && (k || s->all_hold);
-    if (learns && learn_member(&(learning){w->lessons + c, &due}, p)) return 1;
+    if (old_enough(w, s->now->tick + k) && learn_member(&(learning){w->lessons + c, &due}, p)) return 1;
     end_tick_of(&own);
   }
   return 0;
@@ -323,5 +315,5 @@ int tick_many(const world_call *w, const ticks_call *now) {
   if (!w->alone) return tick_by_tick(w, now);
   for (int c = 0; c < w->cohorts; c++) members += w->lessons[c].members;
   now->told[0] = now->ticks;
-  return each_member(members, live, &(span){w, now, all_hold(w)});
+  return each_member(members, live, &(span){w, now});
 }

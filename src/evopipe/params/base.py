@@ -34,26 +34,6 @@ class RunParams(Schema):
                 raise located(problems)
         return search
 
-    @field_validator("runtime", check_fields=False)
-    @classmethod
-    def _shards_fit(cls, runtime: Any, info: ValidationInfo) -> Any:
-        if runtime.shards.engine != "none" and "search" in info.data:
-            strategy, fitness = info.data["search"].strategy, info.data["search"].fitness
-            found = searchers.get(strategy)
-            if fitness == "training":
-                sentence = "search.fitness: training counts the episodes of one process: set it to none"
-                raise located([(("shards", "engine"), sentence)])
-            if getattr(getattr(info.data.get("train"), "replay", None), "evaluation", False):
-                sentence = "train.replay.evaluation fills the memory of one process: set it to none"
-                raise located([(("shards", "engine"), sentence)])
-            if found.PAUSES or found.RENEWS:
-                what = "lets members wait" if found.PAUSES else "begins new trials"
-                sentence = (
-                    f"search.strategy {strategy} {what}, and shards train all members all the time: set it to none"
-                )
-                raise located([(("shards", "engine"), sentence)])
-        return runtime
-
     @classmethod
     def known(cls) -> tuple[str, ...]:
         """Return the names of the algorithms that serve this kind of members."""

@@ -98,14 +98,15 @@ class ReplayLearning:
         self._cohorts, self._bound = cohorts, False
 
     def updates(self) -> Iterator[Callable[[], Any]]:
-        """Yield the updates that are due at this tick, as functions to be called.
+        """Yield the updates that are due at this tick, as functions to be called, of members whose memories hold a row.
+        Any row will do: if it took a batch full, broken rows would delay it.
 
         Raises:
             ResourceError: a learner died.
         """
         clock, lessons = self._clock, self.lessons()
         if lessons is None:
-            yield from self.learners.share_of(clock.tick, self.due())
+            yield from self._one_by_one()
             return
         tick, envs, each = clock.here, clock.envs, self._spec.train.replay.at_once(clock.living)
         for (every, _), lesson in zip(self._learn, lessons, strict=True):
@@ -153,6 +154,19 @@ class ReplayLearning:
 
     def _on_device(self, slots: Sequence[int]) -> Tensor:
         return upload(torch.tensor(slots, dtype=torch.int64), self.replay.device)
+
+    def _one_by_one(self) -> Iterator[Callable[[], Any]]:
+        """Yield the updates that are due, without kernels for all of them."""
+        tick, due = self._clock.tick, self.due()
+        if all(filled for _, _, *sizes in due for filled in sizes):
+            yield from self.learners.share_of(tick, due)
+            return
+        for i, (cohort, numbers) in enumerate(zip(self._cohorts, due, strict=True)):
+            updates, _, *sizes = numbers
+            for row, filled in enumerate(sizes if updates else ()):
+                if filled:  # nobody waits for a neighbour that has not begun
+                    own = cohort.part(row, row + 1)
+                    yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
         """Probe the cohorts of which it is time, when a tick has ended. How old the rows are is only known of members

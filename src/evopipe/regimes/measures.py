@@ -24,12 +24,13 @@ class Measures:
         self._sums[generation, list(slots)] += torch.stack(columns, dim=1)
 
     def rows(self) -> Iterator[list[float | int | str]]:
-        """Yield a row for each generation and member: generation (from 1), slot, then the means; empty if not
-        finite."""
+        """Yield a row for each generation and member that lived in it: generation (from 1), slot, then the means; empty
+        if not finite."""
         for generation, members in enumerate(self._sums, 1):
-            for slot, sums in enumerate(members.tolist()):
-                means = [value / sums[0] if sums[0] else float("nan") for value in sums[1:]]
-                yield [generation, slot, *("" if value != value else value for value in means)]
+            for slot, (ticks, *sums) in enumerate(members.tolist()):
+                if ticks:
+                    means = [value / ticks for value in sums]
+                    yield [generation, slot, *("" if value != value else value for value in means)]
 
     def state(self) -> dict[str, Tensor]:
         return {"measures": self._sums.clone()}

@@ -105,7 +105,6 @@ class OffPolicy:
         self.world.adopt(cohorts)
         self.learning.adopt(cohorts)
         self._probe.adopt(cohorts)
-        self._slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
         if self.nstep is not None:
             self._windows = self.nstep if self.world.rows is None else self.nstep.part(self.world.rows)
         if isinstance(self.world, World):
@@ -160,9 +159,7 @@ class OffPolicy:
         world.send()
         if chosen:
             self.whole = False
-            # Any row will do: if it took a batch full, a neighbour's broken rows would delay all.
-            filled = self.replay.size if world.rows is None else self.replay.filled(self._slots)
-            if clock.step + clock.envs > self.spec.train.learning_delay and filled.min() > 0:
+            if clock.step + clock.envs > self.spec.train.learning_delay:
                 for learn in self.learning.updates():
                     learn()
             self.whole = True

@@ -26,32 +26,38 @@ class Watched:
         self._layout, self._rows = layout, rows
         self._nstep = NStep(layout, rows) if layout.steps > 1 else None
         self._slots: list[np.ndarray] = []  # whose transitions, [n] each
+        self._episodes: list[np.ndarray] = []  # of which episode, [n] each, counted over the generation's evaluations
+        self._begun = self._next = 0  # the numbers of this evaluation's first episode, and of one after it
         self._found: list[np.ndarray] = []  # packed, [n, size] each
 
     def begin(self) -> None:
         """Begin another evaluation, whose episodes do not continue earlier ones."""
+        self._begun = self._next
         if self._nstep is not None:
             self._nstep.forget(np.arange(self._rows))
 
     def forget(self) -> None:
         """Forget everything recorded, see `Watch.forget`."""
-        self._slots, self._found = [], []
+        self._slots, self._episodes, self._found = [], [], []
+        self._begun = self._next = 0
 
     def note(
-        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray,
-        step: RowStep,
+        self, slots: np.ndarray, rows: np.ndarray, episodes: np.ndarray, obs: np.ndarray, legal: np.ndarray,
+        actions: np.ndarray, step: RowStep,
     ) -> None:  # fmt: skip
         """Record one step of some rows `[n]`.
 
         Args:
             slots: `[n]`, the members' slots.
             rows: `[n]`.
+            episodes: `[n]`, which of the evaluation's episodes each row plays.
             obs: `[n, O]`, what the members acted on.
             legal: `[n, A]`.
             actions: `[n, …]`.
             step: the results.
         """
-        layout = self._layout
+        layout, episodes = self._layout, self._begun + episodes
+        self._next = max(self._next, int(episodes.max()) + 1)
         taken = obs, actions, step.reward, step.terminated
         before = legal if layout.legal else None
         if self._nstep is None:
@@ -63,17 +69,22 @@ class Watched:
             self._nstep.put(rows, windows)
         keep = keep & np.isfinite(found).all(axis=2)
         self._slots.append(np.broadcast_to(slots[:, None], keep.shape)[keep])
+        self._episodes.append(np.broadcast_to(episodes[:, None], keep.shape)[keep])
         self._found.append(found[keep])
 
     def into(self, replay: Replay) -> None:
-        """Add everything recorded to the members' replay buffers, in order of time."""
+        """Add everything recorded to the members' replay buffers.
+
+        Its order is that of slots, then of episodes: which episodes were played side by side depends on how many
+        members were evaluated together.
+        """
         if not self._found:
             return
-        slots, found = np.concatenate(self._slots), np.concatenate(self._found)
+        slots, episodes, found = (np.concatenate(x) for x in (self._slots, self._episodes, self._found))
         self.forget()
         memory = replay.memory_of(slots)
         count = np.bincount(memory, minlength=replay.memories)
         rows = np.zeros((replay.memories, int(count.max()), found.shape[1]), np.float32)
         keep = np.arange(rows.shape[1]) < count[:, None]
-        rows[keep] = found[np.argsort(memory, kind="stable")]
+        rows[keep] = found[np.lexsort((episodes, slots, memory))]
         replay.add(rows, keep, each=1)

@@ -281,8 +281,8 @@ class FinishedRun:
 
     @cached_property
     def slots(self) -> int:
-        """The number of members."""
-        return 1 + max((slot for _, slot in [*self.nodes, *((0, life.slot) for life in self.lives)]), default=0)
+        """The number of members, without those after the last slot that a member ever lived in."""
+        return 1 + max((slot for _, slot in self.nodes), default=0)
 
     @cached_property
     def descent(self) -> tuple[Node, ...]:

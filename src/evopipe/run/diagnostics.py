@@ -29,7 +29,7 @@ class Diagnostics:
 
     def forget(self, slots: Sequence[int], updates: Tensor | None = None) -> None:
         """Begin a generation of these slots, whose members have made so many updates `[n]`."""
-        rows = upload(torch.tensor(slots), self.begun.device)
+        rows = upload(torch.tensor(slots, dtype=torch.int64), self.begun.device)
         self._table[rows] = 0.0
         if updates is not None:
             self.begun[rows] = updates.double()

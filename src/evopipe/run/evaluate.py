@@ -85,7 +85,7 @@ def evaluate(
             over |= pool.episode_length[running] >= cap
         if note is not None:
             cut = replace(gave, truncated=gave.truncated | (over & ~gave.terminated))
-            note(np.array(slots)[running // width], running, before[0], before[1], actions, cut)
+            note(np.array(slots)[running // width], running, episode[running], before[0], before[1], actions, cut)
         for row, broken in zip(running[over].tolist(), gave.broken[over].tolist(), strict=True):
             member = row // width
             returns[member, episode[row]] = np.nan if broken else pool.episode_return[row]
@@ -102,9 +102,9 @@ def evaluate(
     return Episodes(spec.score(returns), lengths, steps, {"agents": returns}, limited)
 
 
-Note: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, RowStep], None]
-"""Told of a step: the slots `[n]` of those who act, their rows `[n]`, observations `[n, O]`, legal actions `[n, A]`,
-actions, and what the step gave, truncated where an episode was cut."""
+Note: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, RowStep], None]
+"""Told of a step: the slots `[n]` of those who act, their rows `[n]`, which episode of the evaluation each plays `[n]`,
+observations `[n, O]`, legal actions `[n, A]`, actions, and what the step gave, truncated where an episode was cut."""
 
 
 class Watch(Protocol):
@@ -117,8 +117,8 @@ class Watch(Protocol):
         """Forget the generation's evaluations: one of them was stopped or failed, and all are played again."""
 
     def note(
-        self, slots: np.ndarray, rows: np.ndarray, obs: np.ndarray, legal: np.ndarray, actions: np.ndarray,
-        step: RowStep,
+        self, slots: np.ndarray, rows: np.ndarray, episodes: np.ndarray, obs: np.ndarray, legal: np.ndarray,
+        actions: np.ndarray, step: RowStep,
     ) -> None:  # fmt: skip
         """Receive a step, see `Note`."""
 

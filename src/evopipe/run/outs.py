@@ -46,7 +46,7 @@ def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], f
         "reason": run.reason,
         "generations": clock.generation,
         "steps": {
-            "each_member": clock.step,
+            **run.lived,
             "training": clock.env_steps,
             "evaluation": clock.eval_steps,
             "all": clock.env_steps + clock.eval_steps,

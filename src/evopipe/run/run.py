@@ -28,7 +28,7 @@ from evopipe.run.regime import Regime
 from evopipe.run.spec import JobT, fresh
 from evopipe.searchers.apply import NOBODY, carry_out
 from evopipe.searchers.contract import Child, Draw, Fate, History, Keep, Living, Plan, Trial
-from evopipe.searchers.history import Best, Born, Record, Scored
+from evopipe.searchers.history import Best, Born, Record, Scored, in_lockstep
 from evopipe.storage import members as stored
 
 _DIVERGED_IN_A_ROW = 3
@@ -195,6 +195,23 @@ class Run(Generic[JobT]):
         clock, budget = self.clock, self.spec.search.budget
         lived = 0.0 if self.spec.strategy.RENEWS else clock.env_steps / (clock.members * clock.total * clock.envs)
         return min(1.0, max(lived, 0.0 if budget is None else clock.spent / budget))
+
+    @property
+    def lived(self) -> dict[str, int]:
+        """The environment steps that members lived: `each_member`, if all lived all the time; else the fewest and the
+        most of all that ever lived."""
+        if in_lockstep(self.lineage):
+            return {"each_member": self.clock.step}
+        lives = {each.id: record.step if each.steps is None else each.steps
+                 for record in self.lineage for each in record.members}  # fmt: skip
+        return {"shortest_life": min(lives.values()), "longest_life": max(lives.values())}
+
+    @property
+    def place(self) -> str:
+        """How far the run is, in words."""
+        if len({*self.ages}) == 1:
+            return f"step {self.clock.step} of each member"
+        return f"step {self.clock.env_steps} of the population"
 
     def _draw(self, generation: int) -> Draw:
         return partial(rng.host, rng.run_key(self.spec.seed), Purpose.SELECT, generation)

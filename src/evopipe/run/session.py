@@ -160,14 +160,14 @@ class Session(Generic[JobT]):
                 where = "from there" if whole else "from the last checkpoint"
                 raise Interrupted(
                     stop.signum,
-                    f"stopped at step {clock.step} of each member: {failed}; the same command continues {where}",
+                    f"stopped at {run.place}: {failed}; the same command continues {where}",
                 ) from None
             raise
         if stop.signum is not None and not run.reason:
             saver.save()
             raise Interrupted(
                 stop.signum,
-                f"stopped at step {clock.step} of each member; saved, the same command continues from there",
+                f"stopped at {run.place}; saved, the same command continues from there",
             )
         if run.champion is None:
             raise DivergedError("no generation had a healthy member, so there is no elite: lower the learning rate")

@@ -115,6 +115,11 @@ class Spec(ABC):
         return False
 
     @property
+    def learns_from_evaluation(self) -> bool:
+        """Whether what members do in evaluation goes into their memories."""
+        return False
+
+    @property
     def each(self) -> int:
         """How many steps of each member one tick counts as."""
         return 1
@@ -279,8 +284,13 @@ class EnvSpec(Spec):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether each seed of an evaluation can be used alone. It can: a seed begins an episode."""
-        return True
+        """Whether each seed of an evaluation can be used alone. A seed begins an episode; it can, unless all of a
+        member's episodes go into its memory."""
+        return not self.learns_from_evaluation
+
+    @property
+    def learns_from_evaluation(self) -> bool:
+        return self.train.replay.evaluation
 
     @property
     def unrewarded(self) -> str:

@@ -92,6 +92,8 @@ class Shard:
                     told = _members([self.regime.first(member)])
                 case "go on":
                     told = self._go_on(about, tensors)
+                case "ended":
+                    told = {}, {"means": torch.from_numpy(self.regime.ended().copy())}
                 case "evaluate":
                     told = self._evaluate(about, tensors, stopped)
                 case "restore":
@@ -123,6 +125,11 @@ class Shard:
             "measured": None if measures is None else list(measures.names),
         }, {}
 
+    @property
+    def _slots(self) -> list[int]:
+        """The slots of members that live, in the order of their cohorts."""
+        return [slot for cohort in self._cohorts for slot in cohort.slots]
+
     def _form(self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self._cohorts = self.spec.form(stored.unpack(tensors, about["members"], "members"))
         self.regime.adopt(self._cohorts)
@@ -132,12 +139,13 @@ class Shard:
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Take ticks up to a number of them, with the members that were sent along; tell all where it is asked for."""
         if "members" in about:
-            vars(self.clock).update(generation=about["generation"], here=0, broken_here=0)
             if about["parents"] is not None:
                 self.regime.inherit(about["parents"] or None)
+            if about["new"]:
+                self.regime.renew(about["new"])
+            vars(self.clock).update(about["clock"])
             self._form(about, tensors)
-        if about["whole"]:
-            self.clock.broken_here = 0
+        self.clock.broken_here = about["broken"]
         began = time.perf_counter()
         while self.clock.tick < about["tick"]:
             self.regime.advance(about["tick"] - self.clock.tick)
@@ -145,10 +153,10 @@ class Shard:
         if about["after"] is None:
             return {}, {}
         told, members = _members(dissolve(self._cohorts))
-        slots = torch.tensor([slot for cohort in self._cohorts for slot in cohort.slots])
-        losses = torch.cat([cohort.losses.cpu() for cohort in self._cohorts])[slots.argsort()]
+        slots = torch.tensor(self._slots)
+        losses = torch.cat([torch.empty(0), *(cohort.losses.cpu() for cohort in self._cohorts)])[slots.argsort()]
         after = about["after"] if about["after"] == self._told[0] else 0  # else another was told of it
-        signals = self.regime.signals(range(self.clock.members)) if self.clock.generation_over else []
+        signals = self.regime.signals(range(self.clock.members))
         said = [{name: [repr(x) for x in both] for name, both in each.items()} for each in signals]
         return {"do": "restore", "after": after, "signals": said, **told}, {**members, "losses": losses}
 
@@ -163,17 +171,22 @@ class Shard:
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         vars(self.clock).update(about["clock"])
         self._form(about, tensors)
+        places = {slot: place for place, slot in enumerate(sorted(self._slots))}
         for cohort in self._cohorts:
-            cohort.losses.copy_(tensors["losses"][cohort.slots])
+            cohort.losses.copy_(tensors["losses"][[places[slot] for slot in cohort.slots]])
         return {"lost": self.regime.restore(state)}, {}
 
     def _evaluate(
         self, about: Mapping[str, Any], tensors: Mapping[str, Tensor], stopped: Callable[[], bool]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         cohorts, slots = self._cohorts, about["slots"]
-        if "members" in about:  # one that may be another shard's
-            cohorts = self.spec.form_alone(stored.unpack(tensors, about["members"], "members")[0])
-        elif len(slots) < self.clock.members:
+        watch = getattr(self.regime.evaluate, "watch", None)
+        if about["torn"] and watch is not None:
+            watch.forget()
+        if "members" in about:  # one that may be another shard's, or some that do not live now
+            members = stored.unpack(tensors, about["members"], "members")
+            cohorts = self.spec.form_alone(members[0]) if about["alone"] else self.spec.form(members)
+        elif len(slots) < len(self._slots):
             cohorts = self.spec.form([member for member in dissolve(cohorts) if member.slot in slots])
         began = time.perf_counter()
         played = self.regime.evaluate(cohorts, tensors["seeds"].numpy(), stopped)

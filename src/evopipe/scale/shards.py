@@ -1,8 +1,8 @@
 """The regime of a population in shards. Each shard runs the regime for some slots, in its own process, maybe elsewhere.
 
 In a generation, members are sent out, every shard acts and learns, fitness and members return, and the run evolves
-them. Nothing else is exchanged. A member's random draws depend on its own key alone, so no bit depends on the number of
-shards. See `docs/decisions/0030-shards.md`.
+them. Nothing else is exchanged. A shard whose members all wait is told so, and takes no step. A member's random draws
+depend on its own key alone, so no bit depends on the number of shards. See `docs/decisions/0030-shards.md`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,11 @@ class Shards:
         self._told = [0] * len(self.slots)  # how often each one has told it
         self._since: list[list[bytes]] = [[] for _ in self.slots]  # what it was told after that
         self._parents: list[int] | None = None  # of members that have not gone out yet; empty: all were replaced
+        self._new: list[int] = []  # slots of those among them that are new trials
         self._waiting = False  # whether there are such members
+        self._living: list[list[int]] = [[] for _ in self.slots]  # each one's slots of members that live
+        self._clocks = [Clock.of(spec, len(own)) for own in self.slots]  # each one's, when it last answered
+        self._torn: set[int] = set()  # of those who may have taken note of an evaluation that was given up
         self._deaths: Counter[int] = Counter()
         self._ticks = 1  # of a lap
         self._took = [0.0] * len(self.slots)  # seconds of each for this generation
@@ -148,6 +152,7 @@ class Shards:
         if self._measured is None:
             return None
         found = Measures(self.clock.members, self._measured)
+        self._tell_all()
         tensors = [state_of(self._restoring(shard))["measures"] for shard in range(len(self.slots))]
         rows = max(len(tensor) for tensor in tensors)
         padded = [torch.cat((t, t.new_zeros(rows - len(t), *t.shape[1:]))) for t in tensors]
@@ -163,20 +168,25 @@ class Shards:
         self._parents = [] if parents is None else list(parents)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Nothing: parameters refuse strategies that begin new trials in shards."""
-        raise NotImplementedError("no strategy that begins new trials runs in shards")
+        self._new = list(slots)
 
     def ended(self) -> np.ndarray:
-        """Nothing: parameters refuse fitness by training's episodes in shards."""
-        raise NotImplementedError("no run in shards is scored by training's episodes")
+        """See `Regime.ended`."""
+        self._let_begin()
+        told = self._ask({shard: pack({"do": "ended"}) for shard in range(len(self.slots))})
+        return np.concatenate([tensors["means"].numpy() for _, (_, tensors) in sorted(told.items())])
 
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
         """See `Regime.signals`. They came with the shards' states at the end of the generation."""
-        told = [each for kept in self._kept for each in unpack(kept)[0]["signals"]]
+        told: list[dict[str, Any]] = []
+        for own, kept in zip(self.slots, self._kept, strict=True):
+            told += unpack(kept)[0]["signals"] if kept else [{}] * len(own)
         return [{name: (float(mean), float(last)) for name, (mean, last) in told[slot].items()} for slot in slots]
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts, self._waiting = cohorts, True
+        living = {slot for cohort in cohorts for slot in cohort.slots}
+        self._living = [[slot for slot in own if slot in living] for own in self.slots]
 
     def advance(self, most: int = 1) -> None:
         """Let every shard take some ticks, about one second's, at most to the end of the generation; see `Regime`."""
@@ -188,46 +198,69 @@ class Shards:
         seconds = (time.perf_counter() - began) / ticks
         self._ticks = max(1, min(2 * ticks, int(_LAP / max(seconds, 1e-9))))
 
-    def _go_on(self, tick: int, state: bool) -> None:
-        """Let shards take ticks up to a number of them, with the members that evolution made, and tell their state."""
-        messages, members = {}, self._going_out()
-        for shard, own in enumerate(self.slots):
-            # Where too much was broken, and was mended, shards count from 0 again.
-            about = {"do": "go on", "tick": tick, "whole": self.clock.broken_here == 0}
-            about["after"] = self._told[shard] if state else None
-            if members:
-                about |= {"generation": self.clock.generation, "parents": None}
+    def _go_on(self, tick: int, state: bool, everybody: bool = False) -> None:
+        """Let members live up to a tick, those of the last `adopt`, and tell their shards' state.
+
+        `everybody`: the other shards tell theirs too, if anything has changed there.
+        """
+        messages, members, clock = {}, self._going_out(), self.clock
+        if not clock.broken_here:  # it is another generation; or too much was broken, and was mended
+            for each in self._clocks:
+                each.broken_here = 0
+        for shard, (own, living) in enumerate(zip(self.slots, self._living, strict=True)):
+            asked = state and (bool(living) or everybody)
+            if not (self._waiting or living or (asked and self._since[shard])):
+                continue
+            about: dict[str, Any] = {"do": "go on", "tick": tick if living else 0}
+            about |= {"broken": self._clocks[shard].broken_here, "after": self._told[shard] if asked else None}
+            if self._waiting:
+                known = {name: getattr(clock, name) for name in ("generation", "tick", "here", "each")}
+                about |= {"clock": {**known, "living": len(living)}, "members": [], "parents": None}
                 if self._parents is not None:  # a parent elsewhere is nobody here
                     about["parents"] = [p - own.start if p in own else -1 for p in self._parents[own.start : own.stop]]
-            messages[shard] = self._message(shard, about, members[own.start : own.stop])
+                about["new"] = [slot - own.start for slot in self._new if slot in own]
+            messages[shard] = self._message(shard, about, [members[slot] for slot in living if slot in members])
+        if not messages:
+            return
         told = self._ask(messages, record=True, refuse=False)
-        self._waiting, self._parents = False, None
-        clocks = [Clock(**about["clock"]) for about, _ in told.values()]
-        clock = self.clock
+        self._waiting, self._parents, self._new = False, None, []
+        lives = [clock for clock, living in zip(self._clocks, self._living, strict=True) if living]
         # Where a shard's environment failed it stands before the others, and catches up when it goes on.
-        clock.tick, clock.here, clock.ticks = (
-            min(getattr(c, each) for c in clocks) for each in ("tick", "here", "ticks")
-        )
+        before, clock.tick, clock.here = clock.tick, min(c.tick for c in lives), min(c.here for c in lives)
+        clock.ticks += clock.tick - before
         for name in ("env_steps", "broken", "broken_here"):
-            setattr(clock, name, sum(getattr(c, name) for c in clocks))
-        clock.rewarded = any(c.rewarded for c in clocks)
+            setattr(clock, name, sum(getattr(c, name) for c in self._clocks))
+        clock.rewarded = any(c.rewarded for c in self._clocks)
         self.whole = all(about["whole"] for about, _ in told.values())
         for about, _ in told.values():
             _raise(about)
         if state:
-            self._take(told)
-        self._took = [took + told[shard][0]["seconds"] for shard, took in enumerate(self._took)]
+            self._take({shard: each for shard, each in told.items() if self._living[shard]})
+        for shard, (about, _) in told.items():
+            self._took[shard] += about["seconds"]
         if clock.generation_over:
-            for shard, sentence in slow_shards(self._took).items():
+            everybody_lives = sum(map(len, self._living)) == clock.members  # else shards have unlike work
+            for shard, sentence in slow_shards(self._took).items() if everybody_lives else ():
                 if shard not in self._told_late:
                     self._told_late.add(shard)
                     self.said.append(sentence)
             self._took = [0.0] * len(self.slots)
 
+    def _let_begin(self) -> None:
+        """Send out members that are still to go out, before any tick of theirs."""
+        if self._waiting:
+            self._go_on(self.clock.tick, state=False)
+
+    def _tell_all(self) -> None:
+        """Let all shards tell their state that have changed since they last did."""
+        if self._waiting or any(self._since):
+            self._go_on(self.clock.tick, state=True, everybody=True)
+
     def _take(self, told: Mapping[int, tuple[Mapping[str, Any], Mapping[str, Tensor]]]) -> None:
         """Bring the run's cohorts, in place, to where the shards' members are."""
         members = [m for shard, (about, tensors) in sorted(told.items()) for m in self._back(shard, about, tensors)]
         losses = torch.cat([tensors["losses"] for _, (_, tensors) in sorted(told.items())])
+        places = {member.slot: place for place, member in enumerate(sorted(members, key=lambda member: member.slot))}
         for held, found in zip(self.cohorts, self.spec.form(members), strict=True):
             pairs = zip(
                 [*held.tensors(), *held.normaliser_tensors(), held.healthy],
@@ -236,37 +269,44 @@ class Shards:
             )  # fmt: skip
             for place, tensor in pairs:
                 place.copy_(tensor)
-            held.losses.copy_(losses[held.slots])
+            held.losses.copy_(losses[[places[slot] for slot in held.slots]])
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """See `Regime.evaluate`. Members play in their shard; the episodes of a single member are divided among all
         shards."""
         with self._counted():
-            if self._waiting:
-                self._go_on(self.clock.tick, state=False)
+            self._let_begin()
             slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
             alone = len(slots) == 1 and self.spec.seeds_apart  # else what seeds stand for depends on all of them
             parts = np.array_split(seeds, len(self.slots)) if alone else [seeds] * len(self.slots)
-            one, asked = dissolve(cohorts) if alone else [], {}
-            for shard, (own, part) in enumerate(zip(self.slots, parts, strict=True)):
-                mine = [slot - own.start for slot in slots if slot in own]
+            members, asked = {member.slot: member for member in dissolve(cohorts)}, {}
+            for shard, (own, living, part) in enumerate(zip(self.slots, self._living, parts, strict=True)):
+                mine = [slot for slot in slots if slot in own]
                 if len(part) and (alone or mine):
-                    about = {"do": "evaluate", "slots": mine}
-                    asked[shard] = self._message(shard, about, one, {"seeds": torch.from_numpy(part.copy())})
-            told = sorted(self._ask(asked, stopped=stopped).items())
+                    about = {"do": "evaluate", "slots": [slot - own.start for slot in mine], "alone": alone}
+                    # Those who live are there; others, who lived before them in this generation, are sent along.
+                    sent = slots if alone else [] if set(mine) <= {*living} else mine
+                    tensors = {"seeds": torch.from_numpy(part.copy())}
+                    about["torn"] = shard in self._torn
+                    asked[shard] = self._message(shard, about, [members[slot] for slot in sent], tensors)
+            try:
+                told = sorted(self._ask(asked, record=self.spec.learns_from_evaluation, stopped=stopped).items())
+            except BaseException:
+                self._torn = {*range(len(self.slots))}
+                raise
+            self._torn -= asked.keys()
         every = {name: [tensors[name].numpy() for _, (_, tensors) in told] for name in told[0][1][1]}
         found = {name: np.concatenate(each, axis=1 if alone else 0) for name, each in every.items()}
         steps, cut = (sum(about[name] for _, (about, _) in told) for name in ("steps", "cut"))
         return Episodes(found.pop("returns"), found.pop("lengths"), steps, found, cut)
 
     def state(self) -> dict[str, Tensor]:
-        if self._waiting or any(self._since):
-            self._go_on(self.clock.tick, state=True)
+        self._tell_all()
         messages = [self._restoring(shard) for shard in range(len(self.slots))]
         return {f"shard.{i}": torch.frombuffer(bytearray(each), dtype=torch.uint8) for i, each in enumerate(messages)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
-        self._waiting, self._parents = False, None
+        self._waiting, self._parents, self._new, self._torn = False, None, [], set()
         messages = {shard: tensors[f"shard.{shard}"].numpy().tobytes() for shard in range(len(self.slots))}
         for shard, message in messages.items():
             self._kept[shard], state = split_message(message)
@@ -315,15 +355,14 @@ class Shards:
         found = stored.unpack(tensors, about["members"], "members")
         return [replace(member, slot=member.slot + self.slots[shard].start) for member in found]
 
-    def _going_out(self) -> list[Member]:
-        """Return the members that evolution made, if they are still to go out."""
+    def _going_out(self) -> dict[int, Member]:
+        """Return the members that live next by their slots, if they are still to go out."""
         if not self._waiting:
-            return []
+            return {}
         if not self._began:
             self._bytes, self._busy, self._idle, self._asking = 0, 0.0, 0.0, 0.0
             self._began, self._generation = time.perf_counter(), self.clock.generation
-        members = [member for cohort in self.cohorts for member in cohort.members]  # nothing has changed them yet
-        return sorted(members, key=lambda member: member.slot)
+        return {member.slot: member for cohort in self.cohorts for member in cohort.members}  # nothing has changed them
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -378,6 +417,8 @@ class Shards:
 
     def _note(self, shard: int, message: bytes, answer: bytes, about: Mapping[str, Any], record: bool) -> None:
         self._bytes += len(message) + len(answer)
+        if "clock" in about:
+            self._clocks[shard] = Clock(**about["clock"])
         if about.get("do") == "restore":
             self._kept[shard], state = split_message(answer)
             self._told[shard], self._since[shard], self._deaths[shard] = about["number"], [], 0

@@ -16,6 +16,8 @@ _PARTS = ("apply", "contract", "history", "propose")
 OWN = tuple(sorted(found.name for found in iter_modules([str(Path(__file__).parent)]) if found.name not in _PARTS))
 """Evopipe's own."""
 KEY = "search.strategy"
+PACKAGES = {"tpe": ("optuna",), "gp": ("optuna", "scipy")}
+"""What proposers compute with, see `propose`."""
 
 
 def names() -> list[str]:
@@ -26,6 +28,13 @@ def names() -> list[str]:
 def plugin(name: str) -> plugins.Plugin | None:
     """Return the entry point of a strategy from another package; None if the strategy is evopipe's own, or unknown."""
     return plugins.find(plugins.SEARCHERS, name, KEY, OWN)
+
+
+def packages(search: Any) -> tuple[str, ...]:
+    """Return the packages that choose hyper-parameters in a search with this block `search`, beside evopipe."""
+    strategy = get(search.strategy)
+    proposed: tuple[str, ...] = PACKAGES.get(search.proposer, ()) if strategy.RENEWS else ()
+    return (*getattr(strategy, "PACKAGES", ()), *proposed)
 
 
 @cache

@@ -12,6 +12,7 @@ A searcher is one file of this folder, found by its name (`search.strategy`). It
 - `RENEWS`: whether it begins new trials, so that the run ends by `search.budget`;
 - `PAUSES`: whether members may wait while others live;
 - `DRAWS`: whether the first members' values are drawn from the space of the search;
+- `PACKAGES`, if it computes with any: their names, for the fingerprint of a result;
 - `problems(config, about)`, if it has one: what of its block does not fit the run, as keys and a sentence each.
 
 Another package may bring one by an entry point of the group `evopipe.searchers`, the name of such a module.
@@ -120,6 +121,11 @@ class History:
                 steps = record.step if scored.steps is None else scored.steps
                 found.setdefault(scored.id, []).append((steps, scored.fitness))
         return found
+
+    def waiting(self) -> list[Fate]:
+        """Return that every slot keeps its member, and why: it waits, or has not begun to live."""
+        lived = self.curves()
+        return [Keep("waits" if member.id in lived else "has not begun") for member in self.members]
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ A decision is made after every slice. By turns the next slice goes
 - to the oldest trial that has not lived its full life, so that a curve that is flat for long is never starved, and the
   search takes about twice as long as serial search at most.
 
-A projection is the gap to the target over the mean gain of the last `window` slices; whoever was scored once only is
-given the benefit of the doubt. Without a target the gap is to a score above the best one by a tenth of the range of all
-scores so far. Losers wait with their state, and are looked at again whenever the next slice is given.
+A projection is the gap to the target over the mean gain of the last `window` slices, of the best score so far: single
+scores are noisy. Whoever was scored once only is given the benefit of the doubt. Without a target the gap is to a score
+above the best one by a tenth of the range of all scores so far. Losers wait with their state, and are looked at again
+whenever the next slice is given.
 
 The parts are known: a portfolio that favours who improves fastest (FIRE PBT, Dalibard & Jaderberg, 2021), and freezing
 and thawing by what a curve promises (Swersky, Snoek & Adams, 2014, https://arxiv.org/abs/1406.3896).
@@ -17,6 +18,7 @@ and thawing by what a curve promises (Swersky, Snoek & Adams, 2014, https://arxi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -73,7 +75,7 @@ class Search:
     def step(self, history: History, draw: Draw) -> list[Fate]:
         """Keep all members. If one more trial is to begin, it takes one slot."""
         self.slices += 1
-        found: list[Fate] = [Keep("waits") for _ in history.members]
+        found = history.waiting()
         self.active, found[self.active] = self._next(history, draw)
         return found
 
@@ -128,12 +130,13 @@ class Search:
 
 
 def projection(scores: Sequence[float], goal: float, window: int) -> float:
-    """Return how many more slices a trial needs to reach the goal, by linear extrapolation.
+    """Return how many more slices a trial needs to reach the goal, by linear extrapolation of its best score so far.
 
     `scores` holds one score for each slice so far. The gain of a slice is the mean over the last `window` slices. The
-    result is 0 if the goal is reached or there is one score only, and infinite if the trial gains nothing.
+    result is 0 if the goal was reached or there is one score only, and infinite if the trial gains nothing.
     """
-    gap, last = goal - scores[-1], scores[-window - 1 :]
+    last = list(itertools.accumulate(scores, max))[-window - 1 :]
+    gap = goal - last[-1]
     if gap <= 0 or len(last) == 1:
         return 0.0
     gain = (last[-1] - last[0]) / (len(last) - 1)

@@ -82,7 +82,7 @@ class Search:
         """Replace each member that reached its rung or diverged by the next to live: a promoted trial, or else a new
         one."""
         ladder = Ladder(history, self.rungs)
-        found: list[Fate] = [Keep("waits") for _ in history.members]
+        found = history.waiting()
         going = [slot for slot in self.active if ladder.on_its_way(history.members[slot])]
         for slot in going:
             found[slot] = Keep("on its way to the next rung")

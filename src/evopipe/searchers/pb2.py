@@ -32,6 +32,7 @@ from evopipe.searchers.pbt import Truncation, copies, everyone, exploit
 from evopipe.searchers.propose import at, random_values, share_of
 
 RENEWS, PAUSES, DRAWS = False, False, True
+PACKAGES = ("scikit-learn", "scipy")
 _C1, _C2 = 0.2, 0.4
 _EPSILON = (0.01, 0.5)  # within which ε is fitted
 _JITTER = 1e-8  # on the diagonal, for the decomposition's sake

@@ -13,6 +13,7 @@ from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.params.load import AnyParams
 from evopipe.problems import part_of
 from evopipe.run.population import read_members
+from evopipe.searchers import packages
 from evopipe.searchers.history import descent, read_lineage
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_bytes, read_json
@@ -44,7 +45,7 @@ def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
         "git_revision": git_revision(folder.absolute()),
         "code_hash": content_key({}, [*params.outside()[1], CODE]),
         "params_hash": content_key(params.tracked()),
-        "fingerprint": fingerprint(),
+        "fingerprint": fingerprint(packages=packages(params.search)),
     }
 
 

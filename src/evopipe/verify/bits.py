@@ -13,6 +13,8 @@ _DENSE = {"encoder", "latent", "head", "activation", "layer_norm"}  # all that s
 _PROCESSOR = ("cpu", "cpu_capability", "threads", "device", "cuda")
 _AVX2 = ("AVX2", "AVX512")
 _VERSIONS = ("python", "torch", "numpy", "gymnasium", "platform")
+SEARCH = ("optuna", "scikit-learn", "scipy")
+"""Packages that choose hyper-parameters in some searches (`searchers.packages`)."""
 _WHOSE = {"native": "our own kernels", "torch": "torch's kernels"}
 
 
@@ -45,7 +47,7 @@ def promise(asked: str, elite: Mapping[str, Any], here: Mapping[str, Any]) -> st
         return f"{made}: this machine cannot repeat it to the bit, for here {_WHOSE[here['kernels']]} compute"
     if others:
         return f"{made}: this machine cannot be expected to repeat it to the bit, for it differs in {_and(others)}"
-    versions = [name for name in _VERSIONS if there.get(name) != here.get(name)]
+    versions = [name for name in (*_VERSIONS, *SEARCH) if there.get(name) != here.get(name)]
     changed = [f"another version of {_and(versions)}"] if versions else []
     if own and there.get("compiler") != here.get("compiler"):
         changed.append(f"another compiler ({here.get('compiler')}, there {there.get('compiler', 'not known')})")

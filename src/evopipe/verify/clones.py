@@ -24,7 +24,7 @@ from evopipe.formats import columns
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.read import read_yaml
 from evopipe.signals import StopSignal
-from evopipe.verify.bits import promise
+from evopipe.verify.bits import SEARCH, promise
 from evopipe.verify.compare import ComparedOut, compare
 from evopipe.version import SOURCE
 
@@ -300,9 +300,10 @@ def _machines(clone: _Clone) -> list[str]:
     train = read_yaml(clone.project / "dvc.lock").data["stages"].get("train", {})
     told = train.get("params", {}).get("params.yaml", {})
     runtime = {name: told[f"runtime.{name}"] for name in ("kernels", "device", "threads") if f"runtime.{name}" in told}
-    here = fingerprint(configure(RuntimeConfig.model_validate({"kernels": "torch", **runtime})))
     elite = clone.elite()
     there = elite["provenance"]["fingerprint"] if elite else {}
+    device = configure(RuntimeConfig.model_validate({"kernels": "torch", **runtime}))
+    here = fingerprint(device, [name for name in SEARCH if name in there])
     pairs = {name: (str(there.get(name, "-")), str(here.get(name, "-"))) for name in dict.fromkeys((*there, *here))}
     marked = [(name, a, b, "" if a == b else "*") for name, (a, b) in pairs.items()]
     said = [promise(runtime.get("kernels", "torch"), elite, here), ""] if train else []

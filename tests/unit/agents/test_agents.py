@@ -420,8 +420,19 @@ def test_what_has_no_meaning_here_is_said_once_and_the_rest_is_explained() -> No
     assert "agents.workers = 64  (default)" in told
 
 
+SEARCHES = {
+    "tournament": {},
+    "growth": {"search.budget": 80},
+    "halving": {"search.budget": 80, "search.halving": {"eta": 2}},
+    "random": {"search.budget": 80},
+}
+
+
 @pytest.mark.thorough
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", SEARCHES)
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(strategy: str, tmp_path: Path) -> None:
+    """And keeps the episodes of every round, though members that live by turns are of one age again and again."""
+
     class Stop(Exception):
         pass
 
@@ -431,6 +442,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None
                 "trainer.default_local_dir": str(folder),
                 "runtime.checkpoint_seconds": 1e-9,
                 "agents.record": "all",
+                "search.strategy": strategy,
+                "algos.grpo.evolve": {"lr": {"min": 1e-4, "max": 1e-1}},
+                **SEARCHES[strategy],
             },
             population=2,
         )
@@ -442,7 +456,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None
                 advance = found.advance
 
                 def once(most: int = 1) -> None:
-                    if found.clock.tick == at:
+                    if found.clock.ticks == at:
                         raise Stop
                     advance(most)
 
@@ -460,7 +474,11 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None
     again = run(tmp_path / "cut")
     assert again.measures == whole.measures
     assert again.validated == whole.validated
-    assert written(tmp_path / "cut") == written(tmp_path / "whole")
+    left = written(tmp_path / "whole")
+    assert written(tmp_path / "cut") == left
+    rounds = json.loads(left["reports/train.json"])["steps"]["training"]
+    alive = 2 if strategy in ("tournament", "random") else 1
+    assert len([name for name in left if "episodes/train-" in name]) == rounds // alive
 
 
 def written(folder: Path) -> dict[str, bytes]:

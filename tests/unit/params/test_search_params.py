@@ -15,7 +15,6 @@ from tiny import write_params
 GROWTH = {"slice": None, "window": 3, "factor": 1.5}
 HALVING = {"eta": 3, "rung": None, "width": 1}
 NEVER = "begins new trials and does not end by itself: give the environment steps of the population after which it ends"
-ALL = "and shards train all members all the time: set it to none"
 
 
 @pytest.mark.parametrize(
@@ -68,18 +67,6 @@ def test_a_search_that_cannot_be_run_is_refused_where_it_stands(
 def test_a_budget_of_one_slice_is_enough() -> None:
     data = {"train": {"evo_steps": 400}, "search": {"strategy": "random", "budget": 400}}
     assert parse_params(data).search.budget == 400
-
-
-@pytest.mark.parametrize(
-    ("strategy", "what"), [("halving", "lets members wait"), ("growth", "lets members wait"),
-                           ("random", "begins new trials")],
-)  # fmt: skip
-def test_shards_have_no_members_that_wait(strategy: str, what: str) -> None:
-    data = {"search": {"strategy": strategy, "budget": 10**6}, "runtime": {"shards": {"engine": "ray"}}}
-    with pytest.raises(ParamsError) as error:
-        parse_params(data)
-    assert str(error.value) == f"runtime.shards.engine: search.strategy {strategy} {what}, {ALL}"
-    assert parse_params({**data, "search": {}}).runtime.shards.engine == "ray"
 
 
 @pytest.mark.parametrize("strategy", ["halving", "growth", "random"])
@@ -135,14 +122,6 @@ def place(said: str, path: Path) -> str:
         (
             {"search": {"fitness": "training"}, "language": {}, "train": {"algo": "sft"}},
             "search.fitness: no episode ends while members learn from a dataset or write text",
-        ),
-        (
-            {"search": {"fitness": "training"}, "runtime": {"shards": {"engine": "ray", "count": 2}}},
-            "runtime.shards.engine: search.fitness: training counts the episodes of one process",
-        ),
-        (
-            {"train": {"replay": {"evaluation": True}}, "runtime": {"shards": {"engine": "ray", "count": 2}}},
-            "runtime.shards.engine: train.replay.evaluation fills the memory of one process",
         ),
         (
             {"train": {"algo": "ppo", "replay": {"evaluation": True}}},

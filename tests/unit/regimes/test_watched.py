@@ -27,7 +27,7 @@ def note(watched: Watched, rows: list[int], at: int, cut: bool = False, broken: 
     seen = [np.stack((index, np.full(n, at + i)), axis=1).astype(np.float32) for i in (0, 1)]
     ends = np.zeros(n, bool), np.full(n, cut)
     step = RowStep(seen[1], np.full(n, at, np.float32), *ends, np.isin(index, broken), np.ones((n, ACTIONS), bool))
-    watched.note(SLOTS[index], index, seen[0], step.mask, np.zeros(n, np.int64), step)
+    watched.note(SLOTS[index], index, index % 2, seen[0], step.mask, np.zeros(n, np.int64), step)
 
 
 def held(watched: Watched, layout: RowLayout) -> list[list[tuple[int, ...]]]:
@@ -37,16 +37,21 @@ def held(watched: Watched, layout: RowLayout) -> list[list[tuple[int, ...]]]:
     return [[tuple(row) for row in replay.rows[m, : replay.size[m], :4].int().tolist()] for m in range(3)]
 
 
-def test_each_memory_gets_its_own_members_steps_in_order_of_time() -> None:
+def test_each_memory_gets_its_own_members_steps_episode_by_episode() -> None:
+    """In this order, whatever was played side by side, and an evaluation's after those of the one before."""
     layout = RowLayout(obs=2, actions=ACTIONS, masked=False)
     watched = Watched(layout, ROWS)
     for at in range(3):
         note(watched, [0, 1, 2, 3] if at else [2, 0], at)
     assert held(watched, layout) == [
-        [(0, 0, 0, 1), (0, 1, 0, 2), (1, 1, 1, 2), (0, 2, 0, 3), (1, 2, 1, 3)],
+        [(0, 0, 0, 1), (0, 1, 0, 2), (0, 2, 0, 3), (1, 1, 1, 2), (1, 2, 1, 3)],
         [],
-        [(2, 0, 2, 1), (2, 1, 2, 2), (3, 1, 3, 2), (2, 2, 2, 3), (3, 2, 3, 3)],
+        [(2, 0, 2, 1), (2, 1, 2, 2), (2, 2, 2, 3), (3, 1, 3, 2), (3, 2, 3, 3)],
     ]
+    for at, rows in ((0, [1]), (5, [0])):
+        note(watched, rows, at)
+        watched.begin()
+    assert held(watched, layout)[0] == [(1, 0, 1, 1), (0, 5, 0, 6)]
     assert held(watched, layout) == [[], [], []], "each once"
 
 

@@ -27,6 +27,8 @@ from searching import HYPER, SPACE, Course, about, resumed, search, who_lived
         ([40.0, 40.0], 3, math.inf),
         ([50.0, 40.0], 3, math.inf),
         ([50.0, 100.0], 3, 0.0),
+        ([60.0, 10.0, 70.0], 2, 6.0),  # the best so far gained 10 in two slices, and a low score in between nothing
+        ([10.0, 40.0, 20.0, 30.0], 1, math.inf),  # it falls behind what it was
         ([150.0, 120.0], 3, 0.0),  # there, though it falls
     ],
 )

@@ -37,7 +37,7 @@ def test_another_version_may_change_them() -> None:
     assert said(here={"torch": "2.14.0", "numpy": "2.5.0"}).endswith(
         "this machine can repeat it to the bit, unless another version of torch and numpy changes it"
     )
-    for name in ("python", "gymnasium", "platform"):
+    for name in ("python", "gymnasium", "platform", "optuna", "scikit-learn"):
         assert said(here={name: "another"}).endswith(f"bit, unless another version of {name} changes it")
 
 

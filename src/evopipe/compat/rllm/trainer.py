@@ -285,7 +285,7 @@ class AgentTrainer:
     def _report(self, regime: Rounds, told: Mapping[str, Any], folder: Path) -> None:
         """Write what validations found, and episodes to read."""
         regime.write("elite", regime.seen)
-        played = {"Validation of the elite": "elite", "Last round of training": f"train-{regime.clock.tick:06d}"}
+        played = {"Validation of the elite": "elite", "Last round of training": f"train-{regime.clock.ticks:06d}"}
         files = {name: folder / f"episodes/{file}.jsonl" for name, file in played.items()}
         records.show(regime.spec.name, files, folder / layout.EPISODES_PAGE)
         write_json(folder / layout.EVALUATION, told)
