@@ -22,7 +22,7 @@ TRACKED = {
     "runtime.device": "cpu",
     "runtime.env_workers": 0,
 }
-TRAINED = {"lineage", "fitness", "timing", "train"}
+TRAINED = {"lineage", "fitness", "signals", "timing", "train"}
 
 
 @pytest.fixture

@@ -395,6 +395,7 @@ typedef struct {              // some ticks of members that have `envs` rows eac
   ptrdiff_t row, steps_stride, after_stride, memory_stride;
   float *remembered;                // [P, E, memory], before the first tick, and then after the last
   double *running, *sums, *counts;  // [R], [slots] and [slots], of returns; NULL where nobody asks for them
+  double *lost;                     // [slots], steps of episodes that were broken; NULL where there cannot be any
   int64_t *broken;                  // [P], steps with numbers that are not finite; NULL where there cannot be any
 } play_call;
 int play_ticks(const policy *of, const play_call *call);
@@ -424,6 +425,7 @@ typedef struct {  // n of R rows step, those of members who live
   float *rows;             // [R, size], what is remembered
   uint8_t *keep, *over;    // [R]
   double *sums, *counts, *running;                // [slots], [slots] and [R], of returns; NULL where nobody asks for them
+  double *lost;                                   // [slots], steps of episodes that were broken
   ptrdiff_t envs, delay, at_once, apart;  // apart: so many draws each tick has for itself
 } world_call;
 

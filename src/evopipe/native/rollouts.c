@@ -114,6 +114,7 @@ static void end_tick(player *m) {
   for (ptrdiff_t e = 0; e < c->envs; e++) {
     const int over = m->terminated[e] | m->truncated[e];
     m->over[e] = (uint8_t)(over | m->broken[e]);
+    if (c->lost && m->broken[e]) c->lost[c->slots[m->p]] += (double)c->pool.length[m->row + e];
     if (!c->running) continue;
     const double total = c->running[m->row + e] + (double)m->rewards[e];
     c->running[m->row + e] = m->over[e] ? 0.0 : total;

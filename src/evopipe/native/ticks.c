@@ -215,6 +215,7 @@ static void sum_up(const world_call *w, ptrdiff_t i, int over, int finite) {
   const ptrdiff_t at = in_pool(w, i), member = at / w->envs;
   const double total = w->running[at] + (double)w->env.rewards[i];
   if (over && finite) w->sums[member] += total, w->counts[member] += 1.0;
+  if (!finite) w->lost[member] += (double)w->env.length[at];
   w->running[at] = over || !finite ? 0.0 : total;
 }
 
@@ -277,7 +278,7 @@ static world_call part_for(const world_call *w, int c, int p) {
                                    : (const void *)((const int64_t *)w->env.actions + first);
   own.env.obs += first * o, own.env.rewards += first, own.env.terminated += first, own.env.truncated += first;
   own.obs += first * o, own.rows += at * size, own.keep += at, own.over += at;
-  if (own.running) own.running += at, own.sums += slot, own.counts += slot;
+  if (own.running) own.running += at, own.sums += slot, own.counts += slot, own.lost += slot;
   own.episodes.rows = w->envs, own.episodes.over = own.over, own.episodes.keys += at, own.episodes.envs += at;
   own.episodes.begun += at, own.episodes.found += at, own.episodes.seeds += at;
   own.memory.first = slot;

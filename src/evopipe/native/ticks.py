@@ -171,7 +171,8 @@ class ManyTicks:
         pool: the environment's rows, see `native.environment.States.packed`.
         rows: `[n]` int64, which of them step; None: all.
         episodes: key, environment and number of begun episodes of every row, `[R]` int64; the latter is counted on.
-        returns: of running episodes `[R]`, and sums and counts of ended ones `[slots]`; None: nobody asks for them.
+        returns: of running episodes `[R]`, sums and counts of ended ones, and steps of broken ones, `[slots]`; None:
+            nobody asks for them.
         memory: what rows of the pool are appended by.
         obs: `[n, O]`, what members act on; the caller writes it before a call.
         legal: `[n, A]` bool.
@@ -186,8 +187,8 @@ class ManyTicks:
 
     def __init__(
         self, choosers: Sequence[Chooser], lessons: Sequence[Updates], every: Sequence[int], pool: bytes,
-        rows: Tensor | None, episodes: tuple[Tensor, Tensor, Tensor], returns: tuple[Tensor, Tensor, Tensor] | None,
-        memory: Appender, obs: Tensor, legal: Tensor, actions: Tensor, envs: int, delay: int, at_once: int, apart: int,
+        rows: Tensor | None, episodes: tuple[Tensor, Tensor, Tensor],
+        returns: tuple[Tensor, Tensor, Tensor, Tensor] | None, memory: Appender, obs: Tensor, legal: Tensor, actions: Tensor, envs: int, delay: int, at_once: int, apart: int,
         alone: bool,
     ) -> None:  # fmt: skip
         (n, _), (keys, of, begun) = obs.shape, episodes
@@ -195,7 +196,7 @@ class ManyTicks:
         after, reward = torch.empty_like(obs), torch.empty(n)
         over, *ends = (torch.zeros(count, dtype=torch.bool) for count in (whole, n, n))
         found, seeds = torch.empty(2, whole, dtype=torch.int64)
-        running, sums, counts = returns or (None, None, None)
+        running, sums, counts, lost = returns or (None, None, None, None)
         arrays = [header.of(name).pointer(b"".join(each.packed for each in those))
                   for name, those in (("chooser", choosers), ("lessons", lessons))]  # fmt: skip
         steps = torch.tensor(list(every), dtype=torch.int64)
@@ -215,7 +216,7 @@ class ManyTicks:
             cohorts=len(choosers), choosers=header.address(arrays[0]), lessons=header.address(arrays[1]),
             every=at(steps), env=env, memory=memory.packed, episodes=begins, obs=at(obs), legal=at(legal),
             rows=at(memory.rows), keep=at(memory.keep), over=at(over), sums=at(sums), counts=at(counts),
-            running=at(running), envs=envs, delay=delay, at_once=at_once, apart=apart, alone=alone,
+            running=at(running), lost=at(lost), envs=envs, delay=delay, at_once=at_once, apart=apart, alone=alone,
         ))  # fmt: skip
 
     def __call__(self, tick: int, here: int, epsilon: Sequence[float], beta: Sequence[float]) -> tuple[int, int]:

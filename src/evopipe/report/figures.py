@@ -353,7 +353,8 @@ def _trajectory_axes(plot: Plot, run: FinishedRun, categories: Sequence[str], va
     if low > 0 and high / low >= 8:
         plot.axes.set(yscale="log", ylim=(low / 1.25, high * 1.25))
     else:
-        plot.axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
+        pad = 0.1 * (high - low) or max(0.5, 0.5 * abs(high))  # a signal may never change
+        plot.axes.set_ylim(low - pad, high + pad)
     plot.ticks("y", words.value, 5, whole=all(value == int(value) for value in values))
     low, high = plot.axes.get_ylim()
     longest = max(len(words.value(float(tick))) for tick in plot.axes.get_yticks() if low <= tick <= high)

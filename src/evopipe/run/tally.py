@@ -33,6 +33,7 @@ class Tally:
     def __init__(self, members: int, rows: int, device: torch.device) -> None:
         self.sums = torch.zeros(3, members, dtype=torch.float64, device=device)
         self.running = torch.zeros(2, rows, dtype=torch.float64, device=device)
+        self._lost = torch.zeros(members, dtype=torch.float64)  # steps of broken episodes, of what the kernels took
         self._ticks: list[tuple[Tensor, Tensor]] = []  # rewards, and where an episode ended
         self._whole: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # slots, returns and lengths of episodes
         self._rows: Tensor | None = None  # of those who live, None if all do
@@ -95,17 +96,18 @@ class Tally:
         self._add_up()
         self.running[:, upload(torch.from_numpy(rows), self.running.device)] = 0.0
 
-    def in_c(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the kernels add to where they take ticks: returns of running episodes, and sums and counts of
-        ended ones."""
-        return self.running[0], self.sums[0], self.sums[2]
+    def in_c(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return what the kernels add to where they take ticks: returns of running episodes, sums and counts of ended
+        ones, and steps of broken ones."""
+        return self.running[0], self.sums[0], self.sums[2], self._lost
 
     def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:
         """Add lengths after the kernels took so many steps of each of the living slots; `length` `[R]` is that of the
-        running episodes now. What was taken, and has not stayed, was of episodes that ended."""
+        running episodes now. What was taken, and has not stayed, was of episodes that ended, or were broken."""
         gone = (self.running[1] - length).view(self.sums.shape[1], -1).sum(dim=1)
         gone[list(living)] += steps
-        self.sums[1] += gone
+        self.sums[1] += gone - self._lost
+        self._lost.zero_()
         self.running[1] = length.double()
 
     def settle(self) -> None:

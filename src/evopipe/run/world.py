@@ -393,11 +393,12 @@ class TensorWorld:
             return None
         ended, members = self.ended, len(cohort.members)
         self.tally.settle()
+        own = self.tally.in_c()
         return {
             "pool": self.pool.in_c,
             "slots": torch.tensor(cohort.slots),
             "episodes": (self._keys, self._envs, self._begun),
-            "returns": self.tally.in_c() if ended is None else (self._running, ended.sums, ended.counts),
+            "returns": own if ended is None else (self._running, ended.sums, ended.counts, own[3]),
             "broken": None if self.pool.sound else torch.zeros(members, dtype=torch.int64),
         }
 

@@ -302,7 +302,7 @@ def test_a_round_is_gone_through_as_often_as_epochs_say_every_row_once() -> None
         assert torch.equal(batch.ids[0], text.ids[0][batch.reward[0].long()])  # a row stays whole
         return spec.algo.update(cfg, state, hp, replace(batch, reference=batch.log_prob), healthy, draw, turn)
 
-    learn(replace(spec, algo=Algo()), regime.clock, cohort, text)
+    learn(replace(spec, algo=Algo()), regime.clock, cohort, text, regime._probe)
     assert [len(each) for each in seen] == [4] * 8
     first, second = ([int(x) for each in part for x in each] for part in (seen[:4], seen[4:]))
     assert sorted(first) == sorted(second) == list(range(16))

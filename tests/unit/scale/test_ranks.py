@@ -75,7 +75,7 @@ def make(rank: int, about: Mapping[str, Any], together: Together) -> Any:
 
 
 def message(seed: int) -> bytes:
-    return pack({"do": "evaluate", "slots": [0]}, {"seeds": torch.tensor([seed])})
+    return pack({"do": "evaluate", "slots": [0], "torn": False}, {"seeds": torch.tensor([seed])})
 
 
 def test_all_ranks_of_a_shard_do_what_it_is_told_and_the_first_answers(tmp_path: Path) -> None:
