@@ -111,6 +111,7 @@ def test_outs_do_not_fit(tmp_path: Path, expected: dict[str, str]) -> None:
     assert digests(tmp_path) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "stage",
     [

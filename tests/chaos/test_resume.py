@@ -98,6 +98,7 @@ def kill_again_and_again(
     print(f"seed {seed}: {done} kills, {inside} of them inside a save, {finished + 1} runs came to their end")
 
 
+@pytest.mark.thorough
 def test_killed_now_and_then(start: Starter, tmp_path: Path, expected: dict[str, str]) -> None:
     kill_again_and_again(start, prepared(tmp_path), kills=4, saves=1, expected=expected, seed=1)
 
@@ -388,6 +389,7 @@ def test_the_newest_checkpoint_is_damaged(start: Starter, tmp_path: Path, expect
     assert digests(folder) == expected
 
 
+@pytest.mark.thorough
 def test_all_checkpoints_are_damaged(start: Starter, tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     interrupted(start, folder, times=2)

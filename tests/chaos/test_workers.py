@@ -87,6 +87,7 @@ def test_no_result_depends_on_the_number_of_workers(tmp_path: Path, expected: di
     assert trained(prepared(tmp_path, FAST | {"runtime.env_workers": count})) == expected
 
 
+@pytest.mark.thorough
 def test_a_run_killed_with_workers_goes_on_without(tmp_path: Path, start: Starter, expected: dict[str, str]) -> None:
     folder = prepared(tmp_path, FAST | {"runtime.env_workers": 2})
     run = start.start(folder, "train")

@@ -89,6 +89,7 @@ def test_so_does_one_whose_trials_are_proposed(proposer: str, run: Callable[...,
     assert equal_states(straight.state(), resumed.state()) == []
 
 
+@pytest.mark.thorough
 @EACH
 def test_a_member_that_diverged_harms_nobody_has_no_children_and_makes_room(
     strategy: str, run: Callable[..., Any]

@@ -196,6 +196,7 @@ def test_nor_does_one_of_a_search_in_which_members_wait_or_begin_anew(
         run.close()
 
 
+@pytest.mark.thorough
 @quick
 def test_such_a_search_in_shards_goes_on_to_the_same_bits_whatever_is_killed(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -153,6 +153,7 @@ def test_a_run_has_the_bits_of_one_by_ticks(name: str, run: Callable[..., Any]) 
     assert np.isfinite(together.losses).all(), "members learned"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", JOBS)
 def test_so_has_one_in_pythons_environments(
     name: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -184,6 +185,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return calls
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["c", "sync"])
 @pytest.mark.parametrize("name", APART)
 def test_what_the_kernels_do_not_know_goes_tick_by_tick(name: str, backend: str, run: Callable[..., Any]) -> None:

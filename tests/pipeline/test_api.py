@@ -52,6 +52,7 @@ def test_a_whole_run_from_a_mapping(working_folder: Path) -> None:
     env.close()
 
 
+@pytest.mark.thorough
 def test_an_interrupted_script_ends_with_a_sentence() -> None:
     """And without a traceback; with a folder, the same script goes on from there."""
     Path("stopping.py").write_text(

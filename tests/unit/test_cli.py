@@ -242,6 +242,7 @@ def copy_tree(target: Path) -> None:
     shutil.copytree(ROOT / "src", target / "src", ignore=shutil.ignore_patterns("__pycache__"))
 
 
+@pytest.mark.thorough
 def test_an_interrupted_stage_exits_130(workspace: Path) -> None:
     copy_tree(workspace)
     (workspace / "src/evopipe/stages/fetch.py").write_text(

@@ -188,8 +188,8 @@ class ManyTicks:
     def __init__(
         self, choosers: Sequence[Chooser], lessons: Sequence[Updates], every: Sequence[int], pool: bytes,
         rows: Tensor | None, episodes: tuple[Tensor, Tensor, Tensor],
-        returns: tuple[Tensor, Tensor, Tensor, Tensor] | None, memory: Appender, obs: Tensor, legal: Tensor, actions: Tensor, envs: int, delay: int, at_once: int, apart: int,
-        alone: bool,
+        returns: tuple[Tensor, Tensor, Tensor, Tensor] | None, memory: Appender, obs: Tensor, legal: Tensor,
+        actions: Tensor, envs: int, delay: int, at_once: int, apart: int, alone: bool,
     ) -> None:  # fmt: skip
         (n, _), (keys, of, begun) = obs.shape, episodes
         self.obs, whole = obs, len(begun)

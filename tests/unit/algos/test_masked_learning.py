@@ -57,6 +57,7 @@ def held(loop: OffPolicy) -> Batch:
     return loop.regime.replay.layout.unpack(rows, torch.full(rows.shape[:2], 1.0 / rows.shape[1]), torch.tensor([0.9]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algo", ["sac", "cqn", "iql", "dqn", "rainbow"])
 @pytest.mark.parametrize("sharing", ["own", "shared"])
 @pytest.mark.parametrize("steps", [1, 3])

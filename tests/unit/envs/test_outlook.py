@@ -50,6 +50,7 @@ def found(**kwargs: Any) -> list[str]:
     return warnings
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "env_id",
     ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3", "FrozenLake-v1", "Taxi-v4", "simple_spread_v3"],

@@ -139,6 +139,7 @@ class Twins:
 # --- The same game ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("env_id", sorted(set(OFFERED) - {"Acrobot-v1"}))
 def test_it_is_gymnasiums_environment_step_for_step(env_id: str) -> None:
     """Whole episodes from Gymnasium's initial states, to the time limit, with nothing copied in between."""

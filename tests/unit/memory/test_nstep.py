@@ -115,6 +115,7 @@ def by_force(n: int, played: list[Tick], row: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("continuous", [False, True])
 @pytest.mark.parametrize("ends", [0.02, 0.2, 0.6])

@@ -82,11 +82,13 @@ def test_fill_says_what_is_wrong_and_writes_nothing(few: Path) -> None:
     assert few.read_text() == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", COMPLETE, ids=lambda path: path.parent.name)
 def test_a_complete_file_lacks_nothing(path: Path) -> None:
     assert filled(path)[1] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", COMPLETE, ids=lambda path: path.parent.name)
 def test_a_file_from_which_a_block_was_cut_comes_back(path: Path, tmp_path: Path) -> None:
     """With the block's defaults, whatever kind of file it is."""

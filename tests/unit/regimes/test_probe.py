@@ -104,6 +104,7 @@ def test_kernels_and_torch_tell_the_same_of_the_same_members(algo: str) -> None:
     run.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algo", ["dqn", "sac", "ppo"])
 def test_a_run_resumed_within_a_generation_tells_the_same(algo: str, computing: str) -> None:
     whole = a_run(algo)

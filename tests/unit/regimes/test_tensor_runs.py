@@ -113,6 +113,7 @@ def test_an_evaluation_leaves_the_device_once(algo: str, run: Callable[..., Any]
     assert counts[0] == counts[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("algo", "env", "cap"),
     [

@@ -106,6 +106,7 @@ def rules(found: Facts) -> list[str]:
     return [advice.rule for advice in advise(found)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("illness", ILL)
 def test_an_ill_run_is_told_of_its_illness(illness: str) -> None:
     rule, how = ILL[illness]
@@ -118,6 +119,7 @@ def test_an_ill_run_is_told_of_its_illness(illness: str) -> None:
     assert told.section or found.each(told.signal), "there is something to see"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WELL)
 def test_a_run_that_is_well_is_told_nothing(name: str) -> None:
     found = facts(**WELL[name])
@@ -164,6 +166,7 @@ def test_leaders_at_a_bound_are_told_of_it() -> None:
     raise AssertionError("no seed brought the leaders to one bound")
 
 
+@pytest.mark.thorough
 def test_groups_that_say_nothing_are_told_of(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(language.small_params()))
     for stage in ("fetch", "buffer", "population", "train"):

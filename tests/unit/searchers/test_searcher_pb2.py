@@ -112,6 +112,7 @@ def test_a_search_finds_the_values_that_gain() -> None:
     assert np.median(away) < 0.5, f"of draws from the space the median is 1.25: {away}"
 
 
+@pytest.mark.thorough
 def test_whoever_diverged_is_replaced_and_counts_as_the_largest_fall() -> None:
     def score(member: Living, steps: int) -> float:
         rate = member.hyper["lr"]

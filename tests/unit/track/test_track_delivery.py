@@ -166,6 +166,7 @@ def synced(root: Path, config: TrackingConfig = MLFLOW) -> dict[str, New]:
 # --- MLflow -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_training_in_mlflow(root: Path) -> None:
     folder = made(root)
     outputs(root, folder)
@@ -198,6 +199,7 @@ def test_a_training_in_mlflow(root: Path) -> None:
     assert tags["mlflow.parentRunId"]
 
 
+@pytest.mark.thorough
 def test_a_signal_that_is_no_number_is_shown_as_such_and_breaks_no_tracker(root: Path) -> None:
     trackers = [MLFLOW]
     if find_spec("tensorboard"):
