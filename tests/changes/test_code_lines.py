@@ -10,6 +10,7 @@ import pytest
 from changed import PACKAGE, code_lines
 
 
+@pytest.mark.thorough
 def test_lines_of_code_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     rooms: Counter[str] = Counter()
     for path in PACKAGE.rglob("*.py"):

@@ -78,6 +78,7 @@ def test_the_disk_is_full_while_saving(tmp_path: Path, expected: dict[str, str])
     assert digests(tmp_path / "home") == expected
 
 
+@pytest.mark.thorough
 def test_the_file_size_limit_is_reached_while_saving(tmp_path: Path, expected: dict[str, str]) -> None:
     prepared(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

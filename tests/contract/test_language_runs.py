@@ -111,6 +111,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(algo: str) ->
     assert "members.0.policy" in equal_states(states[0], states[2])
 
 
+@pytest.mark.thorough
 def test_a_member_trains_alike_by_itself_and_among_others(algo: str) -> None:
     """To the bit, beside members of its own form and of others."""
     crowd = run_of(algo)

@@ -129,6 +129,7 @@ def test_a_truncated_step_ends_an_episode_and_bootstraps(run: Callable[..., Any]
     assert begins.sum() == begins[:, [0, 13]].sum()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["discrete", "recurrent", "by-training"])
 @pytest.mark.parametrize("at", [5, 16, 29, 77])
 def test_a_run_that_was_killed_within_a_rollout_goes_on_to_the_same_bits(

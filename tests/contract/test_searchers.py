@@ -129,6 +129,7 @@ def test_equal_searches_have_equal_bits_and_another_seed_has_others(strategy: st
     assert not any(same(one, its) for one, its in zip(first.members, other.members, strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", [name for name in searchers.OWN if searchers.get(name).PAUSES])
 def test_whoever_waits_costs_no_step(strategy: str, run: Callable[..., Any]) -> None:
     """The steps of a run are those of who lived, and of their evaluations."""

@@ -179,6 +179,7 @@ quick = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.thorough
 @quick
 def test_nor_does_one_of_a_search_in_which_members_wait_or_begin_anew(
     name: str, monkeypatch: pytest.MonkeyPatch

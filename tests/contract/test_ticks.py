@@ -195,6 +195,7 @@ def test_what_the_kernels_do_not_know_goes_tick_by_tick(name: str, backend: str,
     assert equal_states(together.state(), plain.state()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["dqn", "prioritised-shared", "by-training", "td3"])
 @pytest.mark.parametrize("at", [5, 29, 77])
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(name: str, at: int, run: Callable[..., Any]) -> None:

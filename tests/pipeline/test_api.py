@@ -99,6 +99,7 @@ def test_wrappers_go_through_all_stages(working_folder: Path) -> None:
     assert result.policy.act(env.reset(seed=0)[0]) in (0, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("warm", [{}, {"warm_start": 20}])
 def test_an_on_policy_algorithm_needs_no_dataset(warm: dict[str, int]) -> None:
     """Neither by default nor where one is asked for; and no dataset holds actions of several choices."""

@@ -766,6 +766,7 @@ def write_lineage(folder: Path) -> None:
     (folder / "reports/lineage.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.thorough
 def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
     for part in ("objects", "refs"):  # by which git knows a repository
         (tmp_path / ".git" / part).mkdir(parents=True)

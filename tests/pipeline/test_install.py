@@ -52,6 +52,7 @@ def test_training_from_python_needs_no_extra(tmp_path: Path) -> None:
     assert done.stdout == "2 dqn\n", done.stderr
 
 
+@pytest.mark.thorough
 def test_what_needs_an_extra_names_its_command(tmp_path: Path) -> None:
     (tmp_path / ".dvc").mkdir()
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())

@@ -45,6 +45,7 @@ def ok(ran: subprocess.CompletedProcess[str]) -> str:
     return ran.stdout
 
 
+@pytest.mark.thorough
 def test_the_command_line_knows_an_algorithm_of_another_package(site: Path, tmp_path: Path) -> None:
     listed = ok(outside.evopipe(site, tmp_path, "algos"))
     assert "expected_sarsa Expected SARSA with a replay memory." in listed
@@ -234,6 +235,7 @@ def test_broken_packages_harm_nobody_else(broken: Path, tmp_path: Path) -> None:
     ok(outside.evopipe(broken, tmp_path, "params", "schema"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [

@@ -100,6 +100,7 @@ def rows(answer: Answer) -> dict[str, str]:
 STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export", "report")
 
 
+@pytest.mark.thorough
 def test_the_same_twice(tmp_path: Path) -> None:
     folder = drawing(tmp_path / "a project", "'x'")
     (folder / "notes.txt").write_text("not committed")

@@ -333,6 +333,7 @@ def test_members_draw_legal_actions_of_the_pools_shape(name: str, masks: str) ->
     assert len(seen) > 8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_a_policy_returns_the_environments_own_actions(name: str) -> None:
     p = problem(name, "none")

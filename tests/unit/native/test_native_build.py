@@ -118,6 +118,7 @@ def test_a_damaged_library_is_compiled_anew(how: str, cache: Path, compiler: Pat
     assert times(compiler) == 2, "what was mended is kept"
 
 
+@pytest.mark.thorough
 def test_a_library_without_its_digest_is_compiled_anew(cache: Path, compiler: Path) -> None:
     started()
     assert not [path.unlink() for path in cache.iterdir() if path.suffix != ".so"][1:], "one digest lay there"

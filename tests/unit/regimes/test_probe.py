@@ -137,6 +137,7 @@ def test_a_member_alone_tells_what_it_tells_among_others() -> None:
     build.use(before)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fitness", ["evaluation", "training"])
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
 def test_ticks_in_c_tell_what_ticks_one_by_one_tell(algo: str, fitness: str) -> None:

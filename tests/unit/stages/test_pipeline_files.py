@@ -238,6 +238,7 @@ def leaves(values: dict[str, Any], path: str = "") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_every_pipelines_files_are_made_and_fresh(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert names_of("dvc.yaml") == WORKLOADS
     assert make.main(["--check"]) == 0, capsys.readouterr().err
