@@ -46,11 +46,14 @@ class Diagnostics:
         self._table[rows, columns] = torch.stack((total + last, count + 1.0, last), dim=-1)
 
     def told(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
-        """Return the signals of each of these slots by name, mean and last. What was never noted is left out."""
+        """Return the signals of each of these slots by name, mean and last. What was never noted is left out.
+
+        Names are sorted: a checkpoint does not keep the order in which they were noted first.
+        """
         return [
             {
                 name: (rounded(total / count), rounded(last))
-                for name, (total, count, last) in zip(self._names, row, strict=True)
+                for name, (total, count, last) in sorted(zip(self._names, row, strict=True))
                 if count
             }
             for row in self._table.cpu()[list(slots)].tolist()

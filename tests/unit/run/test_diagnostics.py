@@ -92,3 +92,15 @@ def test_a_team_has_its_score(score: str, expected: float) -> None:
     tally.add(torch.tensor([[2.0, 4.0]]), torch.tensor([True]))
     tally.into(found, [0])
     assert found.told([0])[0]["charts/episodic_return"][0] == expected
+
+
+def test_names_are_told_in_one_order_whatever_a_checkpoint_keeps() -> None:
+    """A run that was stopped before its first record writes the same columns."""
+    noted = Diagnostics(2, torch.device("cpu"))
+    for name in ("losses/b", "charts/c", "losses/a"):
+        noted.note([0, 1], {name: torch.tensor([1.0, 2.0])})
+    restored = Diagnostics(2, torch.device("cpu"))
+    restored.restore(dict(sorted(noted.state().items())))
+    order = [[*told] for told in noted.told([0, 1])]
+    assert order == [[*told] for told in restored.told([0, 1])]
+    assert order == [["charts/c", "losses/a", "losses/b"]] * 2
