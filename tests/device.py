@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from evopipe.core.graphs import Body, Runner
+from evopipe.regimes.rollouts import _ticks_of
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
@@ -77,6 +78,7 @@ class Device(TorchDispatchMode):
         self._made: list[weakref.ref[Remote]] = []
 
     def __enter__(self) -> Device:
+        _ticks_of.cache_clear()  # what is kept by device is of this one, and gone with it
         self._functions.__enter__()
         super().__enter__()
         return self
@@ -84,6 +86,7 @@ class Device(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._functions.__exit__(*error)
+        _ticks_of.cache_clear()
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

@@ -41,7 +41,8 @@ class Diagnostics:
             self._table = torch.cat((self._table, self.begun.new_zeros(len(self.begun), len(new), 3)), dim=1)
         rows = upload(torch.tensor(slots), self.begun.device)[:, None]
         columns = upload(torch.tensor([self._names.index(name) for name in values]), self.begun.device)
-        last = torch.stack([value.double() for value in values.values()], dim=1)
+        at = self.begun.device  # environments on the host count their episodes there
+        last = torch.stack([upload(x.double(), at) if x.device != at else x.double() for x in values.values()], dim=1)
         total, count, _ = self._table[rows, columns].unbind(dim=-1)
         self._table[rows, columns] = torch.stack((total + last, count + 1.0, last), dim=-1)
 
