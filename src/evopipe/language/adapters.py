@@ -228,7 +228,8 @@ class _Members:
         if not isinstance(self.widths, Adapted):
             weight, bias = views
             if weight.shape[-1] == 1:  # products with one column sum otherwise in a batch of one than in a larger one
-                return (x.to(weight.dtype) * weight.mT).sum(-1, keepdim=True) + bias
+                column: Tensor = (x.to(weight.dtype) * weight.mT).sum(-1, keepdim=True) + bias
+                return column
             return torch.baddbmm(bias, x.to(weight.dtype), weight)
         with self.active(views) as model:
             logits: Tensor = model(input_ids=x.flatten(0, 1), use_cache=False).logits.unflatten(0, x.shape[:2])
