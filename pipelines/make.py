@@ -32,13 +32,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from evopipe import algos, layout
 from evopipe.agents.settings import Agents
 from evopipe.params.text import LanguageParams
 from evopipe.schema.read import parse_yaml
-from evopipe.schema.write import block, dump_yaml, entries
+from evopipe.schema.write import block, commented, dump_yaml, entries
 
 FOLDER = Path(__file__).parent
 KEYS = {"heading", "shape", "base", "reward", "start", "files", "params", "algos"}
@@ -122,7 +120,7 @@ def _with_descriptions(code: Callable[[layout.Stage], list[str]], heading: str, 
             for path, how in each.items()
         ]
         stages[stage.name] = {"desc": stage.help, **{key: value for key, value in made.items() if value}}
-    yaml = _yaml()
+    yaml = commented()
     yaml.indent(mapping=2, sequence=4, offset=2)
     out = StringIO()
     yaml.dump({"stages": stages, "plots": plots}, out)
@@ -200,7 +198,7 @@ def _params(changes: Any, source: str) -> str:
     root.pop("algos", None)
     _change(root, changes["params"], source)
     out = StringIO()
-    _yaml().dump(root, out)
+    commented().dump(root, out)
     # A comment stood where its former value ended.
     body = re.sub(r"(?<=\S) +# ", "  # ", out.getvalue().rstrip("\n"))
     blocks = []
@@ -217,13 +215,13 @@ def _params(changes: Any, source: str) -> str:
 
 def _language() -> Any:
     """Return the defaults of a file whose members are language models, with their descriptions as comments."""
-    return _yaml().load("\n".join(entries(LanguageParams(), but=("algos",))) + "\n")
+    return commented().load("\n".join(entries(LanguageParams(), but=("algos",))) + "\n")
 
 
 def _agent() -> Any:
     """Return the defaults of a run of agents: as `_language`, without what says where rows come from."""
     lines = [*entries(LanguageParams(), but=("algos", "fetch")), "agents:", *entries(Agents(), "  ")]
-    return _yaml().load("\n".join(lines) + "\n")
+    return commented().load("\n".join(lines) + "\n")
 
 
 def _change(values: Any, differing: Any, source: str) -> None:
@@ -250,15 +248,8 @@ def _comment(values: Any, differing: Any, key: str) -> None:
         values.yaml_add_eol_comment(text, key)
 
 
-def _yaml() -> YAML:
-    yaml = YAML()  # keeps comments
-    yaml.width = 4096
-    yaml.representer.add_representer(type(None), lambda to, _: to.represent_scalar("tag:yaml.org,2002:null", "null"))
-    return yaml
-
-
 def _load(path: Path) -> Any:
-    return _yaml().load(path.read_text(encoding="utf-8"))
+    return commented().load(path.read_text(encoding="utf-8"))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -91,8 +91,7 @@ def _about(params: Mapping[str, Any], events: list[Event]) -> str:
 def _params(record: Path, folder: Path) -> dict[str, Any]:
     """The parameters of a run: those that its record for trackers has, else those that lie in its folder."""
     try:
-        found = read_json(record / "run.json")["params"]
-        return {**found, "train": {**found["train"]}}
+        return {**read_json(record / "run.json")["params"]}
     except (EvopipeError, KeyError, TypeError):
         return load_params(folder / "params.yaml").model_dump(mode="json")
 

@@ -12,10 +12,12 @@ import pytest
 
 import populations
 import rota
+from breaking import BREAKS
 from evopipe.errors import EnvironmentFailed
 from evopipe.native import build
 from evopipe.problems.specs import spaces_of
 from evopipe.regimes import on_policy
+from evopipe.regimes.pace import next_count
 from evopipe.run.drive import drive
 from evopipe.run.spec import EnvSpec
 from evopipe.track.events import Tracker
@@ -42,25 +44,6 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_envs": 150, "config": {"learn_step": 2_250}, "train": {"evo_steps": 4_500, "max_steps": 9_000}},
     ),
 }
-# The walker leaves what is finite now and then, in what is seen or in what it is given.
-BREAKS = """
-#include <environment.h>
-typedef struct { double at; int steps; } walker;
-static void reset(void *state, const inputs *in) { ((walker *)state)->at = in->random[0]; }
-static int step(void *state, const inputs *in, double *reward) {
-  walker *s = state;
-  const double u = in->random[0], often = in->settings[0];
-  s->at = u < often ? 1.0 / 0.0 : s->at + 0.1 * (double)in->choice, s->steps++;
-  *reward = u > 1.0 - often ? 0.0 / 0.0 : s->at;
-  return s->steps > 20;
-}
-static void observe(const void *state, float *observation) { *observation = (float)((const walker *)state)->at; }
-static const setting settings[] = {{"often", 0.01}};
-const environment the_environment = {
-    .state = sizeof(walker), .observations = 1, .actions = 2, .reset_draws = 1, .step_draws = 1, .max_steps = 15,
-    .settings = settings, .settings_count = 1, .reset = reset, .step = step, .observe = observe,
-};
-"""
 SLOW = BREAKS.replace("#include <env", "#include <unistd.h>\n#include <env").replace("s->steps++;", "usleep(1000);")
 
 
@@ -243,11 +226,8 @@ def test_a_call_of_slow_environments_takes_few_ticks(
 @pytest.mark.parametrize(
     ("ticks", "seconds", "following"), [(8, 0.0, 64), (8, 1e-4, 64), (8, 0.02, 4), (8, 9.0, 1), (100, 0.005, 200)]
 )
-def test_a_call_takes_a_hundredth_of_a_second(
-    ticks: int, seconds: float, following: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(on_policy, "_SECONDS", SECONDS)
-    assert on_policy._next_count(ticks, seconds) == following
+def test_a_call_takes_a_hundredth_of_a_second(ticks: int, seconds: float, following: int) -> None:
+    assert next_count(ticks, seconds, SECONDS) == following
 
 
 def test_a_run_that_is_driven_takes_whole_rollouts(run: Callable[..., Any]) -> None:

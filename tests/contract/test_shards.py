@@ -173,14 +173,8 @@ def remembered(run: Run[Any]) -> list[bytes]:
     return [each.rows[m, : each.size[m]].numpy().tobytes() for each in held for m in range(each.memories)]
 
 
-quick = pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in ("in turns", "training in turns") else pytest.mark.thorough) for n in SEARCHES],
-)
-
-
 @pytest.mark.thorough
-@quick
+@pytest.mark.parametrize("name", SEARCHES)
 def test_nor_does_one_of_a_search_in_which_members_wait_or_begin_anew(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +192,7 @@ def test_nor_does_one_of_a_search_in_which_members_wait_or_begin_anew(
 
 
 @pytest.mark.thorough
-@quick
+@pytest.mark.parametrize("name", SEARCHES)
 def test_such_a_search_in_shards_goes_on_to_the_same_bits_whatever_is_killed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from evopipe.core.structure import Widths, share_encoder
 from evopipe.native import policy, rollouts
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.ops.policy import proximal
+from evopipe.ops.value import normalised
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces, Tensor
@@ -173,9 +174,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor
     flat = batch.weight, batch.action, batch.log_prob, batch.advantage, batch.value, batch.target
     weight, action, log_prob, advantage, old_value, target = (x.flatten(1, 2) for x in flat)  # [P, B·L]
     if cfg.normalise_advantage:
-        mean = (weight * advantage).sum(dim=1, keepdim=True)
-        deviation = (weight * (advantage - mean).square()).sum(dim=1, keepdim=True).sqrt()
-        advantage = (advantage - mean) / (deviation + 1e-8)
+        advantage = normalised(advantage, weight)
     chances, value = _evaluate(cfg, state, batch, log_std)
     each, distance = proximal(chances, action, log_prob, advantage, value, old_value, target, hp, cfg.clip_value)
     return (weight * each).sum(dim=1), (weight * distance).sum(dim=1).detach()

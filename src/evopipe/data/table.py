@@ -14,7 +14,7 @@ import numpy as np
 
 from evopipe.data.d4rl import as_episodes, read_columns
 from evopipe.data.episodes import EpisodeDataset
-from evopipe.data.hdf5 import Array, Unusable, check_regular, read_apart
+from evopipe.data.hdf5 import Array, Unusable, read_apart
 from evopipe.errors import DataError, ParamsError, suggestion
 from evopipe.schema.blocks import FetchConfig
 from evopipe.storage.files import make_folder, write_bytes
@@ -30,6 +30,7 @@ class Dataset:
 
     Examples:
         >>> import numpy as np
+        >>> from evopipe import Dataset
         >>> data = Dataset.from_arrays(np.zeros((4, 3)), np.array([0, 1, 1, 0]), np.ones(4), np.array([0, 1, 0, 0]))
         >>> sorted(data.columns), len(data)
         (['actions', 'observations', 'rewards', 'terminals'], 4)
@@ -163,7 +164,6 @@ def read_table(cfg: FetchConfig.Table, shows: gymnasium.Space[Any] | None, discr
     kind = _READERS.get(path.suffix.lower())
     if kind is None:
         raise ParamsError(f"fetch.table.path: {cfg.path!r} ends in none of {', '.join(_READERS)}")
-    check_regular(path)
 
     def work() -> Dataset:
         return Dataset._of(_read(path, kind), cfg, str(path))

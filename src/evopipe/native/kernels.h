@@ -384,6 +384,13 @@ void env_observe(const env_call *call);
 
 // --- whole rollouts: members act in environments in C, tick after tick -----------------------------------------------
 
+typedef struct {  // what episodes return; NULL where nobody asks for it
+  double *running, *sums, *counts;  // [R], of running ones; [slots], of ended ones
+  double *lost;                     // [slots], steps of those that were broken
+} returns_call;
+void count_return(const returns_call *to, ptrdiff_t row, ptrdiff_t slot, float reward, int64_t length, int over,
+                  int broken);
+
 typedef struct {              // some ticks of members that have `envs` rows each, and what a rollout keeps of them
   env_call pool;              // all rows; what is concerned, given and found is not read
   const int64_t *slots;       // [P], a member's rows begin at `slots · envs`
@@ -394,8 +401,7 @@ typedef struct {              // some ticks of members that have `envs` rows eac
   float *steps, *after, *memory;       // [P, …, E, row], [P, …, E, O + 4], [P, …, E, memory] at the first of the ticks
   ptrdiff_t row, steps_stride, after_stride, memory_stride;
   float *remembered;                // [P, E, memory], before the first tick, and then after the last
-  double *running, *sums, *counts;  // [R], [slots] and [slots], of returns; NULL where nobody asks for them
-  double *lost;                     // [slots], steps of episodes that were broken; NULL where there cannot be any
+  returns_call returns;
   int64_t *broken;                  // [P], steps with numbers that are not finite; NULL where there cannot be any
 } play_call;
 int play_ticks(const policy *of, const play_call *call);
@@ -424,8 +430,7 @@ typedef struct {  // n of R rows step, those of members who live
   const uint8_t *legal;    // [n, A]
   float *rows;             // [R, size], what is remembered
   uint8_t *keep, *over;    // [R]
-  double *sums, *counts, *running;                // [slots], [slots] and [R], of returns; NULL where nobody asks for them
-  double *lost;                                   // [slots], steps of episodes that were broken
+  returns_call returns;
   ptrdiff_t envs, delay, at_once, apart;  // apart: so many draws each tick has for itself
 } world_call;
 

@@ -108,17 +108,24 @@ static void step_and_finish(player *m, ptrdiff_t t) {
   });
 }
 
+// Add to a row's running return, and to its member's ended ones.
+void count_return(const returns_call *to, ptrdiff_t row, ptrdiff_t slot, float reward, int64_t length, int over,
+                  int broken) {
+  if (!to->running) return;
+  const double total = to->running[row] + (double)reward;
+  to->running[row] = over || broken ? 0.0 : total;
+  if (broken) to->lost[slot] += (double)length;
+  else if (over) to->sums[slot] += total, to->counts[slot] += 1.0;
+}
+
 // Sum up returns, and begin new episodes where some are over.
 static void end_tick(player *m) {
   const play_call *c = m->call;
   for (ptrdiff_t e = 0; e < c->envs; e++) {
     const int over = m->terminated[e] | m->truncated[e];
     m->over[e] = (uint8_t)(over | m->broken[e]);
-    if (c->lost && m->broken[e]) c->lost[c->slots[m->p]] += (double)c->pool.length[m->row + e];
-    if (!c->running) continue;
-    const double total = c->running[m->row + e] + (double)m->rewards[e];
-    c->running[m->row + e] = m->over[e] ? 0.0 : total;
-    if (over && !m->broken[e]) c->sums[c->slots[m->p]] += total, c->counts[c->slots[m->p]] += 1.0;
+    const ptrdiff_t row = m->row + e;
+    count_return(&c->returns, row, c->slots[m->p], m->rewards[e], c->pool.length[row], over, m->broken[e]);
   }
   float *seen = m->next;
   m->next = m->obs, m->obs = seen;

@@ -41,14 +41,13 @@ def play(cfg: Any, state: Any, ticks: Ticks) -> Callable[[], None] | None:
     if not policy.readable(found, rows[:, 0], ticks.remembered) or not policy.plain(rows, ticks.after, memory):
         return None
     kind, (row_keys, row_envs, begun) = header.of("play_call"), ticks.episodes
-    running, sums, counts, lost = ticks.returns or (None, None, None, None)
+    returns = header.of("returns_call").pack(*map(at, ticks.returns or (None,) * 4))
     call = kind.pointer(kind.packed(
         pool=ticks.pool, slots=at(ticks.slots), keys=at(ticks.keys), row_keys=at(row_keys), row_envs=at(row_envs),
         begun=at(begun), envs=rows.shape[2], ticks=ticks.many, first=ticks.first, salt=salt(Purpose.ACT),
         steps=at(rows), after=at(ticks.after), memory=at(memory), row=rows.shape[3], steps_stride=rows.stride(0),
         after_stride=ticks.after.stride(0), memory_stride=memory.stride(0), remembered=at(ticks.remembered),
-        running=at(running), sums=at(sums), counts=at(counts),
-        lost=at(lost), broken=at(ticks.broken),
+        returns=returns, broken=at(ticks.broken),
     ))  # fmt: skip
 
     def go() -> None:

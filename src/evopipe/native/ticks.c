@@ -210,15 +210,6 @@ static int enter_row(const world_call *w, ptrdiff_t i) {
   return finite;
 }
 
-// Add to a row's running return, and to its member's ended ones.
-static void sum_up(const world_call *w, ptrdiff_t i, int over, int finite) {
-  const ptrdiff_t at = in_pool(w, i), member = at / w->envs;
-  const double total = w->running[at] + (double)w->env.rewards[i];
-  if (over && finite) w->sums[member] += total, w->counts[member] += 1.0;
-  if (!finite) w->lost[member] += (double)w->env.length[at];
-  w->running[at] = over || !finite ? 0.0 : total;
-}
-
 // Begin new episodes in rows that are over; `obs` becomes what members act on next.
 static void begin_again(const world_call *w) {
   const ptrdiff_t o = w->env.of->observations;
@@ -240,8 +231,9 @@ static int64_t end_tick_of(const world_call *w) {
   env_step(&w->env);
   for (ptrdiff_t i = 0; i < w->env.rows; i++) {
     const int finite = enter_row(w, i), over = w->env.terminated[i] | w->env.truncated[i];
-    if (w->running) sum_up(w, i, over, finite);
-    w->over[in_pool(w, i)] = (uint8_t)(over | !finite);
+    const ptrdiff_t at = in_pool(w, i);
+    count_return(&w->returns, at, at / w->envs, w->env.rewards[i], w->env.length[at], over, !finite);
+    w->over[at] = (uint8_t)(over | !finite);
     broken += !finite;
   }
   tick_remember(&w->memory);
@@ -278,7 +270,8 @@ static world_call part_for(const world_call *w, int c, int p) {
                                    : (const void *)((const int64_t *)w->env.actions + first);
   own.env.obs += first * o, own.env.rewards += first, own.env.terminated += first, own.env.truncated += first;
   own.obs += first * o, own.rows += at * size, own.keep += at, own.over += at;
-  if (own.running) own.running += at, own.sums += slot, own.counts += slot, own.lost += slot;
+  returns_call *to = &own.returns;
+  if (to->running) to->running += at, to->sums += slot, to->counts += slot, to->lost += slot;
   own.episodes.rows = w->envs, own.episodes.over = own.over, own.episodes.keys += at, own.episodes.envs += at;
   own.episodes.begun += at, own.episodes.found += at, own.episodes.seeds += at;
   own.memory.first = slot;

@@ -196,7 +196,7 @@ class ManyTicks:
         after, reward = torch.empty_like(obs), torch.empty(n)
         over, *ends = (torch.zeros(count, dtype=torch.bool) for count in (whole, n, n))
         found, seeds = torch.empty(2, whole, dtype=torch.int64)
-        running, sums, counts, lost = returns or (None, None, None, None)
+        counted = header.of("returns_call").pack(*map(at, returns or (None,) * 4))
         arrays = [header.of(name).pointer(b"".join(each.packed for each in those))
                   for name, those in (("chooser", choosers), ("lessons", lessons))]  # fmt: skip
         steps = torch.tensor(list(every), dtype=torch.int64)
@@ -215,8 +215,8 @@ class ManyTicks:
         self._pointer = kind.pointer(kind.packed(
             cohorts=len(choosers), choosers=header.address(arrays[0]), lessons=header.address(arrays[1]),
             every=at(steps), env=env, memory=memory.packed, episodes=begins, obs=at(obs), legal=at(legal),
-            rows=at(memory.rows), keep=at(memory.keep), over=at(over), sums=at(sums), counts=at(counts),
-            running=at(running), lost=at(lost), envs=envs, delay=delay, at_once=at_once, apart=apart, alone=alone,
+            rows=at(memory.rows), keep=at(memory.keep), over=at(over), returns=counted,
+            envs=envs, delay=delay, at_once=at_once, apart=apart, alone=alone,
         ))  # fmt: skip
 
     def __call__(self, tick: int, here: int, epsilon: Sequence[float], beta: Sequence[float]) -> tuple[int, int]:

@@ -52,6 +52,13 @@ def twin_loss(errors: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight[:, None] * errors.square()).sum(dim=(1, 2)), errors.detach().abs().mean(dim=1)
 
 
+def normalised(advantage: Tensor, weight: Tensor) -> Tensor:
+    """Return advantages `[P, n]` less their weighted mean, over their weighted deviation; weights `[P, n]` sum to 1."""
+    mean = (weight * advantage).sum(dim=1, keepdim=True)
+    deviation = (weight * (advantage - mean).square()).sum(dim=1, keepdim=True).sqrt()
+    return (advantage - mean) / (deviation + 1e-8)
+
+
 def clipped_value_error(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tensor:
     """Return the larger one of (V − V̂)² and (V′ − V̂)², where V′ is V kept within `clip` of the old value (Engstrom et
     al., "Implementation matters in deep policy gradients", 2020, § 3). All tensors broadcast."""

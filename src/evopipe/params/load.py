@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ from evopipe import algos as registry
 from evopipe.params.base import RunParams
 from evopipe.params.env import Params as Params
 from evopipe.params.text import LanguageParams as LanguageParams
-from evopipe.schema.declare import COMPLETE, Schema, explain, line_of, parsed, refusal
+from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, line_of, parsed, refusal
 from evopipe.schema.read import read_yaml
 from evopipe.schema.write import block, completed, entries
 
@@ -64,8 +64,7 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
     lacking = [".".join(map(str, keys)) for keys, sentence in found if sentence.startswith(_LACKS)]
     few = len(lacking) <= _FEW
     kept = [(keys, sentence) for keys, sentence in found if few or not sentence.startswith(_LACKS)]
-    placed = sorted((document.mark(keys), line_of(keys, sentence)) for keys, sentence in kept)
-    lines = [f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed]
+    lines = _placed(kept, document)
     raise refusal(lines if few else [*lines, f"{document.name}: {_fill(lacking, document.name)}"])
 
 
@@ -82,12 +81,16 @@ def filled(path: str | os.PathLike[str] = "params.yaml") -> tuple[str, list[str]
     try:
         params = schema.model_validate(document.data)
     except ValidationError as error:
-        found = explain(error, schema, document.data)
-        placed = sorted((document.mark(keys), line_of(keys, sentence)) for keys, sentence in found)
-        raise refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed) from None
+        raise refusal(_placed(explain(error, schema, document.data), document)) from None
     chosen = block(params.train.algo, params.algo_config)
     defaults = "\n".join((*entries(params, but=("algos",)), "algos:", chosen))
     return completed(Path(path).read_text(encoding="utf-8-sig"), defaults)
+
+
+def _placed(found: Iterable[Problem], document: Any) -> list[str]:
+    """Return problems as lines in the order of a file, each with its place there."""
+    placed = sorted((document.mark(keys), line_of(keys, sentence)) for keys, sentence in found)
+    return [f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed]
 
 
 def _fill(lacking: list[str], name: str) -> str:

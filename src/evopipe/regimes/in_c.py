@@ -12,13 +12,13 @@ from evopipe.core.cohort import Cohort
 from evopipe.native import build
 from evopipe.native.ticks import ManyTicks
 from evopipe.regimes.learn import UPDATES_PER_TICK, ReplayLearning
+from evopipe.regimes.pace import next_count
 from evopipe.run.act import choosers, places_of
 from evopipe.run.clock import Clock
 from evopipe.run.spec import EnvSpec
 from evopipe.run.world import TensorWorld
 
 _SECONDS = 0.005  # that a call takes, about: signals are handled, and progress is shown, between two of them
-_FASTER = 8  # times as many ticks as the last call took at most
 
 
 class WholeTicks:
@@ -56,8 +56,7 @@ class WholeTicks:
         self._world.tally.settle()
         taken, broken = ticks(clock.tick, clock.here, epsilon, beta)
         self._world.took(taken, broken)
-        passed = time.perf_counter() - began
-        self._most = max(1, min(_FASTER * taken, int(taken * _SECONDS / max(passed, 1e-6))))
+        self._most = next_count(taken, time.perf_counter() - began, _SECONDS)
         return True
 
     def _in_c(self) -> ManyTicks | None:

@@ -25,6 +25,7 @@ from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.native.rollouts import Ticks
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.learners import LearnerPool, Share
+from evopipe.regimes.pace import FASTER, next_count
 from evopipe.regimes.probe import Probe, rates
 from evopipe.regimes.rollouts import probe_rollout, ready
 from evopipe.run.act import places_of, step
@@ -35,7 +36,6 @@ from evopipe.run.world import TensorWorld, World
 _NUMBERS, _FLAGS = ("obs", "reward"), ("terminated", "truncated", "broken")  # of a step that a user records
 
 _SECONDS = 0.01  # that a call of C takes, about: signals are handled between two of them
-_FASTER = 8  # how many times as many ticks as the last call's the next one has at most
 
 _Pieces: TypeAlias = dict[tuple[str, int], Tensor]
 CollectRollouts: TypeAlias = "Callable[[OnPolicy, int], None]"
@@ -142,7 +142,7 @@ class OnPolicy:
             if slot not in here and cohort.memory:
                 self._put_by[slot] = member.id, {key: piece.clone() for key, piece in cohort.pieces(held).items()}
         self.playing = [self._playing(*each) for each in zip(cohorts, places_of(cohorts), strict=True)]
-        self._quick = _FASTER  # how many ticks in C take about `_SECONDS`, of these members not known yet
+        self._quick = FASTER  # how many ticks in C take about `_SECONDS`, of these members not known yet
         self.world.adopt(cohorts)
         self._probe.adopt(cohorts)
         rates = [h["epochs"] / min(h["batch_size"], h["learn_step"]) for h in (c.members[0].hyper for c in cohorts)]
@@ -261,7 +261,7 @@ class OnPolicy:
             call()
             each.memory = ticks.remembered
             broken += 0 if ticks.broken is None else int(ticks.broken.sum())
-        self._quick = _next_count(count, time.perf_counter() - began)
+        self._quick = next_count(count, time.perf_counter() - began, _SECONDS)
         world.took(count, broken)
         self.whole = True
         return True
@@ -426,11 +426,6 @@ def _keep(places: dict[tuple[str, int], Tensor], held: dict[tuple[str, int], Ten
         if piece in held:
             width = min(place.shape[-1], held[piece].shape[-1])
             place[..., :width] = held[piece][..., :width]
-
-
-def _next_count(ticks: int, seconds: float) -> int:
-    """Return how many ticks to take at once if so many took so many seconds."""
-    return max(1, min(_FASTER * ticks, int(ticks * _SECONDS / max(seconds, 1e-6))))
 
 
 def _rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:

@@ -132,7 +132,7 @@ def probe_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, t
     for name, factor in spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs).items():
         hyper[name] = hyper[name] * factor
     (place, given), (stretch_ticks, within) = plan.places, plan.ticks
-    order = rng.uniform(cohort.keys, Purpose.PROBE, when, plan.count)[:, 0].argsort(dim=1)
+    order = rng.shuffled(cohort.keys, Purpose.PROBE, when, plan.count)[:, 0]
     chosen = order.gather(1, place[:, 0])  # [P, B]
     stretch, env = chosen // plan.envs, chosen % plan.envs
     weight = (within[stretch] & given[:, 0, :, None]).float()

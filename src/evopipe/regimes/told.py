@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evopipe.ops import distributions
 from evopipe.ops import signals as ops
-from evopipe.ops.value import clipped_value_error, pick
+from evopipe.ops.value import clipped_value_error, normalised, pick
 from evopipe.rng import Stream
 from evopipe.types import Batch, Hyper, Sequences
 
@@ -46,9 +46,7 @@ def _of_sequences(spec: Any, state: Any, hyper: Hyper, batch: Sequences) -> dict
     weight, advantage = batch.weight[:, :, 0], batch.advantage
     if getattr(cfg, "normalise_advantage", False):
         share = batch.weight / batch.weight.sum(dim=(1, 2), keepdim=True)
-        middle = (share * advantage).sum(dim=(1, 2), keepdim=True)
-        apart = (share * (advantage - middle).square()).sum(dim=(1, 2), keepdim=True).sqrt()
-        advantage = (advantage - middle) / (apart + 1e-8)
+        advantage = normalised(advantage.flatten(1), share.flatten(1)).view_as(advantage)
     legal = None if batch.legal is None else batch.legal[:, :, 0]
     memory = batch.memory.masked_fill(batch.begins[:, :, :1], 0.0)
     seen = cfg, state, batch.obs[:, :, 0], legal, memory

@@ -46,14 +46,14 @@ class Tally:
         """Add a tick: rewards `[R]`, of a team `[R, K]`, and where an episode is over, or was broken, and then does not
         count, `[R]` bool."""
         if bad is not None:
-            self._add_up()
+            self.settle()
         self._ticks.append((reward, over if bad is None else over | bad))
         if bad is not None:
-            self._add_up(over & ~bad)
+            self.settle(over & ~bad)
         elif len(self._ticks) >= min(_TICKS, _NUMBERS // reward.numel()):
-            self._add_up()
+            self.settle()
 
-    def _add_up(self, good: Tensor | None = None) -> None:
+    def settle(self, good: Tensor | None = None) -> None:
         """Add up the ticks and episodes that are kept. Only `good` episodes `[R]` count, of one tick."""
         if self._whole:
             slots, returns, lengths = (np.concatenate(each) for each in zip(*self._whole, strict=True))
@@ -87,18 +87,18 @@ class Tally:
 
     def adopt(self, slots: Sequence[int], rows: Tensor | None = None) -> None:
         """Begin a generation of these slots, whose environments are these `rows`, None for all."""
-        self._add_up()
+        self.settle()
         self._rows = rows
         self.sums[:, list(slots)] = 0.0
 
     def renew(self, rows: np.ndarray) -> None:
         """Forget the running episodes of these rows."""
-        self._add_up()
+        self.settle()
         self.running[:, upload(torch.from_numpy(rows), self.running.device)] = 0.0
 
     def in_c(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return what the kernels add to where they take ticks: returns of running episodes, sums and counts of ended
-        ones, and steps of broken ones."""
+        ones, and steps of broken ones; `settle` comes first whenever they do."""
         return self.running[0], self.sums[0], self.sums[2], self._lost
 
     def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:
@@ -110,14 +110,10 @@ class Tally:
         self._lost.zero_()
         self.running[1] = length.double()
 
-    def settle(self) -> None:
-        """Add up all that is kept."""
-        self._add_up()
-
     def into(self, diagnostics: Diagnostics, slots: Sequence[int]) -> None:
         """Take note of these slots' episodes: how many ended, and of those who ended any their mean return and
         length."""
-        self._add_up()
+        self.settle()
         sums = self.sums[:, list(slots)].T
         diagnostics.note(slots, {"charts/episodes": sums[:, 2]})
         some = [place for place, count in enumerate(sums[:, 2].tolist()) if count]
@@ -127,7 +123,7 @@ class Tally:
             diagnostics.note([slots[place] for place in some], means)
 
     def state(self) -> dict[str, Tensor]:
-        self._add_up()
+        self.settle()
         return {"tally.sums": self.sums.to("cpu", copy=True), "tally.running": self.running.to("cpu", copy=True)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

@@ -41,11 +41,17 @@ def entries(values: BaseModel, indent: str = "", but: Collection[str] = ()) -> I
             yield from _entry(values, name, field, data[name], indent)
 
 
-def completed(text: str, defaults: str) -> tuple[str, list[str]]:
-    """Return a YAML file's text with the keys of `defaults`, another file's text, that it lacks; and their names."""
-    yaml = YAML()  # keeps comments
+def commented() -> YAML:
+    """Return what reads and writes YAML with its comments."""
+    yaml = YAML()
     yaml.width = 4096
     yaml.representer.add_representer(type(None), lambda to, _: to.represent_scalar("tag:yaml.org,2002:null", "null"))
+    return yaml
+
+
+def completed(text: str, defaults: str) -> tuple[str, list[str]]:
+    """Return a YAML file's text with the keys of `defaults`, another file's text, that it lacks; and their names."""
+    yaml = commented()
     own, out = yaml.load(text), StringIO()
     added: list[str] = []
     _complete(own, yaml.load(defaults), "", added)
