@@ -280,8 +280,8 @@ def _stop_at(s: Settings) -> Callable[[Run], None]:
     def begun(loop: Run) -> None:
         advance, asked = loop.advance, []
 
-        def counted() -> None:
-            advance()
+        def counted(most: int = 1) -> None:
+            advance(most)
             if not asked and loop.clock.env_steps + loop.clock.eval_steps > s["budget_steps"]:
                 asked.append(True)
                 stop()

@@ -439,9 +439,9 @@ def _env_check(
             typer.echo(f"{env_id}: {finding}", err=True)
     if errors:
         raise EnvironmentFailed("\n".join(errors))
-    for finding in outlook(described(env_id, kwargs or {}, wrappers or (), source), gamma):
-        if not context.obj.quiet or not finding.startswith("note: "):
-            typer.echo(f"{env_id}: {finding}", err=True)
+    figures, *warned = outlook(described(env_id, kwargs or {}, wrappers or (), source), gamma)
+    for finding in (figures, *warned) if warned else ():  # an environment that is right is told so in one word
+        typer.echo(f"{env_id}: {finding}", err=True)
     context.obj.tell(f"{env_id}: ok")
 
 

@@ -257,7 +257,7 @@ class Replay:
         self.position = np.zeros(memories, np.int64)
         self.size = np.zeros(memories, np.int64)
         self._filled_at = self.size.ctypes.data
-        self._drawn: dict[int, native.Batches] = {}  # by what cohorts' weights are
+        self._drawn: dict[tuple[int, int], native.Batches] = {}  # by what cohorts' weights are, and purpose
         self._placed: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def tensors(self) -> list[Tensor]:
@@ -397,12 +397,13 @@ class Replay:
 
     def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
         """Return what draws minibatches by the kernels; for the arguments see `batch`."""
-        known, given = self._drawn.get(id(weight)), (draw.keys, slots, first, weight, gamma)
+        whose = id(weight), draw.purpose  # a minibatch for another purpose is drawn by other numbers
+        known, given = self._drawn.get(whose), (draw.keys, slots, first, weight, gamma)
         if known is None or not known.serve(self.rows, *given):
             if len(self._drawn) >= _COHORTS:
                 self._drawn.clear()
             levels = [] if self.priorities is None else self.priorities.levels
-            self._drawn[id(weight)] = known = native.Batches(self.layout, self._flat, levels, draw, *given)
+            self._drawn[whose] = known = native.Batches(self.layout, self._flat, levels, draw, *given)
         return known
 
     def _rows(self, index: Tensor, first: Tensor) -> Tensor:

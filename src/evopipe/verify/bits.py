@@ -8,7 +8,8 @@ from typing import Any
 PORTABLE = frozenset({"dqn", "cqn", "ppo", "ddpg", "td3", "sac"})
 """Algorithms of which our own kernels compute whole runs, if networks are dense: with the same bits on every x86
 processor that knows AVX2, whatever else it knows, if one compiler made them (`test_native_bits.py` for what
-the kernels compute, `tests/pipeline/test_portable.py` for runs)."""
+the kernels compute, `tests/pipeline/test_portable.py` for runs). The last digits of signals, which torch computes for
+people, are each processor's."""
 _DENSE = {"encoder", "latent", "head", "activation", "layer_norm"}  # all that such an architecture's JSON has
 _PROCESSOR = ("cpu", "cpu_capability", "threads", "device", "cuda")
 _AVX2 = ("AVX2", "AVX512")

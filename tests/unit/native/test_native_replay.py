@@ -74,6 +74,21 @@ def test_a_batch_is_torchs(layout: RowLayout) -> None:
     assert not ours.weight[~counts].any()
 
 
+@pytest.mark.parametrize("first", [Purpose.REPLAY, Purpose.PROBE])
+def test_two_purposes_that_share_all_tensors_draw_each_its_own(first: Purpose) -> None:
+    """Whichever drew first: the minibatch of a probe is not the one that members learn from."""
+    slots, weight, gamma = torch.tensor([2, 0, 1]), torch.full((MEMBERS, ROWS), 1 / ROWS), torch.ones(MEMBERS)
+    keys, when, replay = torch.tensor([5, -9, 2**60]), torch.tensor([77]), memory(LAYOUTS[0])
+    given = slots, replay.first([2, 0, 1]), FILLED[[2, 0, 1]], weight, torch.tensor(0.4), gamma
+    other = Purpose.PROBE if first == Purpose.REPLAY else Purpose.REPLAY
+    for purpose in (first, other, first):
+        found = []
+        for kernels in (build.load(), None):
+            build.use(kernels)
+            found.append(replay.batch(Stream(keys, purpose, when), *given)[1].clone())
+        assert torch.equal(*found), purpose
+
+
 def test_draws_by_priority_are_torchs() -> None:
     """The same rows: a share that lies within a rounding of two rows' border is not among these."""
     replay = memory(LAYOUTS[0], prioritised=True)
