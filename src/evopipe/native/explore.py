@@ -27,7 +27,7 @@ def squashed(mean: Tensor, log_std: Tensor | None = None, noise: Tensor | None =
     given = [x for x in (mean, log_std, noise) if x is not None]
     if not build.serve(*given) or any(x.dtype != torch.float32 or x.requires_grad for x in given):
         return None
-    own = [None if x is None else x.contiguous() for x in (mean, log_std, noise)]
+    own = [None if x is None else x.expand(mean.shape).contiguous() for x in (mean, log_std, noise)]
     found = torch.empty(mean.shape)
     build.kernels().squash(header.of("squash_call")(found.numel(), *map(at, own), at(found)))
     return found

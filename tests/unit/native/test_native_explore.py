@@ -48,6 +48,14 @@ def test_so_is_a_draw(scale: float) -> None:
     assert (theirs.nan_to_num() == ours.nan_to_num()).all()
 
 
+@pytest.mark.parametrize("shape", [(1,), (3, 1, 1), (5,), (7, 1)])
+def test_a_log_deviation_expands_to_the_means_shape(shape: tuple[int, ...]) -> None:
+    """One deviation of a policy, of each member, of each action: no number behind the last is read."""
+    mean, noise = numbers(2.0, 1)[:105].view(3, 7, 5), numbers(1.0, 2)[:105].view(3, 7, 5)
+    theirs, ours = both(squashed_draw, mean, torch.full(shape, -1.0), noise)
+    assert torch.equal(theirs, ours)
+
+
 def test_what_has_gradients_is_left_to_torch() -> None:
     build.use(build.load())
     x = torch.zeros(3, requires_grad=True)
