@@ -26,6 +26,7 @@ WIDE: dict[str, Any] = {"network": {**NET["network"], "initialisation": {"others
 CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
 LEARNS = {"batch_size": 64, "learn_step": 256}
 SHORT, THRICE = {"evo_steps": 512, "max_steps": 2048}, {"evo_steps": 300, "max_steps": 900}
+ENDLESS = {"evo_steps": 4096, "max_steps": 12288, "eval_episodes": 1, "eval_steps": 200}
 ILL: dict[str, tuple[str, dict[str, Any]]] = {
     "no reward is ever seen": ("no_reward", {
         "algo": "dqn", "env": "FrozenLake-v1", "kwargs": {"map_name": "8x8"}, "config": NET, "train": THRICE}),
@@ -66,6 +67,23 @@ ILL: dict[str, tuple[str, dict[str, Any]]] = {
     "members hardly learn": ("too_few_updates", {
         "algo": "dqn", "env": CARTPOLE, "config": {**NET, "learn_step": 100},
         "train": {"evo_steps": 500, "max_steps": 1500}}),
+    "members never learn": ("too_few_updates", {
+        "algo": "dqn", "env": CARTPOLE, "config": {**NET, "learn_step": 2},
+        "train": {"evo_steps": 500, "max_steps": 1500, "learning_delay": 5000}}),
+    "the discount does not reach what is to come": ("discount_too_short", {
+        "algo": "td3", "env": PENDULUM, "train": {"evo_steps": 1000, "max_steps": 4000, "eval_episodes": 2},
+        "config": {**NET, "learn_step": 1, "gamma": 0.5}}),
+    "a time limit is told as an end": ("time_limit_hidden", {
+        "algo": "td3", "env": "timed_envs:Timed-v0", "kwargs": {"hidden": True}, "config": {**NET, "learn_step": 1},
+        "train": {"evo_steps": 500, "max_steps": 2000, "eval_episodes": 2}}),
+    "there is no time limit": ("episodes_never_end", {
+        "algo": "td3", "env": "timed_envs:Untimed-v0", "config": {**NET, "learn_step": 16}, "train": ENDLESS}),
+    "episodes are cut by the limit of last resort": ("episodes_never_end", {
+        "algo": "td3", "env": "timed_envs:Untimed-v0", "config": {**NET, "learn_step": 16},
+        "env_config": {"step_limit": 1000}, "train": ENDLESS}),
+    "the policy is all noise": ("actions_are_noise", {
+        "algo": "ppo", "env": PENDULUM, "num_envs": 8, "config": {**NET, "learn_step": 512, "std": 10.0},
+        "train": {"evo_steps": 2048, "max_steps": 8192, "eval_episodes": 2}}),
     "actions have no effect": ("members_alike", {
         "algo": "dqn", "env": "envs_for_tests:Countdown-v0", "config": NET, "train": THRICE}),
     "the learning rate is nothing": ("flat", {
@@ -88,6 +106,11 @@ WELL: dict[str, dict[str, Any]] = {
     "td3": {
         "algo": "td3", "env": PENDULUM, "train": {"evo_steps": 1000, "max_steps": 4000, "eval_episodes": 2},
         "config": {**NET, "learn_step": 1}},
+    "td3, with a time limit that is told as such": {
+        "algo": "td3", "env": "timed_envs:Timed-v0", "config": {**NET, "learn_step": 1},
+        "train": {"evo_steps": 500, "max_steps": 2000, "eval_episodes": 2}},
+    "td3, with a time limit": {
+        "algo": "td3", "env": PENDULUM, "config": {**NET, "learn_step": 16}, "train": ENDLESS},
     "rainbow": {
         "algo": "rainbow", "env": CARTPOLE, "train": {"evo_steps": 600, "max_steps": 3000},
         "config": {**NET, "learn_step": 2, "v_min": 0.0, "v_max": 100.0, "atoms": 21, "lr": 1e-3}},
