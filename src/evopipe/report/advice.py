@@ -462,6 +462,8 @@ def flat(facts: Facts) -> Advice | None:
     if count < 8 or facts.improved or not any(facts.scores()):
         return None
     best = [max(found) for each in facts.generations if (found := facts.scores([each]))]
+    if max(best) - min(best) > 0.2 * max(map(abs, best)):  # it moves, if not upwards
+        return None
     return Advice(
         "flat",
         f"The best fitness lies between {_figure(min(best))} and {_figure(max(best))} in all {count} generations: "
@@ -514,7 +516,7 @@ def lead_is_luck(facts: Facts) -> Advice | None:
 
 @_rule
 def evaluation_costs(facts: Facts) -> Advice | None:
-    if facts.evaluation <= 1.5 * facts.training or not facts.training:
+    if facts.evaluation <= 5.0 * facts.training or not facts.training:
         return None
     return Advice(
         "evaluation_costs",
