@@ -32,26 +32,22 @@ PAGE = tiny.ROOT / "docs/diagnosis.md"
 NAMED = 18  # illnesses of 20 that are to be named at least
 IN_C = {"env.backend": "c"}
 SHORT: dict[str, dict[str, Any]] = {
-    "dqn-cartpole": {**IN_C, "train.max_steps": 18000},
-    "rainbow-lunarlander": {"train.max_steps": 6000, "train.evo_steps": 1000, "population.size": 2},
-    "dqn-frozenlake": {**IN_C, "train.max_steps": 20000},
-    "dqn-taxi": {**IN_C, "train.max_steps": 20000},
-    "dqn-mountaincar": {**IN_C, "train.max_steps": 20000, "train.evo_steps": 4000},
-    "ppo-cartpole": {**IN_C, "train.max_steps": 32768},
-    "ppo-acrobot": {**IN_C, "train.max_steps": 98304},
-    "ppo-lunarlander": {"train.max_steps": 49152, "train.evo_steps": 8192, "population.size": 2},
-    "ddpg-pendulum": {**IN_C, "train.max_steps": 7500},
-    "sac-pendulum": {**IN_C, "train.max_steps": 5000, "train.evo_steps": 1250},
-    "td3-mountaincar-continuous": {**IN_C, "train.max_steps": 30000},
-    "cqn-cartpole": {"train.max_steps": 8000, "train.evo_steps": 1000, "fetch.collect.episodes": 60},
-    "iql-pendulum": {"train.max_steps": 5000, "train.evo_steps": 1000, "fetch.collect.episodes": 30},
-    "ippo-spread": {"train.max_steps": 192000, "env.num_envs": 64, "train.evo_steps": 24000},
-    "mappo-spread": {"train.max_steps": 192000, "env.num_envs": 64, "train.evo_steps": 24000},
-    "maddpg-speaker-listener": {"train.max_steps": 32000, "train.evo_steps": 8000, "population.size": 2},
-    "matd3-speaker-listener": {"train.max_steps": 32000, "train.evo_steps": 8000, "population.size": 2},
+    "dqn-cartpole": {**IN_C, "train.max_steps": 8000, "train.evo_steps": 1000},
+    "dqn-frozenlake": {**IN_C, "train.max_steps": 10000, "train.evo_steps": 1000},
+    "dqn-taxi": {**IN_C, "train.max_steps": 10000, "train.evo_steps": 1000},
+    "ppo-cartpole": {**IN_C, "train.max_steps": 32768, "train.evo_steps": 4096},
+    "ppo-acrobot": {**IN_C, "train.max_steps": 65536, "train.evo_steps": 8192},
+    "ddpg-pendulum": {**IN_C, "train.max_steps": 6000, "train.evo_steps": 1000},
+    "sac-pendulum": {**IN_C, "train.max_steps": 4000, "train.evo_steps": 500},
+    "td3-mountaincar-continuous": {**IN_C, "train.max_steps": 8000, "train.evo_steps": 1000},
+    "cqn-cartpole": {"train.max_steps": 4000, "train.evo_steps": 500, "fetch.collect.episodes": 60},
+    "ippo-spread": {"train.max_steps": 96000, "env.num_envs": 64, "train.evo_steps": 12000},
+    "mappo-spread": {"train.max_steps": 96000, "env.num_envs": 64, "train.evo_steps": 12000},
+    "maddpg-speaker-listener": {"train.max_steps": 16000, "train.evo_steps": 2000},
+    "matd3-speaker-listener": {"train.max_steps": 16000, "train.evo_steps": 2000},
 }
-"""Pipelines that solve their task, and how their runs are made shorter here. None ends at a target, at which nothing
-would be said any more."""
+"""Pipelines that solve their task, and how their runs are made shorter here, of two members each. None ends at a
+target, at which nothing would be said any more."""
 SEEDS = (1, 2)
 
 
@@ -77,7 +73,7 @@ def well(name: str, seed: int, folder: Path) -> Found:
         _write(folder, {**WELL[name], "seed": seed})
         return _run(folder, ("population", "train"))
     data = read_yaml(tiny.ROOT / "pipelines" / name / "params.yaml").data
-    _set(data, {**SHORT[name], "seed": seed, "train.target": None, "tracking.backends": []})
+    _set(data, {**SHORT[name], "population.size": 2, "seed": seed, "train.target": None, "tracking.backends": []})
     (folder / "params.yaml").write_text(dump_yaml(data), encoding="utf-8")
     params = load_params(folder / "params.yaml")
     return _run(folder, (*(("fetch", "buffer") if params.needs_dataset else ()), "population", "train"))

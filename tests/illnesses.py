@@ -12,7 +12,8 @@ SHORT, THRICE = {"evo_steps": 512, "max_steps": 2048}, {"evo_steps": 300, "max_s
 ENDLESS = {"evo_steps": 4096, "max_steps": 12288, "eval_episodes": 1, "eval_steps": 200}
 ILL: dict[str, tuple[str, dict[str, Any]]] = {
     "no reward is ever seen": ("no_reward", {
-        "algo": "dqn", "env": "FrozenLake-v1", "kwargs": {"map_name": "8x8"}, "config": NET, "train": THRICE}),
+        "algo": "dqn", "env": "FrozenLake-v1", "kwargs": {"map_name": "8x8"}, "config": NET,
+        "train": {"evo_steps": 100, "max_steps": 300}}),
     "the learning rate is a hundred times too high, of PPO": ("entropy_gone", {
         "algo": "ppo", "env": CARTPOLE, "config": {**NET, **LEARNS, "lr": 0.3}, "train": SHORT}),
     "the learning rate is a hundred times too high, of DQN": ("units_idle", {

@@ -17,8 +17,14 @@ import numpy as np
 import pytest
 
 from evopipe.compare import compare
+import reports
+from evopipe.compare import compare
 from evopipe.compare import table as lines_of
-from evopipe.compare.pictures import draw, scaled, together
+from evopipe.compare.pictures import draw, family, scaled, together
+from evopipe.report.family import Family
+from evopipe.report.page import compose, without_measured
+from evopipe.report.read import read
+from evopipe.stages.report import _shown
 from evopipe.schema.write import dump_yaml
 from tiny import Answer, call
 
@@ -309,3 +315,36 @@ def test_scores_of_several_environments_come_with_a_word(tmp_path: Path) -> None
     answer = call(tmp_path, "compare", "a", "b")
     assert answer.code == 0
     assert "warning: these runs are of several environments (E-v0, F-v0): scores of one say nothing" in answer.err
+
+
+def test_what_the_report_shows_of_several_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of the terminal, and the pictures of `--curves` and `--parallel`; without what cannot be drawn."""
+    monkeypatch.chdir(tmp_path)
+    for lr in (0.1, 0.2):
+        write_run(tmp_path / f"{lr}", 0, 10.0 * lr, lr)
+    names = ["0.1", "0.2"]
+    rows, notes = compare(names)
+    found = family(rows, notes)
+    assert lines_of(rows).split() == " ".join(" ".join(line) for line in (found.head, *found.rows)).split()
+    assert [about.partition(":")[0] for about, _ in found.pictures] == ["Parallel coordinates"], "no run has a curve"
+    for lr in (0.1, 0.2):
+        write_curve(tmp_path / f"{lr}", [100, 200], [0.0, lr])
+    assert call(tmp_path, "compare", *names, "--curves", "x.svg").code == 0
+    found = family(rows, notes)
+    assert found.pictures[0][1] == (tmp_path / "x.svg").read_bytes()
+    assert len(found.pictures) == 2
+    assert len(family(rows[:1], notes).pictures) == 1, "nothing differs"
+
+
+def test_a_report_has_a_section_on_other_runs_if_asked(tmp_path: Path) -> None:
+    params = _shown(reports.write_run(tmp_path, members=2, generations=3, episodes=20))
+    run = read(tmp_path)
+    rows = [("lr=1", "3 seeds", "12", "[10, 14]", "12")]
+    shown = Family(("configuration", "over", "mean", "95 % interval", "IQM"), rows, ["they differ"], [("A curve.", b"<svg/>")])
+    with_others, alone = compose(run, params, "No film.", shown), compose(run, params, "No film.")
+    section = with_others.partition('<section id="family"')[2].partition("</section>")[0]
+    for text in ("They differ.", "lr=1", "[10, 14]", 'src="data:image/svg+xml;base64,PHN2Zy8+"', 'alt="A curve."'):
+        assert text in section
+    assert 'href="#family"' in with_others
+    assert 'id="family"' not in alone
+    assert without_measured(with_others) == without_measured(alone), "no stage wrote it"
