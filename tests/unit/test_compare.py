@@ -348,3 +348,26 @@ def test_a_report_has_a_section_on_other_runs_if_asked(tmp_path: Path) -> None:
     assert 'href="#family"' in with_others
     assert 'id="family"' not in alone
     assert without_measured(with_others) == without_measured(alone), "no stage wrote it"
+
+
+def test_the_command_writes_that_section_and_else_none(tmp_path: Path) -> None:
+    """Two runs of one configuration: this folder's and that of another seed."""
+    for seed, folder in enumerate((tmp_path, tmp_path / "other")):
+        folder.mkdir(exist_ok=True)
+        params = reports.write_run(folder, members=2, generations=3, episodes=4, overrides={"seed": seed})
+        (folder / "params.yaml").write_text(dump_yaml(params.model_dump(mode="json")))
+        text = (folder / "reports/evaluation.json").read_bytes()
+        written = write_run(tmp_path / f"lock-{seed}", seed, 1.0) / "dvc.lock"
+        fake = hashlib.md5((written.parent / "reports/evaluation.json").read_bytes()).hexdigest()
+        (folder / "dvc.lock").write_text(written.read_text().replace(fake, hashlib.md5(text).hexdigest()))
+    answer = call(tmp_path, "--quiet", "report", "--with", "other")
+    assert (answer.code, answer.err) == (0, "")
+    page = (tmp_path / "reports/report.html").read_text()
+    section = page.partition('<section id="family"')[2].partition("</section>")[0]
+    assert "2 seeds" in section
+    assert section.count("<img") == 1, "curves; nothing differs but the seeds"
+    assert call(tmp_path, "--quiet", "report").code == 0
+    assert 'id="family"' not in (tmp_path / "reports/report.html").read_text()
+    answer = call(tmp_path, "report", "--with", "nowhere")
+    assert (answer.code, answer.err.count("\n")) == (64, 1)
+    assert answer.err.startswith("error: compare: nowhere is no folder, no experiment and no git revision")
