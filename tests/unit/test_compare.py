@@ -350,6 +350,7 @@ def test_a_report_has_a_section_on_other_runs_if_asked(tmp_path: Path) -> None:
     assert without_measured(with_others) == without_measured(alone), "no stage wrote it"
 
 
+@pytest.mark.thorough
 def test_the_command_writes_that_section_and_else_none(tmp_path: Path) -> None:
     """Two runs of one configuration: this folder's and that of another seed."""
     for seed, folder in enumerate((tmp_path, tmp_path / "other")):
