@@ -1,12 +1,14 @@
 """What the report and `evopipe doctor` say of whole runs that are ill on purpose, and of runs that are well.
 
-`PYTHONPATH=src python tests/diagnosis.py` runs them all, in some fifteen minutes, and writes `docs/diagnosis.md`;
-`… ill NAME …` and `… well NAME …` run some, and print what they say.
+`PYTHONPATH=src python tests/diagnosis.py` runs them all, in some ten minutes, and writes `docs/diagnosis.md`; one that was
+killed goes on where it was, by `build/diagnosis.jsonl`. `… ill NAME …` and `… well NAME …` run some, and print what they
+say.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import sys
 import tempfile
 import time
@@ -29,6 +31,7 @@ from evopipe.stages.report import _shown
 from illnesses import ILL, WELL
 
 PAGE = tiny.ROOT / "docs/diagnosis.md"
+KEPT = tiny.ROOT / "build/diagnosis.jsonl"
 NAMED = 18  # illnesses of 20 that are to be named at least
 IN_C = {"env.backend": "c"}
 SHORT: dict[str, dict[str, Any]] = {
@@ -143,12 +146,20 @@ def main(words: list[str]) -> None:
     }
     if not kind:
         PAGE.write_text("\n".join(_page(sick, sound)) + "\n", encoding="utf-8")
+    KEPT.unlink(missing_ok=True)
 
 
 def _in_a_folder(make: Any, *what: Any) -> Found:
+    kept = [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+    for of, values in kept:
+        if of == [make.__name__, *what]:
+            return Found(*values)
     with tempfile.TemporaryDirectory(prefix="diagnosis-") as scratch:
         found: Found = make(*what, Path(scratch))
     print(f"{found.seconds:5.1f} s", *what, found.rules, flush=True)
+    KEPT.parent.mkdir(exist_ok=True)
+    with KEPT.open("a") as stream:
+        stream.write(json.dumps([[make.__name__, *what], found]) + "\n")
     return found
 
 
@@ -162,7 +173,7 @@ def _page(sick: Mapping[str, Found], sound: Mapping[tuple[str, int], Found]) -> 
     yield f"""Every illness below was made on purpose, in a small run that goes through the whole pipeline, and
 `evopipe doctor` and the report were asked [what next](report.md#what-next). {named} of {len(sick)} are named; in
 {alike} of the {len(told)} that end with a report it says word for word what the terminal says.
-`PYTHONPATH=src python tests/diagnosis.py` makes this page anew, in some fifteen minutes; the runs are in
+`PYTHONPATH=src python tests/diagnosis.py` makes this page anew, in some ten minutes; the runs are in
 [illnesses.py](../tests/illnesses.py). That leaders stand at a bound, that a lead was luck, and that groups of completions
 say nothing is tested in `tests/unit/report/test_advice.py`."""
     yield ""
