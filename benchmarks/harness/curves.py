@@ -82,7 +82,7 @@ def params_of(task: Task, values: Mapping[str, float], seed: int) -> Any:
     data["env"]["backend"] = task.backend
     data["train"] |= {
         "target": task.target, "target_sigmas": 0.0, "confirm_episodes": CONFIRM, "max_steps": task.life,
-        "evo_steps": task.slice, "warm_start": 0,
+        "evo_steps": task.slice, "warm_start": 0, "evaluation": "race",
     }  # fmt: skip
     data["algos"] = {algo: {**data["algos"][algo], **values, "evolve": {}}}
     data["runtime"] |= {"device": "cpu", "threads": 1, "env_workers": 0, "learners": 1}
