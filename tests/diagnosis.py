@@ -189,7 +189,7 @@ say nothing is tested in `tests/unit/report/test_advice.py`."""
     yield "## False alarms"
     yield ""
     yield f"""{len(sound)} runs that are well: pipelines that solve their task, made shorter and without a target at which
-nothing would be said any more, and small runs of the tests; seeds {' and '.join(map(str, SEEDS))} each. A rule spoke in
+nothing would be said any more, and small runs of the tests; seeds {" and ".join(map(str, SEEDS))} each. A rule spoke in
 {len(alarms)} of them."""
     yield ""
     yield "| run | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " |"

@@ -153,7 +153,7 @@ def _stage(stage: layout.Stage) -> Callable[..., None]:
         context: typer.Context,
         others: Annotated[
             list[str] | None,
-            typer.Option("--with", metavar="WHAT", help="Another run for a section of its own, as for compare; repeat."),
+            typer.Option("--with", metavar="WHAT", help="Another run to show beside, as for compare; repeat."),
         ] = None,
     ) -> None:
         if not others:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evopipe.compare import compare
 import reports
 from evopipe.compare import compare
 from evopipe.compare import table as lines_of
@@ -24,8 +23,8 @@ from evopipe.compare.pictures import draw, family, scaled, together
 from evopipe.report.family import Family
 from evopipe.report.page import compose, without_measured
 from evopipe.report.read import read
-from evopipe.stages.report import _shown
 from evopipe.schema.write import dump_yaml
+from evopipe.stages.report import _shown
 from tiny import Answer, call
 
 
@@ -340,7 +339,9 @@ def test_a_report_has_a_section_on_other_runs_if_asked(tmp_path: Path) -> None:
     params = _shown(reports.write_run(tmp_path, members=2, generations=3, episodes=20))
     run = read(tmp_path)
     rows = [("lr=1", "3 seeds", "12", "[10, 14]", "12")]
-    shown = Family(("configuration", "over", "mean", "95 % interval", "IQM"), rows, ["they differ"], [("A curve.", b"<svg/>")])
+    shown = Family(
+        ("configuration", "over", "mean", "95 % interval", "IQM"), rows, ["they differ"], [("A curve.", b"<svg/>")]
+    )
     with_others, alone = compose(run, params, "No film.", shown), compose(run, params, "No film.")
     section = with_others.partition('<section id="family"')[2].partition("</section>")[0]
     for text in ("They differ.", "lr=1", "[10, 14]", 'src="data:image/svg+xml;base64,PHN2Zy8+"', 'alt="A curve."'):

@@ -17,8 +17,8 @@ from evopipe.core.structure import Widths
 from evopipe.native import actor_critic as native
 from evopipe.native import build
 from evopipe.native.update import Learners
-from evopipe.ops.distributions import Distribution, distribution, relaxed
 from evopipe.ops import signals as told
+from evopipe.ops.distributions import Distribution, distribution, relaxed
 from evopipe.ops.policy import likeliest, noisy, or_random_legal, smoothed
 from evopipe.rng import Stream
 from evopipe.schema.declare import hyper

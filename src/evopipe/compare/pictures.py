@@ -56,7 +56,10 @@ def family(rows: Sequence[Row], notes: Sequence[str]) -> Family:
     head, *body = cells(rows)
     drawn: list[tuple[str, bytes]] = []
     for about, draw_it in (
-        ("The elite's fitness over environment steps and over seconds: the mean over runs, with a 95 % band.", draw_curves),
+        (
+            "The elite's fitness over environment steps and over seconds: the mean over runs, with a 95 % band.",
+            draw_curves,
+        ),
         ("Parallel coordinates: a line for each run through its values of what differs, to its score.", draw_parallel),
     ):
         stream = io.BytesIO()

@@ -208,8 +208,9 @@ def time_limit_hidden(facts: Facts) -> Advice | None:
         return None
     return Advice(
         "time_limit_hidden",
-        f"All training episodes were terminated at step {_figure(lengths[0])}, whatever members did: if this is a time "
-        "limit, let the environment return truncated in the place of terminated, or show members the time that is left.",
+        f"All training episodes were terminated at step {_figure(lengths[0])}, whatever members did: if this is a "
+        "time limit, let the environment return truncated in the place of terminated, or show members the time that is "
+        "left.",
         "charts/episodic_length",
     )
 
