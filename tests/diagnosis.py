@@ -1,8 +1,7 @@
 """What the report and `evopipe doctor` say of whole runs that are ill on purpose, and of runs that are well.
 
-`PYTHONPATH=src python tests/diagnosis.py` runs them all, in some ten minutes, and writes `docs/diagnosis.md`; one that was
-killed goes on where it was, by `build/diagnosis.jsonl`. `… ill NAME …` and `… well NAME …` run some, and print what they
-say.
+`PYTHONPATH=src python tests/diagnosis.py` runs them all, in some ten minutes, and writes `docs/diagnosis.md`; after a kill
+it goes on where it was, by `build/diagnosis.jsonl`. `… ill NAME …` and `… well NAME …` run some, and print what is said.
 """
 
 from __future__ import annotations
@@ -174,8 +173,8 @@ def _page(sick: Mapping[str, Found], sound: Mapping[tuple[str, int], Found]) -> 
 `evopipe doctor` and the report were asked [what next](report.md#what-next). {named} of {len(sick)} are named; in
 {alike} of the {len(told)} that end with a report it says word for word what the terminal says.
 `PYTHONPATH=src python tests/diagnosis.py` makes this page anew, in some ten minutes; the runs are in
-[illnesses.py](../tests/illnesses.py). That leaders stand at a bound, that a lead was luck, and that groups of completions
-say nothing is tested in `tests/unit/report/test_advice.py`."""
+[illnesses.py](../tests/illnesses.py). That leaders stand at a bound, that a lead was luck, and that groups of
+completions say nothing is tested in `tests/unit/report/test_advice.py`."""
     yield ""
     yield "| what is wrong | named | place | what is said of it | what else is said |"
     yield "|---|---|---|---|---|"
@@ -184,13 +183,15 @@ say nothing is tested in `tests/unit/report/test_advice.py`."""
         place = found.rules.index(rule) if rule in found.rules else None
         text = "" if place is None else found.texts[place]
         others = ", ".join(f"`{each}`" for each in found.rules if each != rule)
-        yield f"| {name} | {'no' if place is None else 'yes'} | {'' if place is None else place + 1} | {text} | {others} |"
+        named_so, at = ("no", "") if place is None else ("yes", str(place + 1))
+        yield f"| {name} | {named_so} | {at} | {text} | {others} |"
     yield ""
     yield "## False alarms"
     yield ""
-    yield f"""{len(sound)} runs that are well: pipelines that solve their task, made shorter and without a target at which
-nothing would be said any more, and small runs of the tests; seeds {" and ".join(map(str, SEEDS))} each. A rule spoke in
-{len(alarms)} of them."""
+    seeds = " and ".join(map(str, SEEDS))
+    yield f"""{len(sound)} runs that are well: pipelines that solve their task, made shorter and without a target at
+which nothing would be said any more, and small runs of the tests; seeds {seeds} each. A rule spoke in {len(alarms)}
+of them."""
     yield ""
     yield "| run | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " |"
     yield "|---|" + "---|" * len(SEEDS)
