@@ -1,7 +1,8 @@
 """What the report and `evopipe doctor` say of whole runs that are ill on purpose, and of runs that are well.
 
-`PYTHONPATH=src python tests/diagnosis.py` runs them all, in some ten minutes, and writes `docs/diagnosis.md`; after a kill
-it goes on where it was, by `build/diagnosis.jsonl`. `… ill NAME …` and `… well NAME …` run some, and print what is said.
+`PYTHONPATH=src python tests/diagnosis.py` runs them all, in some ten minutes, and writes `docs/diagnosis.md`; after a
+kill it goes on where it was, by `build/diagnosis.jsonl`. `… ill NAME …` and `… well NAME …` run some, and print what is
+said.
 """
 
 from __future__ import annotations

@@ -54,14 +54,10 @@ def family(rows: Sequence[Row], notes: Sequence[str]) -> Family:
     """Return what the report shows of several configurations; curves only where all runs have them, and parallel
     coordinates only where more than seeds differ."""
     head, *body = cells(rows)
+    fitness = "The elite's fitness over environment steps and over seconds: the mean over runs, with a 95 % band."
+    parallel = "Parallel coordinates: a line for each run through its values of what differs, to its score."
     drawn: list[tuple[str, bytes]] = []
-    for about, draw_it in (
-        (
-            "The elite's fitness over environment steps and over seconds: the mean over runs, with a 95 % band.",
-            draw_curves,
-        ),
-        ("Parallel coordinates: a line for each run through its values of what differs, to its score.", draw_parallel),
-    ):
+    for about, draw_it in ((fitness, draw_curves), (parallel, draw_parallel)):
         stream = io.BytesIO()
         with contextlib.suppress(MissingInputError, UsageError):
             draw_it(rows, stream)
