@@ -40,14 +40,9 @@ SHORT: dict[str, dict[str, Any]] = {
     "dqn-taxi": {**IN_C, "train.max_steps": 5000, "train.evo_steps": 500},
     "ppo-cartpole": {**IN_C, "train.max_steps": 16384, "train.evo_steps": 2048},
     "ppo-acrobot": {**IN_C, "train.max_steps": 32768, "train.evo_steps": 4096},
-    "ddpg-pendulum": {**IN_C, "train.max_steps": 4000, "train.evo_steps": 500},
-    "sac-pendulum": {**IN_C, "train.max_steps": 2000, "train.evo_steps": 250},
-    "td3-mountaincar-continuous": {**IN_C, "train.max_steps": 4000, "train.evo_steps": 500},
     "cqn-cartpole": {"train.max_steps": 2000, "train.evo_steps": 250, "fetch.collect.episodes": 40},
     "ippo-spread": {"train.max_steps": 48000, "env.num_envs": 64, "train.evo_steps": 6000},
-    "mappo-spread": {"train.max_steps": 48000, "env.num_envs": 64, "train.evo_steps": 6000},
     "maddpg-speaker-listener": {"train.max_steps": 8000, "train.evo_steps": 1000},
-    "matd3-speaker-listener": {"train.max_steps": 8000, "train.evo_steps": 1000},
 }
 """Pipelines that solve their task, and how their runs are made shorter here, of two members each. None ends at a
 target, at which nothing would be said any more."""
