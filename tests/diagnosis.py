@@ -35,7 +35,7 @@ KEPT = tiny.ROOT / "build/diagnosis.jsonl"
 NAMED = 18  # illnesses of 20 that are to be named at least
 IN_C = {"env.backend": "c"}
 SHORT: dict[str, dict[str, Any]] = {
-    "dqn-cartpole": {**IN_C, "train.max_steps": 4000, "train.evo_steps": 500},
+    "dqn-cartpole": {**IN_C, "train.max_steps": 8000, "train.evo_steps": 1000},
     "dqn-frozenlake": {**IN_C, "train.max_steps": 5000, "train.evo_steps": 500},
     "dqn-taxi": {**IN_C, "train.max_steps": 5000, "train.evo_steps": 500},
     "ppo-cartpole": {**IN_C, "train.max_steps": 16384, "train.evo_steps": 2048},
@@ -71,7 +71,18 @@ def well(name: str, seed: int, folder: Path) -> Found:
         _write(folder, {**WELL[name], "seed": seed})
         return _run(folder, ("population", "train"))
     data = read_yaml(tiny.ROOT / "pipelines" / name / "params.yaml").data
-    _set(data, {**SHORT[name], "population.size": 2, "seed": seed, "train.target": None, "tracking.backends": []})
+    _set(
+        data,
+        {
+            **SHORT[name],
+            "population.size": 2,
+            "seed": seed,
+            "train.target": None,
+            "tracking.backends": [],
+            "train.eval_episodes": 4,
+            "train.confirm_episodes": 8,
+        },
+    )
     (folder / "params.yaml").write_text(dump_yaml(data), encoding="utf-8")
     params = load_params(folder / "params.yaml")
     return _run(folder, (*(("fetch", "buffer") if params.needs_dataset else ()), "population", "train"))
@@ -85,7 +96,7 @@ def _write(folder: Path, how: Mapping[str, Any]) -> None:
     sizes = {"batch_size": 32, "epochs": 2} if algos.on_policy(algo) else {"batch_size": 32}
     config = algo.Config.model_validate({**sizes, **how["config"]})  # type: ignore[attr-defined]
     tiny.write_params(folder, {
-        "train.eval_steps": None, "evaluate.episodes": 10, "evaluate.steps": 200, "seed": how.get("seed", 3),
+        "train.eval_steps": None, "evaluate.episodes": 10, "evaluate.steps": how["train"].get("eval_steps"), "seed": how.get("seed", 3),
         "env.id": how["env"], "env.kwargs": how.get("kwargs", {}), "env.num_envs": how.get("num_envs", 4),
         "population.size": how.get("members", 2), "train.algo": how["algo"],
         f"algos.{how['algo']}": config.model_dump(mode="json"), "runtime.cohorts": "exact",

@@ -73,12 +73,12 @@ class Tally:
             return
         reward, ends = (torch.stack(each) for each in zip(*self._ticks, strict=True))  # [T, R, …]
         self._ticks.clear()
-        own = reward[..., : len(self.running) - 2] if reward.ndim == 3 else reward[..., None][..., :0]  # [T, R, K]
+        agents = reward[..., : len(self.running) - 2] if reward.ndim == 3 else reward[..., None][..., :0]  # [T, R, K]
         if reward.ndim == 3:
             reward = reward.sum(dim=2) if self.score == "sum" else reward.mean(dim=2)
         running = (self.running if self._rows is None else self.running[:, self._rows]).T
         each = torch.stack((reward.double(), torch.ones_like(reward, dtype=torch.float64)), dim=-1)
-        each = torch.cat((each, own.double()), dim=-1)
+        each = torch.cat((each, agents.double()), dim=-1)
         so_far = running + each.cumsum(dim=0)  # [T, R, 2 + K], as if none had ended
         tick = torch.arange(1, len(ends) + 1, device=ends.device)[:, None]
         last = (ends * tick).amax(dim=0)  # [R], when an episode ended last, 0 for never
