@@ -96,8 +96,8 @@ def _write(folder: Path, how: Mapping[str, Any]) -> None:
     sizes = {"batch_size": 32, "epochs": 2} if algos.on_policy(algo) else {"batch_size": 32}
     config = algo.Config.model_validate({**sizes, **how["config"]})  # type: ignore[attr-defined]
     tiny.write_params(folder, {
-        "train.eval_steps": None, "evaluate.episodes": 10, "evaluate.steps": how["train"].get("eval_steps"), "seed": how.get("seed", 3),
-        "env.id": how["env"], "env.kwargs": how.get("kwargs", {}), "env.num_envs": how.get("num_envs", 4),
+        "train.eval_steps": None, "evaluate.episodes": 10, "evaluate.steps": how["train"].get("eval_steps"),
+        "seed": how.get("seed", 3), "env.id": how["env"], "env.kwargs": how.get("kwargs", {}), "env.num_envs": how.get("num_envs", 4),
         "population.size": how.get("members", 2), "train.algo": how["algo"],
         f"algos.{how['algo']}": config.model_dump(mode="json"), "runtime.cohorts": "exact",
         "train.replay.sharing": "own", "train.replay.capacity": 2000,

@@ -99,8 +99,11 @@ class Facts:
     @cached_property
     def improved(self) -> bool:
         """Whether the best fitness after the first two generations is clearly above that of these two."""
-        first, later = self.scores(self.generations[:2]), self.scores(self.generations[2:])
-        return bool(first and later) and max(later) > max(first) + max(pstdev(first), 0.02 * abs(max(first)))
+        return _rose(self.scores(self.generations[:2]), self.scores(self.generations[2:]))
+
+
+def _rose(first: Sequence[float], later: Sequence[float]) -> bool:
+    return bool(first and later) and max(later) > max(first) + max(pstdev(first), 0.02 * abs(max(first)))
 
 
 def _within(key: Key, generations: Sequence[int] | None) -> bool:
@@ -448,6 +451,8 @@ def members_alike(facts: Facts) -> Advice | None:
         return None
     if any(len({*facts.scores([generation])}) != 1 for generation in facts.generations):
         return None
+    if len({*facts.each("charts/episodic_return")}) > 1:  # what they do while they explore does have an effect
+        return None
     return Advice(
         "members_alike",
         f"All {slots} members have one fitness in every generation, {_figure(facts.scores()[-1])} in the last, so "
@@ -461,6 +466,9 @@ def members_alike(facts: Facts) -> Advice | None:
 def flat(facts: Facts) -> Advice | None:
     count = len(facts.generations)
     if count < 8 or facts.improved or not any(facts.scores()):
+        return None
+    first, later = (facts.each("charts/episodic_return", part) for part in (facts.generations[:2], facts.recent))
+    if _rose(first, later):  # where rewards are rare, training episodes are the first to have them
         return None
     best = [max(found) for each in facts.generations if (found := facts.scores([each]))]
     if max(best) - min(best) > 0.2 * max(map(abs, best)):  # it moves, if not upwards
