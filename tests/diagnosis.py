@@ -39,10 +39,10 @@ SHORT: dict[str, dict[str, Any]] = {
     "dqn-frozenlake": {**IN_C, "train.max_steps": 5000, "train.evo_steps": 500},
     "dqn-taxi": {**IN_C, "train.max_steps": 5000, "train.evo_steps": 500},
     "ppo-cartpole": {**IN_C, "train.max_steps": 16384, "train.evo_steps": 2048},
-    "ppo-acrobot": {**IN_C, "train.max_steps": 32768, "train.evo_steps": 4096},
     "cqn-cartpole": {"train.max_steps": 2000, "train.evo_steps": 250, "fetch.collect.episodes": 40},
     "ippo-spread": {"train.max_steps": 48000, "env.num_envs": 64, "train.evo_steps": 6000},
     "maddpg-speaker-listener": {"train.max_steps": 8000, "train.evo_steps": 1000},
+    "matd3-speaker-listener": {"train.max_steps": 8000, "train.evo_steps": 1000},
 }
 """Pipelines that solve their task, and how their runs are made shorter here, of two members each. None ends at a
 target, at which nothing would be said any more."""
@@ -199,6 +199,9 @@ completions say nothing is tested in `tests/unit/report/test_advice.py`."""
     yield f"""{len(sound)} runs that are well: pipelines that solve their task, made shorter and without a target at
 which nothing would be said any more, and small runs of the tests; seeds {seeds} each. A rule spoke in {len(alarms)}
 of them."""
+    yield ""
+    yield """A run that has not begun to learn is no run that is well: `ppo-acrobot`, stopped after 32,768 of the 250,000
+steps that it may take, has one return in all episodes, −500, and is told `members_alike` and `flat`."""
     yield ""
     yield "| run | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " |"
     yield "|---|" + "---|" * len(SEEDS)
