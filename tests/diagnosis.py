@@ -97,8 +97,8 @@ def _write(folder: Path, how: Mapping[str, Any]) -> None:
     config = algo.Config.model_validate({**sizes, **how["config"]})  # type: ignore[attr-defined]
     tiny.write_params(folder, {
         "train.eval_steps": None, "evaluate.episodes": 10, "evaluate.steps": how["train"].get("eval_steps"),
-        "seed": how.get("seed", 3), "env.id": how["env"], "env.kwargs": how.get("kwargs", {}), "env.num_envs": how.get("num_envs", 4),
-        "population.size": how.get("members", 2), "train.algo": how["algo"],
+        "seed": how.get("seed", 3), "env.id": how["env"], "env.kwargs": how.get("kwargs", {}),
+        "env.num_envs": how.get("num_envs", 4), "population.size": how.get("members", 2), "train.algo": how["algo"],
         f"algos.{how['algo']}": config.model_dump(mode="json"), "runtime.cohorts": "exact",
         "train.replay.sharing": "own", "train.replay.capacity": 2000,
         "evolution.tournament": TournamentConfig().model_dump(mode="json"),
@@ -200,8 +200,8 @@ completions say nothing is tested in `tests/unit/report/test_advice.py`."""
 which nothing would be said any more, and small runs of the tests; seeds {seeds} each. A rule spoke in {len(alarms)}
 of them."""
     yield ""
-    yield """A run that has not begun to learn is no run that is well: `ppo-acrobot`, stopped after 32,768 of the 250,000
-steps that it may take, has one return in all episodes, −500, and is told `members_alike` and `flat`."""
+    yield """A run that has not begun to learn is no run that is well: `ppo-acrobot`, stopped after 32,768 of the
+250,000 steps that it may take, has one return in all episodes, −500, and is told `members_alike` and `flat`."""
     yield ""
     yield "| run | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " |"
     yield "|---|" + "---|" * len(SEEDS)
