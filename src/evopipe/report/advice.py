@@ -525,7 +525,8 @@ def lead_is_luck(facts: Facts) -> Advice | None:
 
 @_rule
 def evaluation_costs(facts: Facts) -> Advice | None:
-    if facts.evaluation <= 5.0 * facts.training or not facts.training:
+    offline = facts.train.get("mode") == "offline"  # there is nothing to compare with
+    if offline or facts.evaluation <= 5.0 * facts.training or not facts.training:
         return None
     return Advice(
         "evaluation_costs",
