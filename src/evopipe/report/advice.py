@@ -221,10 +221,10 @@ def time_limit_hidden(facts: Facts) -> Advice | None:
 @_rule
 def discount_too_short(facts: Facts) -> Advice | None:
     lengths = facts.each("charts/episodic_length", facts.recent)
-    gamma = facts.config.get("gamma")
+    gamma = float(facts.config.get("gamma", 1.0))
     if evolved := [own["gamma"] for key, own in facts.hyper.items() if key[0] in facts.recent and "gamma" in own]:
         gamma = median(evolved)
-    if not lengths or not _number(gamma) or gamma > 0.95 or facts.improved:
+    if not lengths or gamma > 0.95 or facts.improved:
         return None
     ahead = 1.0 / (1.0 - gamma)
     if median(lengths) < 25.0 * ahead:
