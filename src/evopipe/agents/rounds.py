@@ -29,7 +29,7 @@ from evopipe.language.base import stacked
 from evopipe.language.generate import Sampling, generate
 from evopipe.language.hooks import reference
 from evopipe.parallel import available_cpus
-from evopipe.regimes.dialogue import learn, of_round, sampling
+from evopipe.regimes.dialogue import learn, of_round, redraws_of, sampling
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.regimes.probe import Probe
@@ -118,7 +118,8 @@ class Rounds:
         self.tokens = Tokens(spec.base)
         self.processes = Processes(min(agents.workers, available_cpus()))
         self.cohorts: Sequence[Cohort] = []
-        self.measures = Measures(clock.members, MEASURED)
+        self.redraws = redraws_of(spec)
+        self.measures = Measures(clock.members, (*MEASURED, *(["redrawn"] if self.redraws else [])))
         self._probe = Probe(spec, clock)
         self.remarks: list[str] = []
         self.masked = {*(reason.value for reason in FAILED), *agents.mask}  # reasons of what teaches nothing
@@ -191,12 +192,9 @@ class Rounds:
     def advance(self, most: int = 1) -> None:
         """Let every member play a round of episodes, and learn from it."""
         self.whole = False
-        jobs: list[EpisodeJob] = []
-        for cohort in self.cohorts:
-            jobs += self._jobs(cohort)
         self.whole = True  # nothing has changed if an episode fails the run
         try:
-            done = self.check(self.play(self.cohorts, jobs, Purpose.GENERATE, self.clock.tick, self.stopped))
+            done = self._played(self.cohorts, self.clock.tick)
         except Stopped:
             return  # who asked for it saves the run, and this round is played again
         self._warn(done)
@@ -223,19 +221,57 @@ class Rounds:
                 "data.max_prompt_length, or shorten them"
             )
 
+    def _played(self, cohorts: Sequence[Cohort], tick: int) -> list[Done]:
+        """Play a round: the episodes of its tasks, of which those without spread are replaced by another task's.
+
+        Raises:
+            Stopped: the run is to end.
+            EnvironmentFailed: see `check`.
+        """
+        found: dict[tuple[int, int], list[Done]] = {}  # by member, and place of the task in the round
+        for wave in range(1 + self.redraws):
+            jobs = [
+                job for cohort in cohorts for job in self._jobs(cohort, tick, wave)
+                if not self._says(found.get(self._group(job, cohort), []))
+            ]  # fmt: skip
+            if not jobs:
+                break
+            groups: dict[tuple[int, int], list[Done]] = {}
+            of = {slot: cohort for cohort in cohorts for slot in cohort.slots}
+            for one in self.check(self.play(cohorts, jobs, Purpose.GENERATE, tick, self.stopped)):
+                groups.setdefault(self._group(one.job, of[one.job.slot]), []).append(one)
+            found |= {key: each for key, each in groups.items() if not wave or self._says(each)}
+        return [one for group in found.values() for one in group]
+
+    def _group(self, job: EpisodeJob, cohort: Cohort) -> tuple[int, int]:
+        """Return a job's member, and the place of its task in the round."""
+        tasks, group = self._shape(cohort)
+        return job.slot, job.place // group % tasks
+
+    def _says(self, group: Sequence[Done]) -> bool:
+        """Return whether rewards of trajectories of a role differ within a task's episodes."""
+        rewards: dict[str, set[float]] = {}
+        for one in group:
+            if records.reason(one) not in self.masked:
+                for trajectory in one.episode.trajectories:
+                    rewards.setdefault(trajectory.name, set()).add(trajectory.reward)
+        return any(len(each) > 1 for each in rewards.values())
+
     def _shape(self, cohort: Cohort) -> tuple[int, int]:
         """Tasks of a round, and rollouts of each."""
         one = cohort.members[0]
         group = self.spec.integer(one, "group_size")
         return self.spec.integer(one, "rows") // group, group
 
-    def _jobs(self, cohort: Cohort) -> list[EpisodeJob]:
+    def _jobs(self, cohort: Cohort, tick: int, wave: int) -> list[EpisodeJob]:
         tasks, group = self._shape(cohort)
-        index = rows_at(self.spec.seed, len(self.tasks), self.clock.tick * tasks, tasks)
+        start, first = tick * (1 + self.redraws) + wave, wave * tasks * group
+        index = rows_at(self.spec.seed, len(self.tasks), start * tasks, tasks)
         how = [x.tolist() for x in sampling(cohort, self.spec)]
         return [
             EpisodeJob(
-                slot, n * group + g, f"{i}:{g}", own(self.tasks[int(i)]), Sampled(how[0][p], how[1][p], how[2][p])
+                slot, first + n * group + g, f"{i}:{g}", own(self.tasks[int(i)]),
+                Sampled(how[0][p], how[1][p], how[2][p]),
             )
             for p, slot in enumerate(cohort.slots) for n, i in enumerate(index) for g in range(group)
         ]  # fmt: skip
@@ -245,7 +281,7 @@ class Rounds:
         tasks, group = self._shape(cohort)
         played = [
             [
-                RoundTrajectory(each.job.place // group, trajectory, records.reason(each) not in self.masked)
+                RoundTrajectory(each.job.place // group % tasks, trajectory, records.reason(each) not in self.masked)
                 for each in member for trajectory in each.episode.trajectories if trajectory.steps
             ]
             for member in done
@@ -314,6 +350,8 @@ class Rounds:
             "failed": each(lambda one: one.episode.termination_reason in FAILED),
             "cut": each(lambda one: records.reason(one).endswith("length_exceeded")),
         }
+        again = np.array([[one.job.place >= right.shape[1] * group for one in member] for member in done])
+        every["redrawn"] = torch.from_numpy(again.mean(axis=1))
         self.measures.note(self.clock.generation, cohort.slots, every)
         reward = torch.tensor([[one.episode.reward for one in member] for member in done])
         self._probe.note(cohort, {k: x.to(drift.device) for k, x in of_round(reward, group, every).items()})

@@ -4,6 +4,7 @@ A row is a JSON object. Its form says what it must have:
 
 - `reasoning`: a `prompt`, and the `answer` that a reward function compares with, a text or a number;
 - `preference`: a `prompt`, and two completions, `chosen` and `rejected`;
+- `labelled`: a `prompt`, a `completion`, and a `label`, true if the completion is desirable; a pair counts as two rows;
 - `supervised`: a `prompt` and its `completion`; or `messages`, of which the assistant's are learned;
 - `games`: what the task checks, which makes and plays them.
 
@@ -30,6 +31,7 @@ from evopipe.storage.files import RESTORE, dump_json, finite, parse_json, read_b
 FIELDS = {
     "reasoning": ("prompt", "answer"),
     "preference": ("prompt", "chosen", "rejected"),
+    "labelled": ("prompt", "completion", "label"),
     "supervised": ("prompt", "completion"),
 }
 ROLES = ("system", "user", "assistant", "tool")
@@ -58,20 +60,41 @@ def check_row(row: Any, form: str, where: str) -> None:
         if not any(message["role"] == "assistant" for message in row["messages"]):
             raise DataError(f"{where}: messages: none is the assistant's: there is nothing to learn")
         return
-    for name in FIELDS[form]:
+    fields = FIELDS["preference"] if form == "labelled" and is_pair(row) else FIELDS[form]
+    for name in fields:
         if name not in row:
             has = ", ".join(map(str, row)) or "nothing"
             raise DataError(f"{where}: has no field {name!r}, which {form} rows must have (it has {has}): add it")
         value = row[name]
         if name == "answer" and isinstance(value, int | float) and not isinstance(value, bool):
             continue
-        if name == "prompt" and isinstance(value, list):
+        if name == "label":
+            if not isinstance(value, bool):
+                raise DataError(f"{where}: label must be true or false, got {_kind(value)}")
+        elif name == "prompt" and isinstance(value, list):
             _check_messages(value, f"{where}: prompt")
         elif not isinstance(value, str):
             wanted = {"prompt": "a text, or a list of messages", "answer": "a text or a number"}.get(name, "a text")
             raise DataError(f"{where}: {name} must be {wanted}, got {_kind(value)}")
         else:
             _check_text(value, f"{where}: {name}")
+
+
+def is_pair(row: Mapping[str, Any]) -> bool:
+    """Return whether a row without a label is a pair of completions."""
+    return "label" not in row and "chosen" in row and "rejected" in row
+
+
+def unpaired(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with labels: of each pair two, the chosen completion and then the rejected one."""
+    found: list[Row] = []
+    for row in rows:
+        if not is_pair(row):
+            found.append(row)
+            continue
+        other = {name: value for name, value in row.items() if name not in ("chosen", "rejected", "completion")}
+        found += [{**other, "completion": row[name], "label": name == "chosen"} for name in ("chosen", "rejected")]
+    return found
 
 
 def check_rows(rows: Sequence[Any], form: str, where: str) -> None:
@@ -116,16 +139,17 @@ def _kind(value: Any) -> str:
 
 
 def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
-    """Return `n` rows that a task makes from the run's seed.
+    """Return `n` rows that a task makes from the run's seed; of labelled ones two have a prompt in common.
 
     Raises:
         EnvironmentFailed: the task raised.
         DataError: its rows do not have the form.
     """
     with foreign(f"language.task: {name!r}: making rows"):
-        rows = list(task.rows(rng.host(rng.run_key(seed), Purpose.BEHAVIOUR), n))
+        made = n if form != "labelled" else -(-n // 2)
+        rows = list(task.rows(rng.host(rng.run_key(seed), Purpose.BEHAVIOUR), made))
     check_rows(rows, form, f"language.task: {name!r}")
-    return rows
+    return unpaired(rows)[:n] if form == "labelled" else rows
 
 
 def read_jsonl(path: Path, form: str, check: Callable[[Row, str], None] | None = None) -> list[Row]:

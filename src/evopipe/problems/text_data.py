@@ -32,6 +32,7 @@ def fetch(params: LanguageParams, folder: Path) -> list[str]:
         rows = data.read_datasets(asked.name, asked.split, asked.columns, form, asked.subset)
         if form == "games":
             task_of(cfg).encode(rows, f"fetch.datasets: {asked.name}")
+    rows = data.unpaired(rows) if form == "labelled" else rows
     data.write_rows(folder / layout.TEXT, rows)
     write_json(folder / layout.FETCHED, {"task": cfg.task, "source": source, "form": form, "rows": len(rows)})
     return [f"{layout.TEXT}: {len(rows)} {form} rows from {source}"]
@@ -69,7 +70,7 @@ def form_of(params: LanguageParams) -> Form:
     algo = get(params.train.algo)
     if algo.REGIME != "text":
         return "reasoning" if algo.REGIME == "dialogue" else "games"
-    return "preference" if algo.PAIRS else "supervised"
+    return "preference" if algo.PAIRS else "labelled" if algo.LABELS else "supervised"
 
 
 def task_of(cfg: LanguageConfig) -> Any:

@@ -12,7 +12,7 @@ from evopipe.schema.declare import Schema, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
 _Weight = Annotated[float, Field(ge=0.0)]
-Form = Literal["reasoning", "preference", "supervised", "games"]
+Form = Literal["reasoning", "preference", "labelled", "supervised", "games"]
 
 
 class LanguageConfig(Schema):

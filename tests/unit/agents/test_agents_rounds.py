@@ -149,6 +149,22 @@ def test_a_round_is_measured_as_by_hand(right: tuple[int, int], expected: dict[s
     assert {name: measures[name] for name in expected} == expected
 
 
+@pytest.mark.thorough
+def test_tasks_whose_rewards_are_all_equal_give_way_to_others() -> None:
+    """A round has 2 tasks and may draw 3 times 2 others: half of these say something."""
+    tasks = [{"right": 2 * (n % 2)} for n in range(40)]
+    found = {}
+    for redraws in (0, 3):
+        config = {**SMALL, "trainer.total_training_steps": 6, "trainer.test_freq": 6, "algos.grpo.redraws": redraws}
+        trained = AgentTrainer(workflow_class=Parity, config=config, train_dataset=tasks, val_dataset=tasks[:1]).train()
+        (found[redraws],) = trained.measures
+    assert found[0]["silent"] > 0.5
+    assert "redrawn" not in found[0]
+    assert found[3]["silent"] < 0.25
+    assert found[3]["redrawn"] > 0.25
+    assert found[3]["correct"] > found[0]["correct"]
+
+
 def test_pass_at_1_and_at_k_are_of_tasks_and_samples() -> None:
     tasks = [{"right": n} for n in (0, 1, 4, 2)]
     config = {**SMALL, "agents.samples": 4}
