@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from evopipe import algos, rng
 from evopipe.agents import records
+from evopipe.agents.ahead import Ahead
 from evopipe.agents.blocking import Processes
 from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
@@ -29,7 +30,7 @@ from evopipe.language.base import stacked
 from evopipe.language.generate import Sampling, generate
 from evopipe.language.hooks import reference
 from evopipe.parallel import available_cpus
-from evopipe.regimes.dialogue import learn, of_round, redraws_of, sampling
+from evopipe.regimes.dialogue import corrected, learn, of_round, redraws_of, sampling, scored_anew
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.regimes.probe import Probe
@@ -126,6 +127,8 @@ class Rounds:
         self._estimators = {role: algos.get(name) for role, name in agents.estimators.items()}
         self.validated = Measures(clock.members, VALIDATED)
         self.stopped: Callable[[], bool] = lambda: False  # asked while a round is played
+        self._base = threading.Lock()  # who writes or learns has the base's layers for itself
+        self._ahead = Ahead(self._played, spec.algo.POLICY)
         self.seen: Sequence[Done] = ()  # the episodes of the last validation
         self.said: list[str] = []  # to be told
         self._warned = False
@@ -145,6 +148,7 @@ class Rounds:
         """Do nothing: this regime keeps nothing for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        self._ahead.drop()
         self.cohorts = cohorts
         self._probe.adopt(cohorts)
 
@@ -166,7 +170,11 @@ class Rounds:
         places = self.spec.base.places
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
         limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
-        decoder = partial(_decode, self.spec, cohorts, purpose, when)
+
+        def decoder(wave: Sequence[Request]) -> list[Reply]:
+            with self._base:
+                return _decode(self.spec, cohorts, purpose, when, wave)
+
         engine = RolloutEngine(self.make, self.tokens, limits, decoder, self.agents, self.processes)
         try:
             return engine.run(jobs, stopped)
@@ -194,7 +202,7 @@ class Rounds:
         self.whole = False
         self.whole = True  # nothing has changed if an episode fails the run
         try:
-            done = self._played(self.cohorts, self.clock.tick)
+            done, stale = self._next()
         except Stopped:
             return  # who asked for it saves the run, and this round is played again
         self._warn(done)
@@ -202,7 +210,10 @@ class Rounds:
         by_slot = {slot: list(each) for slot, each in groupby(done, key=lambda d: d.job.slot)}
         rewarded = False
         for cohort in self.cohorts:
-            rewarded |= self._round(cohort, [by_slot[slot] for slot in cohort.slots])
+            with self._base:
+                rewarded |= self._round(cohort, [by_slot[slot] for slot in cohort.slots], stale)
+        if self.agents.staleness:
+            self._ahead.forget(self.clock.tick)
         if self.agents.record == "all":
             self.write(f"train-{self.clock.ticks + 1:06d}", done)  # `tick` comes again where members live by turns
         self.clock.count(rewarded=rewarded)
@@ -221,7 +232,20 @@ class Rounds:
                 "data.max_prompt_length, or shorten them"
             )
 
-    def _played(self, cohorts: Sequence[Cohort], tick: int) -> list[Done]:
+    def _next(self) -> tuple[list[Done], bool]:
+        """Return the episodes of this tick's round, and whether earlier weights played them.
+
+        With a staleness of k round n is played by the weights that members had after n − k rounds, but not before
+        their generation: where it begins, all that came before was learned from. It raises what `_played` raises.
+        """
+        clock, k = self.clock, self.agents.staleness
+        if not k:
+            return self._played(self.cohorts, clock.tick, self.stopped), False
+        end = clock.tick - clock.here + clock.generation_ticks
+        self._ahead.ensure(range(clock.tick, min(clock.tick + k + 1, end)), self.cohorts, clock.tick)
+        return self._ahead.take(clock.tick, self.stopped)
+
+    def _played(self, cohorts: Sequence[Cohort], tick: int, stopped: Callable[[], bool]) -> list[Done]:
         """Play a round: the episodes of its tasks, of which those without spread are replaced by another task's.
 
         Raises:
@@ -238,7 +262,7 @@ class Rounds:
                 break
             groups: dict[tuple[int, int], list[Done]] = {}
             of = {slot: cohort for cohort in cohorts for slot in cohort.slots}
-            for one in self.check(self.play(cohorts, jobs, Purpose.GENERATE, tick, self.stopped)):
+            for one in self.check(self.play(cohorts, jobs, Purpose.GENERATE, tick, stopped)):
                 groups.setdefault(self._group(one.job, of[one.job.slot]), []).append(one)
             found |= {key: each for key, each in groups.items() if not wave or self._says(each)}
         return [one for group in found.values() for one in group]
@@ -276,7 +300,7 @@ class Rounds:
             for p, slot in enumerate(cohort.slots) for n, i in enumerate(index) for g in range(group)
         ]  # fmt: skip
 
-    def _round(self, cohort: Cohort, done: Sequence[Sequence[Done]]) -> bool:
+    def _round(self, cohort: Cohort, done: Sequence[Sequence[Done]], stale: bool) -> bool:
         spec = self.spec
         tasks, group = self._shape(cohort)
         played = [
@@ -290,7 +314,9 @@ class Rounds:
         text, asks = batch.text, spec.algo.asks(spec.algo_config)
         silent, drift = 0, torch.zeros_like(cohort.losses)
         if any(batch.owner):
-            policy = getattr(cohort.state, spec.algo.POLICY)
+            policy, drawn = getattr(cohort.state, spec.algo.POLICY), text.log_prob
+            if stale:
+                text = scored_anew(spec, cohort, text)
             if "reference" in asks:
                 text = replace(text, reference=reference(spec.base, text))
             if "value" in asks:
@@ -299,7 +325,10 @@ class Rounds:
                 text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
             else:
                 text, silent = advantages(RolloutBatch(text, batch.owner, played), tasks, self._how(cohort))
+            if stale:
+                text, apart = corrected(spec, cohort, text, drawn, self._probe)
             drift = learn(spec, self.clock, cohort, text, self._probe)
+            drift = apart if stale else drift
         self._measure(cohort, text, done, batch.owner, drift, silent)
         return any(each.episode.reward for member in done for each in member)
 
@@ -407,6 +436,7 @@ class Rounds:
 
     def state(self) -> dict[str, Tensor]:
         return {
+            **self._ahead.state(self.clock.tick),
             **self.measures.state(),
             **self._probe.diagnostics.state(),
             "validated": self.validated.state()["measures"],
@@ -416,9 +446,11 @@ class Rounds:
         self.measures.restore(tensors)
         self._probe.diagnostics.restore(tensors)
         self.validated.restore({"measures": tensors["validated"]})
+        self._ahead.restore(tensors, self.cohorts)
         return 0
 
     def close(self) -> None:
+        self._ahead.drop()
         self.processes.close()
 
 

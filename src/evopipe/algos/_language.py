@@ -45,6 +45,14 @@ Kl = Annotated[float, hyper(doc="β, weight of the divergence from the base", ra
 UnbiasedKl = Annotated[bool, hyper(
     doc="weight the divergence by the probability ratio, so that its gradient stays unbiased in later updates from the "
     "same completions")]  # fmt: skip
+Correction = Annotated[ops.Correction, hyper(
+    doc="how completions count that another engine or earlier weights wrote: by the ratio of the probabilities of a "
+    "token or of all tokens, which is bounded (`truncate`) or 0 beyond the bounds (`mask`); `none`: as one's own",
+)]  # fmt: skip
+CorrectionLow = Annotated[float, hyper(doc="least ratio of the correction", raising="more tokens are bounded", ge=0,
+    le=1)]  # fmt: skip
+CorrectionHigh = Annotated[float, hyper(doc="largest ratio of the correction", raising="fewer tokens are bounded, more "
+    "variance", ge=1)]  # fmt: skip
 EntropyWeight = Annotated[float, hyper(doc="weight of the entropy", raising="explores longer", evolvable=True, ge=0)]
 RatioLevel = Annotated[ops.Level, hyper(
     doc="what has a probability ratio: each token, or in the mean each turn or sequence (GSPO)")]  # fmt: skip

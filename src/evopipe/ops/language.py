@@ -17,6 +17,7 @@ from evopipe.ops.policy import clipped_surrogate
 from evopipe.types import Games, Tensor
 
 Level = Literal["token", "turn", "sequence"]
+Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 Mean = Literal["token", "sequence"]
 Baseline = Literal["standardised", "mean", "leave_one_out"]
 _EPS = 1e-4
@@ -113,6 +114,34 @@ def drift(log_prob: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     At the first update from a rollout it says how far the learner's policy is from the one that wrote the text.
     """
     return _within(log_prob.detach() - old, mask).abs().flatten(1).amax(dim=1)
+
+
+class Importance(NamedTuple):
+    """How much tokens count that another policy wrote."""
+
+    weight: Tensor  # [P, B, T], 0 outside the mask
+    bounded: Tensor  # [P], the share of the tokens whose ratio lies beyond the ends
+
+
+def importance(log_prob: Tensor, drawn: Tensor, mask: Tensor, how: Correction, low: float, high: float) -> Importance:
+    """Return the weights by which a policy learns from tokens that another one wrote, everything `[P, B, T]`.
+
+    The ratio is π(·) / π_drawn(·), of a token or, of a whole sequence, the product over its tokens. `truncate` clips it
+    to [low, high] (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025), `mask`
+    makes it 0 outside (Liu et al., "When speed kills stability: demystifying RL collapse from the training-inference
+    mismatch", 2025); `none` is 1.
+    """
+    gap = _within(log_prob.detach() - drawn, mask)
+    if how.startswith("sequence"):
+        gap = gap.sum(dim=-1, keepdim=True).expand(gap.shape)
+    ratio = gap.exp()
+    beyond = mask & ((ratio < low) | (ratio > high))
+    share = beyond.flatten(1).sum(dim=1) / mask.flatten(1).sum(dim=1).clamp(min=1)
+    if how == "none":
+        ratio = torch.ones_like(ratio)
+    else:
+        ratio = ratio.clamp(low, high) if how.endswith("truncate") else ratio.masked_fill(beyond, 0.0)
+    return Importance(_within(ratio, mask), share)
 
 
 # --- from logits ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from evopipe.core.net import score
 from evopipe.language import hooks
 from evopipe.language.generate import Sampling, Stops, Written, generate, texts
 from evopipe.language.tokens import Corpus, Rows
-from evopipe.language.vllm import VLLMEngine, weights
+from evopipe.language.vllm import VLLMEngine
 from evopipe.ops import language as ops
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
@@ -190,7 +190,7 @@ class Dialogue:
         text, reward = replace(played.text, reward=played.reward), played.reward
         drawn = text.log_prob
         if self.completer.engine is not None:  # another program's numbers are not those that learning begins from
-            text = self._scored_anew(cohort, text)
+            text = scored_anew(spec, cohort, text)
         asks = spec.algo.asks(spec.algo_config)
         if "reference" in asks:
             text = replace(text, reference=hooks.reference(spec.base, text))
@@ -199,10 +199,11 @@ class Dialogue:
                 now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text, cohort.state.value.frozen)
             text = replace(text, value=now.value)
         text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
-        if self.completer.engine is not None and text.advantage is not None and drawn is not None:
-            assert text.log_prob is not None
-            text = replace(text, advantage=text.advantage * weights(text.log_prob, drawn, text.mask))
-        drift = learn(spec, self.clock, cohort, text, self._probe)
+        if self.completer.engine is None:
+            drift = learn(spec, self.clock, cohort, text, self._probe)
+        else:
+            text, drift = corrected(spec, cohort, text, drawn, self._probe)
+            learn(spec, self.clock, cohort, text, self._probe)
         self._measure(cohort, text, played, drift, redrawn, group)
         return bool((reward != 0).any())
 
@@ -221,11 +222,6 @@ class Dialogue:
         if completer.truth is not None:
             told, _ = completer.reward(written, index, group, completer.truth)
         return _Played(text, written, reward, told, failed)
-
-    def _scored_anew(self, cohort: Cohort, text: Text) -> Text:
-        with torch.no_grad():
-            now = score(getattr(cohort.state, self.spec.algo.POLICY).frozen, text)
-        return replace(text, log_prob=now.log_prob.masked_fill(~text.mask, 0.0))
 
     def _measure(self, cohort: Cohort, text: Text, played: _Played, drift: Tensor, redrawn: Tensor, group: int) -> None:
         """Take note of a round, of each member."""
@@ -329,6 +325,36 @@ def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[st
         "completions/cut": every["cut"] if "cut" in every else 1.0 - every["ended"],
     }
     return found if every["kl"].isnan().all() else found | {"losses/kl": every["kl"]}
+
+
+def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
+    """Return a text with the log-probabilities that its tokens have for the members now, whoever wrote it."""
+    with torch.no_grad():
+        now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text)
+    return replace(text, log_prob=now.log_prob.masked_fill(~text.mask, 0.0))
+
+
+def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, probe: Probe) -> tuple[Text, Tensor]:
+    """Weight the advantages of tokens that other weights or another engine wrote, with the log-probabilities `drawn`;
+    return the text, and how far at most a token's log-probability is from these, `[P]`. Both are told as signals.
+
+    `text.log_prob` is the members' own, see `scored_anew`. Weighting the advantage weights the policy's term of the
+    loss and no other, as in TRL.
+    """
+    assert text.log_prob is not None
+    assert text.advantage is not None
+    assert drawn is not None
+    cfg = spec.algo_config  # a user's own algorithm may lack these keys
+    how, low, high = (
+        getattr(cfg, f"correction{name}", value)
+        for name, value in (("", "sequence_mask"), ("_low", 0.0), ("_high", 3.0))
+    )
+    found, drift = (
+        ops.importance(text.log_prob, drawn, text.mask, how, low, high),
+        ops.drift(text.log_prob, drawn, text.mask),
+    )
+    probe.note(cohort, {"completions/drift": drift, "completions/bounded": found.bounded})
+    return replace(text, advantage=text.advantage * found.weight), drift
 
 
 def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text, probe: Probe) -> Tensor:
