@@ -160,6 +160,41 @@ def test_places_without_spread_are_filled_by_others_in_order() -> None:
     assert ops.refill(ops.without_spread(reward, 2), ~full & False).tolist() == [[0, 1, 2, 3]] * 2
 
 
+# --- tokens that others drew ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "tokens", "bounded"),
+    [
+        # ratios are 1, e² and e⁻², and of the second row .5 and 2: the products are 1
+        ("none", [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], 2 / 5),
+        ("token_truncate", [[1.0, 3.0, 0.25], [0.5, 2.0, 0.0]], 2 / 5),
+        ("token_mask", [[1.0, 0.0, 0.0], [0.5, 2.0, 0.0]], 2 / 5),
+        ("sequence_truncate", [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], 0.0),
+        ("sequence_mask", [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], 0.0),
+    ],
+)
+def test_what_others_drew_counts_by_a_ratio_with_two_ends(how: Any, tokens: list[list[float]], bounded: float) -> None:
+    gap = torch.tensor([[[0.0, 2.0, -2.0], [math.log(0.5), math.log(2.0), 99.0]]])
+    drawn, mask = torch.full((1, 2, 3), -3.0), torch.tensor([[[True, True, True], [True, True, False]]])
+    found = ops.importance((drawn + gap).requires_grad_(True), drawn, mask, how, 0.25, 3.0)
+    expected = torch.tensor([tokens])
+    torch.testing.assert_close(found.weight, expected)
+    assert float(found.bounded) == pytest.approx(bounded)
+    assert not found.weight.requires_grad
+
+
+def test_whole_sequences_are_bounded_by_the_product_of_their_ratios() -> None:
+    gap = torch.tensor([[[1.0, 1.0], [-1.0, -1.0], [200.0, 0.0]]])
+    drawn, mask = torch.full((1, 3, 2), -9.0), torch.ones(1, 3, 2, dtype=torch.bool)
+    for how, tokens in (("sequence_truncate", [3.0, 0.25, 3.0]), ("sequence_mask", [0.0, 0.0, 0.0])):
+        found = ops.importance(drawn + gap, drawn, mask, how, 0.25, 3.0)  # type: ignore[arg-type]
+        assert found.weight[0].tolist() == [[token] * 2 for token in tokens]
+        assert float(found.bounded) == 1.0
+    found = ops.importance(drawn + gap, drawn, mask, "sequence_mask", 0.0, 8.0)
+    assert found.weight[0, :, 0].tolist() == pytest.approx([math.exp(2), math.exp(-2), 0.0])
+
+
 # --- preferences ------------------------------------------------------------------------------------------------------
 
 
