@@ -29,6 +29,7 @@ from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.language.base import stacked
 from evopipe.language.generate import Sampling, generate
 from evopipe.language.hooks import reference
+from evopipe.ops.statistics import passes
 from evopipe.parallel import available_cpus
 from evopipe.regimes.dialogue import corrected, learn, of_round, redraws_of, sampling, scored_anew
 from evopipe.regimes.measures import Measures
@@ -132,7 +133,7 @@ class Rounds:
         self.seen: Sequence[Done] = ()  # the episodes of the last validation
         self.said: list[str] = []  # to be told
         self._warned = False
-        self.last: dict[str, float] = {}  # of the first member's last validation, its episodes' own metrics too
+        self.last: dict[str, Any] = {}  # of the first member's last validation, its episodes' own metrics too
 
     def first(self, member: Member) -> Member:
         return member
@@ -402,8 +403,20 @@ class Rounds:
         was reached, so that no member gains by failing."""
         note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))
+        return self.scored(cohorts, [self.held[int(i)] for i in index], index.tolist(), stopped, note)
+
+    def scored(
+        self, cohorts: Sequence[Cohort], tasks: Sequence[Mapping[str, Any]], index: Sequence[int],
+        stopped: Callable[[], bool], note: bool = False,
+    ) -> Episodes:  # fmt: skip
+        """Score members by these tasks, of these numbers; take note of it as a validation, if `note` says so.
+
+        Raises:
+            Stopped: `stopped` returned True.
+            EnvironmentFailed: see `check`.
+        """
         slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples
-        jobs = self.validation([self.held[int(i)] for i in index], slots, index.tolist())
+        jobs = self.validation(tasks, slots, index)
         done = self.check(self.play(cohorts, jobs, Purpose.EVALUATE, 0, stopped))
         self.seen = done
         failed = np.array([one.episode.termination_reason in FAILED for one in done])
@@ -413,8 +426,7 @@ class Rounds:
         right = np.array([one.episode.is_correct for one in done]).reshape(shape)
         lengths = np.array([_length(one) for one in done], dtype=np.int64).reshape(shape).sum(axis=2)
         self.last = {
-            "pass@1": float(right[0].mean()),
-            f"pass@{k}": float(right[0].any(axis=1).mean()),
+            **passes(right[0]),
             "failed": float(failed.mean()),
             **_means([one.episode.metrics for one in done[: len(index) * k]]),
         }

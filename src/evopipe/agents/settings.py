@@ -55,6 +55,11 @@ class Agents(Schema):
     mask: tuple[Reason, ...] = Field(
         (), description="reasons whose episodes teach nothing, beside `error` and `timeout`", strict=False
     )
+    overlap: Literal["keep", "leave_out", "error"] = Field(
+        "keep",
+        description="what becomes of tasks of validation or test that are learned from, too: `keep`, they are counted; "
+        "`leave_out`; `error`, they are named",
+    )
     samples: int = Field(1, ge=1, le=1024, description="episodes of each task in a validation")
     temperature: float = Field(0.0, ge=0.0, le=100.0, description="of validations; 0: the likeliest tokens")
     first: bool = Field(False, description="whether to validate before the first step")

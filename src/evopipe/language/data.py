@@ -14,6 +14,7 @@ functions.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,6 +134,23 @@ def _kind(value: Any) -> str:
     number = dict.fromkeys((int, float), "a number")
     names = {bool: "true or false", **number, list: "a list", dict: "an object", str: "a text"}
     return "null" if value is None else names.get(type(value), f"a value of type {type(value).__name__}")
+
+
+def same(one: Sequence[Any], others: Sequence[Any]) -> list[int]:
+    """Return which of the JSON data `others` are equal to one of `one`, by the hash of their bytes."""
+
+    def key(value: Any) -> bytes:
+        return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).digest()
+
+    known = {key(value) for value in one}
+    return [i for i, value in enumerate(others) if key(value) in known]
+
+
+def asked(row: Mapping[str, Any]) -> Any:
+    """Return what a row asks: its prompt, or its messages but for the assistant's."""
+    if "messages" in row:
+        return [message for message in row["messages"] if message["role"] != "assistant"]
+    return row.get("prompt")
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 
 from evopipe import rng
 from evopipe.errors import DataError
+from evopipe.language import data
 from evopipe.language.base import Base, stacked
 from evopipe.rng import Purpose
 from evopipe.schema.language import Form, LanguageConfig, TextFetch
@@ -123,11 +124,38 @@ def tokenise(
     splits = _split(kept, form, fetch, seed) if held_out is None else _halves(np.array(places), held_out)
     if any(not len(splits[name]) for name in SPLITS[: 3 if held_out is None else 2]):
         raise DataError(_too_few(rows, kept, form, cfg))
+    splits = _apart(kept, splits, fetch.overlap)
     if form == "labelled":
         answers = _with_others(kept, answers, splits)
     columns = tuple(_Ragged.of(list(column)) for column in zip(*answers, strict=True))
     left_out = len(rows) - len(kept)
     return Corpus(form, kept, _Ragged.of(prompts), columns, _Ragged.of(marks), splits, left_out, base.digest)
+
+
+def seen(rows: Sequence[Mapping[str, Any]], splits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return which rows of the splits that are held out ask what a row of training asks."""
+    of = {name: [data.asked(rows[i]) for i in index.tolist()] for name, index in splits.items()}
+    return {name: splits[name][data.same(of["train"], of[name])] for name in SPLITS[1:]}
+
+
+def _apart(rows: Sequence[Mapping[str, Any]], splits: dict[str, np.ndarray], overlap: str) -> dict[str, np.ndarray]:
+    """Treat held-out rows of which the prompt is learned from as `fetch.overlap` says."""
+    if overlap == "keep":
+        return splits
+    both = seen(rows, splits)
+    if overlap == "error" and any(map(len, both.values())):
+        named = [f"{name} row {i}: {data.asked(rows[i])!r:.60}" for name, index in both.items() for i in index.tolist()]
+        raise DataError(
+            f"fetch.overlap: {len(named)} held-out rows have a prompt that is learned from ({'; '.join(named[:5])}"
+            f"{'; …' if len(named) > 5 else ''}): remove them, or set it to leave_out"
+        )
+    left = {**splits, **{name: np.setdiff1d(splits[name], index) for name, index in both.items()}}
+    if empty := [name for name in SPLITS[1:] if len(splits[name]) and not len(left[name])]:
+        raise DataError(
+            f"fetch.overlap: every {empty[0]} row has a prompt that is learned from, and nothing is left: bring rows "
+            "with other prompts, or set it to keep"
+        )
+    return left
 
 
 def _with_others(

@@ -13,7 +13,7 @@ from evopipe.algos import Algorithm, get
 from evopipe.errors import ParamsError
 from evopipe.language import data, tasks
 from evopipe.language.base import Base, load_base, tokens_alone
-from evopipe.language.tokens import games, tokenise, write_corpus
+from evopipe.language.tokens import games, seen, tokenise, write_corpus
 from evopipe.params.text import LanguageParams
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.storage.files import write_json
@@ -60,9 +60,18 @@ def buffer(params: LanguageParams, folder: Path) -> list[str]:
         **({} if form == "games" else {"prompt_tokens": {"mean": float(lengths.mean()), "max": int(lengths.max())}}),
         **({"answer_tokens": {"mean": float(np.mean(answers)), "max": max(answers)}} if answers else {}),
     }
-    write_json(folder / layout.BUFFERED, stats)
     counts = ", ".join(f"{len(index)} {name}" for name, index in corpus.splits.items())
-    return [f"{layout.TOKENS}: {len(corpus.rows)} rows ({counts}), {corpus.left_out} too long and left out"]
+    told = [f"{layout.TOKENS}: {len(corpus.rows)} rows ({counts}), {corpus.left_out} too long and left out"]
+    if form != "games":
+        both = {name: len(index) for name, index in seen(corpus.rows, corpus.splits).items()}
+        stats["seen"] = both
+        if any(both.values()):
+            told.append(
+                f"{both['validation']} validation and {both['test']} test rows have a prompt that is learned from; "
+                "fetch.overlap: leave_out leaves them out"
+            )
+    write_json(folder / layout.BUFFERED, stats)
+    return told
 
 
 def form_of(params: LanguageParams) -> Form:

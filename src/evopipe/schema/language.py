@@ -140,6 +140,12 @@ class TextFetch(Schema):
     validation: float = Field(0.1, gt=0.0, lt=0.9, description="share of the rows that score members while they train")
     test: float = Field(0.1, gt=0.0, lt=0.9, description="share of the rows for the held-out evaluation alone")
 
+    overlap: Literal["keep", "leave_out", "error"] = Field(
+        "keep",
+        description="what becomes of held-out rows whose prompt is learned from, too: `keep`, they are counted; "
+        "`leave_out`; `error`, they are named",
+    )
+
     @model_validator(mode="after")
     def _some_left(self) -> Self:
         if self.validation + self.test > 0.95:

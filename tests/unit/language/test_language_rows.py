@@ -415,7 +415,9 @@ def test_best_of_is_whether_any_of_a_prompts_completions_is_right() -> None:
     found = _pass_at(Completer(spec, corpus, judge), spec, members[1], index, 3, lambda: False)
     right = [int(corpus.rows[i]["answer"]) % 4 != 0 for i in index.tolist()]
     assert 0 < sum(right) < 8
-    assert found == {"best_of_3": pytest.approx(np.mean(right))}
+    assert found["best_of_3"] == found["pass@3"] == pytest.approx(np.mean(right))
+    assert found["pass@1"] == pytest.approx(np.mean(right) / 3)
+    assert found["pass@2"] == pytest.approx(np.mean(right) * 2 / 3)
     assert len(calls) == 24
 
 
