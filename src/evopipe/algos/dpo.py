@@ -45,7 +45,7 @@ class Config(AlgoConfig):
     loss: Literal["dpo", "simpo", "orpo"] = hyper("dpo", doc="what is learned from a pair; only `dpo` needs the base")
     beta: float = hyper(0.1, doc="β, how much a difference from the base counts; of `orpo`, the weight of its first "
         "term", raising="stays nearer to it", evolvable=True, gt=0)  # fmt: skip
-    gamma: float = hyper(0.5, doc="γ, by how much the chosen completion is to win in `simpo`",
+    margin: float = hyper(0.5, doc="γ, by how much the chosen completion is to win in `simpo`",
         raising="moves them further apart", evolvable=True, ge=0)  # fmt: skip
     nll_alpha: float = hyper(1.0, doc="α, weight of the chosen completion's own probability",
         raising="imitates it more", evolvable=True, ge=0)  # fmt: skip
@@ -63,7 +63,7 @@ def asks(cfg: Config) -> frozenset[str]:
 
 def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Preference:
     """Return each pair's loss and margin, `[P, n]`. In the batch, the n chosen completions come before the n rejected
-    ones. `beta`, `gamma` and `nll_alpha` of `hp` are `[P]`."""
+    ones. `beta`, `margin` and `nll_alpha` of `hp` are `[P]`."""
     if cfg.loss == "dpo":
         chosen, rejected = _language.completion_sums(now.log_prob, batch)
         tokens = batch.mask.sum(dim=-1)[:, : chosen.shape[1]]
@@ -71,16 +71,16 @@ def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Pre
         return ops.preference(chosen, rejected, reference, tokens, hp["beta"], hp["nll_alpha"])
     chosen, rejected = _language.completion_means(now.log_prob, batch)
     if cfg.loss == "simpo":
-        found = ops.length_free(chosen, rejected, hp["beta"], hp["gamma"])
+        found = ops.length_free(chosen, rejected, hp["beta"], hp["margin"])
     else:
         found = ops.odds_ratio(chosen, rejected, hp["beta"])
     return found._replace(loss=found.loss - hp["nll_alpha"][:, None] * chosen)
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the negative loss of each pair, `[P, n]`, with β, γ and α of `params.yaml`: members' own would not be
+    """Return the negative loss of each pair, `[P, n]`, with β, γ (`margin`) and α of `params.yaml`: members' own would not be
     comparable."""
-    own = {name: getattr(cfg, name) + 0.0 * hp[name] for name in ("beta", "gamma", "nll_alpha")}
+    own = {name: getattr(cfg, name) + 0.0 * hp[name] for name in ("beta", "margin", "nll_alpha")}
     return -preference(cfg, now, batch, own).loss
 
 

@@ -207,7 +207,7 @@ def means(own: Scores, mask: np.ndarray) -> list[float]:
 def test_losses_without_a_base_by_their_equations(kind: str, alpha: float) -> None:
     """SimPO, eq. 6, and ORPO, eq. 6 and 7, whose λ is β; rows 0 to 2 were chosen, 3 to 5 rejected. The base's numbers
     are not there."""
-    unlike = {"beta": [2.0, 0.5], "gamma": [0.5, 1.0], "nll_alpha": [alpha, alpha]}
+    unlike = {"beta": [2.0, 0.5], "margin": [0.5, 1.0], "nll_alpha": [alpha, alpha]}
     algo, (cfg, hp) = algorithm("dpo"), settings("dpo", unlike, loss=kind)
     text, now = batch(2)
     text = replace(text, reference=None)
@@ -224,14 +224,14 @@ def test_losses_without_a_base_by_their_equations(kind: str, alpha: float) -> No
         return found
 
     def expected(p: int, own: Scores) -> float:
-        return float(np.mean(pairs(p, own, *(float(hp[name][p]) for name in ("beta", "gamma", "nll_alpha")))))
+        return float(np.mean(pairs(p, own, *(float(hp[name][p]) for name in ("beta", "margin", "nll_alpha")))))
 
     compare(lambda scores: algo.loss(cfg, hp, scores, text), expected, now)
     scores = TokenScores(now, torch.zeros_like(now), None)
     fit, told = algo.fitness(cfg, hp, scores, text), algo.figures(cfg, hp, scores, text)
     for p in range(P):
         own, each = now[p].numpy(), means(now[p].numpy(), text.mask[p].numpy())
-        alike = pairs(p, own, cfg.beta, cfg.gamma, cfg.nll_alpha)
+        alike = pairs(p, own, cfg.beta, cfg.margin, cfg.nll_alpha)
         assert (-fit[p]).tolist() == pytest.approx(alike)
         assert told["accuracy"][p].tolist() == [float(w > r) for w, r in zip(each[:3], each[3:], strict=True)]
 
