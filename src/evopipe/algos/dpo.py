@@ -78,7 +78,7 @@ def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Pre
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the negative loss of each pair, `[P, n]`, with β, γ (`margin`) and α of `params.yaml`: members' own would not be
+    """Return the negative loss of each pair, `[P, n]`, with β, γ and α of `params.yaml`: members' own would not be
     comparable."""
     own = {name: getattr(cfg, name) + 0.0 * hp[name] for name in ("beta", "margin", "nll_alpha")}
     return -preference(cfg, now, batch, own).loss
