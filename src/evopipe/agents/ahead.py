@@ -94,7 +94,7 @@ class Ahead:
 
         Those that members have at the tick `now` are left out: whoever goes on has them.
         """
-        found = {}
+        found: dict[str, Tensor] = {}
         for tick, each in self._rounds.items():
             if each.version == now:
                 continue

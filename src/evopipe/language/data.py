@@ -61,8 +61,7 @@ def check_row(row: Any, form: str, where: str) -> None:
         if not any(message["role"] == "assistant" for message in row["messages"]):
             raise DataError(f"{where}: messages: none is the assistant's: there is nothing to learn")
         return
-    fields = FIELDS["preference"] if form == "labelled" and is_pair(row) else FIELDS[form]
-    for name in fields:
+    for name in FIELDS["preference" if form == "labelled" and is_pair(row) else form]:
         if name not in row:
             has = ", ".join(map(str, row)) or "nothing"
             raise DataError(f"{where}: has no field {name!r}, which {form} rows must have (it has {has}): add it")

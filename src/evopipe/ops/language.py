@@ -64,7 +64,8 @@ def group_advantages(reward: Tensor, group: Tensor, present: Tensor, baseline: B
 def without_spread(reward: Tensor, size: int) -> Tensor:
     """Return which groups of `size` adjacent rewards `[P, B]` are of equal ones, `[P, B / size]` bool."""
     groups = reward.unflatten(1, (-1, size))
-    return (groups == groups[..., :1]).all(dim=-1)
+    equal: Tensor = (groups == groups[..., :1]).all(dim=-1)
+    return equal
 
 
 def refill(empty: Tensor, full: Tensor) -> Tensor:

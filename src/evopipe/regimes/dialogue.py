@@ -344,15 +344,11 @@ def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, 
     assert text.log_prob is not None
     assert text.advantage is not None
     assert drawn is not None
-    cfg = spec.algo_config  # a user's own algorithm may lack these keys
-    how, low, high = (
-        getattr(cfg, f"correction{name}", value)
-        for name, value in (("", "sequence_mask"), ("_low", 0.0), ("_high", 3.0))
-    )
-    found, drift = (
-        ops.importance(text.log_prob, drawn, text.mask, how, low, high),
-        ops.drift(text.log_prob, drawn, text.mask),
-    )
+    cfg: Any = spec.algo_config  # a user's own algorithm may lack these keys
+    how: ops.Correction = getattr(cfg, "correction", "sequence_mask")
+    low, high = getattr(cfg, "correction_low", 0.0), getattr(cfg, "correction_high", 3.0)
+    found = ops.importance(text.log_prob, drawn, text.mask, how, low, high)
+    drift = ops.drift(text.log_prob, drawn, text.mask)
     probe.note(cohort, {"completions/drift": drift, "completions/bounded": found.bounded})
     return replace(text, advantage=text.advantage * found.weight), drift
 
