@@ -16,7 +16,7 @@ from torch import Tensor
 from evopipe import algos, rng
 from evopipe.agents import records
 from evopipe.agents.blocking import Processes
-from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, RolloutEngine
+from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, Outside, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
 from evopipe.agents.rows import AdvantageSettings, RolloutBatch, RoundTrajectory, advantages, batch_of
 from evopipe.agents.settings import Agents
@@ -97,7 +97,7 @@ class Rounds:
     """The regime (see `run.regime.Regime`) of agents, which learn from `tasks` and are validated on the tasks `held`
     back.
 
-    Episodes are written to a folder, if one is given.
+    Episodes are written to a folder, if one is given. Agents that run elsewhere ask their model at `outside`.
     """
 
     warm = 0
@@ -106,6 +106,7 @@ class Rounds:
     def __init__(
         self, spec: TextSpec, clock: Clock, agents: Agents, make: Callable[..., Workflow],
         tasks: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], folder: Path | None = None,
+        outside: Outside | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.clock, self.agents, self.whole = spec, clock, agents, True
         places, most = spec.base.places, spec.language.max_completion
@@ -114,7 +115,7 @@ class Rounds:
                 f"data.max_response_length: completions of {most} tokens leave no place for a prompt, {spec.base.name} "
                 f"has places for {places} tokens; lower it"
             )
-        self.make, self.tasks, self.held, self.folder = make, tasks, held, folder
+        self.make, self.tasks, self.held, self.folder, self.outside = make, tasks, held, folder, outside
         self.tokens = Tokens(spec.base)
         self.processes = Processes(min(agents.workers, available_cpus()))
         self.cohorts: Sequence[Cohort] = []
@@ -161,16 +162,25 @@ class Rounds:
         Raises:
             Stopped: `stopped` returned True.
         """
-        language = self.spec.language
-        places = self.spec.base.places
-        longest = language.max_prompt if places is None else max(1, places - language.max_completion)
-        limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
         decoder = partial(_decode, self.spec, cohorts, purpose, when)
-        engine = RolloutEngine(self.make, self.tokens, limits, decoder, self.agents, self.processes)
+        engine = RolloutEngine(
+            self.make, self.tokens, self.limits, decoder, self.agents, self.processes, outside=self.outside
+        )
         try:
             return engine.run(jobs, stopped)
         except Cancelled:
             raise Stopped from None
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of every completion."""
+        language, places = self.spec.language, self.spec.base.places
+        longest = language.max_prompt if places is None else max(1, places - language.max_completion)
+        return Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
+
+    def decoder(self, member: Member) -> Callable[[Sequence[Request]], list[Reply]]:
+        """Return what answers requests to a member as it is, drawn as in validations."""
+        return partial(_decode, self.spec, self.spec.form_alone(member), Purpose.EVALUATE, 0)
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
         """Return these episodes, unless too many failed.
@@ -382,6 +392,8 @@ class Rounds:
 
     def close(self) -> None:
         self.processes.close()
+        if self.outside is not None:
+            self.outside.close()
 
 
 def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
