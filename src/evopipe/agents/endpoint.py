@@ -15,7 +15,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from aiohttp import web
 from evopipe.agents import protocol
 from evopipe.agents.model import Model, Prompt, Reply, Request
 from evopipe.agents.protocol import ChatAsked, Refused, TextAsked
-from evopipe.agents.types import Message, ModelOutput, Step, TerminationEvent, TerminationReason
+from evopipe.agents.types import Message, ModelOutput, Step, TerminationEvent, TerminationReason, Trajectory
 from evopipe.errors import DataError, UsageError, text_of
 from evopipe.language import tool_calls
 
@@ -36,6 +36,7 @@ QUEUE = 4096  # completions that are waited for at a time
 _READING, _WRITING = 10.0, 30.0  # seconds that a client may take to send its body, and to take in a stream
 _CLOSING = 1.0  # seconds that requests have to end when the endpoint closes
 _GATHER = 0.003  # seconds in which requests that are to share a wave come
+_ASK = 0.1  # seconds between two looks at whether to stop
 _HELD = 1024  # sessions that are kept, where clients name them
 _FULL = {"Retry-After": "1"}
 
@@ -66,6 +67,11 @@ class Session:
         self.over: TerminationReason | None = None  # why no more could be written, if a request asked for too much
         self.counts: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """What was asked here, as a trajectory."""
+        return Trajectory(uid=self.name, steps=self.steps)
 
     async def chat(self, asked: ChatAsked) -> list[Answer]:
         """Complete a chat.
@@ -380,6 +386,34 @@ def _hash(text: str) -> str:
 def number(name: str) -> int:
     """Return a number in [0, 2⁶²) that a session's name makes."""
     return int(_hash(name)[:16], 16) >> 2
+
+
+async def serve(
+    make: Callable[[str, Callable[[Request], Awaitable[Reply]]], Model],
+    decode: Callable[[Sequence[Request]], Sequence[Reply]], served: str, port: int,
+    ready: Callable[[Connection], None], stopped: Callable[[], bool],
+) -> list[Session]:  # fmt: skip
+    """Serve clients that come and go until `stopped` returns True; return their sessions, the last `_HELD` ones.
+
+    Args:
+        make: makes the model of a session from its key and a function that submits requests.
+        decode: answers requests, in order.
+        served: the model's name.
+        port: see `Endpoint.serving`.
+        ready: is called with where the endpoint is.
+        stopped: is asked repeatedly.
+    """
+    waves = Waves(decode)
+    endpoint = Endpoint(served, lambda key: Session(key, make(key, waves.submit)))
+    async with endpoint.serving(port):
+        decoding = asyncio.create_task(waves.run())
+        try:
+            ready(endpoint.connection())
+            while not stopped() and not decoding.done():
+                await asyncio.sleep(_ASK)
+        finally:
+            decoding.cancel()
+    return list(endpoint.sessions.values())
 
 
 class Waves:

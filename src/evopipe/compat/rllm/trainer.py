@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import inspect
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +19,11 @@ from evopipe import layout, rng
 from evopipe.agents import records
 from evopipe.agents.data import Tasks
 from evopipe.agents.elsewhere import on_ray
+from evopipe.agents.engine import Done, EpisodeJob
 from evopipe.agents.environment import BaseEnv
+from evopipe.agents.model import Model, Reply, Request, Sampled
 from evopipe.agents.rounds import Rounds
+from evopipe.agents.types import Episode, TerminationReason
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
 from evopipe.compat.rllm.config import resolve
 from evopipe.core.member import Member
@@ -237,6 +241,43 @@ class AgentTrainer:
             jobs = regime.validation(given.data, [member.slot], range(len(given)))
             done = regime.play(regime.spec.form_alone(member), jobs, Purpose.EVALUATE, 0)
             return [records.record(one, regime.spec.base, regime.masked) for one in done]
+
+    def serve(
+        self, port: int = 0, ready: Callable[[Any], None] = lambda connection: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Serve the base, or the first member of `population.start`, to clients of OpenAI's API on loopback.
+
+        Args:
+            port: where; 0: any port that is free.
+            ready: is called with the `Connection` that clients are made with.
+            stopped: is asked repeatedly whether to stop.
+
+        Returns:
+            The sessions that clients named, as episodes.
+
+        Raises:
+            UsageError: the port is taken.
+            MissingInputError: the extra `serve` is not installed.
+        """
+        need_package("aiohttp", "serve", "an endpoint")
+        from evopipe.agents.endpoint import number, serve
+
+        with self._idle() as (regime, member):
+            how = Sampled(regime.agents.temperature)
+
+            def make(key: str, submit: Callable[[Request], Awaitable[Reply]]) -> Model:
+                return Model(regime.tokens, submit, member.slot, number(key), how, regime.limits, None, 0)
+
+            served = self.resolved.agents.served
+            sessions = asyncio.run(serve(make, regime.decoder(member), served, port, ready, stopped))
+            found = []
+            for session in sessions:
+                job = EpisodeJob(member.slot, 0, f"{session.name}:0", {}, how)
+                episode = Episode(job.uid, {}, TerminationReason.UNKNOWN, trajectories=[session.trajectory])
+                episode.info["endpoint"] = dict(sorted(session.counts.items()))
+                found.append(Done(job, episode, 1, session.model.entropies))
+            return [records.record(one, regime.spec.base, regime.masked) for one in found]
 
     @contextmanager
     def _idle(self) -> Iterator[tuple[Rounds, Member]]:
