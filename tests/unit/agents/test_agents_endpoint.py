@@ -15,9 +15,10 @@ import pytest
 
 pytest.importorskip("transformers")
 pytest.importorskip("aiohttp")
-openai = pytest.importorskip("openai")
+pytest.importorskip("openai")
 
 import httpx
+import openai
 from openai import AsyncOpenAI, OpenAI
 
 import evopipe
@@ -213,7 +214,8 @@ def test_tools_are_offered_called_and_answered(served: Served, http: httpx.Clien
     asking = client(served, "tools", http)
     found = next(
         found for seed in range(200)
-        if (found := ask(asking, seed=seed, tools=[LOOKUP], max_tokens=1, return_token_ids=True)).choices[0].message.tool_calls
+        if (found := ask(asking, seed=seed, tools=[LOOKUP], max_tokens=1, return_token_ids=True))
+        .choices[0].message.tool_calls
     )  # fmt: skip
     (choice,) = found.choices
     (call,) = choice.message.tool_calls
