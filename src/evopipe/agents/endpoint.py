@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from aiohttp import web
 
@@ -66,6 +66,7 @@ class Session:
         self.steps: list[Step] = []
         self.over: TerminationReason | None = None  # why no more could be written, if a request asked for too much
         self.counts: Counter[str] = Counter()
+        self.open: set[asyncio.Task[Any]] = set()  # that answer requests
         self._asked: Counter[str] = Counter()
 
     @property
@@ -182,10 +183,13 @@ class Endpoint:
             except OSError as error:
                 raise UsageError(f"port {port} cannot be listened on ({error.strerror}): choose another") from None
             self.port = int(runner.addresses[0][1])
-            self._attempts.clear()
             yield
         finally:
             await runner.cleanup()
+
+    def begin(self) -> None:
+        """Begin a round: its episodes' names may be those of another one."""
+        self._attempts.clear()
 
     def connection(self, key: str | None = None) -> Connection:
         """Return where a session is found; None: one for each request, or as its header says."""
@@ -194,7 +198,8 @@ class Endpoint:
 
     @contextlib.contextmanager
     def session(self, name: str, model: Model) -> Iterator[tuple[Session, Connection]]:
-        """Open the session of an episode; with the context it is over. Another attempt of that name draws anew."""
+        """Open the session of an episode; with the context it is over, and what is still asked ends without an answer.
+        Another attempt of that name draws anew."""
         key = secrets.token_urlsafe(12)
         session = Session(f"{name}-{self._attempts[name]}", model)
         self._attempts[name] += 1
@@ -203,6 +208,8 @@ class Endpoint:
             yield session, self.connection(key)
         finally:
             del self.sessions[key]
+            for task in session.open:
+                task.cancel()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -253,14 +260,18 @@ class Endpoint:
             raise Refused(408, f"the body did not come within {_READING:g} seconds") from None
 
     @contextlib.contextmanager
-    def _room(self, n: int) -> Iterator[None]:
+    def _room(self, session: Session, n: int) -> Iterator[None]:
+        """Hold a place for n completions while a session waits for them."""
         if self._open + n > QUEUE:
             raise Refused(429, f"{self._open} completions are waited for, of at most {QUEUE}: ask later")
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._open += n
+        session.open.add(task)
         try:
             yield
         finally:
             self._open -= n
+            session.open.discard(task)
 
     async def _models(self, request: web.Request) -> web.Response:
         about = {"id": self.served, "object": "model", "created": 0, "owned_by": "evopipe"}
@@ -274,7 +285,7 @@ class Endpoint:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
         asked = protocol.asked(ChatAsked, await self._body(request), self.served)
-        with self._room(asked.n or 1):
+        with self._room(session, asked.n or 1):
             found = await session.chat(asked)
         base = session.model.tokens.base
         head = self._head("chat.completion", "chatcmpl", session, found)
@@ -298,7 +309,7 @@ class Endpoint:
         asked = protocol.asked(TextAsked, await self._body(request), self.served)
         if not (prompts := asked.prompts):
             raise Refused(400, "prompt: is empty", "prompt")
-        with self._room(len(prompts) * (asked.n or 1)):
+        with self._room(session, len(prompts) * (asked.n or 1)):
             found = [each for prompt in await session.text(asked) for each in prompt]
         base = session.model.tokens.base
         head = self._head("text_completion", "cmpl", session, found)

@@ -112,6 +112,7 @@ class Outside(Protocol):
     once there was none for `settle` seconds."""
 
     settle: float
+    loop: asyncio.AbstractEventLoop  # in which all rounds run
 
     def serving(self) -> AbstractAsyncContextManager[Any]:
         """Make a context that is open in the engine's loop while episodes run."""
@@ -366,14 +367,15 @@ _GRACE = 0.25  # seconds that tasks have to end at a loop's end
 def _run_here(work: Coroutine[Any, Any, _T], engine: RolloutEngine) -> _T:
     """Run an engine's coroutine to its end: in another thread where this one has a loop that runs, as in a notebook, or
     where alarms cannot end what blocks it. Raises EnvironmentFailed if users' code blocks that thread for too long."""
+    loop = None if engine.outside is None else engine.outside.loop
     if _can_ring():
-        return _run(work)
+        return _run(work, loop)
     over = threading.Event()
     found: list[tuple[_T, None] | tuple[None, BaseException]] = []
 
     def run() -> None:
         try:
-            found.append((_run(work), None))
+            found.append((_run(work, loop), None))
         except BaseException as error:
             found.append((None, error))
         over.set()
@@ -409,9 +411,10 @@ def _can_ring() -> bool:
     return False
 
 
-def _run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Like `asyncio.run`, which waits for ever for a task that will not be cancelled, and for threads that hang."""
-    loop = asyncio.new_event_loop()
+def _run(work: Coroutine[Any, Any, _T], lasting: asyncio.AbstractEventLoop | None = None) -> _T:
+    """Like `asyncio.run`, which waits for ever for a task that will not be cancelled, and for threads that hang. A loop
+    that is `lasting` stays open, with what else runs in it."""
+    loop = lasting or asyncio.new_event_loop()
     loop.set_task_factory(task_of)
     main = loop.create_task(work)
     try:
@@ -423,8 +426,9 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
                 loop.run_until_complete(main)
         raise
     finally:
-        try:
-            loop.run_until_complete(stop(asyncio.all_tasks(loop), _GRACE))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            loop.close()
+        if lasting is None:
+            try:
+                loop.run_until_complete(stop(asyncio.all_tasks(loop), _GRACE))
+                loop.run_until_complete(loop.shutdown_asyncgens())
+            finally:
+                loop.close()

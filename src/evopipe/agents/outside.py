@@ -9,9 +9,8 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -77,14 +76,32 @@ class OutsideAgents:
     settle = 0.002
 
     def __init__(self, flow: Flow, served: str, reward_fn: Callable[..., Any] | None = None) -> None:
-        self.flow, self.reward_fn, self.endpoint, self._loop = flow, reward_fn, Endpoint(served), Loop()
-        self.make = partial(OutsideWorkflow, flow=flow, endpoint=self.endpoint, loop=self._loop, reward_fn=reward_fn)
+        self.endpoint, self._agents, self._open = Endpoint(served), Loop(), contextlib.AsyncExitStack()
+        self.make = partial(OutsideWorkflow, flow=flow, endpoint=self.endpoint, loop=self._agents, reward_fn=reward_fn)
+        # The rounds' own loop, one for all of them, so that clients keep their connections.
+        self.loop = asyncio.new_event_loop()
 
-    def serving(self) -> AbstractAsyncContextManager[None]:
-        return self.endpoint.serving()
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        if not self.endpoint.port:
+            await self._open.enter_async_context(self.endpoint.serving())
+        self.endpoint.begin()
+        yield
 
     def close(self) -> None:
-        self._loop.close()
+        self._agents.close()
+        if not self.loop.is_running():  # else what blocks it was left behind
+            # In a thread, for this one may have a loop that runs.
+            ending = threading.Thread(target=self._end, name="evopipe-endpoint")
+            ending.start()
+            ending.join()
+
+    def _end(self) -> None:
+        try:
+            self.loop.run_until_complete(self._open.aclose())
+            self.loop.run_until_complete(stop(asyncio.all_tasks(self.loop), _GRACE))
+        finally:
+            self.loop.close()
 
 
 class OutsideWorkflow(Workflow):
