@@ -227,9 +227,12 @@ class Endpoint:
             response: web.StreamResponse = await handler(request)
             self.counts[str(response.status)] += 1
             return response
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             self.counts["closed"] += 1
             raise
+        except ConnectionError:
+            self.counts["closed"] += 1
+            return web.Response(status=400)  # nobody reads it
         except Exception as error:
             refused = _refused(error)
         self.counts[str(refused.status)] += 1
@@ -366,7 +369,9 @@ class Endpoint:
                     await response.write(b"data: " + json.dumps({**head, **chunk}).encode() + b"\n\n")
                 await response.write(b"data: [DONE]\n\n")
                 await response.write_eof()
-        except TimeoutError:  # nobody reads it
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
             raise ConnectionResetError("a stream was not read") from None
         return response
 
