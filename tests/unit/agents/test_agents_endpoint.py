@@ -23,6 +23,7 @@ from openai import AsyncOpenAI, OpenAI
 
 import evopipe
 from endpoints import LOOKUP, SMALL, TASKS, Served, call_of, serving, tool_base
+from evopipe.agents import rounds
 from evopipe.agents.endpoint import LARGEST
 
 ASK = [{"role": "user", "content": "12"}]
@@ -404,6 +405,27 @@ def test_agents_that_ask_over_http_are_trained_whatever_they_are(tmp_path: Path)
         rows[name] = [(path.name, path.read_bytes()) for path in files]
     assert rows["async"] == rows["plain"] == rows["program"]  # to the last bit
     assert any(each["trajectories"][0]["reward"] for each in episodes)
+
+
+def test_requests_of_all_sessions_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    waves: list[int] = []
+    decode = rounds._decode
+
+    def counted(*args: Any) -> Any:
+        waves.append(len(args[-1]))
+        return decode(*args)
+
+    monkeypatch.setattr(rounds, "_decode", counted)
+    tasks = [{"digits": f"{n:02d}"} for n in range(32)]
+    played = trainer(copies).play(tasks)
+    assert waves == [32, 32]
+    waves.clear()
+    alone = trainer(copies, **{"agents.at_once": 1}).play(tasks[:4])
+    assert waves == [1] * 8
+    ids = [[step["model_output"]["completion_ids"] for step in each["trajectories"][0]["steps"]] for each in played]
+    assert ids[:4] == [
+        [step["model_output"]["completion_ids"] for step in each["trajectories"][0]["steps"]] for each in alone
+    ]
 
 
 def test_an_agent_that_fails_fails_alone_and_says_why(tmp_path: Path) -> None:
