@@ -58,7 +58,7 @@ class Answer(NamedTuple):
     finish: str
 
 
-class Session:
+class AgentSession:
     """The requests of one episode. `name` fixes its draws."""
 
     def __init__(self, name: str, model: Model) -> None:
@@ -152,10 +152,10 @@ class Endpoint:
     """
 
     def __init__(
-        self, served: str = SERVED, find: Callable[[str], Session] | None = None, token: str | None = None
+        self, served: str = SERVED, find: Callable[[str], AgentSession] | None = None, token: str | None = None
     ) -> None:
         self.served, self._find, self.token = served, find, token or secrets.token_urlsafe(32)
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, AgentSession] = {}
         self.counts: Counter[str] = Counter()  # of answers by status; and `closed`, by clients that did not wait
         self.port = 0
         self._attempts: Counter[str] = Counter()
@@ -197,11 +197,11 @@ class Endpoint:
         return Connection(f"http://{HOST}:{self.port}{path}", self.token, self.served)
 
     @contextlib.contextmanager
-    def session(self, name: str, model: Model) -> Iterator[tuple[Session, Connection]]:
+    def session(self, name: str, model: Model) -> Iterator[tuple[AgentSession, Connection]]:
         """Open the session of an episode; with the context it is over, and what is still asked ends without an answer.
         Another attempt of that name draws anew."""
         key = secrets.token_urlsafe(12)
-        session = Session(f"{name}-{self._attempts[name]}", model)
+        session = AgentSession(f"{name}-{self._attempts[name]}", model)
         self._attempts[name] += 1
         self.sessions[key] = session
         try:
@@ -239,7 +239,7 @@ class Endpoint:
         headers = _FULL if refused.status == 429 else None
         return web.json_response(refused.body, status=refused.status, headers=headers)
 
-    def _session(self, request: web.Request) -> Session:
+    def _session(self, request: web.Request) -> AgentSession:
         key = request.match_info.get("session") or request.headers.get(HEADER)
         if (found := self.sessions.get(key or "")) is not None:
             return found
@@ -263,7 +263,7 @@ class Endpoint:
             raise Refused(408, f"the body did not come within {_READING:g} seconds") from None
 
     @contextlib.contextmanager
-    def _room(self, session: Session, n: int) -> Iterator[None]:
+    def _room(self, session: AgentSession, n: int) -> Iterator[None]:
         """Hold a place for n completions while a session waits for them."""
         if self._open + n > QUEUE:
             raise Refused(429, f"{self._open} completions are waited for, of at most {QUEUE}: ask later")
@@ -330,7 +330,7 @@ class Endpoint:
             return await self._stream(request, head, [*chunks, *([{"choices": [], "usage": usage}] * asked.usage)])
         return web.json_response({**head, "choices": choices, "usage": usage})
 
-    def _head(self, kind: str, prefix: str, session: Session, found: Sequence[Answer]) -> dict[str, Any]:
+    def _head(self, kind: str, prefix: str, session: AgentSession, found: Sequence[Answer]) -> dict[str, Any]:
         number = _hash(f"{session.name}:{session.counts['completions']}")[:24]
         return {"id": f"{prefix}-{number}", "object": kind, "created": int(time.time()), "model": self.served}
 
@@ -408,7 +408,7 @@ async def serve(
     make: Callable[[str, Callable[[Request], Awaitable[Reply]]], Model],
     decode: Callable[[Sequence[Request]], Sequence[Reply]], served: str, port: int,
     ready: Callable[[Connection], None], stopped: Callable[[], bool],
-) -> list[Session]:  # fmt: skip
+) -> list[AgentSession]:  # fmt: skip
     """Serve clients that come and go until `stopped` returns True; return their sessions, the last `_HELD` ones.
 
     Args:
@@ -420,7 +420,7 @@ async def serve(
         stopped: is asked repeatedly.
     """
     waves = Waves(decode)
-    endpoint = Endpoint(served, lambda key: Session(key, make(key, waves.submit)))
+    endpoint = Endpoint(served, lambda key: AgentSession(key, make(key, waves.submit)))
     async with endpoint.serving(port):
         decoding = asyncio.create_task(waves.run())
         try:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from evopipe.agents.types import Message, ModelOutput
 from evopipe.language.base import Base
 from evopipe.language.hub import first_line
-from evopipe.language.tool_calls import Said
+from evopipe.language.tool_calls import Spoken
 
 _PIECES = 64  # of a streamed completion, at most
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -124,7 +124,7 @@ class TextAsked(_Asked):
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
             return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+        return list(self.prompt)
 
 
 _Form = TypeVar("_Form", bound=_Asked)
@@ -159,7 +159,7 @@ def _message(message: Mapping[str, Any], where: str) -> Message:
     role = _ROLES.get(str(message.get("role")))
     if role is None:
         raise Refused(400, f"{where}.role: {message.get('role')!r:.60} is none of {', '.join(_ROLES)}", "messages")
-    found = {"role": role, "content": _content(message.get("content"), f"{where}.content")}
+    found: Message = {"role": role, "content": _content(message.get("content"), f"{where}.content")}
     found |= {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
     calls = message.get("tool_calls") or []
     if calls and role == "assistant":
@@ -205,7 +205,7 @@ def usage(outs: Sequence[ModelOutput], prompts: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def answer(said: Said, ids: Sequence[str]) -> dict[str, Any]:
+def answer(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
     """Return a completion as the assistant's message, whose calls have these ids."""
     message: dict[str, Any] = {"role": "assistant", "content": said.content if said.content or not said.calls else None}
     if said.calls:

@@ -23,21 +23,21 @@ _ASKED = (
 )
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A call of a tool, with its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
-class Said(NamedTuple):
+class Spoken(NamedTuple):
     """What a completion says: a text, and calls of tools."""
 
     content: str
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
 
 
-def read(text: str, tools: Sequence[Mapping[str, Any]]) -> Said:
+def read(text: str, tools: Sequence[Mapping[str, Any]]) -> Spoken:
     """Find the calls in a completion, in the forms that chat templates teach.
 
     These are `<tool_call>` with JSON (Hermes, Qwen) or with `<function=…><parameter=…>` (Qwen's coders), and a
@@ -46,7 +46,7 @@ def read(text: str, tools: Sequence[Mapping[str, Any]]) -> Said:
     """
     known = {str(tool["function"]["name"]): tool["function"] for tool in tools}
     if not known:
-        return Said(text, ())
+        return Spoken(text, ())
     tagged = list(_TAGGED.finditer(text))
     if tagged:
         found = [_tagged(each.group(1), known) for each in tagged]
@@ -54,10 +54,10 @@ def read(text: str, tools: Sequence[Mapping[str, Any]]) -> Said:
     else:
         found, content = _bare(text.strip().removeprefix(_LISTED).strip(), known), ""
     calls = tuple(call for call in found if call is not None)
-    return Said(content, calls) if calls and len(calls) == len(found) else Said(text, ())
+    return Spoken(content, calls) if calls and len(calls) == len(found) else Spoken(text, ())
 
 
-def _tagged(text: str, known: Mapping[str, Any]) -> Call | None:
+def _tagged(text: str, known: Mapping[str, Any]) -> ToolCall | None:
     if (function := _FUNCTION.fullmatch(text)) is None:
         return _of_json(text, known)
     name = function.group(1).strip()
@@ -66,7 +66,7 @@ def _tagged(text: str, known: Mapping[str, Any]) -> Call | None:
     parameters = known[name].get("parameters") or {}
     kinds = parameters.get("properties") or {}
     arguments = {key.strip(): value for key, value in _PARAMETER.findall(function.group(2))}
-    return Call(name, json.dumps({key: _value(value, kinds.get(key)) for key, value in arguments.items()}))
+    return ToolCall(name, json.dumps({key: _value(value, kinds.get(key)) for key, value in arguments.items()}))
 
 
 def _value(text: str, kind: Any) -> Any:
@@ -78,14 +78,14 @@ def _value(text: str, kind: Any) -> Any:
         return text
 
 
-def _bare(text: str, known: Mapping[str, Any]) -> list[Call | None]:
+def _bare(text: str, known: Mapping[str, Any]) -> list[ToolCall | None]:
     if (named := _NAMED.fullmatch(text)) is not None:
         return [_call({"name": named.group(1), "arguments": _parsed(named.group(2))}, known)]
     found = _parsed(text)
     return [_call(each, known) for each in found] if isinstance(found, list) else [_call(found, known)]
 
 
-def _of_json(text: str, known: Mapping[str, Any]) -> Call | None:
+def _of_json(text: str, known: Mapping[str, Any]) -> ToolCall | None:
     return _call(_parsed(text), known)
 
 
@@ -96,13 +96,13 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _call(found: Any, known: Mapping[str, Any]) -> Call | None:
+def _call(found: Any, known: Mapping[str, Any]) -> ToolCall | None:
     if not isinstance(found, dict) or not isinstance(found.get("name"), str) or found["name"] not in known:
         return None
     arguments = found.get("arguments", found.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = _parsed(arguments)
-    return Call(found["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    return ToolCall(found["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
 
 
 def key(message: Message) -> list[list[Any]]:

@@ -19,7 +19,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
     },
 }
-ONE = tool_calls.Call("add", '{"a": 1, "b": "2"}')
+ONE = tool_calls.ToolCall("add", '{"a": 1, "b": "2"}')
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ ONE = tool_calls.Call("add", '{"a": 1, "b": "2"}')
     ],
 )
 def test_a_call_is_read_in_every_form(text: str, content: str) -> None:
-    assert tool_calls.read(text, [TOOL]) == tool_calls.Said(content, (ONE,))
-    assert tool_calls.read(text, []) == tool_calls.Said(text, ())  # nobody offered one
+    assert tool_calls.read(text, [TOOL]) == tool_calls.Spoken(content, (ONE,))
+    assert tool_calls.read(text, []) == tool_calls.Spoken(text, ())  # nobody offered one
 
 
 def test_several_calls_are_read_in_their_order() -> None:
@@ -69,7 +69,7 @@ def test_several_calls_are_read_in_their_order() -> None:
     ],
 )
 def test_what_is_no_call_of_these_tools_is_a_text(text: str) -> None:
-    assert tool_calls.read(text, [TOOL]) == tool_calls.Said(text, ())
+    assert tool_calls.read(text, [TOOL]) == tool_calls.Spoken(text, ())
 
 
 def test_the_same_call_is_known_however_it_is_spelt() -> None:
@@ -115,4 +115,4 @@ def test_a_template_that_knows_tools_shows_them_and_one_that_does_not_has_them_i
     merged = shown(PLAIN, [{"role": "system", "content": "Be short."}, *CHAT])
     assert merged.startswith("system:Be short.\n\nYou may call")
     assert CHAT[1]["content"] == ""  # the chat itself is as it was
-    assert tool_calls.read(call, [TOOL]).calls == (tool_calls.Call("add", '{"a": 1}'),)
+    assert tool_calls.read(call, [TOOL]).calls == (tool_calls.ToolCall("add", '{"a": 1}'),)
