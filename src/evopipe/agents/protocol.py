@@ -123,8 +123,8 @@ class TextAsked(_Asked):
     @property
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)
+            return [self.prompt]
+        return list(self.prompt)  # type: ignore[arg-type]
 
 
 _Form = TypeVar("_Form", bound=_Asked)
