@@ -76,6 +76,42 @@ def _run(
         raise EnvironmentFailed(f"every episode failed; the first: {told['error_type']}: {told['error_message']}")
 
 
+@agent.command("serve")
+def _serve(
+    context: typer.Context,
+    trainer: _Trainer,
+    overrides: _Overrides = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Who answers: models/elite or models/trained of a run. Without it the base.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Sessions that clients named, as episodes, one JSON object a line.")
+    ] = None,
+) -> None:
+    """Serve OpenAI's API on loopback until Ctrl-C or SIGTERM.
+
+    The first line that it prints is JSON: `base_url`, `api_key` and `model`, as clients take them.
+    """
+    from dataclasses import asdict
+
+    from evopipe.agents import records
+    from evopipe.signals import StopSignal
+    from evopipe.stages.tell import tell
+
+    start = [] if policy is None else [f"population.start={policy}"]
+    made = _made_trainer(trainer, [*(overrides or []), *start])
+    with StopSignal() as stop:
+        found = made.serve(
+            port,
+            lambda connection: typer.echo(json.dumps(asdict(connection))),
+            lambda: stop.signum is not None,
+        )
+    if out is not None:
+        records.write(out, found)
+        tell(f"{out}: {len(found)} sessions", context.obj.quiet)
+
+
 @agent.command("explain")
 def _explain(trainer: _Trainer, overrides: _Overrides = None) -> None:
     """Print the configuration in effect, with where each value came from."""

@@ -98,3 +98,58 @@ def test_a_run_that_hangs_in_the_middle_of_a_round_stops_when_it_is_asked_to(tmp
     assert "saved, the same command continues from there" in told
     assert "Traceback" not in start(cut).communicate()[1]
     assert written(tmp_path / "cut") == written(tmp_path / "whole")
+
+
+OUTSIDE = """
+import sys
+from openai import AsyncOpenAI
+import evopipe
+
+shared = AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="-")
+
+async def copies(task, connection):
+    client = shared.with_options(base_url=connection.base_url, api_key=connection.api_key)
+    chat, rewards = [], []
+    for digit in task["digits"]:
+        chat.append({"role": "user", "content": digit})
+        found = await client.chat.completions.create(model=connection.model, messages=chat)
+        chat.append(found.choices[0].message)
+        rewards.append(float(found.choices[0].message.content == digit))
+    return rewards
+
+evopipe.AgentTrainer(
+    flow=copies, endpoint=True, population=2, train_dataset=[{"digits": f"{n:02d}"} for n in range(20)],
+    config={
+        "trainer.default_local_dir": sys.argv[1], "runtime.checkpoint_seconds": 1e-3, "data.train_batch_size": 2,
+        "actor_rollout_ref.rollout.n": 4, "data.max_response_length": 1, "language.tiny.characters": "0123456789",
+        "language.tiny.hidden": 16, "language.tiny.layers": 1, "language.tiny.heads": 2, "language.full": True,
+        "trainer.total_training_steps": 20, "trainer.test_freq": 5, "train.eval_episodes": 8,
+        "agents.record": "all", "agents.advantage": "turn", "evaluate.bootstrap": 100,
+    },
+).train()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_whose_agents_ask_over_http_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("openai")
+    script = tmp_path / "run.py"
+    script.write_text(OUTSIDE)
+    environment = {**os.environ, "PYTHONPATH": str(Path(evopipe.__file__).parent.parent)}
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, str(script), str(tmp_path / name)], env=environment)
+
+    assert start("whole").wait() == 0
+    done = 0
+    for rounds in (2, 7, 13):  # killed in the round after this one, at whatever it does then
+        run, seen = start("cut"), tmp_path / "cut/episodes" / f"train-{rounds:06d}.jsonl"
+        while run.poll() is None and not seen.exists():
+            time.sleep(0.01)
+        time.sleep(random.Random(rounds).uniform(0.0, 0.3))
+        run.send_signal(signal.SIGKILL)
+        done += run.wait() != 0
+    assert done > 0
+    assert start("cut").wait() == 0
+    assert written(tmp_path / "cut") == written(tmp_path / "whole")

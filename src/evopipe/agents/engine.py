@@ -13,15 +13,16 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
-from evopipe.agents.blocking import Processes, Threads, as_exception, here
+from evopipe.agents.blocking import Processes, Threads, here
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
 from evopipe.agents.settings import Agents
+from evopipe.agents.tasks import alone, stop, task_of
 from evopipe.agents.types import Episode, ModelOutput, TerminationEvent, TerminationReason
 from evopipe.agents.workflow import EpisodeRunner, Workflow, number
 from evopipe.errors import EnvironmentFailed, said, text_of
@@ -106,36 +107,17 @@ class _Turns:
             engine.stopping = engine.stopping or self._entered
 
 
-class _Brood(NamedTuple):
-    """The tasks that an episode has begun, and what each of their steps is run in."""
+class Outside(Protocol):
+    """What serves agents that run elsewhere. Requests of one moment come one after another there: a wave is decoded
+    once there was none for `settle` seconds."""
 
-    tasks: set[asyncio.Task[Any]]
-    turns: _Turns
+    settle: float
+    loop: asyncio.AbstractEventLoop  # in which all rounds run
 
+    def serving(self) -> AbstractAsyncContextManager[Any]:
+        """Make a context that is open in the engine's loop while episodes run."""
 
-class _Steps:
-    """A coroutine of users, of which each step is run in a context."""
-
-    def __init__(self, work: Coroutine[Any, Any, Any], turns: _Turns) -> None:
-        self.work, self.turns = work, turns
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        go, given = self.work.send, None
-        while True:
-            try:
-                with self.turns:
-                    wanted = go(given)
-            except StopIteration as stop:
-                return stop.value
-            except (SystemExit, GeneratorExit) as error:  # asyncio ends loops and coroutines by these
-                raise as_exception(error) from error
-            try:
-                go, given = self.work.send, (yield wanted)
-            except GeneratorExit:  # nobody runs it any more
-                self.work.close()
-                raise
-            except BaseException as error:
-                go, given = self.work.throw, error
+    def close(self) -> None: ...
 
 
 class RolloutEngine:
@@ -150,15 +132,16 @@ class RolloutEngine:
         processes: processes for blocking code; None for one process for each CPU. The caller closes processes that it
             passes.
         grace: seconds that abandoned code has to end by itself.
+        outside: where agents that are not coroutines of the engine ask their model; None: there are none.
     """
 
     def __init__(
         self, make: Callable[..., Workflow], tokens: Tokens, limits: Limits,
         decode: Callable[[Sequence[Request]], Sequence[Reply]], agents: Agents, processes: Processes | None = None,
-        grace: float = 5.0,
+        grace: float = 5.0, outside: Outside | None = None,
     ) -> None:  # fmt: skip
         self.make, self.tokens, self.limits, self.decode = make, tokens, limits, decode
-        self.agents, self.grace = agents, grace
+        self.agents, self.grace, self.outside = agents, grace, outside
         self.processes = processes or Processes(available_cpus())
         self.waves = 0
         self.blocked = 0.0  # seconds in which an episode's coroutine held all others up
@@ -184,6 +167,10 @@ class RolloutEngine:
         return _run_here(self._play(), self)
 
     async def _play(self) -> list[Done]:
+        async with contextlib.nullcontext() if self.outside is None else self.outside.serving():
+            return await self._played()
+
+    async def _played(self) -> list[Done]:
         self.changed, self.threads = asyncio.Event(), Threads(self.agents.workers, self.processes)
         self.lock = asyncio.Lock()  # of environments that are not to run beside each other
         try:
@@ -236,6 +223,10 @@ class RolloutEngine:
             self._admit()
             for _ in range(_ROUNDS):
                 await asyncio.sleep(0)
+        asked = -1
+        while self.outside is not None and len(self.pending) > asked:
+            asked = len(self.pending)
+            await asyncio.sleep(self.outside.settle)
         return bool(self.pending)
 
     def _wave(self) -> None:
@@ -246,7 +237,7 @@ class RolloutEngine:
         self.pending = []
         wave = [request for request in wave if not request.reply.done()]
         for request in wave:
-            request.call = self.asked[request.place]
+            request.call = self.asked[request.place] if request.draw is None else request.draw
             self.asked[request.place] += 1
         for request, reply in zip(wave, self.decode(wave), strict=True):
             if not request.reply.done():
@@ -296,7 +287,7 @@ class RolloutEngine:
                 here(workflow.reset, job.task, job.uid)
             limits = [s for s in (agents.episode_seconds, workflow.timeout) if s is not None]
             turns.seconds = min(limits, default=None)
-            found, raised = await _alone(partial(workflow.run, job.task, job.uid), turns, self.grace)
+            found, raised = await alone(partial(workflow.run, job.task, job.uid), turns, self.grace)
             if isinstance(raised, TerminationEvent):
                 reason = raised.reason
             elif isinstance(raised, (TimeoutError, Hung)):
@@ -316,7 +307,7 @@ class RolloutEngine:
             wrong, episode = _late(error), Episode(job.uid, job.task, reason)
         finally:
             if workflow is not None:
-                told, raised = await _alone(workflow.close, _Turns(self, _CLOSING), self.grace)
+                told, raised = await alone(workflow.close, _Turns(self, _CLOSING), self.grace)
                 late = f"close: {said(raised)}" if raised is not None else told
         if late is not None:
             episode.info["close"] = late
@@ -371,76 +362,20 @@ def _know_outputs(episode: Episode, log: Sequence[ModelOutput]) -> None:
 
 _T = TypeVar("_T")
 _GRACE = 0.25  # seconds that tasks have to end at a loop's end
-_brood: ContextVar[_Brood | None] = ContextVar("evopipe_brood", default=None)
-
-
-def _made(loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
-    """Make a task, and note it for the episode that begins it."""
-    if (brood := _brood.get()) is None:
-        return asyncio.Task(work, loop=loop, **how)
-    task = asyncio.Task(_stepwise(work, brood.turns), loop=loop, **how)
-    brood.tasks.add(task)
-    task.add_done_callback(brood.tasks.discard)
-    return task
-
-
-async def _stepwise(work: Any, turns: _Turns) -> Any:
-    return await _Steps(work, turns)
-
-
-async def _alone(
-    work: Callable[[], Coroutine[Any, Any, _T]], turns: _Turns, grace: float
-) -> tuple[_T | None, Exception | Hung | None]:
-    """Run a coroutine function, while its turns last; return its result, or what it raised: TimeoutError if late.
-    Tasks that it has begun and not waited for are cancelled when it is over. What does not end within `grace` seconds
-    of being cancelled is left behind."""
-    brood = _Brood(set(), turns)
-    token = _brood.set(brood)
-    try:
-        main = asyncio.create_task(_outcome(work))
-    finally:
-        _brood.reset(token)
-    try:
-        while not main.done() and ((left := turns.left()) is None or left > 0):
-            await asyncio.wait([main], timeout=left)
-        return main.result() if main.done() else (None, TimeoutError())
-    finally:
-        await _stop(brood.tasks, grace)
-
-
-async def _outcome(work: Callable[[], Coroutine[Any, Any, _T]]) -> tuple[_T | None, Exception | Hung | None]:
-    try:
-        return await work(), None
-    except KeyboardInterrupt:
-        raise
-    except Hung as error:
-        return None, error
-    except BaseException as error:
-        return None, as_exception(error)
-
-
-async def _stop(tasks: Iterable[asyncio.Task[Any]], grace: float) -> None:
-    rest = [task for task in tasks if not task.done()]
-    for task in rest:
-        task.cancel()
-    if rest:
-        done, _ = await asyncio.wait(rest, timeout=grace)
-        for task in done:
-            if not task.cancelled():
-                task.exception()  # nobody else asks for it
 
 
 def _run_here(work: Coroutine[Any, Any, _T], engine: RolloutEngine) -> _T:
     """Run an engine's coroutine to its end: in another thread where this one has a loop that runs, as in a notebook, or
     where alarms cannot end what blocks it. Raises EnvironmentFailed if users' code blocks that thread for too long."""
+    loop = None if engine.outside is None else engine.outside.loop
     if _can_ring():
-        return _run(work)
+        return _run(work, loop)
     over = threading.Event()
     found: list[tuple[_T, None] | tuple[None, BaseException]] = []
 
     def run() -> None:
         try:
-            found.append((_run(work), None))
+            found.append((_run(work, loop), None))
         except BaseException as error:
             found.append((None, error))
         over.set()
@@ -476,10 +411,11 @@ def _can_ring() -> bool:
     return False
 
 
-def _run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Like `asyncio.run`, which waits for ever for a task that will not be cancelled, and for threads that hang."""
-    loop = asyncio.new_event_loop()
-    loop.set_task_factory(_made)
+def _run(work: Coroutine[Any, Any, _T], lasting: asyncio.AbstractEventLoop | None = None) -> _T:
+    """Like `asyncio.run`, which waits for ever for a task that will not be cancelled, and for threads that hang. A loop
+    that is `lasting` stays open, with what else runs in it."""
+    loop = lasting or asyncio.new_event_loop()
+    loop.set_task_factory(task_of)
     main = loop.create_task(work)
     try:
         return loop.run_until_complete(main)
@@ -490,8 +426,9 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
                 loop.run_until_complete(main)
         raise
     finally:
-        try:
-            loop.run_until_complete(_stop(asyncio.all_tasks(loop), _GRACE))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            loop.close()
+        if lasting is None:
+            try:
+                loop.run_until_complete(stop(asyncio.all_tasks(loop), _GRACE))
+                loop.run_until_complete(loop.shutdown_asyncgens())
+            finally:
+                loop.close()

@@ -9,9 +9,11 @@ import numbers
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from evopipe.agents.types import Message, ModelOutput, TerminationEvent, TerminationReason
+from evopipe.language import tool_calls
 from evopipe.language.base import Base
 from evopipe.language.generate import before
 
@@ -37,6 +39,7 @@ class Request:
     reply: asyncio.Future[Reply] = field(repr=False)
     stop: tuple[str, ...] = ()  # texts that end it
     place: int = 0  # among the jobs of its round
+    draw: int | None = None  # in the place of `call`, where the order of calls may be chance
 
 
 class Reply(NamedTuple):
@@ -55,31 +58,41 @@ class Tokens:
         self._prompt = lru_cache(4096)(self._write)
         self._after = lru_cache(4096)(self._write_after)
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a whole chat.
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Return the tokens of a whole chat, with the tools that it may call.
 
         Raises:
             DataError: the template refuses it.
         """
-        return list(self._prompt(_key(messages)))
+        return list(self._prompt(_key(messages, tools)))
 
-    def after(self, messages: Sequence[Message], replies: Sequence[int], last: int) -> list[int] | None:
+    def after(
+        self, messages: Sequence[Message], replies: Sequence[int], last: int, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int] | None:
         """Return what a template writes after the last of these replies, see `Base.between`."""
         held = [dict(message) for message in messages]
         for place in replies:
-            held[place]["content"] = ""  # its tokens are known
-        found = self._after(_key(held), tuple(replies), last)
+            held[place]["content"] = ""  # its tokens are known, calls of tools included
+            held[place].pop("tool_calls", None)
+        found = self._after(_key(held, tools), tuple(replies), last)
         return None if found is None else list(found)
 
     def _write(self, key: str) -> tuple[int, ...]:
-        return tuple(self.base.prompt(json.loads(key), True, None))
+        messages, tools = self._shown(key)
+        return tuple(self.base.prompt(messages, True, None, tools=tools))
 
     def _write_after(self, key: str, replies: tuple[int, ...], last: int) -> list[int] | None:
-        return self.base.between(json.loads(key), replies, last)
+        messages, tools = self._shown(key)
+        more = len(messages) - len(json.loads(key)[0])  # a message before all others
+        return self.base.between(messages, [place + more for place in replies], last, tools)
+
+    def _shown(self, key: str) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]]]:
+        messages, tools = json.loads(key)
+        return tool_calls.for_template(str(self.base.tokenizer.chat_template or ""), messages, tools)
 
 
-def _key(messages: Sequence[Message]) -> str:
-    return json.dumps([dict(message) for message in messages], ensure_ascii=False)
+def _key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps([[dict(message) for message in messages], list(tools)], ensure_ascii=False)
 
 
 @dataclass
@@ -89,6 +102,16 @@ class Limits:
     prompt: int
     response: int
     stop: tuple[str, ...] = ()
+
+
+class Prompt(NamedTuple):
+    """What a completion continues."""
+
+    ids: list[int]
+    replies: Sequence[int] = ()  # which of the messages are completions of this episode
+    edited: bool = False  # whether it holds an answer that this episode's model did not write there, or as other tokens
+    messages: Sequence[Message] | None = None  # None: it is no chat
+    tools: Sequence[Mapping[str, Any]] = ()  # that the model may call
 
 
 class Model:
@@ -105,9 +128,15 @@ class Model:
         self.tokens, self.how, self.limits = tokens, how, limits
         self._submit, self._slot, self._job, self._seconds, self._retries = submit, slot, job, seconds, retries
         self._calls = 0
-        self._chats: dict[str, tuple[list[int], list[int]]] = {}  # chats with their last completion: tokens, replies
+        # Chats with their last completion, each message by its key: tokens, and which messages are completions.
+        self._chats: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
         self.log: list[ModelOutput] = []  # every completion, in order
         self.entropies: dict[int, list[float]] = {}  # by the identity of the output
+
+    @property
+    def name(self) -> str:
+        """The episode's name among those of its round."""
+        return f"{self._slot}-{self._job}"
 
     async def get_model_response(self, messages: str | Sequence[Message], **how: Any) -> ModelOutput:
         """Complete a chat, or a plain text.
@@ -123,8 +152,20 @@ class Model:
             ValueError: a setting is no number, or out of its range; or `stop` is no text.
             DataError: the template refuses the chat.
         """
-        ids, replies = self._prompt(messages)
-        if len(ids) > self.limits.prompt:
+        prompt = self.prompt(messages)
+        (out,) = await self.complete(prompt, how)
+        if prompt.messages is not None:
+            self.remember(prompt, {"role": "assistant", "content": out.text}, out)
+        return out
+
+    async def complete(
+        self, prompt: Prompt, how: Mapping[str, Any], draws: Sequence[int | None] = (None,)
+    ) -> list[ModelOutput]:
+        """Complete a prompt once for each of `draws`, numbers that fix the draws; None: the number of the call does.
+
+        For `how` and for errors see `get_model_response`.
+        """
+        if len(prompt.ids) > self.limits.prompt:
             raise TerminationEvent(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED)
         drawn = self.how._replace(**{name: how[name] for name in Sampled._fields if how.get(name) is not None})
         _check(drawn)
@@ -133,45 +174,65 @@ class Model:
         if limit < 1:
             raise TerminationEvent(TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED)
         stop = _texts(how["stop"]) if how.get("stop") is not None else self.limits.stop
-        reply = await self._ask(ids, limit, drawn, stop)
-        whole = self.tokens.base.decode(reply.ids)
-        text = before(whole, stop)
-        ended = text != whole or (bool(reply.ids) and reply.ids[-1] in self.tokens.base.ends)
-        out = ModelOutput(
-            text=text, content=text, prompt_ids=ids, completion_ids=reply.ids, logprobs=reply.log_probs,
-            finish_reason="stop" if ended else "length",
-        )  # fmt: skip
-        self.log.append(out)
-        self.entropies[id(out)] = reply.entropies
-        if not isinstance(messages, str):
-            chat = [*messages, {"role": "assistant", "content": text}]
-            self._chats[_told(chat)] = ([*ids, *reply.ids], [*replies, len(messages)])
-        return out
+        asked = [self._ask(prompt.ids, limit, drawn, stop, draw) for draw in draws]
+        replies = await asyncio.gather(*asked) if len(asked) > 1 else [await asked[0]]
+        found = []
+        for reply in replies:
+            whole = self.tokens.base.decode(reply.ids)
+            text = before(whole, stop)
+            ended = text != whole or (bool(reply.ids) and reply.ids[-1] in self.tokens.base.ends)
+            out = ModelOutput(
+                text=text, content=text, prompt_ids=prompt.ids, completion_ids=reply.ids, logprobs=reply.log_probs,
+                finish_reason="stop" if ended else "length",
+            )  # fmt: skip
+            self.log.append(out)
+            self.entropies[id(out)] = reply.entropies
+            found.append(out)
+        return found
+
+    def remember(self, prompt: Prompt, answer: Message, out: ModelOutput) -> None:
+        """Keep the tokens of a chat and its completion, which the chat then holds as the message `answer`."""
+        assert prompt.messages is not None
+        chat = _keys([*prompt.messages, answer], prompt.tools)
+        self._chats[chat] = ([*out.prompt_ids, *out.completion_ids], [*prompt.replies, len(prompt.messages)])
 
     def prompt_length(self, messages: str | Sequence[Message]) -> int:
         """Return the number of tokens of a chat."""
-        return len(self._prompt(messages)[0])
+        return len(self.prompt(messages).ids)
 
-    def _prompt(self, messages: str | Sequence[Message]) -> tuple[list[int], list[int]]:
-        """Return a chat's tokens, and which of its messages are completions of this episode."""
+    def prompt(self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+        """Return what a completion of a chat, or of a text, continues."""
         if isinstance(messages, str):
-            return self.tokens.base.prompt(messages, False, None), []
+            return Prompt(self.tokens.base.prompt(messages, False, None))
+        keys, edited = _keys(messages, tools), False
         for i in range(len(messages) - 1, 0, -1):
             if messages[i - 1].get("role") != "assistant":
                 continue
-            if (found := self._chats.get(_told(messages[:i]))) is not None:
+            if (found := self._chats.get(keys[: i + 1])) is not None:
                 ids, replies = found
-                after = self.tokens.after(messages, replies, ids[-1])
-                if after is None:
+                after = self.tokens.after(messages, replies, ids[-1], tools)
+                if edited := after is None:
                     break
-                return [*ids, *after], replies
-        return self.tokens.prompt(messages), []
+                return Prompt([*ids, *after], replies, _answered(messages[i:]), messages, tools)
+        edited = edited or self._edited(keys, messages)
+        return Prompt(self.tokens.prompt(messages, tools), (), edited, messages, tools)
 
-    async def _ask(self, ids: list[int], limit: int, how: Sampled, stop: tuple[str, ...]) -> Reply:
+    def _edited(self, keys: tuple[str, ...], messages: Sequence[Message]) -> bool:
+        """Return whether a chat that continues none of this episode holds an answer where they do not."""
+        if not self._chats or not _answered(messages):
+            return False
+        same = max(sum(1 for _ in takewhile(lambda each: each[0] == each[1], zip(keys, chat, strict=False)))
+                   for chat in self._chats)  # fmt: skip
+        return _answered(messages[max(0, same - 1) :])
+
+    async def _ask(
+        self, ids: list[int], limit: int, how: Sampled, stop: tuple[str, ...], draw: int | None = None
+    ) -> Reply:
         for attempt in range(self._retries + 1):
             request = Request(
-                self._slot, self._job, self._calls, ids, limit, how, asyncio.get_running_loop().create_future(), stop
-            )
+                self._slot, self._job, self._calls, ids, limit, how, asyncio.get_running_loop().create_future(), stop,
+                draw=draw,
+            )  # fmt: skip
             self._calls += 1
             try:
                 async with asyncio.timeout(self._seconds):
@@ -206,6 +267,16 @@ def back_off(attempt: int) -> float:
     return float(min(5.0, 0.05 * 2**attempt))
 
 
-def _told(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what makes two chats the same."""
-    return "\x1e".join(f"{message.get('role')}\x1f{message.get('content')}" for message in messages)
+def _keys(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return what makes two chats the same: the tools, then a text for each message."""
+    shown = json.dumps(list(tools), sort_keys=True) if tools else ""
+    return (shown, *map(_message_key, messages))
+
+
+def _message_key(message: Message) -> str:
+    calls = json.dumps(tool_calls.key(message), sort_keys=True) if message.get("tool_calls") else ""
+    return f"{message.get('role')}\x1f{message.get('content')}\x1f{calls}"
+
+
+def _answered(messages: Sequence[Message]) -> bool:
+    return any(message.get("role") == "assistant" for message in messages)

@@ -17,7 +17,7 @@ from evopipe import algos, rng
 from evopipe.agents import records
 from evopipe.agents.ahead import Ahead
 from evopipe.agents.blocking import Processes
-from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, RolloutEngine
+from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, Outside, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
 from evopipe.agents.rows import AdvantageSettings, RolloutBatch, RoundTrajectory, advantages, batch_of
 from evopipe.agents.settings import Agents
@@ -99,7 +99,7 @@ class Rounds:
     """The regime (see `run.regime.Regime`) of agents, which learn from `tasks` and are validated on the tasks `held`
     back.
 
-    Episodes are written to a folder, if one is given.
+    Episodes are written to a folder, if one is given. Agents that run elsewhere ask their model at `outside`.
     """
 
     warm = 0
@@ -108,6 +108,7 @@ class Rounds:
     def __init__(
         self, spec: TextSpec, clock: Clock, agents: Agents, make: Callable[..., Workflow],
         tasks: Sequence[Mapping[str, Any]], held: Sequence[Mapping[str, Any]], folder: Path | None = None,
+        outside: Outside | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.clock, self.agents, self.whole = spec, clock, agents, True
         places, most = spec.base.places, spec.language.max_completion
@@ -116,7 +117,11 @@ class Rounds:
                 f"data.max_response_length: completions of {most} tokens leave no place for a prompt, {spec.base.name} "
                 f"has places for {places} tokens; lower it"
             )
-        self.make, self.tasks, self.held, self.folder = make, tasks, held, folder
+        if outside is not None and agents.staleness:
+            raise ParamsError(
+                "agents.staleness: agents that ask their model over HTTP play one round at a time; set it to 0"
+            )
+        self.make, self.tasks, self.held, self.folder, self.outside = make, tasks, held, folder, outside
         self.tokens = Tokens(spec.base)
         self.processes = Processes(min(agents.workers, available_cpus()))
         self.cohorts: Sequence[Cohort] = []
@@ -167,20 +172,28 @@ class Rounds:
         Raises:
             Stopped: `stopped` returned True.
         """
-        language = self.spec.language
-        places = self.spec.base.places
-        longest = language.max_prompt if places is None else max(1, places - language.max_completion)
-        limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
-
         def decoder(wave: Sequence[Request]) -> list[Reply]:
             with self._base:
                 return _decode(self.spec, cohorts, purpose, when, wave)
 
-        engine = RolloutEngine(self.make, self.tokens, limits, decoder, self.agents, self.processes)
+        engine = RolloutEngine(
+            self.make, self.tokens, self.limits, decoder, self.agents, self.processes, outside=self.outside
+        )
         try:
             return engine.run(jobs, stopped)
         except Cancelled:
             raise Stopped from None
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of every completion."""
+        language, places = self.spec.language, self.spec.base.places
+        longest = language.max_prompt if places is None else max(1, places - language.max_completion)
+        return Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
+
+    def decoder(self, member: Member) -> Callable[[Sequence[Request]], list[Reply]]:
+        """Return what answers requests to a member as it is, drawn as in validations."""
+        return partial(_decode, self.spec, self.spec.form_alone(member), Purpose.EVALUATE, 0)
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
         """Return these episodes, unless too many failed.
@@ -464,6 +477,8 @@ class Rounds:
     def close(self) -> None:
         self._ahead.drop()
         self.processes.close()
+        if self.outside is not None:
+            self.outside.close()
 
 
 def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

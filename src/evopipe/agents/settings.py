@@ -62,6 +62,7 @@ class Agents(Schema):
     )
     samples: int = Field(1, ge=1, le=1024, description="episodes of each task in a validation")
     temperature: float = Field(0.0, ge=0.0, le=100.0, description="of validations; 0: the likeliest tokens")
+    served: str = Field("policy", min_length=1, max_length=200, description="the model's name at an endpoint")
     first: bool = Field(False, description="whether to validate before the first step")
     record: Literal["none", "validation", "all"] = Field(
         "validation", description="whose episodes are written, one JSON object a line"

@@ -296,23 +296,31 @@ class FlowWorkflow(Workflow):
 
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
         found = await self.flow(task, self.rollout_engine)
-        if isinstance(found, Episode):
-            return found
-        if isinstance(found, Trajectory):
-            return Episode(trajectories=[found])
-        steps = [Step.from_model_output(out) for out in self.rollout_engine.log]
-        trajectory = Trajectory(task=task, steps=steps)
         if isinstance(found, str) and self.reward_fn is not None:
             found = await self.run_in_executor(self.reward_fn, task, found)
-        rewards = list(found) if isinstance(found, (list, tuple)) else None
-        if rewards is not None:
-            if len(rewards) != len(steps):
-                raise TypeError(f"the flow returned {len(rewards)} rewards for {len(steps)} calls of the model")
-            for step, reward in zip(steps, rewards, strict=True):
-                step.reward = number(reward, self.flow)
-        else:
-            trajectory.reward = number(found, self.flow)
-        return Episode(trajectories=[trajectory], termination_reason=TerminationReason.ENV_DONE)
+        return episode_of(found, [Step.from_model_output(out) for out in self.rollout_engine.log], task, self.flow)
+
+
+def episode_of(found: Any, steps: list[Step], task: dict[str, Any], flow: Any) -> Episode:
+    """Return the episode that a flow means by what it returned, with the steps that it made.
+
+    Raises:
+        TypeError: there are more or fewer rewards than steps.
+        ValueError: a reward is none, see `number`.
+    """
+    if isinstance(found, Episode):
+        return found
+    if isinstance(found, Trajectory):
+        return Episode(trajectories=[found])
+    trajectory = Trajectory(task=task, steps=steps)
+    if isinstance(found, (list, tuple)):
+        if len(found) != len(steps):
+            raise TypeError(f"the flow returned {len(found)} rewards for {len(steps)} calls of the model")
+        for step, reward in zip(steps, found, strict=True):
+            step.reward = number(reward, flow)
+    else:
+        trajectory.reward = number(found, flow)
+    return Episode(trajectories=[trajectory], termination_reason=TerminationReason.ENV_DONE)
 
 
 def _stepped(found: Any, env: Any) -> tuple[Any, float, bool, dict[str, Any]]:

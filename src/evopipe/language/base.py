@@ -127,17 +127,18 @@ class Base:
         return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def prompt(
-        self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None, go_on: bool = False
-    ) -> list[int]:
+        self, prompt: str | Sequence[Mapping[str, Any]], chat: bool, system: str | None, go_on: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:  # fmt: skip
         """Return the tokens of a prompt, at least one: a plain text, or messages through the chat template.
 
         With `go_on`, the model continues the last message; else it begins its own. Special tokens in the prompt are
-        plain text; those in `system` take effect.
+        plain text; those in `system` take effect. The template shows `tools` with messages, see `chats.show`.
 
         Raises:
             DataError: there is no chat template, or it refuses the messages.
         """
-        text, begin = self._asked(prompt, chat, system, go_on)
+        text, begin = self._asked(prompt, chat, system, go_on, tools)
         return [*begin, *self.encoder.encode(text)] or [self.ends[0]]
 
     def completed(
@@ -192,7 +193,10 @@ class Base:
             pieces[-1][0].append(self.ends[0])
         return self.encoder.encode(shown.text.part(0, cuts[0])) or [self.ends[0]], pieces
 
-    def between(self, messages: Sequence[Mapping[str, Any]], replies: Sequence[int], last: int) -> list[int] | None:
+    def between(
+        self, messages: Sequence[Mapping[str, Any]], replies: Sequence[int], last: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int] | None:  # fmt: skip
         """Return the tokens that the template writes after the last of these replies, which are the model's messages.
 
         `last` is the last token of that reply. If it ended the turn, the template's end is left out. Return None if the
@@ -203,7 +207,7 @@ class Base:
         """
         if not self.tokenizer.chat_template:
             return None
-        shown = self._shown(messages, 0, replies, "add_generation_prompt")
+        shown = self._shown(messages, 0, replies, "add_generation_prompt", tools)
         text, end = shown.text.text, chats.turn_end(self.tokenizer)
         if text.count(PLACE) != len(replies):
             return None
@@ -212,26 +216,30 @@ class Base:
         return ids[len(ended) :] if ended and last == ended[-1] and text.startswith(end, at) else ids
 
     def _messages(
-        self, prompt: str | Sequence[Mapping[str, str]], system: str | None
-    ) -> tuple[list[dict[str, str]], int]:
+        self, prompt: str | Sequence[Mapping[str, Any]], system: str | None
+    ) -> tuple[list[dict[str, Any]], int]:
         """Return a prompt as messages, and how many of them are the run's own."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
         return (messages, 0) if system is None else ([{"role": "system", "content": system}, *messages], 1)
 
     def _shown(
-        self, messages: Sequence[Mapping[str, Any]], own: int, replies: Sequence[int] = (), ending: str | None = None
-    ) -> chats.Shown:
-        return chats.show(self.tokenizer, self.encoder, self.name, messages, own, self.special_tokens, replies, ending)
+        self, messages: Sequence[Mapping[str, Any]], own: int, replies: Sequence[int] = (), ending: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> chats.Shown:  # fmt: skip
+        return chats.show(
+            self.tokenizer, self.encoder, self.name, messages, own, self.special_tokens, replies, ending, tools
+        )
 
     def _asked(
-        self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None, go_on: bool
-    ) -> tuple[Marked, tuple[int, ...]]:
+        self, prompt: str | Sequence[Mapping[str, Any]], chat: bool, system: str | None, go_on: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[Marked, tuple[int, ...]]:  # fmt: skip
         """Return a prompt as text, and the tokens before it."""
         if isinstance(prompt, str) and not chat:
             return Marked(system or "").joined(self.data(plain(prompt))), self.encoder.begin
         ending = "continue_final_message" if go_on else "add_generation_prompt"
         messages, own = self._messages(prompt, system)
-        return self._shown(messages, own, ending=ending).text, ()
+        return self._shown(messages, own, ending=ending, tools=tools).text, ()
 
 
 def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,23 +28,27 @@ class Shown:
 
 def show(
     tokenizer: Any, encoder: Encoder, name: str, messages: Sequence[Message], own: int, special: bool,
-    replies: Collection[int] = (), ending: str | None = None,
+    replies: Collection[int] = (), ending: str | None = None, tools: Sequence[Mapping[str, Any]] = (),
 ) -> Shown:  # fmt: skip
     """Write a chat by the tokenizer's template.
 
     The contents of messages from index `own` on are data, unless `special`. Each message in `replies` is written as
-    `PLACE`. `ending` is an argument of `apply_chat_template`.
+    `PLACE`. `ending` is an argument of `apply_chat_template`; `tools` are what the model may call, as JSON Schemas in
+    OpenAI's form, which a template shows in its own way.
 
     Raises:
-        DataError: there is no template, it refuses the messages, or it alters the content of a message that holds a
-            special token.
+        DataError: there is no template, it refuses the messages, it alters the content of a message that holds a
+            special token, or tools hold one.
     """
+    if tools and not special and encoder.holds_special(json.dumps(list(tools), ensure_ascii=False)):
+        raise DataError(f"tools hold a special token of {name}: remove it, or set language.special_tokens to true")
     clean = [
         {**message, "content": PLACE} if i in replies else _with_content(message, plain)
         for i, message in enumerate(messages)
     ]
-    text = _text(tokenizer, name, clean, ending)
-    found = _found(tokenizer, clean, ending, text)
+    how = _how(ending, tools)
+    text = _text(tokenizer, name, clean, how)
+    found = _found(tokenizer, clean, how, text)
     of = {i: spans[0] for i, spans in found.items() if len(spans) == 1}
     if special:
         return Shown(Marked(text), of)
@@ -63,22 +68,26 @@ def _with_content(message: Message, change: Any) -> dict[str, Any]:
     return {**message, "content": change(content)} if isinstance(content, str) else dict(message)
 
 
-def _text(tokenizer: Any, name: str, messages: Sequence[Message], ending: str | None) -> str:
+def _how(ending: str | None = None, tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return the arguments of `apply_chat_template`."""
+    return {**({} if ending is None else {ending: True}), **({"tools": list(tools)} if tools else {})}
+
+
+def _text(tokenizer: Any, name: str, messages: Sequence[Message], how: Mapping[str, Any]) -> str:
     if not tokenizer.chat_template:
         raise DataError(f"language.chat: {name} has no chat template; set it to false, with prompts as texts")
     try:
-        return _written(tokenizer, messages, ending)
+        return _written(tokenizer, messages, how)
     except Exception as error:
         raise DataError(f"the chat template of {name} refuses a prompt ({error}): mend its messages") from None
 
 
-def _written(tokenizer: Any, messages: Sequence[Message], ending: str | None) -> str:
-    how = {} if ending is None else {ending: True}
+def _written(tokenizer: Any, messages: Sequence[Message], how: Mapping[str, Any]) -> str:
     return str(tokenizer.apply_chat_template([dict(message) for message in messages], tokenize=False, **how))
 
 
 def _found(
-    tokenizer: Any, messages: Sequence[Message], ending: str | None, text: str
+    tokenizer: Any, messages: Sequence[Message], how: Mapping[str, Any], text: str
 ) -> dict[int, list[tuple[int, int]]]:
     """Find contents in a chat's text: those of a chat in which they are marked, if it is the same but for the marks."""
     for bare in (False, True):  # some templates cut spaces from the ends of a content
@@ -93,7 +102,7 @@ def _found(
             for message, n in zip(messages, number_of, strict=True)
         ]
         try:
-            written = _written(tokenizer, told, ending)
+            written = _written(tokenizer, told, how)
         except Exception:
             continue  # a template that looks into what is said
         opened: dict[int, list[int]] = {}
@@ -112,7 +121,7 @@ def _found(
 @lru_cache(maxsize=8)
 def _turn_end(tokenizer: Any, template: str) -> str:
     try:
-        text = _written(tokenizer, [{"role": "user", "content": "0"}, {"role": "assistant", "content": "1"}], None)
+        text = _written(tokenizer, [{"role": "user", "content": "0"}, {"role": "assistant", "content": "1"}], {})
     except Exception:
         return ""
     _, _, tail = text.rpartition("1")
@@ -139,7 +148,7 @@ def answers(tokenizer: Any, name: str, messages: Sequence[Message], own: int, sh
     for i, message in enumerate(clean):
         if message["role"] != "assistant":
             continue
-        opened = _text(tokenizer, name, clean[:i], "add_generation_prompt") if i else ""
+        opened = _text(tokenizer, name, clean[:i], _how("add_generation_prompt")) if i else ""
         begins = text.startswith(opened)
         place = (len(opened), len(opened)) if begins and not message["content"] else shown.of.get(i)
         if place is None:

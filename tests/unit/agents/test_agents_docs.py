@@ -64,7 +64,7 @@ def test_the_page_has_no_key_that_is_unknown() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("name", "number"), [("agents.md", 0), ("workflows.md", 0)])
+@pytest.mark.parametrize(("name", "number"), [("agents.md", 0), ("workflows.md", 0), ("agents-endpoint.md", 0)])
 def test_the_trainers_of_the_pages_train_as_they_stand(name: str, number: int) -> None:
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(blocks(name)[number], name, "exec", dont_inherit=True), names)

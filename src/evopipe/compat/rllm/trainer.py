@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import inspect
 import json
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +19,15 @@ from evopipe import layout, rng
 from evopipe.agents import records
 from evopipe.agents.data import Tasks
 from evopipe.agents.elsewhere import on_ray
+from evopipe.agents.engine import Done, EpisodeJob
 from evopipe.agents.environment import BaseEnv
+from evopipe.agents.model import Model, Reply, Request, Sampled
 from evopipe.agents.rounds import Rounds
+from evopipe.agents.types import Episode, TerminationReason
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
 from evopipe.compat.rllm.config import resolve
 from evopipe.core.member import Member
-from evopipe.errors import DataError, UsageError, need_package, suggestion
+from evopipe.errors import DataError, MissingInputError, UsageError, need_package, suggestion
 from evopipe.language.data import same
 from evopipe.language.policy import LanguagePolicy
 from evopipe.machine import configure
@@ -76,6 +81,9 @@ class AgentTrainer:
         population: how many members, or a mapping of `size`, `evolve`, `tournament`, `mutation`; None: one.
         reward_fn: a reward function, for environments that take one, and for the text that `flow` returns.
         flow: `async def flow(task, model)`, instead of classes.
+        endpoint: whether the flow finds its model at an endpoint that speaks OpenAI's API. It is then
+            `async def flow(task, connection)`, with a `Connection`; or a plain function, which runs in a thread; or the
+            words of a command in any language, see `agents.outside.OutsideWorkflow`.
 
     Raises:
         ValueError: classes or arguments that do not go together, or are not what they should be.
@@ -102,7 +110,7 @@ class AgentTrainer:
         agent_args: dict[str, Any] | None = None, env_args: dict[str, Any] | None = None, config: Any = None,
         train_dataset: Any = None, val_dataset: Any = None, *, engine: Literal["auto", "local", "ray"] = "auto",
         population: int | Mapping[str, Any] | None = None, reward_fn: Callable[..., Any] | None = None,
-        flow: Callable[..., Any] | None = None, test_dataset: Any = None,
+        flow: Callable[..., Any] | Sequence[str] | None = None, test_dataset: Any = None, endpoint: bool = False,
     ) -> None:  # fmt: skip
         if workflow_class is not None:
             idle = {"agent_class": agent_class, "agent_args": agent_args, "env_class": env_class, "env_args": env_args}
@@ -115,14 +123,14 @@ class AgentTrainer:
         self.agent_class, self.env_class = agent_class, env_class
         self._elsewhere: type[Any] | None = None  # the environments' class, where Ray has them
         self.agent_args, self.env_args = dict(agent_args or {}), dict(env_args or {})
-        self.config, self.engine, self.reward_fn, self.flow = config, engine, reward_fn, flow
-        _check_classes(workflow_class, agent_class, env_class, flow)
+        self.config, self.engine, self.reward_fn, self.flow, self.endpoint = config, engine, reward_fn, flow, endpoint
+        _check_classes(workflow_class, agent_class, env_class, flow, endpoint)
         self.train_dataset, self.val_dataset = (
             _dataset_of(train_dataset, "train_dataset"),
             _dataset_of(val_dataset, "val_dataset"),
         )
         named = workflow_class or agent_class or flow
-        name = str(getattr(named, "__name__", type(named).__name__))
+        name = str(named[0] if isinstance(named, (list, tuple)) else getattr(named, "__name__", type(named).__name__))
         first = resolve(config, population, len(self.train_dataset or []), name, engine)
         for split, which in (("train", "train_dataset"), ("val", "val_dataset")):
             if getattr(self, which) is None and split in first.files:
@@ -183,13 +191,15 @@ class AgentTrainer:
             _check_arguments(self.agent_class, self.agent_args, "agent_args")
             _check_arguments(self.env_class, self.env_args, "env_args")
 
-    def make(self) -> Callable[..., Workflow]:
-        """Return the function that makes the workflow of one episode."""
+    def make(self, outside: Any = None) -> Callable[..., Workflow]:
+        """Return the function that makes the workflow of one episode. `outside`: what serves agents at an endpoint."""
         agents, own = self.resolved.agents, cast("Any", self.workflow_class)
+        if outside is not None:
+            return cast("Callable[..., Workflow]", outside.make)
         if own is not None:
             return partial(own, **self.workflow_args)
         if self.flow is not None:
-            return partial(FlowWorkflow, flow=self.flow, reward_fn=self.reward_fn)
+            return partial(FlowWorkflow, flow=cast("Any", self.flow), reward_fn=self.reward_fn)
         kind: Any = CumulativeWorkflow if agents.cumulative else MultiTurnWorkflow
         if self.engine == "ray" and self._elsewhere is None:
             assert self.env_class is not None
@@ -261,6 +271,43 @@ class AgentTrainer:
             done = regime.play(regime.spec.form_alone(member), jobs, Purpose.EVALUATE, 0)
             return [records.record(one, regime.spec.base, regime.masked) for one in done]
 
+    def serve(
+        self, port: int = 0, ready: Callable[[Any], None] = lambda connection: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Serve the base, or the first member of `population.start`, to clients of OpenAI's API on loopback.
+
+        Args:
+            port: where; 0: any port that is free.
+            ready: is called with the `Connection` that clients are made with.
+            stopped: is asked repeatedly whether to stop.
+
+        Returns:
+            The sessions that clients named, as episodes.
+
+        Raises:
+            UsageError: the port is taken.
+            MissingInputError: the extra `serve` is not installed.
+        """
+        need_package("aiohttp", "serve", "an endpoint")
+        from evopipe.agents.endpoint import number, serve
+
+        with self._idle() as (regime, member):
+            how = Sampled(regime.agents.temperature)
+
+            def make(key: str, submit: Callable[[Request], Awaitable[Reply]]) -> Model:
+                return Model(regime.tokens, submit, member.slot, number(key), how, regime.limits, None, 0)
+
+            served = self.resolved.agents.served
+            sessions = asyncio.run(serve(make, regime.decoder(member), served, port, ready, stopped))
+            found = []
+            for session in sessions:
+                job = EpisodeJob(member.slot, 0, f"{session.name}:0", {}, how)
+                episode = Episode(job.uid, {}, TerminationReason.UNKNOWN, trajectories=[session.trajectory])
+                episode.info["endpoint"] = dict(sorted(session.counts.items()))
+                found.append(Done(job, episode, 1, session.model.entropies))
+            return [records.record(one, regime.spec.base, regime.masked) for one in found]
+
     @contextmanager
     def _idle(self) -> Iterator[tuple[Rounds, Member]]:
         """Give what plays episodes of the first member, as it is."""
@@ -276,8 +323,20 @@ class AgentTrainer:
     def _regime(self, spec: TextSpec, clock: Clock, folder: Path | None) -> Rounds:
         assert self.train_dataset is not None
         assert self.val_dataset is not None
-        agents = self.resolved.agents
-        return Rounds(spec, clock, agents, self.make(), self.train_dataset.data, self.val_dataset.data, folder)
+        agents, outside = self.resolved.agents, self._outside()
+        if outside is not None and not inspect.iscoroutinefunction(self.flow):
+            # An episode that waits for a thread would hold up all others.
+            agents = agents.model_copy(update={"at_once": min(agents.at_once, agents.workers)})
+        tasks, held = self.train_dataset.data, self.val_dataset.data
+        return Rounds(spec, clock, agents, self.make(outside), tasks, held, folder, outside)
+
+    def _outside(self) -> Any:
+        """Return what serves agents at an endpoint; None where they are handed their model."""
+        if not self.endpoint:
+            return None
+        from evopipe.agents.outside import OutsideAgents
+
+        return OutsideAgents(cast("Any", self.flow), self.resolved.agents.served, self.reward_fn)
 
     def _train(self, folder: Path, quiet: bool) -> Trained:
         params, first = self.resolved.params, self.resolved.agents.first
@@ -335,7 +394,7 @@ class AgentTrainer:
             if dataset is None:
                 continue
             digest.update(json.dumps(dataset.data, sort_keys=True, default=repr).encode())
-        named = [self.workflow_class, self.agent_class, self.env_class, self.flow, self.reward_fn]
+        named: list[Any] = [self.workflow_class, self.agent_class, self.env_class, self.flow, self.reward_fn]
         values = {
             "params": self.resolved.params.tracked(
                 "seed", "language", "train", "evolution", "search", "population", "runtime"
@@ -343,6 +402,7 @@ class AgentTrainer:
             "agents": self.resolved.agents.model_dump(mode="json"),
             "data": digest.hexdigest(),
             "code": [_source(each) for each in named],
+            **({"endpoint": True} if self.endpoint else {}),
             "args": [_shown(each) for each in (self.workflow_args, self.agent_args, self.env_args)],
         }
         values["outside"], sources = self.resolved.params.outside()
@@ -350,7 +410,11 @@ class AgentTrainer:
 
 
 def _source(thing: Any) -> str:
-    """Return the text of a class or function; where there is none, its name."""
+    """Return the text of a class or function; where there is none, its name. Of a command, its words and the hashes of
+    the files among them."""
+    if isinstance(thing, (list, tuple)):
+        files = [Path(word) for word in thing if Path(word).is_file()]
+        return json.dumps([list(thing), [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]])
     try:
         return inspect.getsource(thing) if thing is not None else ""
     except (OSError, TypeError):
@@ -380,17 +444,25 @@ _GIVEN_BY_US = ("rollout_engine", "executor")
 """Arguments of a workflow's constructor that the engine passes."""
 
 
-def _check_classes(workflow: Any, agent: Any, env: Any, flow: Any) -> None:
+def _check_classes(workflow: Any, agent: Any, env: Any, flow: Any, endpoint: bool) -> None:
     """Check that there is one way to make episodes, and that the classes are such."""
+    if endpoint and flow is None:
+        raise ValueError("endpoint=True is for a flow, which asks its model over HTTP: pass flow, no classes")
     if flow is not None:
         if workflow is not None or agent is not None or env is not None:
             raise ValueError("flow stands in the place of classes: pass either flow, or workflow_class, or agent_class")
-        if not inspect.iscoroutinefunction(flow):
+        if endpoint:
+            need_package("aiohttp", "serve", "endpoint=True")
+            if not callable(flow):
+                _check_command(flow)
+                return
+        elif not inspect.iscoroutinefunction(flow):
             raise ValueError(f"flow must be an async function, got {getattr(flow, '__name__', type(flow).__name__)!r}")
         try:
             inspect.signature(flow).bind(None, None)
         except TypeError as error:
-            raise ValueError(f"flow must take (task, model): {error}") from None
+            other = "connection" if endpoint else "model"
+            raise ValueError(f"flow must take (task, {other}): {error}") from None
         return
     if workflow is not None:
         if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
@@ -409,6 +481,15 @@ def _check_classes(workflow: Any, agent: Any, env: Any, flow: Any) -> None:
             raise ValueError(f"{name} must be a class like evopipe.agents.{_BASES[name]}, got {_called(value)}{of}")
         if left := sorted(getattr(value, "__abstractmethods__", ())):
             raise ValueError(f"{name}: {value.__name__} does not define {', '.join(left)}")
+
+
+def _check_command(words: Any) -> None:
+    if not isinstance(words, (list, tuple)) or not words or not all(isinstance(word, str) and word for word in words):
+        raise ValueError(
+            f"flow must be a function, or the words of a command, such as ['node', 'agent.js']: {words!r:.60}"
+        )
+    if shutil.which(words[0]) is None:
+        raise MissingInputError(f"flow: there is no command {words[0]!r:.100}: install it, or correct its name")
 
 
 _AGENT = ("chat_completions", "trajectory", "reset", "update_from_env", "update_from_model", "get_current_state")

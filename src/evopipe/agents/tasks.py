@@ -1,0 +1,110 @@
+"""Users' coroutines: the tasks that one begins and does not wait for end with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from evopipe.agents.blocking import as_exception
+from evopipe.watchdog import Hung
+
+
+class Turns(AbstractContextManager[None], Protocol):
+    """What each step of a coroutine is run in, and the seconds that it has, None: any."""
+
+    def left(self) -> float | None: ...
+
+
+class Brood(NamedTuple):
+    """The tasks that an episode has begun, and what each of their steps is run in."""
+
+    tasks: set[asyncio.Task[Any]]
+    turns: Turns
+
+
+class Steps:
+    """A coroutine of users, of which each step is run in a context."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], turns: Turns) -> None:
+        self.work, self.turns = work, turns
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        go, given = self.work.send, None
+        while True:
+            try:
+                with self.turns:
+                    wanted = go(given)
+            except StopIteration as stop:
+                return stop.value
+            except (SystemExit, GeneratorExit) as error:  # asyncio ends loops and coroutines by these
+                raise as_exception(error) from error
+            try:
+                go, given = self.work.send, (yield wanted)
+            except GeneratorExit:  # nobody runs it any more
+                self.work.close()
+                raise
+            except BaseException as error:
+                go, given = self.work.throw, error
+
+
+_T = TypeVar("_T")
+_brood: ContextVar[Brood | None] = ContextVar("evopipe_brood", default=None)
+
+
+def task_of(loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
+    """Make a task, and note it for the episode that begins it."""
+    if (brood := _brood.get()) is None:
+        return asyncio.Task(work, loop=loop, **how)
+    task = asyncio.Task(_stepwise(work, brood.turns), loop=loop, **how)
+    brood.tasks.add(task)
+    task.add_done_callback(brood.tasks.discard)
+    return task
+
+
+async def _stepwise(work: Any, turns: Turns) -> Any:
+    return await Steps(work, turns)
+
+
+async def alone(
+    work: Callable[[], Coroutine[Any, Any, _T]], turns: Turns, grace: float
+) -> tuple[_T | None, Exception | Hung | None]:
+    """Run a coroutine function, while its turns last; return its result, or what it raised: TimeoutError if late.
+    Tasks that it has begun and not waited for are cancelled when it is over. What does not end within `grace` seconds
+    of being cancelled is left behind."""
+    brood = Brood(set(), turns)
+    token = _brood.set(brood)
+    try:
+        main = asyncio.create_task(_outcome(work))
+    finally:
+        _brood.reset(token)
+    try:
+        while not main.done() and ((left := turns.left()) is None or left > 0):
+            await asyncio.wait([main], timeout=left)
+        return main.result() if main.done() else (None, TimeoutError())
+    finally:
+        await stop(brood.tasks, grace)
+
+
+async def _outcome(work: Callable[[], Coroutine[Any, Any, _T]]) -> tuple[_T | None, Exception | Hung | None]:
+    try:
+        return await work(), None
+    except KeyboardInterrupt:
+        raise
+    except Hung as error:
+        return None, error
+    except BaseException as error:
+        return None, as_exception(error)
+
+
+async def stop(tasks: Iterable[asyncio.Task[Any]], grace: float) -> None:
+    rest = [task for task in tasks if not task.done()]
+    for task in rest:
+        task.cancel()
+    if rest:
+        done, _ = await asyncio.wait(rest, timeout=grace)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # nobody else asks for it
