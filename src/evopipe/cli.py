@@ -255,6 +255,38 @@ def _replay(
             replay.run(params, seeds, context.obj.quiet)
 
 
+@app.command("sweep")
+def _sweep(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Runs lie in sweeps/NAME.")] = "sweep",
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=V1,V2", help="Values of a grid; may stand again.")
+    ] = None,
+    samples: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sample",
+            metavar="KEY=DIST",
+            help="uniform(a,b), loguniform(a,b), integers(a,b) or choice(a,b,c); may stand again.",
+        ),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(metavar="N", min=1, help="Draws of what --sample names.")] = None,
+    sampler: Annotated[Literal["random", "sobol"], typer.Option(help="How --sample draws.")] = "random",
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=1024, help="Runs at the same time. None: as many as CPUs.")
+    ] = None,
+    experiments: Annotated[
+        bool, typer.Option("--experiments/--no-experiments", help="Make DVC experiments of them afterwards.")
+    ] = True,
+) -> None:
+    """Run many settings side by side: a grid, or drawn values. The same command continues what was stopped."""
+    from evopipe import sweep
+
+    sweep.command(
+        context.obj.params, name, sets or (), samples or (), trials, sampler, jobs, experiments, context.obj.tell, _warn
+    )
+
+
 @app.command("doctor")
 def _doctor(
     context: typer.Context,
