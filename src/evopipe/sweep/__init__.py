@@ -36,5 +36,7 @@ def command(
         tell(f"no DVC experiments were made: {why}")
     elif saved:
         made = experiments.save(here, name, ended)
-        tell(f"{len(made)} DVC experiments were made: `dvc exp show` lists them" if made else "all were DVC experiments")
+        tell(
+            f"{len(made)} DVC experiments were made: `dvc exp show` lists them" if made else "all were DVC experiments"
+        )
     return ended

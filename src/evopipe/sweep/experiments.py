@@ -7,6 +7,7 @@ files have, a run's params.yaml and outs, and the project's own cache; only the 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import subprocess
@@ -80,7 +81,7 @@ def _save(project: Path, clone: Path, name: str, run: SweptRun) -> str:
         shutil.copytree(there, here) if there.is_dir() else shutil.copy2(there, here)
     with contextlib.chdir(clone):
         try:
-            with contextlib.closing(Repo()) as repo:
+            with contextlib.closing(Repo()) as repo, contextlib.redirect_stdout(io.StringIO()):
                 commit = repo.experiments.save(targets=["dvc.yaml"], name=name, force=True)
         except DvcException as error:
             raise EvopipeError(f"sweep: no DVC experiment could be made of {run.folder} ({text_of(error)})") from error

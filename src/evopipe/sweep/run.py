@@ -1,8 +1,8 @@
 """The runs of a sweep, side by side: each in a process and a folder of its own, by the stages of the pipeline.
 
-This process imports everything once; every run is a fork of it, which costs a few hundredths of a second. What a run has
-done is written into its folder stage by stage, and the stage `train` has its checkpoints, so a sweep that was stopped or
-killed goes on where it was.
+This process imports everything once; every run is a fork of it, which costs a few hundredths of a second. What a run
+has done is written into its folder stage by stage, and the stage `train` has its checkpoints, so that a sweep which was
+stopped or killed goes on where it was.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ class SweptRun:
         return self.setting.label, score(self.mean), f"[{low}, {high}]", duration(self.seconds), str(self.folder)
 
 
-def sweep(
-    settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell: _Tell, warn: _Tell
-) -> list[SweptRun]:
+def sweep(settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell: _Tell, warn: _Tell) -> list[SweptRun]:
     """Run every setting in a folder of its own below `top`, `jobs` at a time; return those that ended, the best first.
 
     A run that has ended is not run again, and one that was stopped continues. One that fails does not stop the others.
@@ -94,6 +92,8 @@ def sweep(
         Interrupted: a signal arrived; the runs were saved.
     """
     torch.set_num_threads(1)  # no thread of OpenMP's may be there before the forks
+    for stage in layout.STAGES:
+        stages.module_of(stage)
     for setting in settings:
         try:
             check(setting.params)

@@ -79,7 +79,9 @@ def settings_of(
     combinations = [dict(zip(choices, each, strict=True)) for each in itertools.product(*choices.values())]
     draws = list(_drawn(drawn, trials, sampler, base.seed)) if trials is not None else [{}]
     if len(combinations) * len(draws) > MOST:
-        raise UsageError(f"sweep: {len(combinations) * len(draws)} runs, at most {MOST} are possible: name fewer values")
+        raise UsageError(
+            f"sweep: {len(combinations) * len(draws)} runs, at most {MOST} are possible: name fewer values"
+        )
     text = Path(file).read_text(encoding="utf-8-sig")
     found = (_setting(data, text, base, {**each, **draw}, dataset) for draw in draws for each in combinations)
     return list({setting.name: setting for setting in found}.values())
@@ -205,7 +207,9 @@ def _distribution(key: str, text: str) -> tuple[Bound, list[Any]]:
     low, high = ends
     if not low < high or (name == "loguniform" and low <= 0):
         least = " above 0" if name == "loguniform" else ""
-        raise UsageError(f"sweep: --sample {key}: {name} goes from a smaller number{least} to a larger one, not ({match[2]})")
+        raise UsageError(
+            f"sweep: --sample {key}: {name} goes from a smaller number{least} to a larger one, not ({match[2]})"
+        )
     return Bound(low, high, log=name == "loguniform", whole=whole), []
 
 
@@ -221,6 +225,7 @@ def _rounded(bound: Bound, value: float) -> float | int:
 
 def _short(values: Values) -> Values:
     """Return values by the last word of their keys, by as many as tell them apart."""
+
     def tail(key: str, words: int) -> str:
         return ".".join(key.split(".")[-words:])
 
