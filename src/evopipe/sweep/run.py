@@ -13,8 +13,10 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
@@ -34,7 +36,7 @@ from evopipe.errors import (
 from evopipe.formats import columns, duration, score
 from evopipe.parallel import can_help, signal_at_parent_death
 from evopipe.params.load import AnyParams, load_params
-from evopipe.problems import check
+from evopipe.problems import check, part_of
 from evopipe.signals import StopSignal
 from evopipe.storage.files import make_folder, read_json, write_json, write_text
 from evopipe.storage.lock import RunLock
@@ -43,6 +45,7 @@ from evopipe.track import tracking
 
 FOLDER = Path("sweeps")
 PARAMS, LOG, DONE = "params.yaml", "run.log", "sweep.json"
+_LATER = ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2.ext")  # of every run's report
 _LOOK = 0.2  # seconds between two looks at whether a signal arrived
 _TAIL = 8192  # bytes of a log that are searched for its last error
 _Process = ForkProcess | SpawnProcess
@@ -92,8 +95,7 @@ def sweep(settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell
         Interrupted: a signal arrived; the runs were saved.
     """
     torch.set_num_threads(1)  # no thread of OpenMP's may be there before the forks
-    for stage in layout.STAGES:
-        stages.module_of(stage)
+    _import(settings, dataset)
     for setting in settings:
         try:
             check(setting.params)
@@ -118,6 +120,17 @@ def sweep(settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell
         error.args = (f"{len(runs.failed)} of {len(settings)} runs failed, the first was {first.label}: {error}",)
         raise error
     return runs.ended
+
+
+def _import(settings: Sequence[Setting], dataset: bool) -> None:
+    """Import what runs would import one by one."""
+    for stage in layout.STAGES:
+        stages.module_of(stage)
+    parts = ("population", "evaluate", "export", *["data"] * (dataset or settings[0].params.needs_dataset))
+    for part in parts:
+        part_of(settings[0].params, part)
+    for name in _LATER:
+        import_module(name)
 
 
 def table(ended: Sequence[SweptRun]) -> list[str]:
@@ -173,7 +186,9 @@ class _Runs:
         context: Any = multiprocessing.get_context("fork" if can_help() else "spawn")
         work = (folder, setting.params.needs_dataset or self.dataset, self.jobs > 1, os.getpid())
         process = context.Process(target=_run, args=work, name=setting.name)
-        process.start()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this process has threads: the run touches none of their locks
+            process.start()
         self.going[process] = setting
 
     def _take(self, process: _Process, setting: Setting, stopping: bool) -> None:

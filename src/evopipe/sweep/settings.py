@@ -35,7 +35,7 @@ Values = dict[str, Any]
 Sampler = Literal["random", "sobol"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting:
     """The parameters of one run.
 
