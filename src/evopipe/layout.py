@@ -132,7 +132,7 @@ STAGES = (
         ),
     ),
     Stage(
-        "export", "Write the elite as files that run anywhere", code=(*_RUN, "policies"),
+        "export", "Write the elite as files that run anywhere", code=(*_RUN, "policies", "formats.py"),
         env=Files(("export", *_ENV), (TRAINED, EVALUATION, LINEAGE), (ELITE,)),
         text=Files((*_OF_TEXT, "train.algo", _ALGO, "export"), (TRAINED, EVALUATION, LINEAGE), (ELITE,)),
     ),

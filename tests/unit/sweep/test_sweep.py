@@ -249,7 +249,7 @@ def test_a_sweep_that_is_stopped_continues_to_the_same_bits(project: Path, tmp_p
     write_params(project, {**IN_C, **LONG})
     process = begun(project, "--set", "seed=1,2")
     os.kill(process.pid, signum)
-    out, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=120)
     if signum == signal.SIGKILL:
         assert process.returncode == -signum
         assert wait_for(lambda: not runs_go_on(project)), "a run outlived its sweep"
