@@ -82,7 +82,10 @@ def _save(project: Path, clone: Path, name: str, run: SweptRun) -> str:
     with contextlib.chdir(clone):
         try:
             with contextlib.closing(Repo()) as repo, contextlib.redirect_stdout(io.StringIO()):
-                commit = repo.experiments.save(targets=["dvc.yaml"], name=name, force=True)
+                repo.commit("dvc.yaml", force=True)
+                new = _checked(clone, "ls-files", "--others", "--exclude-standard", "-z").split("\0")[:-1]
+                made = [str(clone / path) for path in new]  # dvc.lock, and outs that git keeps, if HEAD has none yet
+                commit = repo.experiments.save(targets=["dvc.yaml"], name=name, force=True, include_untracked=made)
         except DvcException as error:
             raise EvopipeError(f"sweep: no DVC experiment could be made of {run.folder} ({text_of(error)})") from error
     refs = _checked(clone, "for-each-ref", "--format=%(refname)", "--contains", str(commit), "refs/exps").split()
