@@ -55,7 +55,7 @@ class Stage(NamedTuple):
         text: the stage's files, for members that are language models.
         code: parts of the package that the stage computes with, beside `CODE` and its own module.
         dataset: whether the stage makes the dataset. Runs that learn from their own steps alone do not need it.
-        light: whether most runs of the stage compute nothing with torch, which its command then does not load.
+        light: whether the stage may do without torch, which its command then loads only if it comes to use it.
     """
 
     name: str

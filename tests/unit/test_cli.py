@@ -334,6 +334,23 @@ sys.exit(f"loaded: {{heavy & set(sys.modules)}}" if heavy & set(sys.modules) els
 
 
 @pytest.mark.thorough
+def test_stages_that_compute_nothing_with_torch_do_not_load_it(tmp_path: Path) -> None:
+    write_params(tmp_path, {"train.warm_start": 100, "export.film": False})
+    program = """
+import sys
+from evopipe.__main__ import main
+sys.argv = ["evopipe", STAGE]
+code = main()
+sys.exit(f"{STAGE} loaded torch" if "torch.nn" in sys.modules else code)
+"""
+    for stage in layout.STAGES:
+        words = [sys.executable, "-c", program.replace("STAGE", repr(stage.name))]
+        run = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+        light = stage.name in ("fetch", "buffer", "report")
+        assert (stage.light, run.returncode, "loaded torch" in run.stderr) == (light, int(not light), not light), stage
+
+
+@pytest.mark.thorough
 def test_torch_works_when_a_light_command_uses_it_after_all() -> None:
     program = """
 import sys
