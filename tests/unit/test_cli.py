@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 import evopipe
+from evopipe import layout
 from evopipe.__main__ import _globals_first, _report, main
 from evopipe.errors import BusyError, Interrupted, ParamsError
 from evopipe.params.load import Params
 from evopipe.schema.read import parse_yaml
-from tiny import call
+from tiny import call, environment, write_params
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export")
