@@ -45,7 +45,7 @@ sanitize: setup ## look for faults of memory in the kernels (gcc)
 	XDG_CACHE_HOME="$(ROOT)/build/sanitize" LD_PRELOAD="$(call CC_FILE,libasan.so) $(call CC_FILE,libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  CC="$(CC)" $(PYTEST) -x -s --sanitize --native tests/contract/test_native_health.py tests/contract/test_native_updates.py \
-	  tests/contract/test_rollouts_in_c.py tests/contract/test_ticks.py \
+	  tests/contract/test_rollouts_in_c.py tests/contract/test_ticks.py tests/contract/test_episodes_in_c.py \
 	  tests/unit/native/test_native_bits.py tests/unit/native/test_native_explore.py tests/unit/native/test_native_policy.py \
 	  tests/unit/native/test_native_replay.py \
 	  tests/unit/native/test_native_value.py tests/unit/native/test_native_steps.py tests/unit/native/test_native_header.py \

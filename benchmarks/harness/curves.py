@@ -34,7 +34,7 @@ class Task:
     target: float
     slice: int
     life: int
-    backend: str = "torch"
+    backend: str = "c"
 
     @property
     def slices(self) -> int:
@@ -79,10 +79,10 @@ def params_of(task: Task, values: Mapping[str, float], seed: int) -> Any:
     data = load_params(ROOT / "pipelines" / task.pipeline / "params.yaml").model_dump(mode="json")
     algo = data["train"]["algo"]
     data["seed"], data["population"]["size"] = seed, 1
-    data["env"]["backend"] = task.backend if task.pipeline != "sac-pendulum" else data["env"]["backend"]
+    data["env"]["backend"] = task.backend
     data["train"] |= {
         "target": task.target, "target_sigmas": 0.0, "confirm_episodes": CONFIRM, "max_steps": task.life,
-        "evo_steps": task.slice, "warm_start": 0,
+        "evo_steps": task.slice, "warm_start": 0, "evaluation": "race",
     }  # fmt: skip
     data["algos"] = {algo: {**data["algos"][algo], **values, "evolve": {}}}
     data["runtime"] |= {"device": "cpu", "threads": 1, "env_workers": 0, "learners": 1}

@@ -17,8 +17,8 @@ from evopipe.errors import EnvironmentFailed
 from evopipe.native import build
 from evopipe.problems.specs import spaces_of
 from evopipe.regimes import on_policy
-from evopipe.regimes.pace import next_count
 from evopipe.run.drive import drive
+from evopipe.run.pace import next_count
 from evopipe.run.spec import EnvSpec
 from evopipe.track.events import Tracker
 from populations import equal_states, finish

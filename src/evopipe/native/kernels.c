@@ -14,6 +14,7 @@
 #include "sac.c"
 #include "value.c"
 #include "ticks.c"  // of all that stands above
+#include "episodes.c"
 
 const char *compiled_by(void) {
 #if defined(__clang__)

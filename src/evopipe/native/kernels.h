@@ -416,6 +416,21 @@ typedef struct {  // advantages and targets of a rollout's first ticks, see `ops
 } estimate_call;
 void estimate_advantages(const estimate_call *call);
 
+// --- evaluation: members play episodes greedily in environments in C --------------------------------------------------
+
+typedef struct {              // P members play n episodes each, in W rows each; what is kept is theirs by their place
+  env_call pool;              // all rows; what is concerned, given and found is not read
+  const int64_t *places;      // of a cohort's members: their rows begin at `place · W`
+  const int64_t *seeds;       // [n]
+  ptrdiff_t width, episodes;  // W and n
+  ptrdiff_t ticks, cap, sound;  // ticks of this call at most; steps of an episode at most; nothing can break
+  int64_t *playing, *waiting;   // [P, W], each row's episode, n and above: none; [P], the next one
+  double *total, *returns;      // [P, W] of running episodes, [P, n + 1] of ended ones
+  int64_t *lengths, *steps;     // [P, n + 1]; [P], counted on
+  float *memory;                // [members, W, M] of the cohort, recurrent, counted on
+} evaluation_call;
+int play_episodes(const policy *by, const chooser *or_by, const evaluation_call *call);  // by one of both
+
 // --- whole ticks of off-policy members in environments in C ----------------------------------------------------------
 
 typedef struct {  // n of R rows step, those of members who live

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,14 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evopipe.algos import on_policy
+from evopipe.algos import by_kernels, on_policy
 from evopipe.core.cohort import Cohort
+from evopipe.envs.compiled import CompiledPool
+from evopipe.native.episodes import Played, by_choice, by_policy
 from evopipe.run.act import choose, step
 from evopipe.run.episodes import Episodes, Stopped
+from evopipe.run.pace import FASTER, next_count
 from evopipe.run.spec import EnvSpec
 from evopipe.run.world import in_slots, legal_actions
 
 _LOOK = 16  # ticks on a device after which the host asks whether anybody still plays: that waits for all work
+_SECONDS = 0.01  # that a call of C takes, about
 
 
 def evaluate_tensors(
@@ -32,6 +37,16 @@ def evaluate_tensors(
     play = _Episodes(members, width, torch.from_numpy(np.asarray(seeds, np.int64)).to(device), agents, pool)
     legal = legal_actions(spec, pool, members, width)
     memories = [torch.zeros(len(c.members), width * agents, c.memory, device=device) for c in cohorts]
+    in_c = _in_c(spec, cohorts, own, memories, play, cap)
+    count = FASTER
+    while in_c and bool(play.active.any()):
+        if stopped():
+            raise Stopped
+        began = time.perf_counter()
+        for call in in_c:
+            call(count)
+        play.took()
+        count = next_count(count, time.perf_counter() - began, _SECONDS)
     tick, look = 0, 1 if device.type == "cpu" else _LOOK
     while tick % look or bool(play.active.any()):
         tick += 1
@@ -57,6 +72,29 @@ def evaluate_tensors(
     return Episodes(spec.score(returns), lengths, steps, {"agents": returns}, limited)
 
 
+def _in_c(
+    spec: EnvSpec, cohorts: Sequence[Cohort], own: Sequence[Tensor], memories: Sequence[Tensor], play: _Episodes,
+    cap: int | None,
+) -> list[Callable[[int], None]]:  # fmt: skip
+    """Return what lets each cohort take so many ticks in C; nothing where Python must."""
+    played, algo, cfg, found = play.in_c(cap), spec.algo, spec.algo_config, []
+    name = "play" if on_policy(algo) else "choice"
+    if played is None or by_kernels(algo, name) is None or spec.paths.capture != "none" or spec.spaces.team:
+        return []
+    for cohort, places, memory in zip(cohorts, own, memories, strict=True):
+        if cohort.normaliser is not None:
+            return []
+        if name == "play":
+            call = by_policy(cfg, cohort.state, places, memory, played)
+        else:
+            choice = algo.choice(cfg, cohort.state)
+            call = choice and by_choice(choice, spec.actions, spec.observations, places, played)
+        if call is None:
+            return []
+        found.append(call)
+    return found
+
+
 class _Episodes:
     """`n` episodes for each of `P` members. `W` of each member run at a time, in the pool's first `P · W` rows.
 
@@ -78,6 +116,20 @@ class _Episodes:
         self._total = torch.zeros(members, width, agents, dtype=torch.float64, device=device)
         self._rows = members * width
         pool.reset(torch.arange(self._rows, device=device), seeds[self._episode.flatten()])
+
+    def in_c(self, cap: int | None) -> Played | None:
+        """Return what C needs to play them; None where environments are others. `took` must follow its ticks."""
+        if not isinstance(self._pool, CompiledPool):
+            return None
+        self._played = Played(
+            self._pool.in_c, self._seeds, cap, self._pool.sound, self._episode, self._waiting, self._total[..., 0],
+            self.returns[..., 0], self.lengths, torch.zeros(self._shape[0], dtype=torch.int64),
+        )  # fmt: skip
+        return self._played
+
+    def took(self) -> None:
+        """Take note of ticks in C."""
+        self.active, self.steps = self._episode < len(self._seeds), self._played.steps.sum()
 
     def observed(self) -> tuple[Tensor, Tensor]:
         """Return observations `[P, W · K, O]`, and whether an episode begins, `[P, W · K]`."""
