@@ -80,7 +80,10 @@ NOTES = {
 }
 
 
-_SEEDS = " The thick line is the mean over seeds, the band goes from the lowest to the highest; a run that is over counts on."
+_SEEDS = (
+    " The thick line is the mean over seeds, the band goes from the lowest to the highest; a run that is over counts "
+    "on."
+)
 
 
 class Row(NamedTuple):

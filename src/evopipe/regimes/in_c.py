@@ -12,9 +12,9 @@ from evopipe.core.cohort import Cohort
 from evopipe.native import build
 from evopipe.native.ticks import ManyTicks
 from evopipe.regimes.learn import UPDATES_PER_TICK, ReplayLearning
-from evopipe.run.pace import next_count
 from evopipe.run.act import choosers, places_of
 from evopipe.run.clock import Clock
+from evopipe.run.pace import next_count
 from evopipe.run.spec import EnvSpec
 from evopipe.run.world import TensorWorld
 

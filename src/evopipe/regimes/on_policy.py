@@ -25,11 +25,11 @@ from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.native.rollouts import Ticks
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.learners import LearnerPool, Share
-from evopipe.run.pace import FASTER, next_count
 from evopipe.regimes.probe import Probe, rates
 from evopipe.regimes.rollouts import probe_rollout, ready
 from evopipe.run.act import places_of, step
 from evopipe.run.evaluate import Evaluator
+from evopipe.run.pace import FASTER, next_count
 from evopipe.run.regime import Setup
 from evopipe.run.world import TensorWorld, World
 
