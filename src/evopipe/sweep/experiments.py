@@ -7,7 +7,7 @@ files have, a run's params.yaml and outs, and the project's own cache; only the 
 from __future__ import annotations
 
 import contextlib
-import io
+import logging
 import os
 import shutil
 import subprocess
@@ -81,7 +81,7 @@ def _save(project: Path, clone: Path, name: str, run: SweptRun) -> str:
         shutil.copytree(there, here) if there.is_dir() else shutil.copy2(there, here)
     with contextlib.chdir(clone):
         try:
-            with contextlib.closing(Repo()) as repo, contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.closing(Repo()) as repo:
                 repo.commit("dvc.yaml", force=True)
                 new = _checked(clone, "ls-files", "--others", "--exclude-standard", "-z").split("\0")[:-1]
                 made = [str(clone / path) for path in new]  # dvc.lock, and outs that git keeps, if HEAD has none yet
@@ -111,6 +111,9 @@ def _clone(project: Path, revision: str) -> Iterator[Path]:
     before = {key: os.environ.get(key) for key in _OFF}
     os.environ.update(_OFF)
     with contextlib.ExitStack() as stack:
+        log = logging.getLogger("dvc")  # which tells of every dvc.lock that it writes
+        stack.callback(log.setLevel, log.level)
+        log.setLevel(logging.ERROR)
         stack.callback(lambda: [os.environ.pop(key, None) for key, value in before.items() if value is None])
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evopipe-sweep-")))
         top, root = _top(project), scratch / "clone"
