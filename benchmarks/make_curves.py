@@ -29,10 +29,12 @@ _SCRAMBLE = 7  # the seed of the sequence: all draws of a task are points of one
 
 
 def draw(task: Task, kind: str, number: int) -> list[dict[str, float]]:
-    """Return the first so many draws from a space."""
+    """Return the first so many draws from a space; there is one alone where nothing is drawn."""
     import torch
 
     space = curves.space(task, kind)
+    if not space:
+        return [{}]
     engine = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=_SCRAMBLE)
     shares = engine.draw(number, dtype=torch.float64).tolist()
     return [{name: _short(value) for name, value in at(space, each).items()} for each in shares]
@@ -68,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Add the rows that are not there yet; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", choices=curves.TASKS)
-    parser.add_argument("--space", choices=curves.SPACES, default="narrow")
+    parser.add_argument("--space", choices=(*curves.SPACES, curves.OWN), default="narrow")
     parser.add_argument("--draws", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args(arguments)

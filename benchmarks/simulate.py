@@ -37,10 +37,12 @@ ALONE = {"random": 1}  # slots of strategies whose members all live
 
 
 class Table:
-    """Courses of trials, drawn from the rows of a table."""
+    """Courses of trials, drawn from the rows of a table; that of the first one from `first`, if there are any."""
 
-    def __init__(self, rows: Sequence[Row], space: Mapping[str, Bound], draw: np.random.Generator) -> None:
-        self.rows, self.space, self.draw = rows, space, draw
+    def __init__(
+        self, rows: Sequence[Row], space: Mapping[str, Bound], draw: np.random.Generator, first: Sequence[Row] = ()
+    ) -> None:
+        self.rows, self.space, self.draw, self.first = rows, space, draw, first
         self.places = np.array([self._place(row.values) for row in rows])
 
     def _place(self, values: Mapping[str, float]) -> list[float]:
@@ -48,7 +50,8 @@ class Table:
 
     def new(self, number: int) -> Course:
         """Return a row, drawn with replacement."""
-        return _course(self.rows[int(self.draw.integers(len(self.rows)))])
+        rows = self.first if self.first and not number else self.rows
+        return _course(rows[int(self.draw.integers(len(rows)))])
 
     def child(self, course: Course, slices: int, values: Mapping[str, float]) -> Course:
         """Return what a child scores: after as many slices as its parent, the course of the nearest row."""
@@ -68,13 +71,14 @@ def _course(row: Row) -> Course:
 
 def simulate(
     strategy: str, config: Mapping[str, Any], task: Task, rows: Sequence[Row], space: Mapping[str, Bound], size: int,
-    slices: int, runs: int, target: bool = True,
+    slices: int, runs: int, target: bool = True, first: Sequence[Row] = (),
 ) -> list[tuple[int, bool]]:  # fmt: skip
     """Return of each run the steps that it took, and whether it reached the target."""
     coarse, found = [row.coarse(slices) for row in rows], []
+    begun = [row.coarse(slices) for row in first]
     for seed in range(runs):
         about = About(size, task.life, task.slice * slices, space, seed, BUDGET, task.target if target else None)
-        table = Table(coarse, space, np.random.default_rng(seed))
+        table = Table(coarse, space, np.random.default_rng(seed), begun)
         search = Search(strategy, config, about, table.new, table.child)
         reached = search.finish() == "target" and search.spent <= BUDGET
         found.append((min(search.spent, BUDGET), reached))
@@ -98,12 +102,15 @@ def lines(args: argparse.Namespace) -> Iterator[str]:
             if not rows or (args.task and name not in args.task):
                 continue
             space, seeds = curves.space(task, kind), len({row.seed for row in rows})
-            share = share_that_solves(rows)
+            share, values = share_that_solves(rows), curves.configured(task, space)
+            own = [replace(row, values=values) for row in curves.read(curves.path_of(name, curves.OWN))]
+            first = own if args.first == "configured" else []
             yield f"{name}, {kind}: {share:.0%} of {len({row.draw for row in rows})} draws solve it ({seeds} seeds)"
             for strategy in args.strategy:
                 size = ALONE.get(strategy, args.size)
-                own = {} if strategy == "random" else config
-                found = simulate(strategy, own, task, rows, space, size, args.slices, args.runs, not args.no_target)
+                set_to = {} if strategy == "random" else config
+                known = not args.no_target
+                found = simulate(strategy, set_to, task, rows, space, size, args.slices, args.runs, known, first)
                 steps = [each / 1e3 for each, _ in found]
                 error = statistics.stdev(steps) / math.sqrt(len(steps))
                 solved = statistics.fmean(done for _, done in found)
@@ -121,6 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the strategy")
     parser.add_argument("--size", type=int, default=8, help="slots of the population; random search has one")
     parser.add_argument("--slices", type=int, default=1, help="slices of the table that make one of the search's")
+    parser.add_argument("--first", choices=("configured", "drawn"), default="drawn", help="values of the first trial")
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--no-target", action="store_true", help="do not tell the strategy the target")
     for line in lines(parser.parse_args(arguments)):

@@ -61,17 +61,27 @@ HARD = {
 """ARLBench's spaces (Becktepe et al., 2024, https://arxiv.org/abs/2409.18827), as far as a member has the value: what
 it normalises, and the number of its environments, belong to the run here."""
 SPACES = ("narrow", "hard")
+OWN = "configured"
+"""The table of the values that the pipeline's file sets, which are one draw."""
 CONFIRM = 100  # episodes
 
 
 def space(task: Task, kind: str) -> dict[str, Bound]:
-    """Return what is drawn: the pipeline's own ranges, or the hard space."""
+    """Return what is drawn: the pipeline's own ranges, the hard space, or nothing where values are the file's own."""
+    if kind == OWN:
+        return {}
     params = load_params(ROOT / "pipelines" / task.pipeline / "params.yaml")
     if kind == "hard":
         return HARD[params.train.algo]
     fields, ranges = type(params.algo_config).model_fields, params.algo_config.evolve
     whole = {name for name in evolvable(type(params.algo_config)) if fields[name].annotation is int}
     return {name: propose.bound(each.min, each.max, name in whole) for name, each in sorted(ranges.items())}
+
+
+def configured(task: Task, space: Mapping[str, Bound]) -> dict[str, float]:
+    """Return the values of a pipeline's file, as far as they lie within a space."""
+    own = load_params(ROOT / "pipelines" / task.pipeline / "params.yaml").algo_config
+    return {name: propose.inside(bound, getattr(own, name)) for name, bound in space.items()}
 
 
 def params_of(task: Task, values: Mapping[str, float], seed: int) -> Any:
@@ -84,7 +94,10 @@ def params_of(task: Task, values: Mapping[str, float], seed: int) -> Any:
         "target": task.target, "target_sigmas": 0.0, "confirm_episodes": CONFIRM, "max_steps": task.life,
         "evo_steps": task.slice, "warm_start": 0, "evaluation": "race",
     }  # fmt: skip
-    data["algos"] = {algo: {**data["algos"][algo], **values, "evolve": {}}}
+    own = {**data["algos"][algo], **values, "evolve": {}}
+    if "epochs" in own:  # as where a search draws them: a minibatch is at most the rollout
+        own["batch_size"] = min(own["batch_size"], own["learn_step"])
+    data["algos"] = {algo: own}
     data["runtime"] |= {"device": "cpu", "threads": 1, "env_workers": 0, "learners": 1}
     data["tracking"] |= {"backends": []}
     return parse_params(data)

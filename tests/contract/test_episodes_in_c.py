@@ -36,6 +36,9 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "shared-encoder": ("ppo", "CartPole-v1", {"config": {"share_encoder": True}}),
     "unlike-members": ("ppo", "CartPole-v1", {"mutation": populations.UNLIKE}),
     "one-cohort-of-unlike": ("ppo", "CartPole-v1", {"mutation": populations.UNLIKE, "cohorts": "whole"}),
+    "normalised": ("ppo", "Acrobot-v1", {**SHORT, "train": {"normalise": {"observations": True, "clip": 1.5}}}),
+    "normalised-values": ("sac", "Pendulum-v1", {**SHORT, "train": {"normalise": {"observations": True}}}),
+    "normalised-rewards": ("ppo", "CartPole-v1", {"train": {"normalise": {"rewards": True}}}),
     "dqn": ("dqn", "CartPole-v1", {"mutation": populations.UNLIKE}),
     "many-choices": ("dqn", "Taxi-v4", SHORT),
     "cqn": ("cqn", "Acrobot-v1", SHORT),
@@ -46,7 +49,6 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
 APART: dict[str, tuple[str, str, dict[str, Any]]] = {
     "rainbow": ("rainbow", "CartPole-v1", {}),
     "sac-discrete": ("sac", "CartPole-v1", {}),
-    "normalised": ("ppo", "CartPole-v1", {"train": {"normalise": {"observations": True}}}),
     "shared-critic": ("td3:continuous:shared", "Pendulum-v1", SHORT),
 }
 """Which the kernels cannot evaluate so."""

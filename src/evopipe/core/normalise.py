@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from evopipe.native.episodes import Normalised
 from evopipe.schema.blocks import NormaliseConfig
 from evopipe.types import Spaces, Tensor
 
@@ -127,12 +128,17 @@ class Normaliser:
 
     def normalised(self, obs: Tensor) -> Tensor:
         """Return normalised observations `[P, B, O]`, as networks read them."""
-        if self.observations is None or self.columns is None:
+        if (by := self.now()) is None:
             return obs
-        limit = self.clip[:, None, None]
-        mean, scale = self.observations.mean.float()[:, None], self.observations.scale()[:, None]
-        values = ((self._chosen(obs) - mean) * scale).clamp(-limit, limit)
-        return values if values.shape == obs.shape else obs.index_copy(-1, self.columns, values)
+        limit = by.limit[:, None, None]
+        values = ((self._chosen(obs) - by.mean[:, None]) * by.scale[:, None]).clamp(-limit, limit)
+        return values if values.shape == obs.shape else obs.index_copy(-1, by.columns, values)
+
+    def now(self) -> Normalised | None:
+        """Return what observations are normalised by with the statistics as they are; None if they are not."""
+        if self.observations is None or self.columns is None:
+            return None
+        return Normalised(self.columns, self.observations.mean.float(), self.observations.scale(), self.clip)
 
     def _chosen(self, obs: Tensor) -> Tensor:
         assert self.columns is not None

@@ -22,7 +22,7 @@ typedef struct {
   ptrdiff_t place, count;  // how many rows play
   env_call pool;           // the member's own rows
   int64_t *rows, *again;   // which play, in order; which begin another episode
-  float *obs, *rewards, *memory, *remembered, *held;
+  float *obs, *shown, *rewards, *memory, *remembered, *held;  // shown: `obs` as networks read them
   void *actions;
   uint8_t *terminated, *truncated;
 } candidate;
@@ -44,6 +44,7 @@ static void lay_out_candidate(const evaluation_call *c, arena *from, candidate *
   }
   to->rows = (int64_t *)take(from, 2 * w), to->again = (int64_t *)take(from, 2);
   to->obs = take(from, w * observed(by)), to->rewards = take(from, w);
+  to->shown = c->columns ? take(from, w * observed(by)) : to->obs;
   to->memory = take(from, w * each), to->remembered = take(from, w * each);
   to->actions = take(from, 2 * w * acts);
   to->terminated = (uint8_t *)take(from, flags), to->truncated = (uint8_t *)take(from, flags);
@@ -79,6 +80,21 @@ static int open_candidate(const evaluation_call *c, int p, candidate *to) {
   return 1;
 }
 
+// Normalise what is observed, by statistics that stay as they are.
+static void normalise_seen(const candidate *m) {
+  const evaluation_call *c = m->call;
+  const ptrdiff_t n = observed(&m->by), first = (ptrdiff_t)m->by.p * c->columns;
+  if (!c->columns) return;
+  memcpy(m->shown, m->obs, sizeof(float) * (size_t)(m->count * n));
+  const float limit = c->limit[m->by.p];
+  for (ptrdiff_t i = 0; i < m->count; i++)
+    for (int j = 0; j < c->columns; j++) {
+      float *x = m->shown + i * n + c->which[j];
+      const float z = (*x - c->mean[first + j]) * c->scale[first + j];
+      *x = z < -limit ? -limit : z > limit ? limit : z;
+    }
+}
+
 // The likeliest actions of a policy, which remembers them where it is recurrent.
 static void act_by_policy(candidate *m) {
   const mind *by = &m->by;
@@ -89,7 +105,7 @@ static void act_by_policy(candidate *m) {
   }
   if (each) memset(m->remembered, 0, size * (size_t)m->count);
   const acting now = {
-      .obs = m->obs, .memory = m->memory, .actions = m->actions, .envs = m->count,
+      .obs = m->shown, .memory = m->memory, .actions = m->actions, .envs = m->count,
       .remembered = each ? m->remembered : NULL,
   };
   m->by.acts.now = &now;
@@ -103,7 +119,7 @@ static void act_by_network(const candidate *m) {
   const chooser *c = m->by.net;
   const int count = c->actions, mean_and_deviation = c->how == SQUASHED;
   pass by;
-  run(&c->net, values_of(&c->net, m->by.p, 0), m->by.p, 0, (int)m->count, m->obs, m->by.kept, m->by.packed, &by);
+  run(&c->net, values_of(&c->net, m->by.p, 0), m->by.p, 0, (int)m->count, m->shown, m->by.kept, m->by.packed, &by);
   const float *out = by.out;
   for (ptrdiff_t i = 0; i < m->count; i++, out += count << mean_and_deviation) {
     if (c->how == BEST) ((int64_t *)m->actions)[i] = best_of(out, m->by.legal, count);
@@ -158,6 +174,7 @@ static int play_candidate(const void *told, int p) {
   candidate m = *all;
   if (!open_candidate(all->call, p, &m)) return 1;
   for (ptrdiff_t t = 0; t < all->call->ticks && m.count; t++) {
+    normalise_seen(&m);
     if (m.by.of)
       act_by_policy(&m);
     else

@@ -15,6 +15,15 @@ from evopipe.native.ticks import CHOOSE, Choice
 from evopipe.types import Tensor
 
 
+class Normalised(NamedTuple):
+    """What observations of some members are normalised by, see `core.normalise`: it stays as it is."""
+
+    columns: Tensor  # [N] int64
+    mean: Tensor  # [members, N] float32
+    scale: Tensor  # [members, N] float32
+    limit: Tensor  # [members] float32, the largest size of a normalised number
+
+
 class Played(NamedTuple):
     """What `P` members play: `n` episodes each, in `W` rows of a pool each. Tensors but `seeds` change in place."""
 
@@ -30,7 +39,9 @@ class Played(NamedTuple):
     steps: Tensor  # [P] int64, counted on
 
 
-def by_policy(cfg: Any, state: Any, places: Tensor, memory: Tensor, of: Played) -> Callable[[int], None] | None:
+def by_policy(
+    cfg: Any, state: Any, places: Tensor, memory: Tensor, of: Played, shown: Normalised | None = None
+) -> Callable[[int], None] | None:
     """Return a function that lets members with a policy take so many ticks at most; None if the kernels cannot.
 
     Args:
@@ -38,15 +49,16 @@ def by_policy(cfg: Any, state: Any, places: Tensor, memory: Tensor, of: Played) 
         places: `[members]` int64, which of the `P` members they are.
         memory: `[members, W, M]`, recurrent; changed in place.
         of: what is played.
+        shown: how observations are normalised; None: they are not.
     """
     found = policy.described(cfg, state, None)
     if found is None or cfg.spaces.team is not None or found.memory != memory.shape[2]:
         return None
-    return _calls(of, places, memory, found.pointer, 0, found)
+    return _calls(of, places, memory, found.pointer, 0, found, shown)
 
 
 def by_choice(
-    choice: Choice, actions: int, observations: int, places: Tensor, of: Played
+    choice: Choice, actions: int, observations: int, places: Tensor, of: Played, shown: Normalised | None = None
 ) -> Callable[[int], None] | None:
     """As `by_policy`, for members that choose by one network."""
     if build.chosen() is None:
@@ -58,11 +70,11 @@ def by_choice(
     pointer = kind.pointer(kind.packed(
         net=header.of("network").packed(**fields), how=CHOOSE.index(choice.how), members=len(places), actions=actions,
     ))  # fmt: skip
-    return _calls(of, places, None, 0, pointer, (choice.net, fields))
+    return _calls(of, places, None, 0, pointer, (choice.net, fields), shown)
 
 
 def _calls(
-    of: Played, places: Tensor, memory: Tensor | None, policy: Any, chooser: Any, held: Any
+    of: Played, places: Tensor, memory: Tensor | None, policy: Any, chooser: Any, held: Any, shown: Normalised | None
 ) -> Callable[[int], None]:
     kind, null = header.of("evaluation_call"), header.declarations().NULL
     fixed = {
@@ -71,7 +83,11 @@ def _calls(
         "waiting": at(of.waiting), "total": at(of.total), "returns": at(of.returns), "lengths": at(of.lengths),
         "steps": at(of.steps), "memory": at(memory),
     }  # fmt: skip
-    kept = of, places, memory, held
+    if shown is not None:
+        shown = Normalised(*(x.contiguous() for x in shown))
+        fixed |= dict(zip(("which", "mean", "scale", "limit"), map(at, shown), strict=True))
+        fixed["columns"] = len(shown.columns)
+    kept = of, places, memory, held, shown
 
     def go(ticks: int) -> None:
         assert kept

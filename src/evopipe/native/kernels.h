@@ -428,6 +428,9 @@ typedef struct {              // P members play n episodes each, in W rows each;
   double *total, *returns;      // [P, W] of running episodes, [P, n + 1] of ended ones
   int64_t *lengths, *steps;     // [P, n + 1]; [P], counted on
   float *memory;                // [members, W, M] of the cohort, recurrent, counted on
+  int columns;                  // N numbers of an observation are normalised, see `core.normalise`
+  const int64_t *which;         // [N]
+  const float *mean, *scale, *limit;  // [members, N] of the cohort, and [members]
 } evaluation_call;
 int play_episodes(const policy *by, const chooser *or_by, const evaluation_call *call);  // by one of both
 

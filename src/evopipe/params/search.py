@@ -43,6 +43,11 @@ class SearchConfig(Schema):
         description="what gives a new trial its values, for strategies that begin any: `random`, `sobol`, or Optuna's "
         "`tpe` or `gp` by the trials so far (the extra `search`)",
     )
+    first: Literal["configured", "drawn"] = Field(
+        "configured",
+        description="values of the first trial, for strategies that draw any: `configured`, those of the algorithm's "
+        "own block, within their ranges, or `drawn` like all others",
+    )
 
     @classmethod
     def unknown_keys(cls, names: list[str]) -> list[Problem]:

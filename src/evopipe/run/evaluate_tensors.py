@@ -82,13 +82,12 @@ def _in_c(
     if played is None or by_kernels(algo, name) is None or spec.paths.capture != "none" or spec.spaces.team:
         return []
     for cohort, places, memory in zip(cohorts, own, memories, strict=True):
-        if cohort.normaliser is not None:
-            return []
+        shown = None if cohort.normaliser is None else cohort.normaliser.now()
         if name == "play":
-            call = by_policy(cfg, cohort.state, places, memory, played)
+            call = by_policy(cfg, cohort.state, places, memory, played, shown)
         else:
             choice = algo.choice(cfg, cohort.state)
-            call = choice and by_choice(choice, spec.actions, spec.observations, places, played)
+            call = choice and by_choice(choice, spec.actions, spec.observations, places, played, shown)
         if call is None:
             return []
         found.append(call)

@@ -409,13 +409,16 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
     """Make the initial population, and the mutations that made it: none unless `evolution.mutation.before_training` is
     True.
 
-    Some search strategies draw the members' hyper-parameters from the search space.
+    Some search strategies draw the members' hyper-parameters from the search space, but for those of the first member
+    (`search.first`).
     """
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     values: list[dict[str, float]] = [{} for _ in keys]
     if spec.strategy.DRAWS:
         draws = [rng.host(key, Purpose.PROPOSE) for key in keys]
-        values = propose.first_values(spec.search.proposer, spec.space, spec.seed, draws)
+        configured = {name: getattr(spec.algo_config, name) for name in spec.space}
+        first = configured if spec.search.first == "configured" else None
+        values = propose.first_values(spec.search.proposer, spec.space, spec.seed, draws, first)
     members = fresh(spec, range(size), range(size), keys, values)
     if not spec.mutation.before_training:
         return members, [NONE] * size

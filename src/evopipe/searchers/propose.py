@@ -81,13 +81,27 @@ def sobol_values(space: Mapping[str, Bound], seed: int, index: int) -> dict[str,
 
 
 def first_values(
-    proposer: str, space: Mapping[str, Bound], seed: int, draws: Sequence[np.random.Generator]
-) -> list[dict[str, float]]:
-    """Return the values of a run's first members. Nothing was scored yet, so `tpe` and `gp` draw at random. `draws`
-    holds one generator for each member."""
+    proposer: str, space: Mapping[str, Bound], seed: int, draws: Sequence[np.random.Generator],
+    configured: Mapping[str, float] | None = None,
+) -> list[dict[str, float]]:  # fmt: skip
+    """Return the values of a run's first members.
+
+    Args:
+        proposer: see the module; nothing was scored yet, so `tpe` and `gp` draw at random.
+        space: the ranges.
+        seed: the run's.
+        draws: one generator for each member.
+        configured: values that the first member has in place of drawn ones, as far as they lie within their ranges.
+            Whoever sets ranges around values has a reason to believe in these. SMAC3 begins so, too (Lindauer et al.,
+            2022).
+    """
     if proposer == "sobol":
-        return [sobol_values(space, seed, index) for index in range(len(draws))]
-    return [random_values(space, draw) for draw in draws]
+        found = [sobol_values(space, seed, index) for index in range(len(draws))]
+    else:
+        found = [random_values(space, draw) for draw in draws]
+    if configured is not None:
+        found[:1] = [{name: inside(bound, configured[name]) for name, bound in space.items()}]
+    return found
 
 
 class Proposer:

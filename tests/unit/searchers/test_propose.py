@@ -123,7 +123,7 @@ def test_without_optuna_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_the_first_members_of_a_run_are_drawn_from_its_space(proposer: str) -> None:
     """Of nobody is anything known: at random, or the first points of the sequence."""
-    p = populations.problem(search={"strategy": "pbt", "proposer": proposer})
+    p = populations.problem(search={"strategy": "pbt", "proposer": proposer, "first": "drawn"})
     found = [member.hyper for member in first_members(p, 8)[0]]
     for name, bound in p.space.items():
         assert all(inside(bound, hyper[name]) == hyper[name] for hyper in found)
@@ -134,6 +134,22 @@ def test_the_first_members_of_a_run_are_drawn_from_its_space(proposer: str) -> N
         ]
     plain = populations.problem(search={"strategy": "tournament", "proposer": proposer})
     assert len({tuple(member.hyper.values()) for member in first_members(plain, 8)[0]}) == 1
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_the_first_trial_has_the_configured_values(proposer: str) -> None:
+    """As far as they lie within their ranges; all others are those of a run whose first trial is drawn, too."""
+    ranges = {"lr": {"min": 1e-4, "max": 1e-2}, "batch_size": {"min": 8, "max": 64}, "gamma": {"min": 0.9, "max": 0.99}}
+    own = {"lr": 3e-3, "batch_size": 96, "gamma": 0.999, "evolve": ranges}
+    search = {"strategy": "random", "proposer": proposer, "budget": 10_000}
+    begun, drawn = (
+        [member.hyper for member in first_members(populations.problem(config=own, search=search | more), 4)[0]]
+        for more in ({}, {"first": "drawn"})
+    )
+    assert {name: begun[0][name] for name in ranges} == {"lr": 3e-3, "batch_size": 64, "gamma": 0.99}
+    assert isinstance(begun[0]["batch_size"], int)
+    assert begun[1:] == drawn[1:]
+    assert begun[0] != drawn[0]
 
 
 @pytest.mark.parametrize("bound", [*SPACE.values(), Bound(2, 2, whole=True), Bound(0.3, 0.3)])
