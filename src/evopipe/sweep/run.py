@@ -116,9 +116,9 @@ def sweep(settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell
     for line in table(runs.ended):
         tell(line)
     if runs.failed:
-        first, error = next(iter(runs.failed.items()))
-        error.args = (f"{len(runs.failed)} of {len(settings)} runs failed, the first was {first.label}: {error}",)
-        raise error
+        first, failure = next(iter(runs.failed.items()))
+        failure.args = (f"{len(runs.failed)} of {len(settings)} runs failed, the first was {first.label}: {failure}",)
+        raise failure
     return runs.ended
 
 
