@@ -18,9 +18,11 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from harness.plots import COLOURS, GREY, picture
 
+from evopipe.formats import score
 from evopipe.schema.read import read_yaml
 
 FOLDER = Path(__file__).parent / "curves"
+_DRAWING = 2  # counts how they are drawn: another number draws all pictures anew
 COLUMNS = ("pipeline", "env", "mode", "seed", "member_steps", "population_steps", "best", "champion", "held_out")
 
 TESTS = {
@@ -76,6 +78,12 @@ NOTES = {
     ("dqn", "dqn-minigrid"): " It needs the extra `minigrid`, and is left out without.",
     ("sac", "sac-halfcheetah"): " It needs the extra `mujoco`, and is left out without.",
 }
+
+
+_SEEDS = (
+    " The thick line is the mean over seeds, the band goes from the lowest to the highest; a run that is over counts "
+    "on."
+)
 
 
 class Row(NamedTuple):
@@ -142,6 +150,7 @@ def section(algo: str, pipelines_algo: dict[str, str]) -> str:
             "Lines: the score of the champion, the best member so far. Where there is no target, or the fitness "
             "reaches it, that score is measured anew, over `train.confirm_episodes` episodes on other seeds, so that a "
             "line may lie below its dots; until then it is the fitness. A run with a target ends where it is confirmed."
+            + (_SEEDS if len({row.seed for row in mine}) > 1 else "")
             + _tested(algo, pipeline)
         )
         parts.append(_table(mine))
@@ -175,10 +184,14 @@ def _table(rows: Sequence[Row]) -> str:
         "| Seed | Steps of each member | Steps of the population | Elite, mean of held-out episodes |",
         "| --- | --- | --- | --- |",
     ]
+    scores: list[float] = []
     for row in rows:
         if row.held_out:
             steps = (f"{int(n):,}" for n in (row.member_steps, row.population_steps))
-            lines.append(f"| {row.seed} | {' | '.join(steps)} | {float(row.held_out):.1f} |")
+            lines.append(f"| {row.seed} | {' | '.join(steps)} | {score(float(row.held_out))} |")
+            scores.append(float(row.held_out))
+    if len(scores) > 1:
+        lines.append(f"| mean | | | {score(sum(scores) / len(scores))} |")
     return "\n".join(lines)
 
 
@@ -192,9 +205,22 @@ def pictures(algo: str) -> dict[Path, bytes]:
     return drawn
 
 
+def summary(lines: Sequence[Sequence[tuple[int, float]]]) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Return steps at which a line of scores changes, and the lines' mean, lowest and highest score there.
+
+    A line keeps its score until the next, and its last one behind its end: the run was over. The steps begin where
+    every line has a score.
+    """
+    first = max(line[0][0] for line in lines)
+    steps = sorted({x for line in lines for x, _ in line if x >= first})
+    scores = [[[y for at, y in line if at <= x][-1] for line in lines] for x in steps]
+    means = [sum(each) / len(each) for each in scores]
+    return steps, means, [min(each) for each in scores], [max(each) for each in scores]
+
+
 def digest(rows: Sequence[Row]) -> str:
     """Name what is drawn: a picture carries it, so that it can be told fresh whatever matplotlib drew it."""
-    return "data " + hashlib.sha256(text(rows).encode()).hexdigest()[:16]
+    return "data " + hashlib.sha256(f"{_DRAWING}{text(rows)}".encode()).hexdigest()[:16]
 
 
 def stale(algo: str) -> list[Path]:
@@ -207,14 +233,21 @@ def stale(algo: str) -> list[Path]:
 
 def _draw(axes: Any, rows: Sequence[Row]) -> None:
     offline = rows[0].mode == "offline"
-    for number, seed in enumerate(dict.fromkeys(row.seed for row in rows)):
+    seeds = list(dict.fromkeys(row.seed for row in rows))
+    lines = []
+    for number, seed in enumerate(seeds):
         mine = [row for row in rows if row.seed == seed]
         steps = [int(row.member_steps if offline else row.population_steps) for row in mine]
-        colour = COLOURS[number % len(COLOURS)]
+        colour, look = COLOURS[number % len(COLOURS)], {"linewidth": 0.9, "alpha": 0.6} if len(seeds) > 1 else {}
         best = [(x, float(row.best)) for x, row in zip(steps, mine, strict=True) if row.best]
-        line = [(x, float(row.champion)) for x, row in zip(steps, mine, strict=True) if row.champion]
-        axes.plot(*zip(*best, strict=True), "o", color=colour, markersize=3.5, alpha=0.6, markeredgewidth=0)
-        axes.plot(*zip(*line, strict=True), drawstyle="steps-post", color=colour, linewidth=1.6, label=f"seed {seed}")
+        lines.append([(x, float(row.champion)) for x, row in zip(steps, mine, strict=True) if row.champion])
+        axes.plot(*zip(*best, strict=True), "o", color=colour, markersize=2.5, alpha=0.5, markeredgewidth=0)
+        xy = zip(*lines[-1], strict=True)
+        axes.plot(*xy, drawstyle="steps-post", color=colour, label=f"seed {seed}", **{"linewidth": 1.6, **look})
+    if len(seeds) > 1:
+        x, mean, low, high = summary(lines)
+        axes.fill_between(x, low, high, step="post", color=GREY, alpha=0.25, linewidth=0, label="lowest to highest")
+        axes.plot(x, mean, drawstyle="steps-post", color=GREY, linewidth=2.2, label="mean")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     axes.set_xlabel("learning steps of each member" if offline else "environment steps of the population")

@@ -10,6 +10,7 @@ from typing import Any
 
 from evopipe import layout, stages
 from evopipe.errors import Interrupted
+from evopipe.formats import score
 from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
 from evopipe.params.load import AnyParams, any_params
@@ -45,9 +46,9 @@ class Result:
 
     def __repr__(self) -> str:
         elite, steps = self.evaluation["elite"], self.summary["steps"]["all"]
-        low, high = (f"{bound:.4g}" for bound in elite["interval"])
-        score = f"{elite['mean']:.4g} [{low}, {high}] in {self.evaluation['episodes']} episodes"
-        return f"<Result: elite {score}; {len(self.members)} members, {steps:,} steps; {self.policy!r}>"
+        low, high = map(score, elite["interval"])
+        scored = f"{score(elite['mean'])} [{low}, {high}] in {self.evaluation['episodes']} episodes"
+        return f"<Result: elite {scored}; {len(self.members)} members, {steps:,} steps; {self.policy!r}>"
 
 
 def run(

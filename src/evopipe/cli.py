@@ -99,13 +99,32 @@ class _Later(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-def _without_torch() -> None:
-    """Let what is imported from here on load torch and numpy where it first uses them, which these commands never do.
-    Algorithm files say `import torch` at their top, which costs 1.6 s, and only their `Config` is read: see
+def _load_later(*names: str) -> list[_Later]:
+    """Let what is imported from here on load these packages where it first uses them; return their stand-ins. Algorithm
+    files say `import torch` at their top, which costs 1.6 s, and often only their `Config` is read: see
     docs/decisions/0015. Nor is it worth the time to look for plugins of pydantic."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    for name in ("torch", "numpy"):
-        sys.modules.setdefault(name, _Later(name))
+    found = [_Later(name) for name in names if name not in sys.modules]
+    sys.modules |= {later.__name__: later for later in found}
+    return found
+
+
+@contextmanager
+def _loading_later(*names: str) -> Iterator[None]:
+    """Let what is imported in the block load these packages where it first uses them. Behind it they count as not
+    loaded, as libraries ask that look whether an array is torch's."""
+    found = _load_later(*names)
+    try:
+        yield
+    finally:
+        for later in found:
+            if sys.modules.get(later.__name__) is later:
+                del sys.modules[later.__name__]
+
+
+def _without_torch() -> None:
+    """Do without torch and numpy, which these commands never use."""
+    _load_later("torch", "numpy")
 
 
 def _print_version(wanted: bool) -> None:
@@ -131,19 +150,22 @@ def _options(
 
 def _stage(stage: layout.Stage) -> Callable[..., None]:
     def run(context: typer.Context, **more: Any) -> None:
-        from evopipe import stages
-        from evopipe.signals import watch_ancestors
+        with _loading_later(*["torch"] * stage.light):
+            from evopipe import stages
+            from evopipe.problems import part_of
+            from evopipe.signals import watch_ancestors
+            from evopipe.track import tracking
 
-        watch_ancestors()
-        params = context.obj.load()
+            watch_ancestors()
+            params, module = context.obj.load(), stages.module_of(stage)
+            if stage.dataset:
+                part_of(params, "data")
         with context.obj.placing():
             if not stage.env.reads:  # the first of a pipeline
                 from evopipe.problems import check
 
                 check(params)
-            stages.module_of(stage).run(params, quiet=context.obj.quiet, **more)
-        from evopipe.track import tracking
-
+            module.run(params, quiet=context.obj.quiet, **more)
         tracking.attach(params, [stage.name])
 
     def plain(context: typer.Context) -> None:
@@ -271,6 +293,38 @@ def _replay(
         params = context.obj.load()
         with context.obj.placing():
             replay.run(params, seeds, context.obj.quiet)
+
+
+@app.command("sweep")
+def _sweep(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Runs lie in sweeps/NAME.")] = "sweep",
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=V1,V2", help="Values of a grid; may stand again.")
+    ] = None,
+    samples: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sample",
+            metavar="KEY=DIST",
+            help="uniform(a,b), loguniform(a,b), integers(a,b) or choice(a,b,c); may stand again.",
+        ),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(metavar="N", min=1, help="Draws of what --sample names.")] = None,
+    sampler: Annotated[Literal["random", "sobol"], typer.Option(help="How --sample draws.")] = "random",
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=1024, help="Runs at the same time. None: as many as CPUs.")
+    ] = None,
+    experiments: Annotated[
+        bool, typer.Option("--experiments/--no-experiments", help="Make DVC experiments of them afterwards.")
+    ] = True,
+) -> None:
+    """Run many settings side by side: a grid, or drawn values. The same command continues what was stopped."""
+    from evopipe import sweep
+
+    sweep.command(
+        context.obj.params, name, sets or (), samples or (), trials, sampler, jobs, experiments, context.obj.tell, _warn
+    )
 
 
 @app.command("doctor")

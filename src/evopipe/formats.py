@@ -8,26 +8,20 @@ from typing import Any
 
 
 def score(value: float) -> str:
-    """Return a fitness in at most 7 characters if it is below a million; a dash if it is not finite.
-
-    Below 1 it has more digits: with a single reward at the end, 0.96 must not read 1.0, nor 0.03 read 0.0.
-    """
-    if not math.isfinite(value):
-        return "-"
-    if 0 < abs(value) < 1:
-        return number(float(f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.2g}"))
-    if abs(value) >= 1e6:
-        return f"{value:.2g}"
-    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.1f}"
+    """Return a fitness as `number` does, and a decimal with it where there is room: 0.9564, 98.35, 500.0, 12346."""
+    text = number(value)
+    return f"{text}.0" if text.removeprefix("-").isdigit() and len(text.removeprefix("-")) <= 3 else text
 
 
 def number(value: float) -> str:
-    """Return a hyper-parameter or loss in few characters: 64, 0.99, 3.2e-4."""
+    """Return a number with four significant digits and no zeros behind them: 64, 0.99, 3.2e-4, 1.235e7. Up to a million
+    it is whole from five digits on: no digit before the point is left out. A number that is not finite is a dash."""
     if not math.isfinite(value):
         return "-"
-    if value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    mantissa, _, exponent = (f"{value:.2e}" if abs(value) < 0.01 else f"{value:.3g}").partition("e")
+    size = abs(value)
+    if size < 999_999.5 and (size >= 9999.5 or value == int(value)):
+        return str(round(value))
+    mantissa, _, exponent = (f"{value:.3e}" if size < 0.01 or size >= 9999.5 else f"{value:.4g}").partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}" if exponent else mantissa
 
 

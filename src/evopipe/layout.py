@@ -55,6 +55,7 @@ class Stage(NamedTuple):
         text: the stage's files, for members that are language models.
         code: parts of the package that the stage computes with, beside `CODE` and its own module.
         dataset: whether the stage makes the dataset. Runs that learn from their own steps alone do not need it.
+        light: whether the stage may do without torch, which its command then loads only if it comes to use it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Stage(NamedTuple):
     text: Files
     code: tuple[str, ...] = ()
     dataset: bool = False
+    light: bool = False
 
     @property
     def described(self) -> str:
@@ -97,12 +99,12 @@ _SHOWN = (ELITE, EPISODES, EVALUATION, FITNESS, LINEAGE, MEMBERS, SIGNALS, TIMIN
 
 STAGES = (
     Stage(
-        "fetch", "Collect, download or convert the dataset", code=_DATA, dataset=True,
+        "fetch", "Collect, download or convert the dataset", code=_DATA, dataset=True, light=True,
         env=Files(("seed", *_ENV, "env.step_limit", *_FETCHED), (), (DATASET, FETCHED)),
         text=Files(("seed", "language.task", "language.kwargs", "train.algo", *_FETCHED), (), (TEXT, FETCHED)),
     ),
     Stage(
-        "buffer", "Pack the dataset into transitions", code=_DATA, dataset=True,
+        "buffer", "Pack the dataset into transitions", code=_DATA, dataset=True, light=True,
         env=Files(_ENV, (DATASET,), (TRANSITIONS, BUFFERED)),
         text=Files(("seed", "language", "train.algo", "fetch.source", *_SPLIT), (TEXT,), (TOKENS, BUFFERED)),
     ),
@@ -130,13 +132,13 @@ STAGES = (
         ),
     ),
     Stage(
-        "export", "Write the elite as files that run anywhere", code=(*_RUN, "policies"),
+        "export", "Write the elite as files that run anywhere", code=(*_RUN, "policies", "formats.py"),
         env=Files(("export", *_ENV), (TRAINED, EVALUATION, LINEAGE), (ELITE,)),
         text=Files((*_OF_TEXT, "train.algo", _ALGO, "export"), (TRAINED, EVALUATION, LINEAGE), (ELITE,)),
     ),
     Stage(
         "report", "Show what happened, as one page",
-        code=("mutations", "policies", "report", "searchers", "storage/members.py", "formats.py"),
+        code=("mutations", "policies", "report", "searchers", "storage/members.py", "formats.py"), light=True,
         env=Files(  # all that it shows
             ("seed", *_ENV, "env.num_envs", "env.backend", "env.step_limit", *_FETCHED, _SIZE, *_SEARCH, "evaluate",
              "export", *_COMPUTED, "runtime.compile"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from browser import NAMES, Browser, find, opened
 from evopipe.report.episodes import episodes_page
@@ -153,6 +155,38 @@ def test_every_fold_opens(browser: Browser, page: tuple[str, Path]) -> None:
     assert browser.run("[...document.querySelectorAll('details')].every(d => d.offsetHeight > 100)")
     assert browser.run("document.documentElement.scrollWidth") <= 390
     assert browser.console == []
+
+
+EDGE = """
+(() => {
+  document.querySelectorAll('details').forEach(d => { d.open = true });
+  const area = [...document.querySelectorAll('#lineage .table')].at(-1);
+  area.scrollLeft = PLACE * area.scrollWidth;
+  area.scrollIntoView({block: 'start', behavior: 'instant'});
+  const box = area.getBoundingClientRect();
+  return {hidden: area.scrollWidth - area.clientWidth, left: box.left, right: box.right, top: box.top};
+})()
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_line_of_descent_shows_on_a_phone_that_it_goes_on(
+    browser: Browser, page: tuple[str, Path], dark: bool
+) -> None:
+    """A shadow stands at the edge beyond which there is more, and at no other."""
+    browser.open(page[1], 390, dark=dark)
+    shadows = []
+    for place in (0, 1):
+        box = browser.run(EDGE.replace("PLACE", str(place)))
+        assert box["hidden"] > 40, "the table fits, and nothing is tested"
+        browser.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+        shot = Image.open(io.BytesIO(browser.picture())).convert("L")
+        row, middle = round(box["top"]) + 3, round((box["left"] + box["right"]) / 2)  # above the first row's text
+        paper = shot.getpixel((middle, row))
+        edges = (round(box["left"]) + 1, round(box["right"]) - 2)
+        shadows.append([abs(shot.getpixel((x, row)) - paper) > 25 for x in edges])
+    assert shadows == [[False, True], [True, False]]
 
 
 WRITTEN = """

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 import evopipe
+from evopipe import layout
 from evopipe.__main__ import _globals_first, _report, main
 from evopipe.errors import BusyError, Interrupted, ParamsError
 from evopipe.params.load import Params
 from evopipe.schema.read import parse_yaml
-from tiny import call
+from tiny import call, environment, write_params
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export")
@@ -331,6 +332,23 @@ sys.exit(f"loaded: {{heavy & set(sys.modules)}}" if heavy & set(sys.modules) els
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False,
                             env={**os.environ, "PYTHONPATH": str(ROOT / "src")})  # fmt: skip
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.thorough
+def test_stages_that_compute_nothing_with_torch_do_not_load_it(tmp_path: Path) -> None:
+    write_params(tmp_path, {"train.warm_start": 100, "export.film": False})
+    program = """
+import sys
+from evopipe.__main__ import main
+sys.argv = ["evopipe", STAGE]
+code = main()
+sys.exit(f"{STAGE} loaded torch" if "torch.nn" in sys.modules else code)
+"""
+    for stage in layout.STAGES:
+        words = [sys.executable, "-c", program.replace("STAGE", repr(stage.name))]
+        run = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+        light = stage.name in ("fetch", "buffer", "report")
+        assert (stage.light, run.returncode, "loaded torch" in run.stderr) == (light, int(not light), not light), stage
 
 
 @pytest.mark.thorough

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,7 @@ class Rounds:
         Raises:
             Stopped: `stopped` returned True.
         """
+
         def decoder(wave: Sequence[Request]) -> list[Reply]:
             with self._base:
                 return _decode(self.spec, cohorts, purpose, when, wave)

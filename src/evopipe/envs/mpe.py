@@ -20,23 +20,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.schema.declare import Schema
+
+if TYPE_CHECKING:
+    from torch import Tensor  # `evopipe fetch` and `buffer` do without torch
 
 _PUSHES = 5  # actions of an agent that moves: none, left, right, down, up
 _SECONDS, _KEPT = 0.1, 0.75  # of a step; share of a velocity that is left after it
 _STIFFNESS, _SOFTNESS = 100.0, 1e-3  # of a contact
 _POINT = 1e-300  # shorter than any distance
 
-_Outcome: TypeAlias = tuple[Tensor, Tensor, Tensor]
+_Outcome: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """The next columns `[S, R]` float64, rewards `[R, K]` float32, and terminations `[R, K]`."""
 
 

@@ -41,7 +41,7 @@ from evopipe.schema.declare import Schema
 _OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps for itself
 
 _Made = TypeVar("_Made")
-_Advance: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_Advance: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """The next columns `[S, R]` float64, rewards `[R]` of any precision, and terminations `[R]`."""
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from evopipe.core.member import Member
 from evopipe.core.structure import Widths
+from evopipe.formats import number
 from evopipe.schema.declare import Evolve
 
 
@@ -40,7 +41,7 @@ class Mutation:
         """Return a short text for people; an empty one if nothing changed."""
         if self.before is None:
             return self.what
-        values = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in (self.before, self.after))
+        values = (number(v) if isinstance(v, float) else str(v) for v in (self.before, self.after))
         return f"{self.what} {' → '.join(values)}"
 
 

@@ -56,7 +56,7 @@ class Params(RunParams):
         bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
 
     class Export(Schema):
-        """What the stage `export` writes."""
+        """What is written of the elite."""
 
         program: bool = Field(True, description="also write a `torch.export` program that runs with torch alone")
         critic: bool = Field(
@@ -64,6 +64,7 @@ class Params(RunParams):
             description="also write the networks that know values, for `Policy.value` and `Policy.q_values` of "
             "algorithms that do not act by them",
         )
+        film: bool = Field(True, description="also film the elite at play, for the report")
 
     env: EnvConfig = Field(default_factory=EnvConfig)
     fetch: FetchConfig = Field(default_factory=FetchConfig)

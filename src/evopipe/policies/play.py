@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -39,6 +40,11 @@ FPS = 30  # frames a second where the environment's metadata names no `render_fp
 LIMIT = 10_000  # steps of an episode where neither the environment nor the caller sets a limit
 _UNSEEN = ("dummy", "offscreen", "evdev")  # video drivers of SDL without a window
 _SILENT = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
+_GL = "MUJOCO_GL"
+_UNSEEN_GL = (
+    "egl",
+    "osmesa",
+)  # by what MuJoCo draws without a display: the driver of a GPU or Mesa's, or the CPU alone
 
 
 @dataclass(frozen=True)
@@ -223,6 +229,10 @@ def has_display() -> bool:
     """Return whether a window can be opened here."""
     if os.environ.get("SDL_VIDEODRIVER") in _UNSEEN:
         return False
+    return _has_screen()
+
+
+def _has_screen() -> bool:
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
@@ -247,6 +257,12 @@ def _explained(cfg: EnvConfig) -> Iterator[None]:
         text = text_of(error)
         if "video device" in text or "x11 not available" in text or "wayland not available" in text:
             raise UsageError(f"play: no window can be opened ({text}); write a file with --gif or --mp4") from error
+        if "OpenGL" in text and not _has_screen():
+            raise EnvironmentFailed(
+                f"environment {cfg.id!r} cannot be drawn: there is no display here, and MuJoCo draws by neither EGL "
+                "nor OSMesa; install one of them (libegl1 with a driver, or libosmesa6), or set MUJOCO_GL to what is "
+                f"there ({text})"
+            ) from error
         raise EnvironmentFailed(
             f"environment {cfg.id!r} raised {type(error).__name__} while the policy played: {text}; "
             f"try `evopipe env check {cfg.id}`"
@@ -269,6 +285,8 @@ def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:
     plain = make_env(cfg)
     modes = tuple(plain.metadata.get("render_modes") or ())
     close(plain)
+    if mode == "rgb_array":
+        _draw_mujoco_unseen()
     if mode in modes:
         return make_env(cfg, mode)
     if "rgb_array" not in modes:
@@ -303,15 +321,35 @@ def _draw(env: gymnasium.Env[Any, Any], cfg: EnvConfig) -> npt.NDArray[np.uint8]
 
 @contextlib.contextmanager
 def _without_display() -> Iterator[None]:
-    """Let SDL, in which many environments draw, start without display and sound."""
-    before = {name: os.environ[name] for name in _SILENT if name in os.environ}
+    """Let SDL, in which many environments draw, start without display and sound; see also `_draw_mujoco_unseen`."""
+    names = (*_SILENT, _GL)
+    before = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.update(_SILENT)
     try:
         yield
     finally:
-        for name in _SILENT:
-            del os.environ[name]
+        for name in names:
+            os.environ.pop(name, None)
         os.environ.update(before)
+
+
+def _draw_mujoco_unseen() -> None:
+    """Set MUJOCO_GL where there is no display: MuJoCo's own choice is a window then, in which nothing can be drawn."""
+    if "mujoco" in sys.modules and _GL not in os.environ and not _has_screen() and (found := _mujoco_gl()):
+        os.environ[_GL] = found
+
+
+@cache
+def _mujoco_gl() -> str | None:
+    """Return by what MuJoCo can draw here without a display, None if by nothing. Each is tried in a process of its own:
+    OpenGL's bindings cannot change their platform once they are loaded."""
+    for name in _UNSEEN_GL:
+        program = f"from mujoco.{name} import GLContext; GLContext(8, 8).make_current()"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            tried = [sys.executable, "-c", program]
+            if not subprocess.run(tried, env={**os.environ, _GL: name}, capture_output=True, timeout=60).returncode:
+                return name
+    return None
 
 
 def _window_closed() -> bool:

@@ -15,6 +15,7 @@ from evopipe.data.table import read_table
 from evopipe.data.transitions import pack, statistics, write_transitions
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import ParamsError, UsageError
+from evopipe.formats import score
 from evopipe.layout import BUFFERED, DATASET, FETCHED, TRANSITIONS, need
 from evopipe.machine import configure
 from evopipe.own import import_network
@@ -51,7 +52,7 @@ def fetch(params: Params, folder: Path) -> list[str]:
     report = {"env": env, "source": source, **report, **totals(episodes)}
     write_json(folder / FETCHED, report)
     counts = f"{report['episodes']} episodes, {report['transitions']} transitions of {env} from {source}"
-    returns = f"return {report['return']['mean']:.1f} ± {report['return']['std']:.1f}"
+    returns = f"return {score(report['return']['mean'])} ± {score(report['return']['std'])}"
     return [f"{DATASET}: {sentence}" for sentence in (*report["notes"], f"{counts}, {returns}")]
 
 

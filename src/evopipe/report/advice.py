@@ -162,7 +162,7 @@ def _share(x: float) -> str:
 
 def _figure(x: float) -> str:
     """Four significant digits, with a true minus sign."""
-    return f"{x:.4g}".replace("-", "−") if abs(x) < 1e6 else thousands(x)
+    return value(float(x)) if abs(x) < 1e6 else thousands(x)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------

@@ -8,18 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
 from evopipe.errors import DataError, EvopipeError
 from evopipe.formats import leaves
 from evopipe.layout import ELITE
-from evopipe.policies import play, policy
-from evopipe.policies.film import FilmFrames, animate
 from evopipe.report import advice, draw, figures, words
 from evopipe.report.family import Family
 from evopipe.report.read import FinishedRun, read
+
+if TYPE_CHECKING:
+    from evopipe.policies.film import FilmFrames
+    from evopipe.policies.play import Score
 
 WIDTH = 480  # pixels; wider frames are made smaller
 FRAMES = 300  # at most; a longer episode is shown in larger steps
@@ -30,6 +32,7 @@ _REST = 1_200  # milliseconds that the last frame stays
 _PLANS = ((60, 1), (35, 1), *((15, 2**n) for n in range(9)))  # quality, every how many-th frame: the first that fits
 _SAMPLE = 16  # frames to judge by: encoding all of them may take seconds
 _TEXT = "What the elite writes stands below, beside what the base does."
+_UNFILMED = "The elite was not filmed: `export.film` is false."
 _GAMES = "Games that the elite played stand below."
 
 
@@ -54,6 +57,8 @@ def page(folder: str | Path, params: Mapping[str, Any], family: Family | None = 
             )
     if run.told is not None:
         return compose(run, params, _GAMES if run.told.games else _TEXT, family)
+    if not params.get("export", {}).get("film", True):
+        return compose(run, params, _UNFILMED, family)
     return compose(run, params, _Movie.filmed(elite, run, params.get("evaluate", {}).get("steps")), family)
 
 
@@ -114,7 +119,7 @@ class _Movie:
     still: bytes  # the middle frame
     width: int
     height: int
-    score: play.Score
+    score: Score
     cut: bool  # whether these are only the first steps of a longer episode
     seconds: float  # how long it runs
     speed: float  # times the environment's own pace
@@ -125,6 +130,9 @@ class _Movie:
 
         At most this many steps are filmed. Return a sentence that says why if it cannot be filmed.
         """
+        from evopipe.policies import play, policy  # what acts needs torch, and a page without a film does not
+        from evopipe.policies.film import FilmFrames
+
         typical = min(run.elite.episodes, key=lambda episode: abs(episode.total - run.elite.mean))
         actor, frames = policy.load(elite), FilmFrames(WIDTH, FRAMES)
         limit = min(max_steps or _LONGEST, _LONGEST)
@@ -136,8 +144,10 @@ class _Movie:
         return cls.of(frames, score, cut=score.steps < typical.length)
 
     @classmethod
-    def of(cls, frames: FilmFrames, score: play.Score, cut: bool = False) -> _Movie:
+    def of(cls, frames: FilmFrames, score: Score, cut: bool = False) -> _Movie:
         """Return what was filmed, within the budget."""
+        from evopipe.policies.film import animate
+
         images, gap = frames.images, min(_SLOWEST, frames.gap)
         webp = partial(animate, kind="WEBP", unit=1, rest=_REST, method=1)  # little effort: 100 frames take a second
         middle = max(0, len(images) // 2 - _SAMPLE // 2)

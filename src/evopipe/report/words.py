@@ -60,4 +60,4 @@ def thousands(value: float) -> str:
     """Return a count in few characters: 500, 20k, 1.2M."""
     sizes = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
     size, letter = next((pair for pair in sizes if abs(value) >= pair[0]), (1.0, ""))
-    return f"{value / size:.3g}{letter}".replace("-", "−")
+    return f"{value / size:.4g}{letter}".replace("-", "−")

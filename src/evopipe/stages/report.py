@@ -7,8 +7,6 @@ from typing import Any
 
 from evopipe.errors import translate_failures
 from evopipe.layout import REPORT
-from evopipe.machine import configure
-from evopipe.own import import_network
 from evopipe.params.load import AnyParams
 from evopipe.report.family import Family
 from evopipe.report.page import page
@@ -19,8 +17,12 @@ from evopipe.storage.files import write_text
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path(), family: Family | None = None) -> None:
     """Write `reports/report.html` from the files in `reports/` and from `models/elite`, with a section on other runs if
     there is a `family`."""
-    configure(params.runtime)
-    import_network(params)
+    if getattr(params.export, "film", False):  # the elite acts
+        from evopipe.machine import configure
+        from evopipe.own import import_network
+
+        configure(params.runtime)
+        import_network(params)
     with translate_failures():
         text = page(folder, _shown(params), family)
         write_text(folder / REPORT, text)

@@ -119,3 +119,17 @@ def test_what_a_page_says_of_a_learning_test_is_what_the_test_asks(scripts: Any)
         said = {float(number) for number in re.findall(r"(?<!\w)-?\d+(?:\.\d+)?", asked)}
         assert said <= asserted, (algo, pipeline)
         assert len(asserted - said) == 0 or algo == "bc", (algo, pipeline)
+
+
+def test_mean_and_band_hold_a_runs_last_score_and_begin_where_all_have_one(scripts: Any) -> None:
+    lines = [[(10, 0.0), (30, 6.0)], [(20, 3.0), (40, 9.0)], [(10, 6.0)]]
+    assert scripts.curves.summary(lines) == ([20, 30, 40], [3.0, 5.0, 7.0], [0.0, 3.0, 6.0], [6.0, 6.0, 9.0])
+
+
+def test_several_seeds_have_a_mean_in_picture_and_table(scripts: Any) -> None:
+    for seed in (1, 2):
+        assert scripts.add.main([str(run(scripts.folder / str(seed), seed)), "--pipeline", "ddpg-pendulum"]) == 0
+        [drawn] = scripts.curves.pictures("ddpg").values()
+        page = (scripts.folder / "algorithms/ddpg.md").read_text()
+        told = [b">mean<" in drawn, b"lowest to highest" in drawn, "| mean | | | -150.0 |" in page, "the band" in page]
+        assert told == [seed == 2] * 4

@@ -126,7 +126,7 @@ def test_an_unknown_key_of_an_algorithm(edited: Edit) -> None:
         ("encoder: .*", "encoder: [64, 0]", "      encoder:", "algos.dqn.network.encoder.1: must be at least 1, got 0"),
         ("encoder: .*", "encoder: 64", "      encoder:", "algos.dqn.network.encoder: must be a list, got 64"),
         ("node_steps: .*", "node_steps: []", "      node_steps:", "evolution.mutation.architecture.node_steps: must "),
-        ("^export:\n.*\n.*", "export: [1]", "export:", "export: must be a block of keys, got [1]"),
+        ("^export:\n.*\n.*\n.*", "export: [1]", "export:", "export: must be a block of keys, got [1]"),
         ("  id: LunarLander-v3", "  id: ''", "  id:", "env.id: must have at least 1 character, got ''"),
         ("algo: dqn", "algo: dqm", "  algo:", "train.algo: unknown algorithm 'dqm', did you mean 'dqn'?"),
         ("algo: dqn", "algo: zzz", "  algo:", "train.algo: unknown algorithm 'zzz', known are: "),
@@ -232,10 +232,9 @@ def test_a_missing_key_inside_a_free_mapping_of_blocks(edited: Edit) -> None:
 
 
 def test_a_missing_block_shows_its_defaults(edited: Edit) -> None:
-    message = edited(("^export:\n.*\n.*\n", ""))
-    assert (
-        message == 'params.yaml:1:1: export: missing block: add it, the defaults are {"program": true, "critic": true}'
-    )
+    message = edited(("^export:\n.*\n.*\n.*\n", ""))
+    defaults = '{"program": true, "critic": true, "film": true}'
+    assert message == f"params.yaml:1:1: export: missing block: add it, the defaults are {defaults}"
 
 
 def test_the_chosen_algorithms_block_must_be_there(edited: Edit) -> None:

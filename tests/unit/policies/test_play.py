@@ -28,6 +28,7 @@ from evopipe.policies.film import gif, mp4
 from evopipe.policies.play import Score, watch
 from evopipe.policies.policy import Policy
 from evopipe.rng import Purpose
+from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Spaces
 from tiny import call, environment, evopipe
 
@@ -342,3 +343,44 @@ def test_a_display_that_is_not_there(tmp_path: Path) -> None:
     )
     assert run.returncode == 64
     assert run.stderr.splitlines()[-1].startswith("error: play: no window can be opened")
+
+
+# --- MuJoCo -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_mujoco_draws_without_a_display_or_a_sentence_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mujoco")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    cfg, chosen = EnvConfig(id="HalfCheetah-v5"), play._mujoco_gl()
+    with play._without_display():
+        env = play._make(cfg, "rgb_array")
+        assert os.environ.get("MUJOCO_GL") == chosen
+        env.reset(seed=0)
+        if chosen is not None:
+            assert play._draw(env, cfg).std() > 0
+        else:
+            with pytest.raises(EnvironmentFailed, match=r"no display here.*neither EGL nor OSMesa.*or set MUJOCO_GL"):
+                play._draw(env, cfg)
+    assert "MUJOCO_GL" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("works", "chosen"), [(("egl", "osmesa"), "egl"), (("osmesa",), "osmesa"), ((), None)], ids=["both", "one", "none"]
+)
+def test_mujoco_draws_by_what_makes_a_context(
+    works: tuple[str, ...], chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EGL first. A package of the same name stands for MuJoCo where drivers are there that this machine lacks."""
+    for name in ("egl", "osmesa"):
+        module = tmp_path / "mujoco" / f"{name}.py"
+        module.parent.mkdir(exist_ok=True)
+        (module.parent / "__init__.py").touch()
+        context = "class GLContext:\n    def __init__(self, w, h): pass\n    def make_current(self): pass\n"
+        module.write_text(context if name in works else "raise ImportError('no driver')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    play._mujoco_gl.cache_clear()
+    try:
+        assert play._mujoco_gl() == chosen
+    finally:
+        play._mujoco_gl.cache_clear()

@@ -32,16 +32,16 @@ Key = tuple[int, int]
 
 
 def said(value: float, signed: bool = False) -> str:
-    """A score as the page writes it: three digits below 1, else one behind the point."""
+    """A score as the page writes it: four digits, and one behind the point where there is room."""
     if not math.isfinite(value):
         return "–"
-    text = f"{value:.3g}" if 0 < abs(value) < 1 else f"{value:.1f}"
+    text = f"{value:.4g}" + ".0" * (re.fullmatch(r"-?\d{1,3}", f"{value:.4g}") is not None)
     return ("+" if signed and value > 0 else "") + text.replace("-", "−")
 
 
 def rounded(value: float) -> str:
     """A setting as the page writes it, of those that this run has."""
-    return f"{value:.3g}".replace("-", "−")
+    return f"{value:.4g}".replace("-", "−")
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -209,8 +209,8 @@ def test_the_head_says_what_the_files_say(files: Files, text: str) -> None:
         f"The elite came up in generation {files.train['elite']['generation']}, after {changes} mutations along its "
         f"line. {diverged} times a member diverged and was replaced. mean return of the elite, 95 % interval {low} to "
         f"{high}, {EPISODES} held-out episodes {said(elite['mean'])} training steps of {MEMBERS} members "
-        f"{files.train['steps']['training'] / 1000:.3g}k generations {GENERATIONS} evaluation steps "
-        f"{files.train['steps']['evaluation'] / 1000:.3g}k target score −100"
+        f"{files.train['steps']['training'] / 1000:.4g}k generations {GENERATIONS} evaluation steps "
+        f"{files.train['steps']['evaluation'] / 1000:.4g}k target score −100"
     ) in text
 
 
@@ -281,8 +281,8 @@ def test_the_throughput_is_of_the_seconds_that_were_measured(files: Files, text:
     trained, evaluated = (sum(int(row[name]) for row in rows) / seconds for name in ("env_steps", "eval_steps"))
     assert len(rows) == GENERATIONS - 2
     assert (
-        f"{int(seconds) // 60} min {round(seconds) % 60:02d} s of training and evaluation: {trained:.3g} training and "
-        f"{evaluated:.3g} evaluation steps a second. 1 generation was not measured and left out."
+        f"{int(seconds) // 60} min {round(seconds) % 60:02d} s of training and evaluation: {trained:.4g} training and "
+        f"{evaluated:.4g} evaluation steps a second. 1 generation was not measured and left out."
     ) in text
 
 
@@ -303,7 +303,7 @@ def test_settings_that_never_varied_are_listed_and_those_that_did_say_the_elites
                 assert f"{name.replace('_', ' ')} elite {' → '.join(ends)}" in text
         else:
             (value,) = set(column.values())
-            assert re.search(rf"The same for all members, at all times.*\b{name.replace('_', ' ')} {value:.3g}\b", text)
+            assert re.search(rf"The same for all members, at all times.*\b{name.replace('_', ' ')} {value:.4g}\b", text)
 
 
 def test_the_elites_line_is_walked_from_where_it_was_crowned(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_the_figure_of_fitness(width: int, files: Files, drawn: dict[str, tuple[
     assert_ticks_are_true(plot.axes.xaxis)
     assert_ticks_are_true(plot.axes.yaxis)
     assert label == (
-        f"Fitness of {MEMBERS} members over {files.train['steps']['training'] / 1000:.3g}k environment steps; the "
+        f"Fitness of {MEMBERS} members over {files.train['steps']['training'] / 1000:.4g}k environment steps; the "
         f"elite's line ends at {said(files.fitness[files.line[-1]])}."
     )
 
@@ -497,7 +497,7 @@ def test_the_figure_of_the_throughput(width: int, files: Files, drawn: dict[str,
     assert_ticks_are_true(plot.axes.yaxis)
     trained = sum(row[1] for row in rows) / seconds
     time = f"{int(seconds) // 60} min {round(seconds) % 60:02d} s"
-    assert label == f"Environment steps per second over {time}; {trained:.3g} a second on average."
+    assert label == f"Environment steps per second over {time}; {trained:.4g} a second on average."
 
 
 @pytest.mark.parametrize(

@@ -309,12 +309,16 @@ def test_number(value: float, text: str) -> None:
 
 
 def test_score_and_duration() -> None:
-    assert [score(value) for value in (214.31, -1234.56, 12345.6, -math.inf)] == ["214.3", "-1234.6", "12346", "-"]
-    small = (0.9564, -0.03, 0.00123, -0.000456, 0.0)
-    assert [score(value) for value in small] == ["0.956", "-0.03", "1.2e-3", "-4.6e-4", "0.0"]
-    assert max(len(score(sign * 1.2345 * 10.0**n)) for n in range(-9, 6) for sign in (1, -1)) <= 7
-    assert [score(value) for value in (9999.9, 1e4, 999_999.0, 1e6, -1e6, 1.0)] == [
-        "9999.9", "10000", "999999", "1e+06", "-1e+06", "1.0",
+    assert [score(value) for value in (214.31, -1234.56, 12345.6, -math.inf)] == ["214.3", "-1235", "12346", "-"]
+    small = (0.9564, 0.95641, -0.03, 0.00123, -0.000456, 0.0)
+    assert [score(value) for value in small] == ["0.9564", "0.9564", "-0.03", "1.23e-3", "-4.56e-4", "0.0"]
+    for digits in ("1.2345", "9.9996"):
+        for n in range(-9, 9):
+            for value in (float(f"{digits}e{n}"), -float(f"{digits}e{n}")):
+                assert abs(float(score(value)) - value) <= 5.01e-4 * abs(value), "four significant digits"
+                assert len(score(value)) <= 9
+    assert [score(value) for value in (9999.9, 1e4, 999_999.0, 999_999.7, 1e6, -1e6, 1.0, 98.35, 100.04)] == [
+        "10000", "10000", "999999", "1e6", "1e6", "-1e6", "1.0", "98.35", "100.0",
     ]  # fmt: skip
     assert [duration(value) for value in (0.4, 59.4, 59.6, 60, 3599, 3600, 3660)] == [
         "0 s", "59 s", "1 min 00 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "1 h 01 min",

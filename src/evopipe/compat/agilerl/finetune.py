@@ -17,6 +17,7 @@ from evopipe.compat.agilerl.language import Gym, LanguageAgent, LanguageBreed, p
 from evopipe.compat.agilerl.settings import language_block
 from evopipe.compat.agilerl.train import PROJECT, conduct, conducted, refuse_idle, views
 from evopipe.errors import UsageError
+from evopipe.formats import score
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.params.text import LanguageParams
 from evopipe.problems.text import describe
@@ -272,5 +273,5 @@ class _Between:
         self.told = made.clock.tick
         seeds = made.spec.seeds(Purpose.EVALUATE, made.spec.train.eval_episodes)
         played = made.regime.evaluate(made.cohorts, seeds, lambda: False)
-        found = ", ".join(f"{mean_of_finite(returns):.3g}" for returns in played.returns)
+        found = ", ".join(score(mean_of_finite(returns)) for returns in played.returns)
         tracker.emit(Message("info", f"step {made.clock.tick}: agents score {found}"))

@@ -27,6 +27,7 @@ from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, need_package, suggestion
+from evopipe.formats import score
 from evopipe.machine import configure
 from evopipe.params.load import AnyParams, Params
 from evopipe.policies import policy
@@ -70,7 +71,7 @@ def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
     about = json.loads(json.dumps({**breed.about, "hyper": dict(champion.member.hyper), "training": training}))
     card = (
         f"# {breed.algo} in {breed.params.env.id}\n\nThe elite of a training by evopipe, best of generation "
-        f"{champion.generation}: mean return {champion.score:.4g} (standard error {champion.error:.2g}).\n\n"
+        f"{champion.generation}: mean return {score(champion.score)} (standard error {score(champion.error)}).\n\n"
         f"```python\nimport evopipe\n\npolicy = evopipe.load({str(folder)!r})\n```\n"
     )
     policy.save(folder, breed.algo, champion.member, about, program=False, card=card, critic=True)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from evopipe import rng
 from evopipe.core.member import Member
+from evopipe.formats import score
 from evopipe.mutations import NONE, Mutation
 
 
@@ -47,7 +48,7 @@ class View:
         return self.mutation.describe() or "None"
 
     def __repr__(self) -> str:
-        fitness = f"{self.fitness[-1]:.3g}" if self.fitness else "none"
+        fitness = score(self.fitness[-1]) if self.fitness else "none"
         return f"<{type(self).__name__} {self.index} of {self.algo}: {self._member.arch.describe()}, fitness {fitness}>"
 
     def clone(self, index: int | None = None) -> Self:
