@@ -65,7 +65,8 @@ def _serves(algo: algos.Algorithm) -> str:
     if algo.REGIME == "games":
         return "It trains small language models of its own, whole ones, on a dataset of games as tokens."
     if algo.REGIME == "text":
-        what = "pairs of completions, one preferred" if algo.PAIRS else "texts"
+        what = "completions with a label" if algo.LABELS else "texts"
+        what = "pairs of completions, one preferred" if algo.PAIRS else what
         return f"It trains language models, on a dataset of {what}."
     return f"Serves: {' and '.join(algo.ACTIONS)} actions, every [observation](../environments.md)."
 

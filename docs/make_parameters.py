@@ -226,7 +226,8 @@ Rules that need the base or the machine, which the stages check:
 - The base is a folder as `save_pretrained` writes it, with tokenizer and safetensors, or a hub id that can be reached.
   No pickle is read, and no code of a repository is run.
 - A chat needs a chat template. Rows have what the algorithm reads: a prompt and an answer (`grpo`, `reinforce`,
-  `ppo_language`), a prompt and a completion, or messages (`sft`), a prompt with a chosen and a rejected one (`dpo`).
+  `ppo_language`), a prompt and a completion, or messages (`sft`), a prompt with a chosen and a rejected one (`dpo`),
+  or a prompt, a completion and a label (`kto`).
 """
 
 

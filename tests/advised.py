@@ -24,6 +24,7 @@ def facts_of(run: Run[Any]) -> Facts:
         hyper={(r.generation, m.slot): m.hyper for r in records for m in r.members},
         config=run.spec.algo_config.model_dump(mode="json"),
         train=run.spec.train.model_dump(mode="json"),
+        env=run.spec.env.model_dump(mode="json"),
         algo=run.spec.train.algo,
         solved=run.reason == "target",
         training=run.clock.env_steps,

@@ -129,8 +129,8 @@ def _options(
         typer.echo(context.get_help())
 
 
-def _stage(stage: layout.Stage) -> Callable[[typer.Context], None]:
-    def run(context: typer.Context) -> None:
+def _stage(stage: layout.Stage) -> Callable[..., None]:
+    def run(context: typer.Context, **more: Any) -> None:
         from evopipe import stages
         from evopipe.signals import watch_ancestors
 
@@ -141,12 +141,30 @@ def _stage(stage: layout.Stage) -> Callable[[typer.Context], None]:
                 from evopipe.problems import check
 
                 check(params)
-            stages.module_of(stage).run(params, quiet=context.obj.quiet)
+            stages.module_of(stage).run(params, quiet=context.obj.quiet, **more)
         from evopipe.track import tracking
 
         tracking.attach(params, [stage.name])
 
-    return run
+    def plain(context: typer.Context) -> None:
+        run(context)
+
+    def with_others(
+        context: typer.Context,
+        others: Annotated[
+            list[str] | None,
+            typer.Option("--with", metavar="WHAT", help="Another run to show beside, as for compare; repeat."),
+        ] = None,
+    ) -> None:
+        if not others:
+            run(context)
+            return
+        from evopipe.compare import compare
+        from evopipe.compare.pictures import family
+
+        run(context, family=family(*compare([".", *others])))
+
+    return with_others if layout.REPORT in layout.OUTS[stage.name] else plain
 
 
 for _each in layout.STAGES:

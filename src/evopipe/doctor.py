@@ -58,6 +58,7 @@ def facts_of_events(
         hyper={key: row.hyper for key, row in rows.items()},
         config=params.get("algos", {}).get(algo, {}),
         train=params["train"],
+        env=params.get("env", {}),
         algo=algo,
         solved=_ending(events) == "target reached",
         training=last.env_steps,

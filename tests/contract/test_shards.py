@@ -91,7 +91,8 @@ def outcome(run: Run[Any]) -> tuple[dict[str, bytes], list[Any]]:
     everyone = [*run.members, run.champion.member]
     tensors = {f"{i}.{n}": t.numpy().tobytes() for i, m in enumerate(everyone) for n, t in m.tensors.items()}
     told = [record.to_json() for record in run.lineage]
-    return tensors, [told, run.curve, [repr(x) for x in run.losses], vars(run.clock), run.champion.score]
+    signals = repr((run.signal_names, run.signals))
+    return tensors, [told, run.curve, [repr(x) for x in run.losses], vars(run.clock), run.champion.score, signals]
 
 
 def states(run: Run[Any]) -> list[dict[str, bytes]]:

@@ -749,6 +749,30 @@ def told_of_ppo(agent: Agent, batch: Sequences, weight: torch.Tensor) -> dict[st
     return found | {name: float((weight * each).sum().detach()) for name, each in sums.items()}
 
 
+def told_of_play(agent: Agent, batch: Any, draw: Stream, offline: bool) -> dict[str, float]:
+    """What any algorithm's minibatch tells of its environment, and how far exploring actions lie from the greedy."""
+    weight, sequences = (batch.weight / batch.weight.sum()).flatten(), isinstance(batch, Sequences)
+    found = {}
+    legal, counts = batch.legal if sequences else batch.next_legal, weight
+    if not sequences:
+        counts = weight * (batch.discount > 0)
+        if "gamma" in agent.hyper:
+            found["charts/terminated"] = float((weight * (batch.discount == 0)).sum())
+    if legal is not None:
+        share = legal.double().mean(dim=-1).flatten()
+        found["charts/legal"] = float((counts * share).sum() / counts.sum())
+    if agent.continuous and not sequences and not offline:
+        mu = agent.net("actor", agent.encoded(batch.obs)).detach()
+        noise = draw.normal(B * A)[0].double().view(B, A)
+        if agent.name == "sac":
+            mu, log_std = mu[:, :A], mu[:, A:].clamp(-20, 2)
+            act = torch.tanh(mu + log_std.exp() * noise)
+        else:
+            act = (torch.tanh(mu) + agent.cfg.noise_sd * noise).clamp(-1, 1)
+        found["charts/noise"] = math.sqrt(float((weight * (act - torch.tanh(mu)).square().mean(dim=1)).sum()))
+    return found
+
+
 @each_case
 def test_signals_are_those_of_one_agent_a_member(case: str) -> None:
     """The probe's own minibatch: what the algorithm tells, the gradient before it is clipped, and how wrong values are.
@@ -759,12 +783,14 @@ def test_signals_are_those_of_one_agent_a_member(case: str) -> None:
     draw = Stream(cohort.keys, Purpose.PROBE, torch.tensor([0]))
     before = dissolve([cohort])
     spec: Any = SimpleNamespace(algo=given.algo, algo_config=given.cfg, spaces=given.spaces, period=given.period)
-    found = probe(spec, cohort, batch, draw, cohort.hyper, offline=given.name in ("cqn", "iql", "td3bc"))
+    offline = given.name in ("bc", "cqn", "iql", "td3bc")
+    found = probe(spec, cohort, batch, draw, cohort.hyper, offline)
     assert all(same(a, b) for a, b in zip(before, dissolve([cohort]), strict=True))
     for i, member in enumerate(given.members):
         agent = Watched(given, member)
         own = Stream(cohort.keys[i : i + 1], Purpose.PROBE, torch.tensor([0]))
         expected = told(agent, row(batch, i), own.part(3))
+        expected |= told_of_play(agent, row(batch, i), own.part(3).part(1), offline)
         agent.hyper = {**agent.hyper, "target_kl": 0.0}  # who rests has a gradient too
         _, errors = PAPERS[given.name](agent, row(batch, i), own, lambda of: of.normal(B * A)[0].double(), turn)
         expected["losses/grad_norm"] = math.sqrt(sum(norm**2 for norm, _ in agent.norms))

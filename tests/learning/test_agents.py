@@ -87,3 +87,23 @@ def test_a_population_finds_the_learning_rate_that_one_member_lacks(seed: int) -
         scores[population is not None] = found.evaluation["elite"]["mean"] / 3
     assert scores[True] >= 0.75  # 1.0, .81, 1.0
     assert scores[False] <= 0.3  # .05, .13, .09
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rounds_of_weights_four_rounds_old_teach_as_well_where_they_are_corrected(seed: int) -> None:
+    """A digit is copied, as completions are drawn, by all but a few of a hundred tasks."""
+    tasks = CopyGame.tasks(100, turns=1)
+    config = {
+        "seed": seed, "data.train_batch_size": 8, "actor_rollout_ref.rollout.n": 8, "data.max_response_length": 1,
+        "language.tiny.characters": "0123456789", "language.tiny.hidden": 32, "language.tiny.layers": 1,
+        "language.tiny.heads": 2, "language.full": True, "agents.advantage": "turn", "agents.temperature": 1.0,
+        "agents.staleness": 4, "trainer.total_training_steps": 150, "trainer.test_freq": 150,
+        "train.eval_episodes": 100, "algos.grpo.lr": 5e-3, "algos.grpo.beta": 0.0, "algos.grpo.evolve": {},
+        "algos.grpo.correction": "token_truncate",
+    }  # fmt: skip
+    found = evopipe.AgentTrainer(
+        agent_class=ChatAgent, env_class=CopyGame, train_dataset=tasks, val_dataset=tasks, config=config
+    ).train()
+    assert found.measures[-1]["drift"] > 0.1
+    assert found.score >= 0.95

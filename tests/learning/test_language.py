@@ -76,6 +76,47 @@ def test_a_preferred_completion_becomes_likely_itself_where_it_is_imitated_too(s
     assert alone["elite"]["chosen"] <= both["elite"]["chosen"] - 0.1
 
 
+SIMPO = {"loss": "simpo", "beta": 2.0, "nll_alpha": 0.0}
+
+
+def preferring(start: Path, seed: int, algo: str, block: dict[str, Any], path: str = "dpo") -> dict[str, Any]:
+    """The evaluation of a pipeline that goes on from a base, by another algorithm or with another block of it."""
+    data: dict[str, Any] = {**read_yaml(ROOT / f"{SYMBOLS}{path}-symbols/params.yaml").data, "seed": seed}
+    data["language"] |= {"model": str(start)}
+    data["train"] |= {"algo": algo}
+    data["algos"] |= {algo: {**data["algos"].get(algo, {}), **block}}
+    return evopipe.train(data).evaluation
+
+
+def test_preferences_are_learned_without_a_base_too(seed: int, base: Any) -> None:
+    """By odds, which imitate as well, nearly every completion becomes the chosen one; by lengths' means it is far
+    ahead of the rejected one."""
+    start = base(f"{SYMBOLS}sft-symbols", seed)
+    simpo, orpo = (preferring(start, seed, "dpo", block) for block in (SIMPO, {"loss": "orpo"}))
+    for found in (simpo, orpo):
+        assert found["base"]["chosen"] <= 0.5
+        assert found["elite"]["accuracy"] >= 0.98
+        assert found["elite"]["rejected"] <= 0.05
+    assert orpo["elite"]["chosen"] >= 0.9
+    assert simpo["elite"]["chosen"] > simpo["base"]["chosen"]
+
+
+@pytest.mark.parametrize("loss", ["kto", "apo_zero"])
+def test_completions_with_labels_are_told_apart_without_pairs(loss: str, seed: int, base: Any) -> None:
+    """A desirable one becomes likelier than the base finds it, an undesirable one less likely."""
+    start = base(f"{SYMBOLS}sft-symbols", seed)
+    found = preferring(start, seed, "kto", {"lr": 0.004, "loss": loss})
+    assert found["base"]["accuracy"] == 0.0
+    assert found["elite"]["accuracy"] >= 0.85
+
+
+@pytest.mark.parametrize("block", [{"redraws": 3}, {"unbiased_kl": True, "epochs": 2, "beta": 0.02, "clip_most": 2.0}])
+def test_switches_of_later_papers_elicit_as_well(block: dict[str, Any], seed: int, base: Any) -> None:
+    found = preferring(base(f"{SYMBOLS}sft-symbols", seed), seed, "grpo", block, "grpo")
+    assert found["base"]["mean"] <= 0.6
+    assert found["elite"]["mean"] >= 0.95
+
+
 def test_what_a_reward_model_learned_from_preferences_makes_answers_right(seed: int, base: Any, tmp_path: Path) -> None:
     """Judged by the task's own score, from which nothing was learned: rewards alone may rise by a model's faults."""
     start = base(f"{SYMBOLS}sft-symbols", seed)

@@ -16,10 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import reports
 from evopipe.compare import compare
 from evopipe.compare import table as lines_of
-from evopipe.compare.pictures import draw, scaled, together
+from evopipe.compare.pictures import draw, family, scaled, together
+from evopipe.report.family import Family
+from evopipe.report.page import compose, without_measured
+from evopipe.report.read import read
 from evopipe.schema.write import dump_yaml
+from evopipe.stages.report import _shown
 from tiny import Answer, call
 
 
@@ -309,3 +314,62 @@ def test_scores_of_several_environments_come_with_a_word(tmp_path: Path) -> None
     answer = call(tmp_path, "compare", "a", "b")
     assert answer.code == 0
     assert "warning: these runs are of several environments (E-v0, F-v0): scores of one say nothing" in answer.err
+
+
+def test_what_the_report_shows_of_several_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of the terminal, and the pictures of `--curves` and `--parallel`; without what cannot be drawn."""
+    monkeypatch.chdir(tmp_path)
+    for lr in (0.1, 0.2):
+        write_run(tmp_path / f"{lr}", 0, 10.0 * lr, lr)
+    names = ["0.1", "0.2"]
+    rows, notes = compare(names)
+    found = family(rows, notes)
+    assert lines_of(rows).split() == " ".join(" ".join(line) for line in (found.head, *found.rows)).split()
+    assert [about.partition(":")[0] for about, _ in found.pictures] == ["Parallel coordinates"], "no run has a curve"
+    for lr in (0.1, 0.2):
+        write_curve(tmp_path / f"{lr}", [100, 200], [0.0, lr])
+    assert call(tmp_path, "compare", *names, "--curves", "x.svg").code == 0
+    found = family(rows, notes)
+    assert found.pictures[0][1] == (tmp_path / "x.svg").read_bytes()
+    assert len(found.pictures) == 2
+    assert len(family(rows[:1], notes).pictures) == 1, "nothing differs"
+
+
+def test_a_report_has_a_section_on_other_runs_if_asked(tmp_path: Path) -> None:
+    params = _shown(reports.write_run(tmp_path, members=2, generations=3, episodes=20))
+    run = read(tmp_path)
+    rows = [("lr=1", "3 seeds", "12", "[10, 14]", "12")]
+    shown = Family(
+        ("configuration", "over", "mean", "95 % interval", "IQM"), rows, ["they differ"], [("A curve.", b"<svg/>")]
+    )
+    with_others, alone = compose(run, params, "No film.", shown), compose(run, params, "No film.")
+    section = with_others.partition('<section id="family"')[2].partition("</section>")[0]
+    for text in ("They differ.", "lr=1", "[10, 14]", 'src="data:image/svg+xml;base64,PHN2Zy8+"', 'alt="A curve."'):
+        assert text in section
+    assert 'href="#family"' in with_others
+    assert 'id="family"' not in alone
+    assert without_measured(with_others) == without_measured(alone), "no stage wrote it"
+
+
+@pytest.mark.thorough
+def test_the_command_writes_that_section_and_else_none(tmp_path: Path) -> None:
+    """Two runs of one configuration: this folder's and that of another seed."""
+    for seed, folder in enumerate((tmp_path, tmp_path / "other")):
+        folder.mkdir(exist_ok=True)
+        params = reports.write_run(folder, members=2, generations=3, episodes=4, overrides={"seed": seed})
+        (folder / "params.yaml").write_text(dump_yaml(params.model_dump(mode="json")))
+        text = (folder / "reports/evaluation.json").read_bytes()
+        written = write_run(tmp_path / f"lock-{seed}", seed, 1.0) / "dvc.lock"
+        fake = hashlib.md5((written.parent / "reports/evaluation.json").read_bytes()).hexdigest()
+        (folder / "dvc.lock").write_text(written.read_text().replace(fake, hashlib.md5(text).hexdigest()))
+    answer = call(tmp_path, "--quiet", "report", "--with", "other")
+    assert (answer.code, answer.err) == (0, "")
+    page = (tmp_path / "reports/report.html").read_text()
+    section = page.partition('<section id="family"')[2].partition("</section>")[0]
+    assert "2 seeds" in section
+    assert section.count("<img") == 1, "curves; nothing differs but the seeds"
+    assert call(tmp_path, "--quiet", "report").code == 0
+    assert 'id="family"' not in (tmp_path / "reports/report.html").read_text()
+    answer = call(tmp_path, "report", "--with", "nowhere")
+    assert (answer.code, answer.err.count("\n")) == (64, 1)
+    assert answer.err.startswith("error: compare: nowhere is no folder, no experiment and no git revision")

@@ -73,7 +73,9 @@ class Processes:
         self._idle: list[Process] = []
 
     def take(self) -> Process:
-        return self._idle.pop() if self._idle else Process()
+        with contextlib.suppress(IndexError):  # rounds that are played at once may ask at once
+            return self._idle.pop()
+        return Process()
 
     def give(self, process: Process) -> None:
         self._idle.append(process)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from evopipe import algos, rng
 from evopipe.agents import records
+from evopipe.agents.ahead import Ahead
 from evopipe.agents.blocking import Processes
 from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, Outside, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
@@ -28,8 +29,9 @@ from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.language.base import stacked
 from evopipe.language.generate import Sampling, generate
 from evopipe.language.hooks import reference
+from evopipe.ops.statistics import passes
 from evopipe.parallel import available_cpus
-from evopipe.regimes.dialogue import learn, of_round, sampling
+from evopipe.regimes.dialogue import corrected, learn, of_round, redraws_of, sampling, scored_anew
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.regimes.probe import Probe
@@ -115,21 +117,26 @@ class Rounds:
                 f"data.max_response_length: completions of {most} tokens leave no place for a prompt, {spec.base.name} "
                 f"has places for {places} tokens; lower it"
             )
+        if outside is not None and agents.staleness:
+            raise ParamsError("agents.staleness: rounds at an endpoint are not played ahead; set it to 0")
         self.make, self.tasks, self.held, self.folder, self.outside = make, tasks, held, folder, outside
         self.tokens = Tokens(spec.base)
         self.processes = Processes(min(agents.workers, available_cpus()))
         self.cohorts: Sequence[Cohort] = []
-        self.measures = Measures(clock.members, MEASURED)
+        self.redraws = redraws_of(spec)
+        self.measures = Measures(clock.members, (*MEASURED, *(["redrawn"] if self.redraws else [])))
         self._probe = Probe(spec, clock)
         self.remarks: list[str] = []
         self.masked = {*(reason.value for reason in FAILED), *agents.mask}  # reasons of what teaches nothing
         self._estimators = {role: algos.get(name) for role, name in agents.estimators.items()}
         self.validated = Measures(clock.members, VALIDATED)
         self.stopped: Callable[[], bool] = lambda: False  # asked while a round is played
+        self._base = threading.Lock()  # who writes or learns has the base's layers for itself
+        self._ahead = Ahead(self._played, spec.algo.POLICY)
         self.seen: Sequence[Done] = ()  # the episodes of the last validation
         self.said: list[str] = []  # to be told
         self._warned = False
-        self.last: dict[str, float] = {}  # of the first member's last validation, its episodes' own metrics too
+        self.last: dict[str, Any] = {}  # of the first member's last validation, its episodes' own metrics too
 
     def first(self, member: Member) -> Member:
         return member
@@ -145,6 +152,7 @@ class Rounds:
         """Do nothing: this regime keeps nothing for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        self._ahead.drop()
         self.cohorts = cohorts
         self._probe.adopt(cohorts)
 
@@ -162,7 +170,11 @@ class Rounds:
         Raises:
             Stopped: `stopped` returned True.
         """
-        decoder = partial(_decode, self.spec, cohorts, purpose, when)
+
+        def decoder(wave: Sequence[Request]) -> list[Reply]:
+            with self._base:
+                return _decode(self.spec, cohorts, purpose, when, wave)
+
         engine = RolloutEngine(
             self.make, self.tokens, self.limits, decoder, self.agents, self.processes, outside=self.outside
         )
@@ -201,12 +213,9 @@ class Rounds:
     def advance(self, most: int = 1) -> None:
         """Let every member play a round of episodes, and learn from it."""
         self.whole = False
-        jobs: list[EpisodeJob] = []
-        for cohort in self.cohorts:
-            jobs += self._jobs(cohort)
         self.whole = True  # nothing has changed if an episode fails the run
         try:
-            done = self.check(self.play(self.cohorts, jobs, Purpose.GENERATE, self.clock.tick, self.stopped))
+            done, stale = self._next()
         except Stopped:
             return  # who asked for it saves the run, and this round is played again
         self._warn(done)
@@ -214,7 +223,10 @@ class Rounds:
         by_slot = {slot: list(each) for slot, each in groupby(done, key=lambda d: d.job.slot)}
         rewarded = False
         for cohort in self.cohorts:
-            rewarded |= self._round(cohort, [by_slot[slot] for slot in cohort.slots])
+            with self._base:
+                rewarded |= self._round(cohort, [by_slot[slot] for slot in cohort.slots], stale)
+        if self.agents.staleness:
+            self._ahead.forget(self.clock.tick)
         if self.agents.record == "all":
             self.write(f"train-{self.clock.ticks + 1:06d}", done)  # `tick` comes again where members live by turns
         self.clock.count(rewarded=rewarded)
@@ -233,29 +245,80 @@ class Rounds:
                 "data.max_prompt_length, or shorten them"
             )
 
+    def _next(self) -> tuple[list[Done], bool]:
+        """Return the episodes of this tick's round, and whether earlier weights played them.
+
+        With a staleness of k round n is played by the weights that members had after n − k rounds, but not before
+        their generation: where it begins, all that came before was learned from. It raises what `_played` raises.
+        """
+        clock, k = self.clock, self.agents.staleness
+        if not k:
+            return self._played(self.cohorts, clock.tick, self.stopped), False
+        end = clock.tick - clock.here + clock.generation_ticks
+        self._ahead.ensure(range(clock.tick, min(clock.tick + k + 1, end)), self.cohorts, clock.tick)
+        return self._ahead.take(clock.tick, self.stopped)
+
+    def _played(self, cohorts: Sequence[Cohort], tick: int, stopped: Callable[[], bool]) -> list[Done]:
+        """Play a round: the episodes of its tasks, of which those without spread are replaced by another task's.
+
+        Raises:
+            Stopped: the run is to end.
+            EnvironmentFailed: see `check`.
+        """
+        found: dict[tuple[int, int], list[Done]] = {}  # by member, and place of the task in the round
+        for wave in range(1 + self.redraws):
+            jobs = [
+                job for cohort in cohorts for job in self._jobs(cohort, tick, wave)
+                if not self._says(found.get(self._group(job, cohort), []))
+            ]  # fmt: skip
+            if not jobs:
+                break
+            groups: dict[tuple[int, int], list[Done]] = {}
+            of = {slot: cohort for cohort in cohorts for slot in cohort.slots}
+            for one in self.check(self.play(cohorts, jobs, Purpose.GENERATE, tick, stopped)):
+                groups.setdefault(self._group(one.job, of[one.job.slot]), []).append(one)
+            found |= {key: each for key, each in groups.items() if not wave or self._says(each)}
+        return [one for group in found.values() for one in group]
+
+    def _group(self, job: EpisodeJob, cohort: Cohort) -> tuple[int, int]:
+        """Return a job's member, and the place of its task in the round."""
+        tasks, group = self._shape(cohort)
+        return job.slot, job.place // group % tasks
+
+    def _says(self, group: Sequence[Done]) -> bool:
+        """Return whether rewards of trajectories of a role differ within a task's episodes."""
+        rewards: dict[str, set[float]] = {}
+        for one in group:
+            if records.reason(one) not in self.masked:
+                for trajectory in one.episode.trajectories:
+                    rewards.setdefault(trajectory.name, set()).add(trajectory.reward)
+        return any(len(each) > 1 for each in rewards.values())
+
     def _shape(self, cohort: Cohort) -> tuple[int, int]:
         """Tasks of a round, and rollouts of each."""
         one = cohort.members[0]
         group = self.spec.integer(one, "group_size")
         return self.spec.integer(one, "rows") // group, group
 
-    def _jobs(self, cohort: Cohort) -> list[EpisodeJob]:
+    def _jobs(self, cohort: Cohort, tick: int, wave: int) -> list[EpisodeJob]:
         tasks, group = self._shape(cohort)
-        index = rows_at(self.spec.seed, len(self.tasks), self.clock.tick * tasks, tasks)
+        start, first = tick * (1 + self.redraws) + wave, wave * tasks * group
+        index = rows_at(self.spec.seed, len(self.tasks), start * tasks, tasks)
         how = [x.tolist() for x in sampling(cohort, self.spec)]
         return [
             EpisodeJob(
-                slot, n * group + g, f"{i}:{g}", own(self.tasks[int(i)]), Sampled(how[0][p], how[1][p], how[2][p])
+                slot, first + n * group + g, f"{i}:{g}", own(self.tasks[int(i)]),
+                Sampled(how[0][p], how[1][p], how[2][p]),
             )
             for p, slot in enumerate(cohort.slots) for n, i in enumerate(index) for g in range(group)
         ]  # fmt: skip
 
-    def _round(self, cohort: Cohort, done: Sequence[Sequence[Done]]) -> bool:
+    def _round(self, cohort: Cohort, done: Sequence[Sequence[Done]], stale: bool) -> bool:
         spec = self.spec
         tasks, group = self._shape(cohort)
         played = [
             [
-                RoundTrajectory(each.job.place // group, trajectory, records.reason(each) not in self.masked)
+                RoundTrajectory(each.job.place // group % tasks, trajectory, records.reason(each) not in self.masked)
                 for each in member for trajectory in each.episode.trajectories if trajectory.steps
             ]
             for member in done
@@ -264,7 +327,9 @@ class Rounds:
         text, asks = batch.text, spec.algo.asks(spec.algo_config)
         silent, drift = 0, torch.zeros_like(cohort.losses)
         if any(batch.owner):
-            policy = getattr(cohort.state, spec.algo.POLICY)
+            policy, drawn = getattr(cohort.state, spec.algo.POLICY), text.log_prob
+            if stale:
+                text = scored_anew(spec, cohort, text)
             if "reference" in asks:
                 text = replace(text, reference=reference(spec.base, text))
             if "value" in asks:
@@ -273,7 +338,10 @@ class Rounds:
                 text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
             else:
                 text, silent = advantages(RolloutBatch(text, batch.owner, played), tasks, self._how(cohort))
+            if stale:
+                text, apart = corrected(spec, cohort, text, drawn, self._probe)
             drift = learn(spec, self.clock, cohort, text, self._probe)
+            drift = apart if stale else drift
         self._measure(cohort, text, done, batch.owner, drift, silent)
         return any(each.episode.reward for member in done for each in member)
 
@@ -324,6 +392,8 @@ class Rounds:
             "failed": each(lambda one: one.episode.termination_reason in FAILED),
             "cut": each(lambda one: records.reason(one).endswith("length_exceeded")),
         }
+        again = np.array([[one.job.place >= right.shape[1] * group for one in member] for member in done])
+        every["redrawn"] = torch.from_numpy(again.mean(axis=1))
         self.measures.note(self.clock.generation, cohort.slots, every)
         reward = torch.tensor([[one.episode.reward for one in member] for member in done])
         self._probe.note(cohort, {k: x.to(drift.device) for k, x in of_round(reward, group, every).items()})
@@ -345,8 +415,20 @@ class Rounds:
         was reached, so that no member gains by failing."""
         note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))
+        return self.scored(cohorts, [self.held[int(i)] for i in index], index.tolist(), stopped, note)
+
+    def scored(
+        self, cohorts: Sequence[Cohort], tasks: Sequence[Mapping[str, Any]], index: Sequence[int],
+        stopped: Callable[[], bool], note: bool = False,
+    ) -> Episodes:  # fmt: skip
+        """Score members by these tasks, of these numbers; take note of it as a validation, if `note` says so.
+
+        Raises:
+            Stopped: `stopped` returned True.
+            EnvironmentFailed: see `check`.
+        """
         slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples
-        jobs = self.validation([self.held[int(i)] for i in index], slots, index.tolist())
+        jobs = self.validation(tasks, slots, index)
         done = self.check(self.play(cohorts, jobs, Purpose.EVALUATE, 0, stopped))
         self.seen = done
         failed = np.array([one.episode.termination_reason in FAILED for one in done])
@@ -356,8 +438,7 @@ class Rounds:
         right = np.array([one.episode.is_correct for one in done]).reshape(shape)
         lengths = np.array([_length(one) for one in done], dtype=np.int64).reshape(shape).sum(axis=2)
         self.last = {
-            "pass@1": float(right[0].mean()),
-            f"pass@{k}": float(right[0].any(axis=1).mean()),
+            **passes(right[0]),
             "failed": float(failed.mean()),
             **_means([one.episode.metrics for one in done[: len(index) * k]]),
         }
@@ -379,6 +460,7 @@ class Rounds:
 
     def state(self) -> dict[str, Tensor]:
         return {
+            **self._ahead.state(self.clock.tick),
             **self.measures.state(),
             **self._probe.diagnostics.state(),
             "validated": self.validated.state()["measures"],
@@ -388,9 +470,11 @@ class Rounds:
         self.measures.restore(tensors)
         self._probe.diagnostics.restore(tensors)
         self.validated.restore({"measures": tensors["validated"]})
+        self._ahead.restore(tensors, self.cohorts)
         return 0
 
     def close(self) -> None:
+        self._ahead.drop()
         self.processes.close()
         if self.outside is not None:
             self.outside.close()

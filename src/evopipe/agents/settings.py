@@ -26,6 +26,13 @@ class Agents(Schema):
     workers: int = Field(
         64, ge=1, le=4096, description="threads of blocking environments, or processes, at most one a CPU"
     )
+    staleness: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="rounds by which the weights that play may be older than those that learn: so many are played "
+        "while members learn",
+    )
     retries: int = Field(2, ge=0, le=100, description="times that an episode which raised is tried again")
     model_seconds: _Seconds | None = Field(None, description="longest wait for a completion; null: any")
     env_seconds: _Seconds | None = Field(60.0, description="longest call of an environment; null: any")
@@ -47,6 +54,11 @@ class Agents(Schema):
     )
     mask: tuple[Reason, ...] = Field(
         (), description="reasons whose episodes teach nothing, beside `error` and `timeout`", strict=False
+    )
+    overlap: Literal["keep", "leave_out", "error"] = Field(
+        "keep",
+        description="what becomes of tasks of validation or test that are learned from, too: `keep`, they are counted; "
+        "`leave_out`; `error`, they are named",
     )
     samples: int = Field(1, ge=1, le=1024, description="episodes of each task in a validation")
     temperature: float = Field(0.0, ge=0.0, le=100.0, description="of validations; 0: the likeliest tokens")

@@ -92,6 +92,7 @@ OPTIONAL: dict[str, Any] = {
     "ACTS_WITH": (),  # parts of the state that an exported policy needs beside its network
     "figures": None,  # (cfg, hp, now, text) → what else an evaluation tells of held-out rows, by name, `[P, n]` each
     "PAIRS": False,  # whether a minibatch of text is chosen rows, then as many rejected ones
+    "LABELS": False,  # whether it is rows, `reward` says which are desirable, then their prompts with others' texts
     "MASKED_LOSS": False,  # whether its loss reads which actions are legal in `obs`, `Batch.legal`
 }
 

@@ -17,6 +17,7 @@ from evopipe.core.structure import Widths
 from evopipe.native import actor_critic as native
 from evopipe.native import build
 from evopipe.native.update import Learners
+from evopipe.ops import signals as told
 from evopipe.ops.distributions import Distribution, distribution, relaxed
 from evopipe.ops.policy import likeliest, noisy, or_random_legal, smoothed
 from evopipe.rng import Stream
@@ -203,6 +204,32 @@ def update(
 
     found = _loss(critic, cfg, state, hp, steps, draw)
     return _actor_critic.learn(state, critic, hp, healthy, found, climb if climbs else None)
+
+
+def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor]:
+    """Return what agents' critics, of twins the least, and actors tell of a minibatch, over all agents that learn, and
+    of each: values, and of discrete actions entropy. An actor's loss is minus the value of its own best action while
+    the others do as they did."""
+    of, steps = agent_groups(cfg), _Steps.of(cfg, batch)
+    ids = of.team.agents
+
+    def least(net: Net, taken: Tensor) -> Tensor:
+        found = value(cfg, net, steps.seen, taken)
+        return found.amin(dim=0) if found.ndim == 4 else found
+
+    with torch.no_grad():
+        q, q_minus = (least(getattr(state, name), steps.taken) for name in (critic, f"{critic}_target"))  # [P, K, B]
+        out, legal = output(cfg, state.actor, of.first(batch.obs)), batch.legal
+        legal = None if legal is None else of.first(legal)
+        best = as_numbers(cfg, likeliest(out, of.legal(legal, out), cfg.spaces.continuous))[:, :, :, None]
+        own = least(getattr(state, critic), torch.where(of.on(out.device).other, steps.taken[:, None], best))
+        each = {"q_values": q}
+        if not cfg.spaces.continuous:
+            each["entropy"] = _chances(cfg, out, legal).entropy()
+    found = told.of_values(steps.weight, q, q_minus) | {"losses/actor_loss": -told.mean(steps.weight, own)}
+    if "entropy" in each:
+        found["losses/entropy"] = told.mean(steps.weight, each["entropy"])
+    return found | told.of_agents(ids, steps.weight, each)
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:

@@ -42,6 +42,17 @@ ClipHigh = Annotated[float, hyper(doc="how far above 1 a probability ratio may g
     raising="tokens rise faster, entropy lasts longer", evolvable=True, gt=0)]  # fmt: skip
 Kl = Annotated[float, hyper(doc="β, weight of the divergence from the base", raising="stays nearer to it",
     evolvable=True, ge=0)]  # fmt: skip
+UnbiasedKl = Annotated[bool, hyper(
+    doc="weight the divergence by the probability ratio, so that its gradient stays unbiased in later updates from the "
+    "same completions")]  # fmt: skip
+Correction = Annotated[ops.Correction, hyper(
+    doc="how completions count that another engine or earlier weights wrote: by the ratio of the probabilities of a "
+    "token or of all tokens, which is bounded (`truncate`) or 0 beyond the bounds (`mask`); `none`: as one's own",
+)]  # fmt: skip
+CorrectionLow = Annotated[float, hyper(doc="least ratio of the correction", raising="more tokens are bounded", ge=0,
+    le=1)]  # fmt: skip
+CorrectionHigh = Annotated[float, hyper(doc="largest ratio of the correction", raising="fewer tokens are bounded, more "
+    "variance", ge=1)]  # fmt: skip
 EntropyWeight = Annotated[float, hyper(doc="weight of the entropy", raising="explores longer", evolvable=True, ge=0)]
 RatioLevel = Annotated[ops.Level, hyper(
     doc="what has a probability ratio: each token, or in the mean each turn or sequence (GSPO)")]  # fmt: skip
@@ -114,6 +125,18 @@ def counted(batch: Text) -> Tensor:
     return batch.mask if batch.keep is None else batch.mask & batch.keep[..., None]
 
 
+def completion_means(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
+    """Return mean log-probabilities of the tokens of chosen and of rejected completions, `[P, n]` each."""
+    chosen, rejected = ops.row_means(log_prob, batch.mask).chunk(2, dim=1)
+    return chosen, rejected
+
+
+def completion_sums(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities of the first and of the second half of the completions, `[P, n]` each."""
+    first, second = log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).chunk(2, dim=1)
+    return first, second
+
+
 def pair_weights(batch: Text) -> Tensor:
     """Return weights of pairs `[P, n]` that sum to 1 in each member: of those of which both completions count."""
     first, second = counted(batch).any(dim=-1).chunk(2, dim=1)
@@ -131,16 +154,22 @@ def present(batch: Text) -> Tensor:
     return torch.ones_like(batch.mask[..., 0]) if batch.keep is None else batch.keep
 
 
-def surrogate(cfg: Any, hp: Hyper, now: TokenScores, batch: Text, mask: Tensor, cispo: bool = False) -> Tensor:
+def surrogate(
+    cfg: Any, hp: Hyper, now: TokenScores, batch: Text, mask: Tensor, cispo: bool = False, most: float | None = None
+) -> Tensor:
     """Return the policy's loss of every token `[P, B, T]`, with the entropy that it is to keep and, where the base's
-    log-probabilities are given, its divergence from the base."""
+    log-probabilities are given, its divergence from the base. `most` bounds the ratio, see `ops.clipped`."""
     ratio = ops.log_ratios(now.log_prob, given(batch.log_prob), mask, cfg.level, batch.turn)
     advantage, low, high = given(batch.advantage), hp["clip_low"], hp["clip_high"]
-    each = ops.cispo(now.log_prob, ratio, advantage, low, high) if cispo else ops.clipped(ratio, advantage, low, high)
+    if cispo:
+        each = ops.cispo(now.log_prob, ratio, advantage, low, high)
+    else:
+        each = ops.clipped(ratio, advantage, low, high, most)
     each = each - hp["ent_coef"][:, None, None] * now.entropy
     if batch.reference is None:
         return each
-    return each + hp["beta"][:, None, None] * ops.k3(now.log_prob, batch.reference, mask)
+    apart = ops.k3(now.log_prob, batch.reference, mask, ratio if cfg.unbiased_kl else None)
+    return each + hp["beta"][:, None, None] * apart
 
 
 def _descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: State | StateWithHead) -> Tensor:

@@ -10,11 +10,19 @@ the mean over pairs of
 
 Without the second term (Pang et al., "Iterative reasoning preference optimization", 2024), the probability of the
 chosen completion often falls too, if less than the rejected one's.
+
+Two later losses need no base, and no pass of it. Both replace the first term and keep the second; with l the mean
+log-probability of a completion's tokens,
+
+- `loss: simpo` is −log σ(β [l(chosen) − l(rejected)] − γ) (Meng et al., "SimPO", 2024, eq. 6). Theirs has α = 0, β from
+  2 to 10 and γ / β from .3 to 1; with α > 0 it is the mixture with CPO.
+- `loss: orpo` is −β log σ(log odds(chosen) − log odds(rejected)), odds = eˡ / (1 − eˡ) (Hong et al., "ORPO", 2024, eq.
+  6 and 7). Theirs has α = 1, and calls β λ.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import Literal
 
 from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
@@ -34,8 +42,11 @@ class Config(AlgoConfig):
     lr: _hyper.Rate = 1e-3
     batch_size: _language.PairsAnUpdate = 32
     grad_clip: _hyper.GradientClip = 1.0
-    beta: float = hyper(0.1, doc="β, how much a difference from the base counts", raising="stays nearer to it",
-        evolvable=True, gt=0)  # fmt: skip
+    loss: Literal["dpo", "simpo", "orpo"] = hyper("dpo", doc="what is learned from a pair; only `dpo` needs the base")
+    beta: float = hyper(0.1, doc="β, how much a difference from the base counts; of `orpo`, the weight of its first "
+        "term", raising="stays nearer to it", evolvable=True, gt=0)  # fmt: skip
+    margin: float = hyper(0.5, doc="γ, by how much the chosen completion is to win in `simpo`",
+        raising="moves them further apart", evolvable=True, ge=0)  # fmt: skip
     nll_alpha: float = hyper(1.0, doc="α, weight of the chosen completion's own probability",
         raising="imitates it more", evolvable=True, ge=0)  # fmt: skip
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2), beta=(0.01, 1.0))
@@ -45,35 +56,43 @@ State = _language.State
 networks, init = _language.networks, _language.init
 
 
-asks = _language.always("reference")
+def asks(cfg: Config) -> frozenset[str]:
+    """Return what else must be known of completions: the base's log-probabilities, where the loss has them."""
+    return frozenset({"reference"} if cfg.loss == "dpo" else ())
 
 
-def preference(now: TokenScores, batch: Text, beta: Tensor, nll: Tensor) -> ops.Preference:
+def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Preference:
     """Return each pair's loss and margin, `[P, n]`. In the batch, the n chosen completions come before the n rejected
-    ones. β and α are `[P]`."""
-    chosen, rejected = now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).chunk(2, dim=1)
-    reference = given(batch.reference).masked_fill(~batch.mask, 0.0).sum(dim=-1).chunk(2, dim=1)
-    tokens = batch.mask.sum(dim=-1)[:, : chosen.shape[1]]
-    return ops.preference(chosen, rejected, (reference[0], reference[1]), tokens, beta, nll)
+    ones. `beta`, `margin` and `nll_alpha` of `hp` are `[P]`."""
+    if cfg.loss == "dpo":
+        chosen, rejected = _language.completion_sums(now.log_prob, batch)
+        tokens = batch.mask.sum(dim=-1)[:, : chosen.shape[1]]
+        reference = _language.completion_sums(given(batch.reference), batch)
+        return ops.preference(chosen, rejected, reference, tokens, hp["beta"], hp["nll_alpha"])
+    chosen, rejected = _language.completion_means(now.log_prob, batch)
+    if cfg.loss == "simpo":
+        found = ops.length_free(chosen, rejected, hp["beta"], hp["margin"])
+    else:
+        found = ops.odds_ratio(chosen, rejected, hp["beta"])
+    return found._replace(loss=found.loss - hp["nll_alpha"][:, None] * chosen)
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the negative loss of each pair, `[P, n]`, with β and α of `params.yaml`: members' own would not be
+    """Return the negative loss of each pair, `[P, n]`, with β, γ and α of `params.yaml`: members' own would not be
     comparable."""
-    own = torch.ones_like(hp["beta"])
-    return -preference(now, batch, cfg.beta * own, cfg.nll_alpha * own).loss
+    own = {name: getattr(cfg, name) + 0.0 * hp[name] for name in ("beta", "margin", "nll_alpha")}
+    return -preference(cfg, now, batch, own).loss
 
 
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
     """Return statistics of each pair `[P, n]` for reports: whether the chosen completion is preferred, and both
     probabilities."""
-    chosen, rejected = now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).exp().chunk(2, dim=1)
-    margin = preference(now, batch, hp["beta"], hp["nll_alpha"]).margin
-    return {"accuracy": (margin > 0).float(), "chosen": chosen, "rejected": rejected}
+    chosen, rejected = (x.exp() for x in _language.completion_sums(now.log_prob, batch))
+    return {"accuracy": (preference(cfg, now, batch, hp).margin > 0).float(), "chosen": chosen, "rejected": rejected}
 
 
 def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    return ops.total(_language.pair_weights(batch), preference(now, batch, hp["beta"], hp["nll_alpha"]).loss)
+    return ops.total(_language.pair_weights(batch), preference(cfg, now, batch, hp).loss)
 
 
 update = _language.learner(loss)

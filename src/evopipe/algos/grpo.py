@@ -8,10 +8,18 @@ base. A member's loss is the mean over tokens of
     −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)  +  β (π_ref/π − log π_ref/π − 1)  −  c_h H(π).
 
 Groups whose rewards are all equal carry no information, and are left out, of the mean too. Changes of later papers are
-options. `dr` omits the division by the deviation (Liu et al., "Understanding R1-Zero-like training", 2025); their mean
-over all tokens of a constant length is `mean: token`, up to a factor that Adam removes. `level: sequence` is GSPO
-(Zheng et al., 2025). Different ends of the clip are DAPO's (Yu et al., 2025). `cispo` clips the weight of a token
-instead of its gradient (MiniMax, "MiniMax-M1", 2025).
+options:
+
+- `dr` omits the division by the deviation (Liu et al., "Understanding R1-Zero-like training", 2025, eq. 3); their mean
+  over all tokens of a constant length is `mean: token`, up to a factor that Adam removes.
+- `level: sequence` is GSPO (Zheng et al., 2025, eq. 7).
+- Different ends of the clip are DAPO's (Yu et al., 2025, eq. 10), and so is `redraws`, its dynamic sampling (eq. 11):
+  completions of a prompt whose rewards are all equal are replaced by those of another prompt, which is drawn up to so
+  many times. `reports/language.csv` counts replaced groups (`redrawn`), and those that stay without spread.
+- `clip_most` puts min(ρ, most) in the place of the first ρ (Prime Intellect, "INTELLECT-2", 2025, § 3.4).
+- `cispo` clips the weight of a token instead of its gradient (MiniMax, "MiniMax-M1", 2025, eq. 4).
+- `unbiased_kl` multiplies the last but one term by ρ (DeepSeek-AI, "DeepSeek-V3.2", 2025, § 3.1); TRL calls it
+  `use_bias_correction_kl`.
 """
 
 from __future__ import annotations
@@ -44,13 +52,22 @@ class Config(AlgoConfig):
     top_p: _language.TopP = 1.0
     clip_low: _language.ClipLow = 0.2
     clip_high: _language.ClipHigh = 0.28
+    clip_most: float | None = hyper(None,
+        doc="most that a probability ratio counts where the advantage is negative; null: any",
+        raising="learns more from failures that became likelier", ge=1)  # fmt: skip
     cispo: bool = hyper(False, doc="clip the weight of a token, which keeps its gradient, in place of the surrogate")
     beta: _language.Kl = 0.001
+    unbiased_kl: _language.UnbiasedKl = False
     ent_coef: _language.EntropyWeight = 0.0
+    correction: _language.Correction = "sequence_mask"
+    correction_low: _language.CorrectionLow = 0.0
+    correction_high: _language.CorrectionHigh = 3.0
     grad_clip: _hyper.GradientClip = 1.0
     level: _language.RatioLevel = "token"
     mean: _language.MeanOver = "token"
     dr: bool = hyper(False, doc="advantages without the division by the group's standard deviation")
+    redraws: int = hyper(0, doc="times that completions without spread are replaced by those of another prompt",
+        raising="more groups teach, slower rounds", ge=0, le=100)  # fmt: skip
     evolve: _hyper.Evolving = _hyper.ranges(
         lr=(1e-5, 1e-2), beta=(1e-4, 0.1), clip_high=(0.1, 0.5), temperature=(0.5, 1.5), group_size=(4, 16)
     )
@@ -58,6 +75,10 @@ class Config(AlgoConfig):
     @model_validator(mode="after")
     def _fits(self) -> Config:
         _language.check_groups(self, least=2)
+        if self.clip_most is not None and self.clip_most < 1.0 + self.clip_high:
+            raise ValueError(
+                f"clip_most ({self.clip_most:g}) must be at least 1 + clip_high ({1.0 + self.clip_high:g})"
+            )
         return self
 
 
@@ -76,7 +97,7 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
 
 def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     mask = _language.counted(batch)
-    each = _language.surrogate(cfg, hp, now, batch, mask, cfg.cispo)
+    each = _language.surrogate(cfg, hp, now, batch, mask, cfg.cispo, cfg.clip_most)
     return ops.total(ops.token_weights(mask, cfg.mean), each)
 
 

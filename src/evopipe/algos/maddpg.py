@@ -78,5 +78,5 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 networks, explore, greedy, act = _central.networks, _actor_critic.explore, _central.greedy, _central.act
-answers = _central.answers("critic")
+answers, signals = _central.answers("critic"), partial(_central.signals, "critic")
 loss, update = partial(_central.loss, "critic"), partial(_central.update, "critic")

@@ -83,5 +83,5 @@ def init(cfg: Config, nets: Nets) -> State:
 
 networks = partial(_central.networks, critics=2)
 explore, greedy, act = _actor_critic.explore, _central.greedy, _central.act
-answers = _central.answers("critics")
+answers, signals = _central.answers("critics"), partial(_central.signals, "critics")
 loss, update = partial(_central.loss, "critics"), partial(_central.update, "critics")

@@ -10,7 +10,8 @@ over tokens of
     −min(ρ Â, clip(ρ, 1 − ε_low, 1 + ε_high) Â)  +  c_v ½ max((V − V̂)², (V_old + clip(V − V_old, ±ε_v) − V̂)²)
         +  β (π_ref/π − log π_ref/π − 1)  −  c_h H(π),   V̂ = Â + V_old,
 
-where Â is standardised over all of a member's tokens.
+where Â is standardised over all of a member's tokens. `unbiased_kl` multiplies the third term by ρ (DeepSeek-AI,
+"DeepSeek-V3.2", 2025, § 3.1).
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ class Config(AlgoConfig):
         evolvable=True, gt=0)  # fmt: skip
     vf_coef: float = hyper(0.5, doc="weight of the value loss", raising="values first", evolvable=True, ge=0)
     beta: _language.Kl = 0.001
+    unbiased_kl: _language.UnbiasedKl = False
     ent_coef: _language.EntropyWeight = 0.0
+    correction: _language.Correction = "sequence_mask"
+    correction_low: _language.CorrectionLow = 0.0
+    correction_high: _language.CorrectionHigh = 3.0
     grad_clip: _hyper.GradientClip = 1.0
     level: _language.RatioLevel = "token"
     mean: _language.MeanOver = "token"

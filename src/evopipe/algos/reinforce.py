@@ -49,6 +49,9 @@ class Config(AlgoConfig):
     clip_high: _language.ClipHigh = 0.2
     beta: _language.Kl = 0.001
     ent_coef: _language.EntropyWeight = 0.0
+    correction: _language.Correction = "sequence_mask"
+    correction_low: _language.CorrectionLow = 0.0
+    correction_high: _language.CorrectionHigh = 3.0
     grad_clip: _hyper.GradientClip = 1.0
     level: _language.RatioLevel = "token"
     mean: _language.MeanOver = "token"

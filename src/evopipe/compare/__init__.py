@@ -118,11 +118,16 @@ def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Ro
 
 def table(rows: Sequence[Row]) -> str:
     """Return configurations as aligned text."""
-    lines = [("configuration", "over", "mean", "95 % interval", "IQM")]
+    return "\n".join(columns(cells(rows)))
+
+
+def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return configurations as a table's lines of text, the head first."""
+    lines: list[tuple[str, ...]] = [("configuration", "over", "mean", "95 % interval", "IQM")]
     for row in rows:
         low, high = map(score, row.interval)
         lines.append((row.label, row.over, score(row.mean), f"[{low}, {high}]", score(row.iqm)))
-    return "\n".join(columns(lines))
+    return lines
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evopipe.compare import Row, differing
-from evopipe.errors import UsageError
+from evopipe.compare import Row, cells, differing
+from evopipe.errors import MissingInputError, UsageError
 from evopipe.formats import clean, number, score
 from evopipe.layout import FITNESS, TIMING
 from evopipe.ops.statistics import bootstrap_interval
+from evopipe.report.family import Family
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +50,22 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         _save(plot.figure, path)
 
 
-def draw_curves(rows: Sequence[Row], path: Path) -> None:
+def family(rows: Sequence[Row], notes: Sequence[str]) -> Family:
+    """Return what the report shows of several configurations; curves only where all runs have them, and parallel
+    coordinates only where more than seeds differ."""
+    head, *body = cells(rows)
+    fitness = "The elite's fitness over environment steps and over seconds: the mean over runs, with a 95 % band."
+    parallel = "Parallel coordinates: a line for each run through its values of what differs, to its score."
+    drawn: list[tuple[str, bytes]] = []
+    for about, draw_it in ((fitness, draw_curves), (parallel, draw_parallel)):
+        stream = io.BytesIO()
+        with contextlib.suppress(MissingInputError, UsageError):
+            draw_it(rows, stream)
+            drawn.append((about, stream.getvalue()))
+    return Family(head, body, notes, drawn)
+
+
+def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
     """Draw the elite's fitness over environment steps of every kind, and over seconds: of each configuration the mean
     over its runs, with a 95 % bootstrap band where there are several.
 
@@ -89,7 +106,7 @@ def draw_curves(rows: Sequence[Row], path: Path) -> None:
         _save(figure, path)
 
 
-def draw_parallel(rows: Sequence[Row], path: Path) -> None:
+def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
     """Draw parallel coordinates: a line for each run through its values of what differs, to its score.
 
     Raises:
@@ -173,8 +190,12 @@ def _styled() -> Iterator[None]:
         yield
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _save(figure: Figure, path: Path | BinaryIO) -> None:
+    """Write a figure to a file, or as SVG to a stream."""
     figure.patch.set_visible(True)
+    if not isinstance(path, Path):
+        figure.savefig(path, format="svg", metadata={"Date": None})
+        return
     try:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     except ValueError:

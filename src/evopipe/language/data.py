@@ -4,6 +4,7 @@ A row is a JSON object. Its form says what it must have:
 
 - `reasoning`: a `prompt`, and the `answer` that a reward function compares with, a text or a number;
 - `preference`: a `prompt`, and two completions, `chosen` and `rejected`;
+- `labelled`: a `prompt`, a `completion`, and a `label`, true if the completion is desirable; a pair counts as two rows;
 - `supervised`: a `prompt` and its `completion`; or `messages`, of which the assistant's are learned;
 - `games`: what the task checks, which makes and plays them.
 
@@ -13,6 +14,7 @@ functions.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +32,7 @@ from evopipe.storage.files import RESTORE, dump_json, finite, parse_json, read_b
 FIELDS = {
     "reasoning": ("prompt", "answer"),
     "preference": ("prompt", "chosen", "rejected"),
+    "labelled": ("prompt", "completion", "label"),
     "supervised": ("prompt", "completion"),
 }
 ROLES = ("system", "user", "assistant", "tool")
@@ -58,20 +61,40 @@ def check_row(row: Any, form: str, where: str) -> None:
         if not any(message["role"] == "assistant" for message in row["messages"]):
             raise DataError(f"{where}: messages: none is the assistant's: there is nothing to learn")
         return
-    for name in FIELDS[form]:
+    for name in FIELDS["preference" if form == "labelled" and is_pair(row) else form]:
         if name not in row:
             has = ", ".join(map(str, row)) or "nothing"
             raise DataError(f"{where}: has no field {name!r}, which {form} rows must have (it has {has}): add it")
         value = row[name]
         if name == "answer" and isinstance(value, int | float) and not isinstance(value, bool):
             continue
-        if name == "prompt" and isinstance(value, list):
+        if name == "label":
+            if not isinstance(value, bool):
+                raise DataError(f"{where}: label must be true or false, got {_kind(value)}")
+        elif name == "prompt" and isinstance(value, list):
             _check_messages(value, f"{where}: prompt")
         elif not isinstance(value, str):
             wanted = {"prompt": "a text, or a list of messages", "answer": "a text or a number"}.get(name, "a text")
             raise DataError(f"{where}: {name} must be {wanted}, got {_kind(value)}")
         else:
             _check_text(value, f"{where}: {name}")
+
+
+def is_pair(row: Mapping[str, Any]) -> bool:
+    """Return whether a row without a label is a pair of completions."""
+    return "label" not in row and "chosen" in row and "rejected" in row
+
+
+def unpaired(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with labels: of each pair two, the chosen completion and then the rejected one."""
+    found: list[Row] = []
+    for row in rows:
+        if not is_pair(row):
+            found.append(row)
+            continue
+        other = {name: value for name, value in row.items() if name not in ("chosen", "rejected", "completion")}
+        found += [{**other, "completion": row[name], "label": name == "chosen"} for name in ("chosen", "rejected")]
+    return found
 
 
 def check_rows(rows: Sequence[Any], form: str, where: str) -> None:
@@ -112,20 +135,38 @@ def _kind(value: Any) -> str:
     return "null" if value is None else names.get(type(value), f"a value of type {type(value).__name__}")
 
 
+def same(one: Sequence[Any], others: Sequence[Any]) -> list[int]:
+    """Return which of the JSON data `others` are equal to one of `one`, by the hash of their bytes."""
+
+    def key(value: Any) -> bytes:
+        return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).digest()
+
+    known = {key(value) for value in one}
+    return [i for i, value in enumerate(others) if key(value) in known]
+
+
+def asked(row: Mapping[str, Any]) -> Any:
+    """Return what a row asks: its prompt, or its messages but for the assistant's."""
+    if "messages" in row:
+        return [message for message in row["messages"] if message["role"] != "assistant"]
+    return row.get("prompt")
+
+
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
 def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
-    """Return `n` rows that a task makes from the run's seed.
+    """Return `n` rows that a task makes from the run's seed; of labelled ones two have a prompt in common.
 
     Raises:
         EnvironmentFailed: the task raised.
         DataError: its rows do not have the form.
     """
     with foreign(f"language.task: {name!r}: making rows"):
-        rows = list(task.rows(rng.host(rng.run_key(seed), Purpose.BEHAVIOUR), n))
+        made = n if form != "labelled" else -(-n // 2)
+        rows = list(task.rows(rng.host(rng.run_key(seed), Purpose.BEHAVIOUR), made))
     check_rows(rows, form, f"language.task: {name!r}")
-    return rows
+    return unpaired(rows)[:n] if form == "labelled" else rows
 
 
 def read_jsonl(path: Path, form: str, check: Callable[[Row, str], None] | None = None) -> list[Row]:

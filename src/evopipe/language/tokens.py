@@ -1,4 +1,5 @@
-"""The rows of a dataset as tokens: each a prompt, then one completion, or the chosen and the rejected one.
+"""The rows of a dataset as tokens: each a prompt, then one completion, or two: the chosen and the rejected one, or its
+own and another row's.
 
 Text is tokenised here, once. Completions that members write are learned from as the tokens that they wrote.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -16,6 +17,7 @@ import torch
 
 from evopipe import rng
 from evopipe.errors import DataError
+from evopipe.language import data
 from evopipe.language.base import Base, stacked
 from evopipe.rng import Purpose
 from evopipe.schema.language import Form, LanguageConfig, TextFetch
@@ -26,6 +28,10 @@ from evopipe.types import Tensor, Text
 
 Rows: TypeAlias = "Sequence[int] | np.ndarray"
 SPLITS = ("train", "validation", "test")
+_ANSWERS: dict[str, tuple[str, ...]] = {
+    "preference": ("chosen", "rejected"), "labelled": ("completion",), "supervised": ("completion",),
+}  # fmt: skip
+_BY_PROMPT = {"preference": "pairs", "labelled": "completions"}  # forms of which rows of a prompt share a split
 _ROWS, _TENSORS, _ABOUT = "rows.jsonl", "tokens.safetensors", "about.json"
 
 
@@ -57,7 +63,8 @@ class Corpus:
     form: Form  # of the rows
     rows: Sequence[Mapping[str, Any]]  # as they were read
     prompts: _Ragged  # of every row
-    answers: tuple[_Ragged, ...]  # what is to be learned: none, the completion, or the chosen and the rejected one
+    # What is to be learned: none; the completion; the chosen and the rejected one; or the completion and another row's.
+    answers: tuple[_Ragged, ...]
     learned: _Ragged  # of every token of the first answer, 1 where it is to be learned, 0 where it is another's
     splits: Mapping[str, np.ndarray]  # which rows train, score members while they train, and are held out
     left_out: int  # rows that were too long
@@ -69,7 +76,7 @@ class Corpus:
 
     def batch(self, index: Rows, pad: int) -> Text:
         """Return rows as the text of one member, `[1, n, …]`; with two answers, first all chosen ones, then all
-        rejected ones."""
+        rejected ones. The reward of a labelled row is 1 if it is desirable, else 0."""
         ids, real = self.prompt_batch(index, pad)
         answers = [answer[int(i)] for answer in self.answers for i in index]
         told, there = stacked(answers, pad, left=False)
@@ -80,7 +87,11 @@ class Corpus:
             learned &= marks.bool()
         ids = torch.cat((ids.repeat(times, 1), told), dim=1)
         real = torch.cat((real.repeat(times, 1), there), dim=1)
-        return Text(ids[None], real[None], learned[None], torch.zeros_like(told)[None])
+        text = Text(ids[None], real[None], learned[None], torch.zeros_like(told)[None])
+        if self.form != "labelled":
+            return text
+        labels = [float(self.rows[int(i)]["label"]) for i in index]
+        return replace(text, reward=torch.tensor(labels + [0.0] * len(labels))[None])
 
 
 def with_end(text: Text) -> Text:
@@ -113,20 +124,65 @@ def tokenise(
     splits = _split(kept, form, fetch, seed) if held_out is None else _halves(np.array(places), held_out)
     if any(not len(splits[name]) for name in SPLITS[: 3 if held_out is None else 2]):
         raise DataError(_too_few(rows, kept, form, cfg))
+    splits = _apart(kept, splits, fetch.overlap)
+    if form == "labelled":
+        answers = _with_others(kept, answers, splits)
     columns = tuple(_Ragged.of(list(column)) for column in zip(*answers, strict=True))
     left_out = len(rows) - len(kept)
     return Corpus(form, kept, _Ragged.of(prompts), columns, _Ragged.of(marks), splits, left_out, base.digest)
 
 
+def seen(rows: Sequence[Mapping[str, Any]], splits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return which rows of the splits that are held out ask what a row of training asks."""
+    of = {name: [data.asked(rows[i]) for i in index.tolist()] for name, index in splits.items()}
+    return {name: splits[name][data.same(of["train"], of[name])] for name in SPLITS[1:]}
+
+
+def _apart(rows: Sequence[Mapping[str, Any]], splits: dict[str, np.ndarray], overlap: str) -> dict[str, np.ndarray]:
+    """Treat held-out rows of which the prompt is learned from as `fetch.overlap` says."""
+    if overlap == "keep":
+        return splits
+    both = seen(rows, splits)
+    if overlap == "error" and any(map(len, both.values())):
+        named = [f"{name} row {i}: {data.asked(rows[i])!r:.60}" for name, index in both.items() for i in index.tolist()]
+        raise DataError(
+            f"fetch.overlap: {len(named)} held-out rows have a prompt that is learned from ({'; '.join(named[:5])}"
+            f"{'; …' if len(named) > 5 else ''}): remove them, or set it to leave_out"
+        )
+    left = {**splits, **{name: np.setdiff1d(splits[name], index) for name, index in both.items()}}
+    if empty := [name for name in SPLITS[1:] if len(splits[name]) and not len(left[name])]:
+        raise DataError(
+            f"fetch.overlap: every {empty[0]} row has a prompt that is learned from, and nothing is left: bring rows "
+            "with other prompts, or set it to keep"
+        )
+    return left
+
+
+def _with_others(
+    rows: Sequence[Mapping[str, Any]], answers: Sequence[list[list[int]]], splits: Mapping[str, np.ndarray]
+) -> tuple[list[list[int]], ...]:
+    """Return the answer of each row and that of another one: the next of its split with another prompt, if there is
+    one, else the next."""
+    others: dict[int, list[int]] = {}
+    prompts = [json.dumps(row["prompt"]) for row in rows]
+    for index in splits.values():
+        places = index.tolist()
+        for n, i in enumerate(places):
+            later = [*places[n + 1 :], *places[:n]]
+            j = next((j for j in later if prompts[j] != prompts[i]), later[0] if later else i)
+            others[i] = answers[j][0]
+    return tuple([own[0], others[i]] for i, own in enumerate(answers))
+
+
 def _too_few(rows: Sequence[Any], kept: Sequence[Mapping[str, Any]], form: Form, cfg: LanguageConfig) -> str:
     """Say why nothing is left of a split."""
     long = len(rows) - len(kept)
-    if form == "preference" and len(kept) >= len(SPLITS):
-        prompts = len({json.dumps(row["prompt"]) for row in kept})
+    if form in _BY_PROMPT and len(kept) >= len(SPLITS):
+        prompts, what = len({json.dumps(row["prompt"]) for row in kept}), _BY_PROMPT[form]
         short = "" if not long else " that are not too long (language.max_prompt, language.max_completion)"
         return (
-            f"the {len(kept)} pairs{short} have {prompts} prompt{'s' * (prompts > 1)} in all, pairs of one prompt are "
-            f"in one split, and there are three: bring pairs of {len(SPLITS)} prompts or more"
+            f"the {len(kept)} {what}{short} have {prompts} prompt{'s' * (prompts > 1)} in all, {what} of one prompt "
+            f"are in one split, and there are three: bring {what} of {len(SPLITS)} prompts or more"
         )
     if not long:
         return f"{len(rows)} rows are too few to split into three: bring more"
@@ -159,7 +215,7 @@ def _row(
     if form == "supervised" and "messages" in row:
         return _chat(row["messages"], base, cfg.system)
     begun = isinstance(row["prompt"], list) and row["prompt"][-1]["role"] == "assistant"
-    names = {"preference": ("chosen", "rejected"), "supervised": ("completion",)}.get(form, ())
+    names = _ANSWERS.get(form, ())
     prompt, told = base.completed(row["prompt"], [row[name] for name in names], cfg.chat, cfg.system, begun)
     return prompt, told, [1] * len(told[0]) if told else []
 
@@ -175,8 +231,8 @@ def _chat(
 
 def _split(rows: Sequence[Mapping[str, Any]], form: Form, fetch: TextFetch, seed: int) -> dict[str, np.ndarray]:
     """Divide rows at random: a tenth of 10 is 1, and no split is empty where there are 3. Pairs of one prompt share a
-    split: who has learned from one of them knows the others' chosen completion."""
-    alike = [json.dumps(row["prompt"]) if form == "preference" else i for i, row in enumerate(rows)]
+    split, and so do its labelled completions: who has learned from one of them knows the others' chosen completion."""
+    alike = [json.dumps(row["prompt"]) if form in _BY_PROMPT else i for i, row in enumerate(rows)]
     group = {key: i for i, key in enumerate(dict.fromkeys(alike))}
     of = np.array([group[key] for key in alike])
     order = rng.host(rng.run_key(seed), Purpose.PROMPT).permutation(len(group))

@@ -1,7 +1,7 @@
 """Completions by vLLM on a GPU: one call for all members, each with its adapter as a LoRA request.
 
 The log-probabilities that vLLM reports are those it sampled with. Learning uses the policy's own, from
-`core.net.score`. The caller corrects for the difference by `weights`.
+`core.net.score`. The caller corrects for the difference by `ops.language.importance`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from evopipe.language.base import Base
 from evopipe.language.generate import Sampling, Stops, Written
 from evopipe.rng import Purpose
 from evopipe.types import Tensor
-
-MOST = 2.0  # weight of a token at most
 
 
 class VLLMEngine:
@@ -90,12 +88,3 @@ class VLLMEngine:
         ended = torch.tensor([[said.finish_reason == "stop" for said in each.outputs] for each in told])
         found = written, mask, log_probs, torch.zeros_like(log_probs), ended.view(members, -1)
         return Written(*(x.to(ids.device) for x in found))
-
-
-def weights(own: Tensor, drawn: Tensor, mask: Tensor) -> Tensor:
-    """Return importance weights of tokens that one model sampled and another learns from; everything is `[P, B, T]`.
-
-    They are the learner's probability divided by the other's, at most `MOST`: Yao et al., "Your efficient RL framework
-    secretly brings you off-policy RL training", 2025.
-    """
-    return (own - drawn).exp().clamp(max=MOST).masked_fill(~mask, 0.0)

@@ -20,6 +20,7 @@ from evopipe.ops import signals as ops
 from evopipe.ops.value import gae
 from evopipe.types import GONE, Chosen, Sequences, Spaces
 
+TERMINATED = "charts/terminated"  # the signal
 AFTER = 4  # numbers beside the next observation that are known of a step once it was taken, of a team one more
 
 
@@ -132,11 +133,12 @@ class Rollout:
         self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)
 
     def signals(self, ticks: int) -> dict[str, Tensor]:
-        """Return signals `[P]` of the first `ticks` ticks: how well values told the targets, and how far advantages lie
-        apart."""
+        """Return signals `[P]` of the first `ticks` ticks: how well values told the targets, how far advantages lie
+        apart, and the share of steps that ended an episode for good."""
         at = self.layout.log_prob
         value, advantage, target, valid = (self.rows[:, :ticks, :, at + i].flatten(1) for i in (1, 3, 4, 5))
-        return ops.of_rollout(valid, value, target, advantage)
+        ended = self.after[:, :ticks, :, self.layout.spaces.observations + 1].flatten(1)
+        return ops.of_rollout(valid, value, target, advantage) | {TERMINATED: ops.mean(valid, ended)}
 
     def sequences(self, ticks: Tensor, env: Tensor, weight: Tensor) -> Sequences:
         """Gather a minibatch of sequences.

@@ -17,6 +17,7 @@ from evopipe.ops.policy import clipped_surrogate
 from evopipe.types import Games, Tensor
 
 Level = Literal["token", "turn", "sequence"]
+Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 Mean = Literal["token", "sequence"]
 Baseline = Literal["standardised", "mean", "leave_one_out"]
 _EPS = 1e-4
@@ -60,6 +61,26 @@ def group_advantages(reward: Tensor, group: Tensor, present: Tensor, baseline: B
     return Advantages(_within(value, differ), differ, first.sum(dim=1), (first & ~differ).sum(dim=1))
 
 
+def without_spread(reward: Tensor, size: int) -> Tensor:
+    """Return which groups of `size` adjacent rewards `[P, B]` are of equal ones, `[P, B / size]` bool."""
+    groups = reward.unflatten(1, (-1, size))
+    equal: Tensor = (groups == groups[..., :1]).all(dim=-1)
+    return equal
+
+
+def refill(empty: Tensor, full: Tensor) -> Tensor:
+    """Return by what each of G places is filled, int64 `[P, G]`: by itself, n < G, or by the extra n − G.
+
+    `empty` says of each place whether it is to be filled, `full` of as many extras whether they are of use, `[P, G]`
+    bool each. Places in their order are filled by extras of use in theirs, as far as these go.
+    """
+    size, nth = empty.shape[1], empty.cumsum(dim=1)  # from 1
+    first = (~full).to(torch.int8).argsort(dim=1, stable=True)  # those of use before all others
+    filled = empty & (nth <= full.sum(dim=1, keepdim=True))
+    own = torch.arange(size, device=empty.device).expand(empty.shape)
+    return torch.where(filled, size + first.gather(1, (nth - 1).clamp(min=0)), own)
+
+
 def _within(x: Tensor, mask: Tensor) -> Tensor:
     return x.masked_fill(~mask, 0.0)
 
@@ -94,6 +115,34 @@ def drift(log_prob: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     At the first update from a rollout it says how far the learner's policy is from the one that wrote the text.
     """
     return _within(log_prob.detach() - old, mask).abs().flatten(1).amax(dim=1)
+
+
+class Importance(NamedTuple):
+    """How much tokens count that another policy wrote."""
+
+    weight: Tensor  # [P, B, T], 0 outside the mask
+    bounded: Tensor  # [P], the share of the tokens whose ratio lies beyond the ends
+
+
+def importance(log_prob: Tensor, drawn: Tensor, mask: Tensor, how: Correction, low: float, high: float) -> Importance:
+    """Return the weights by which a policy learns from tokens that another one wrote, everything `[P, B, T]`.
+
+    The ratio is π(·) / π_drawn(·), of a token or, of a whole sequence, the product over its tokens. `truncate` clips it
+    to [low, high] (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025), `mask`
+    makes it 0 outside (Liu et al., "When speed kills stability: demystifying RL collapse from the training-inference
+    mismatch", 2025); `none` is 1.
+    """
+    gap = _within(log_prob.detach() - drawn, mask)
+    if how.startswith("sequence"):
+        gap = gap.sum(dim=-1, keepdim=True).expand(gap.shape)
+    ratio = gap.exp()
+    beyond = mask & ((ratio < low) | (ratio > high))
+    share = beyond.flatten(1).sum(dim=1) / mask.flatten(1).sum(dim=1).clamp(min=1)
+    if how == "none":
+        ratio = torch.ones_like(ratio)
+    else:
+        ratio = ratio.clamp(low, high) if how.endswith("truncate") else ratio.masked_fill(beyond, 0.0)
+    return Importance(_within(ratio, mask), share)
 
 
 # --- from logits ------------------------------------------------------------------------------------------------------
@@ -135,14 +184,17 @@ def _mean_over(each: Tensor, mask: Tensor) -> Tensor:
     return _within(row_means(each, mask)[..., None].expand(each.shape), mask)
 
 
-def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, most: float | None = None) -> Tensor:
     """Return the clipped surrogate loss −min(ρ A, clip(ρ, 1 − low, 1 + high) A), `[P, B, T]` (Schulman et al., 2017,
     eq. 7).
 
     `low` and `high` are `[P]`, and may differ (Yu et al., "DAPO", 2025, eq. 10). Advantages are `[P, B, T]`, or
-    `[P, B, 1]` for whole sequences.
+    `[P, B, 1]` for whole sequences. With `most`, the first ρ is min(ρ, most): a negative advantage, which the clip does
+    not bound, is bounded too (Prime Intellect, "INTELLECT-2", 2025, § 3.4).
     """
     ratio = log_ratio.exp()
+    if most is not None:
+        ratio = ratio.clamp(max=most)
     return -clipped_surrogate(ratio, advantage, low[:, None, None], high[:, None, None])
 
 
@@ -161,14 +213,17 @@ def outside(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return (ratio < 1.0 - low[:, None, None]) | (ratio > 1.0 + high[:, None, None])
 
 
-def k3(log_prob: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+def k3(log_prob: Tensor, reference: Tensor, mask: Tensor, log_ratio: Tensor | None = None) -> Tensor:
     """Return the estimate π_ref/π − log π_ref/π − 1 of KL(π ‖ π_ref), `[P, B, T]` (Schulman, "Approximating KL
     divergence", 2020).
 
-    It is never negative, and unbiased over the policy's own tokens. It is 0 outside the mask.
+    It is never negative, and unbiased over the policy's own tokens. It is 0 outside the mask. If `log_ratio` is given,
+    log π / π_old, the estimate is multiplied by π / π_old: it is unbiased over the tokens of π_old then, and so is its
+    gradient (DeepSeek-AI, "DeepSeek-V3.2", 2025, § 3.1).
     """
     gap = _within(reference - log_prob, mask)
-    return torch.expm1(gap) - gap
+    each = torch.expm1(gap) - gap
+    return each if log_ratio is None else each * log_ratio.exp()
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -259,6 +314,51 @@ def preference(
     margin = beta[:, None] * ((chosen - reference[0]) - (rejected - reference[1]))
     imitation = nll[:, None] * chosen / tokens.clamp(min=1)
     return Preference(-preferred(margin) - imitation, margin.detach())
+
+
+def length_free(chosen: Tensor, rejected: Tensor, beta: Tensor, margin: Tensor) -> Preference:
+    """Return the SimPO loss −log σ(m − margin) with m = β [mean log π (chosen) − mean log π (rejected)].
+
+    Meng et al., "SimPO: simple preference optimization with a reference-free reward", 2024, eq. 6. `chosen` and
+    `rejected` are `[P, B]`, mean log-probabilities of a completion's tokens; `beta` and `margin` (γ) are `[P]`.
+    """
+    apart = beta[:, None] * (chosen - rejected)
+    return Preference(-preferred(apart - margin[:, None]), apart.detach())
+
+
+def odds_ratio(chosen: Tensor, rejected: Tensor, beta: Tensor) -> Preference:
+    """Return the odds-ratio loss −β log σ(m) with m = log odds(chosen) − log odds(rejected), odds p / (1 − p).
+
+    Hong et al., "ORPO: monolithic preference optimization without reference model", 2024, eq. 7. `chosen` and
+    `rejected` are `[P, B]`, mean log-probabilities of a completion's tokens; `beta` (λ there) is `[P]`.
+    """
+
+    def log_odds(mean: Tensor) -> Tensor:
+        # A completion that is certain has infinite odds: it is as certain as the next smaller number.
+        return mean - torch.log(-torch.expm1(mean.clamp(max=-torch.finfo(mean.dtype).eps)))
+
+    apart = log_odds(chosen) - log_odds(rejected)
+    return Preference(-beta[:, None] * preferred(apart), apart.detach())
+
+
+def desirability(
+    apart: Tensor, zero: Tensor, desirable: Tensor, beta: Tensor, weights: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Return the KTO loss λ (1 − σ(±β (apart − zero))) of completions, `[P, B]`, + and λ_D for desirable ones.
+
+    Ethayarajh et al., "KTO: model alignment as prospect theoretic optimization", 2024, eq. 8; the constants λ that
+    their loss adds are λ_D and λ_U, so that no loss is negative.
+
+    Args:
+        apart: `[P, B]`, log π/π_ref of the completions.
+        zero: `[P]`, the reference point z₀ ≥ 0, a constant.
+        desirable: `[P, B]` bool.
+        beta: `[P]`.
+        weights: λ_D and λ_U, `[P]` each.
+    """
+    gain = beta[:, None] * (apart - zero[:, None])
+    good, bad = weights
+    return torch.where(desirable, good[:, None] * torch.sigmoid(-gain), bad[:, None] * torch.sigmoid(gain))
 
 
 # --- games ------------------------------------------------------------------------------------------------------------

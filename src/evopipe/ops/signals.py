@@ -6,7 +6,8 @@ member's neighbours change no digit that is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -71,6 +72,22 @@ def of_values(weight: Tensor, q: Tensor, q_minus: Tensor) -> dict[str, Tensor]:
     """Return signals of the values of the actions taken, `[P, B]`, and of the target network's."""
     value, gap = means(weight, q, (q - q_minus).abs()).unbind(dim=1)
     return {"losses/q_values": value, "losses/q_values_max": largest(weight, q), "losses/target_gap": gap}
+
+
+def agent_names(agents: Sequence[str]) -> list[str]:
+    """Return agents' names as signals have them: with letters, digits, `_`, `.` and `-` alone, as trackers demand."""
+    found = [re.sub(r"[^A-Za-z0-9_.-]", "_", agent) for agent in agents]
+    return found if len({*found}) == len(found) else [f"{name}_{place}" for place, name in enumerate(found)]
+
+
+def of_agents(agents: Sequence[str], weight: Tensor, quantities: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weighted mean of each quantity `[P, K, …]` of every agent of a team, with weights `[P, K, …]`, by the
+    names `agents/<agent>/<quantity>`; NaN of an agent that does not count."""
+    return {
+        f"agents/{agent}/{name}": mean(weight[:, place], x[:, place])
+        for name, x in quantities.items()
+        for place, agent in enumerate(agent_names(agents))
+    }
 
 
 def of_policy(

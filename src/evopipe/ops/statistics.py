@@ -28,6 +28,42 @@ def bootstrap_interval(x: NDArray[np.float64], resamples: int, rng: np.random.Ge
     return [float(end) for end in np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])]
 
 
+def wilson_interval(mean: float, n: int) -> list[float]:
+    """Return the 95 % score interval of the mean of n values in [0, 1], as [low, high] (Wilson, 1927).
+
+    It is exact in form for zeros and ones, and wider than need be for values between: their variance is at most
+    mean (1 − mean). Unlike a bootstrap it has a width where all values are equal.
+    """
+    z = 1.959963984540054
+    centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * np.sqrt(max(0.0, mean * (1 - mean)) / n + z * z / (4 * n * n))
+    return [max(0.0, float(centre - half)), min(1.0, float(centre + half))]
+
+
+def pass_at(right: NDArray[np.bool_], k: int) -> NDArray[np.float64]:
+    """Return for each task the chance `[tasks]` that one of k answers is right, from n ≥ k drawn ones `[tasks, n]`.
+
+    1 − C(n − c, k) / C(n, k) with c right ones has no bias (Chen et al., "Evaluating large language models trained on
+    code", 2021, eq. 1); the share of tasks of which any of n answers is right is that of k = n.
+    """
+    n, wrong = right.shape[1], right.shape[1] - right.sum(axis=1)
+    none = np.ones(len(right))
+    for drawn in range(k):  # the next one is wrong too
+        none *= np.clip(wrong - drawn, 0, None) / (n - drawn)
+    found: NDArray[np.float64] = 1.0 - none
+    return found
+
+
+def passes(right: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return pass@k with a 95 % interval over tasks, for k = 1, 2, 4, … and n, from answers `[tasks, n]`."""
+    tasks, n = right.shape
+    found: dict[str, Any] = {}
+    for k in sorted({*(1 << i for i in range(n.bit_length()) if 1 << i <= n), n}):
+        mean = float(pass_at(right, k).mean())
+        found |= {f"pass@{k}": mean, f"pass@{k}_interval": wilson_interval(mean, tasks)}
+    return found
+
+
 def mean_of_finite(x: NDArray[np.float64]) -> float:
     """Return the mean of the finite values of `x` `[n]`; NaN if there are none."""
     finite = x[np.isfinite(x)]

@@ -13,7 +13,7 @@ from evopipe.algos import Algorithm, get
 from evopipe.errors import ParamsError
 from evopipe.language import data, tasks
 from evopipe.language.base import Base, load_base, tokens_alone
-from evopipe.language.tokens import games, tokenise, write_corpus
+from evopipe.language.tokens import games, seen, tokenise, write_corpus
 from evopipe.params.text import LanguageParams
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.storage.files import write_json
@@ -32,6 +32,7 @@ def fetch(params: LanguageParams, folder: Path) -> list[str]:
         rows = data.read_datasets(asked.name, asked.split, asked.columns, form, asked.subset)
         if form == "games":
             task_of(cfg).encode(rows, f"fetch.datasets: {asked.name}")
+    rows = data.unpaired(rows) if form == "labelled" else rows
     data.write_rows(folder / layout.TEXT, rows)
     write_json(folder / layout.FETCHED, {"task": cfg.task, "source": source, "form": form, "rows": len(rows)})
     return [f"{layout.TEXT}: {len(rows)} {form} rows from {source}"]
@@ -59,9 +60,18 @@ def buffer(params: LanguageParams, folder: Path) -> list[str]:
         **({} if form == "games" else {"prompt_tokens": {"mean": float(lengths.mean()), "max": int(lengths.max())}}),
         **({"answer_tokens": {"mean": float(np.mean(answers)), "max": max(answers)}} if answers else {}),
     }
-    write_json(folder / layout.BUFFERED, stats)
     counts = ", ".join(f"{len(index)} {name}" for name, index in corpus.splits.items())
-    return [f"{layout.TOKENS}: {len(corpus.rows)} rows ({counts}), {corpus.left_out} too long and left out"]
+    told = [f"{layout.TOKENS}: {len(corpus.rows)} rows ({counts}), {corpus.left_out} too long and left out"]
+    if form != "games":
+        both = {name: len(index) for name, index in seen(corpus.rows, corpus.splits).items()}
+        stats["seen"] = both
+        if any(both.values()):
+            told.append(
+                f"{both['validation']} validation and {both['test']} test rows have a prompt that is learned from; "
+                "fetch.overlap: leave_out leaves them out"
+            )
+    write_json(folder / layout.BUFFERED, stats)
+    return told
 
 
 def form_of(params: LanguageParams) -> Form:
@@ -69,7 +79,7 @@ def form_of(params: LanguageParams) -> Form:
     algo = get(params.train.algo)
     if algo.REGIME != "text":
         return "reasoning" if algo.REGIME == "dialogue" else "games"
-    return "preference" if algo.PAIRS else "supervised"
+    return "preference" if algo.PAIRS else "labelled" if algo.LABELS else "supervised"
 
 
 def task_of(cfg: LanguageConfig) -> Any:

@@ -14,6 +14,7 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.formats import score
 from evopipe.language.generate import Sampling
+from evopipe.ops.statistics import passes
 from evopipe.params.text import LanguageParams
 from evopipe.problems.text import completer_of, held_out_of
 from evopipe.problems.text_data import form_of, task_of
@@ -137,14 +138,20 @@ def _pass_at(
     index: np.ndarray,
     samples: int,
     stopped: Callable[[], bool],
-) -> dict[str, float]:
-    """Return the chance that the best of `samples` completions of the elite, drawn, is right: the mean of the best."""
+) -> dict[str, Any]:
+    """Return the mean of the best reward of `samples` completions of the elite, drawn; and pass@k, see
+    `ops.statistics.passes`: a completion is right if the task's own score is 1."""
     (cohort,) = spec.form_alone(replace(elite, slot=0))
-    best = []
+    best, right = [], []
     for start in range(0, len(index), AT_ONCE):
         if stopped():
             raise Stopped
         part = index[start : start + AT_ONCE]
         _, written = completer.write(cohort, part, samples, sampling(cohort, spec), start)
-        best.append(completer.reward(written, part, samples)[0].view(len(part), samples).amax(dim=1))
-    return {f"best_of_{samples}": float(torch.cat(best).mean())}
+        reward = completer.reward(written, part, samples)[0].view(len(part), samples)
+        own = reward
+        if completer.truth is not None:
+            own = completer.reward(written, part, samples, completer.truth)[0].view(len(part), samples)
+        best.append(reward.amax(dim=1))
+        right.append(own >= 1.0)
+    return {f"best_of_{samples}": float(torch.cat(best).mean()), **passes(torch.cat(right).cpu().numpy())}

@@ -18,7 +18,8 @@ from evopipe.core.net import score
 from evopipe.language import hooks
 from evopipe.language.generate import Sampling, Stops, Written, generate, texts
 from evopipe.language.tokens import Corpus, Rows
-from evopipe.language.vllm import VLLMEngine, weights
+from evopipe.language.vllm import VLLMEngine
+from evopipe.ops import language as ops
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.regimes.probe import Probe, gradients
@@ -144,7 +145,9 @@ class Dialogue:
         self.completer = Completer(spec, corpus, judge, _engine_of(spec, clock.members), truth)
         self.cohorts: Sequence[Cohort] = []
         self._probe = Probe(spec, clock)
-        self.measures = Measures(clock.members, MEASURED if most is None else (*MEASURED, "accuracy"))
+        self.redraws = redraws_of(spec)
+        names = (*MEASURED, *(["redrawn"] if self.redraws else []), *([] if most is None else ["accuracy"]))
+        self.measures = Measures(clock.members, names)
 
     def first(self, member: Member) -> Member:
         return member
@@ -176,16 +179,18 @@ class Dialogue:
         self.whole = True
 
     def _round(self, cohort: Cohort) -> bool:
-        spec, tick, one = self.spec, self.clock.tick, cohort.members[0]
-        group = spec.integer(one, "group_size")
-        prompts, train = spec.integer(one, "rows") // group, self.completer.corpus.splits["train"]
-        index = train[rows_at(spec.seed, len(train), tick * prompts, prompts)]
-        text, written = self.completer.write(cohort, index, group, sampling(cohort, spec), tick)
-        reward, failed = self.completer.reward(written, index, group)
-        text = replace(text, reward=reward)
+        spec, group = self.spec, self.spec.integer(cohort.members[0], "group_size")
+        played = self._written(cohort, group, 0)
+        redrawn = torch.zeros_like(cohort.losses)
+        for wave in range(1, 1 + self.redraws):
+            if not ops.without_spread(played.reward, group).any():
+                break
+            played, more = _refilled(played, self._written(cohort, group, wave), group, spec.base.pad)
+            redrawn += more
+        text, reward = replace(played.text, reward=played.reward), played.reward
         drawn = text.log_prob
         if self.completer.engine is not None:  # another program's numbers are not those that learning begins from
-            text = self._scored_anew(cohort, text)
+            text = scored_anew(spec, cohort, text)
         asks = spec.algo.asks(spec.algo_config)
         if "reference" in asks:
             text = replace(text, reference=hooks.reference(spec.base, text))
@@ -194,25 +199,33 @@ class Dialogue:
                 now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text, cohort.state.value.frozen)
             text = replace(text, value=now.value)
         text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
-        if self.completer.engine is not None and text.advantage is not None and drawn is not None:
-            assert text.log_prob is not None
-            text = replace(text, advantage=text.advantage * weights(text.log_prob, drawn, text.mask))
-        drift = learn(spec, self.clock, cohort, text, self._probe)
-        told = torch.full_like(reward, torch.nan)
-        if self.completer.truth is not None:
-            told, _ = self.completer.reward(written, index, group, self.completer.truth)
-        self._measure(cohort, text, written, drift, failed, told, group)
+        if self.completer.engine is None:
+            drift = learn(spec, self.clock, cohort, text, self._probe)
+        else:
+            text, drift = corrected(spec, cohort, text, drawn, self._probe)
+            learn(spec, self.clock, cohort, text, self._probe)
+        self._measure(cohort, text, played, drift, redrawn, group)
         return bool((reward != 0).any())
 
-    def _scored_anew(self, cohort: Cohort, text: Text) -> Text:
-        with torch.no_grad():
-            now = score(getattr(cohort.state, self.spec.algo.POLICY).frozen, text)
-        return replace(text, log_prob=now.log_prob.masked_fill(~text.mask, 0.0))
+    def _written(self, cohort: Cohort, group: int, wave: int) -> _Played:
+        """Let members write completions of a round's prompts; those of a wave above 0 can replace others."""
+        spec, completer, waves = self.spec, self.completer, 1 + self.redraws
+        prompts, train = spec.integer(cohort.members[0], "rows") // group, completer.corpus.splits["train"]
+        start = self.clock.tick * waves
+        every = train[rows_at(spec.seed, len(train), start * prompts, waves * prompts)]
+        index = every[wave * prompts : (wave + 1) * prompts]
+        text, written = completer.write(cohort, index, group, sampling(cohort, spec), start + wave)
+        if self.redraws:  # one width, whoever's groups are replaced by which
+            text = _wider(text, max(len(completer.corpus.prompts[int(i)]) for i in every), 0, spec.base.pad)
+        reward, failed = completer.reward(written, index, group)
+        told = torch.full_like(reward, torch.nan)
+        if completer.truth is not None:
+            told, _ = completer.reward(written, index, group, completer.truth)
+        return _Played(text, written, reward, told, failed)
 
-    def _measure(
-        self, cohort: Cohort, text: Text, written: Written, drift: Tensor, failed: int, told: Tensor, group: int
-    ) -> None:  # fmt: skip
+    def _measure(self, cohort: Cohort, text: Text, played: _Played, drift: Tensor, redrawn: Tensor, group: int) -> None:
         """Take note of a round, of each member."""
+        written = played.written
         tokens = text.mask.flatten(1).sum(dim=1).clamp(min=1)
         kl = torch.full_like(drift, torch.nan)
         if text.reference is not None and text.log_prob is not None:
@@ -221,14 +234,15 @@ class Dialogue:
         assert text.reward is not None
         every = {
             "reward": text.reward.mean(dim=1),
-            "task": told.mean(dim=1),
+            "task": played.told.mean(dim=1),
             "length": written.lengths.float().mean(dim=1),
             "ended": written.ended.float().mean(dim=1),
             "entropy": written.entropy.flatten(1).sum(dim=1) / tokens,
             "kl": kl,
             "effective": torch.ones_like(drift) if text.keep is None else text.keep.float().mean(dim=1),
             "drift": drift,
-            "failed": torch.full_like(drift, failed / len(cohort.members)),
+            "failed": torch.full_like(drift, played.failed / len(cohort.members)),
+            "redrawn": redrawn * group / text.reward.shape[1],
         }
         if self.most is not None:
             every["accuracy"] = (text.reward >= self.most).float().mean(dim=1)
@@ -252,6 +266,53 @@ class Dialogue:
         """Do nothing: nothing is open."""
 
 
+@dataclass(frozen=True)
+class _Played:
+    """The completions of a round, and their rewards `[P, R]`."""
+
+    text: Text
+    written: Written
+    reward: Tensor
+    told: Tensor  # the task's own scores; NaN if nobody asks for them
+    failed: int
+
+
+def redraws_of(spec: TextSpec) -> int:
+    """Return how many times completions without spread are replaced, see `algos.grpo`."""
+    return int(getattr(spec.algo_config, "redraws", 0))
+
+
+def _refilled(played: _Played, more: _Played, group: int, pad: int) -> tuple[_Played, Tensor]:
+    """Replace groups without spread by those of `more` that have some; return also how many were, `[P]`."""
+    source = ops.refill(ops.without_spread(played.reward, group), ~ops.without_spread(more.reward, group))
+    rows = (source[..., None] * group + torch.arange(group, device=source.device)).flatten(1)
+    width = max(each.text.mask.shape[-1] for each in (played, more))
+    found: dict[str, Any] = {}
+    for name in ("text", "written"):
+        one, other = (_wider(getattr(each, name), 0, width, pad) for each in (played, more))
+        both = [(f.name, getattr(one, f.name), getattr(other, f.name)) for f in fields(one)]
+        found[name] = type(one)(**{  # fields of a Text that nobody has filled yet are None
+            key: None if x is None else hooks.take(torch.cat((x, y), dim=1), rows) for key, x, y in both
+        })  # fmt: skip
+    values = {name: torch.cat((getattr(played, name), getattr(more, name)), dim=1) for name in ("reward", "told")}
+    found |= {name: hooks.take(x, rows) for name, x in values.items()}
+    return _Played(**found, failed=played.failed + more.failed), (source >= source.shape[1]).sum(dim=1)
+
+
+def _wider(x: Any, prompt: int, width: int, pad: int) -> Any:
+    """Pad the prompts of a text on the left, or the completions of a text or of what was written on the right."""
+    own, right = x.mask.shape[-1], max(0, width - x.mask.shape[-1])
+    left = max(0, prompt - (x.ids.shape[-1] - own))
+
+    def padded(name: str, value: Tensor | None) -> Tensor | None:
+        if value is None or value.ndim < 3:
+            return value
+        ends = (left, right) if isinstance(x, Text) and name in ("ids", "real") else (0, right)
+        return torch.nn.functional.pad(value, ends, value=pad if name == "ids" else 0)
+
+    return replace(x, **{f.name: padded(f.name, getattr(x, f.name)) for f in fields(x)})
+
+
 def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the signals `[P]` of a round with rewards `[P, R]`, of groups of so many, from what was measured of it."""
     apart = reward.double().unflatten(1, (-1, group)).std(dim=2, correction=0)  # [P, groups]
@@ -264,6 +325,32 @@ def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[st
         "completions/cut": every["cut"] if "cut" in every else 1.0 - every["ended"],
     }
     return found if every["kl"].isnan().all() else found | {"losses/kl": every["kl"]}
+
+
+def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
+    """Return a text with the log-probabilities that its tokens have for the members now, whoever wrote it."""
+    with torch.no_grad():
+        now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text)
+    return replace(text, log_prob=now.log_prob.masked_fill(~text.mask, 0.0))
+
+
+def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, probe: Probe) -> tuple[Text, Tensor]:
+    """Weight the advantages of tokens that other weights or another engine wrote, with the log-probabilities `drawn`;
+    return the text, and how far at most a token's log-probability is from these, `[P]`. Both are told as signals.
+
+    `text.log_prob` is the members' own, see `scored_anew`. Weighting the advantage weights the policy's term of the
+    loss and no other, as in TRL.
+    """
+    assert text.log_prob is not None
+    assert text.advantage is not None
+    assert drawn is not None
+    cfg: Any = spec.algo_config  # a user's own algorithm may lack these keys
+    how: ops.Correction = getattr(cfg, "correction", "sequence_mask")
+    low, high = getattr(cfg, "correction_low", 0.0), getattr(cfg, "correction_high", 3.0)
+    found = ops.importance(text.log_prob, drawn, text.mask, how, low, high)
+    drift = ops.drift(text.log_prob, drawn, text.mask)
+    probe.note(cohort, {"completions/drift": drift, "completions/bounded": found.bounded})
+    return replace(text, advantage=text.advantage * found.weight), drift
 
 
 def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text, probe: Probe) -> Tensor:

@@ -19,9 +19,10 @@ from evopipe.core import optim
 from evopipe.core.cohort import Cohort
 from evopipe.core.net import Net
 from evopipe.core.padded import watched_units
+from evopipe.memory.rollout import TERMINATED
 from evopipe.native import build
 from evopipe.ops import signals as ops
-from evopipe.regimes.told import of_batch
+from evopipe.regimes.told import of_batch, of_each
 from evopipe.rng import Stream
 from evopipe.run.clock import Clock
 from evopipe.run.diagnostics import Diagnostics
@@ -106,6 +107,9 @@ def probe(
     found: dict[str, Tensor] = {}
     if isinstance(batch, Batch | Sequences):
         found = _observed(spec, batch) | ({} if spec.spaces.team is not None else _dormant(spec, state, batch))
+        if isinstance(batch, Batch) and "gamma" in hyper:
+            ended = (batch.discount == 0).flatten(1) & (hyper["gamma"] > 0)[:, None]
+            found[TERMINATED] = ops.mean(of_each(batch).flatten(1), ended)
     with build.by_operators():
         found |= of_batch(spec, state, hyper, batch, draw.part(3), offline)
         with optim.watched() as seen:

@@ -15,6 +15,7 @@ from evopipe.ops.value import clipped_value_error, normalised, pick
 from evopipe.rng import Stream
 from evopipe.types import Batch, Hyper, Sequences
 
+LEGAL, NOISE = "charts/legal", "charts/noise"
 _Values: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
@@ -32,12 +33,49 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
     """
     algo, found = spec.algo, {}
     if isinstance(batch, Sequences):
-        found = _of_sequences(spec, state, hyper, batch)
-    elif isinstance(batch, Batch) and batch.alive is None:
-        found = _of_transitions(spec, state, batch, draw, offline)
+        found = _of_sequences(spec, state, hyper, batch) | _legal(spec, batch.legal, batch.weight)
+    elif isinstance(batch, Batch):
+        weight, goes_on = of_each(batch), (batch.discount > 0).double()
+        found = _legal(spec, batch.next_legal, weight * goes_on)
+        if not spec.spaces.team:
+            found |= _of_transitions(spec, state, batch, draw, offline)
+        if spec.spaces.continuous and not offline:
+            found |= _noise(spec, state, batch, weight, draw.part(1))
     if algo.signals is not None:
         found |= algo.signals(spec.algo_config, state, batch)
     return found
+
+
+def of_each(batch: Batch) -> Tensor:
+    """Return how much a transition counts, `[P, B]`, or each agent's own, `[P, B, K]`."""
+    return batch.weight if batch.learns is None else batch.weight[..., None] * batch.learns
+
+
+def _own_actions(spec: Any, rows: Tensor) -> Tensor:
+    """Return how many actions, or numbers of one, whoever acts in rows `[P, …]` has, the agents of a team side by side
+    in the last axis."""
+    team = spec.spaces.team
+    each = torch.tensor([spec.spaces.actions] if team is None else team.actions, device=rows.device)
+    return each.repeat(rows.shape[-1] // len(each)).expand_as(rows).double()
+
+
+def _legal(spec: Any, legal: Tensor | None, weight: Tensor) -> dict[str, Tensor]:
+    """Return the mean share of actions that are legal, `[P, …, A]`, nothing where all always are."""
+    if legal is None:
+        return {}
+    count = legal.double().sum(dim=-1).flatten(1)
+    return {LEGAL: ops.mean(weight.flatten(1), count / _own_actions(spec, count))}
+
+
+def _noise(spec: Any, state: Any, batch: Batch, weight: Tensor, draw: Stream) -> dict[str, Tensor]:
+    """Return how far continuous actions that explore lie from the greedy ones: the root of the mean square, without
+    uniform actions."""
+    obs = batch.obs.flatten(1, -2)  # [P, B, O], of a team [P, B · K, O]
+    legal = obs.new_ones(*obs.shape[:2], spec.spaces.actions, dtype=torch.bool)
+    explored = spec.algo.act(spec.algo_config, state, obs, legal, obs.new_zeros(len(obs)), draw)
+    apart = explored - spec.algo.greedy(spec.algo_config, state, obs, None)
+    square = apart.double().square().sum(dim=-1)
+    return {NOISE: ops.mean(weight.flatten(1), square / _own_actions(spec, square)).sqrt()}
 
 
 def _of_sequences(spec: Any, state: Any, hyper: Hyper, batch: Sequences) -> dict[str, Tensor]:
@@ -56,7 +94,12 @@ def _of_sequences(spec: Any, state: Any, hyper: Hyper, batch: Sequences) -> dict
     error = (value - target).square()
     if getattr(cfg, "clip_value", False):
         error = clipped_value_error(value, batch.value[:, :, 0], target, clip[:, None])
-    found = ops.of_policy(weight, ratio, advantage[:, :, 0], clip, chances.entropy(), error)
+    entropy = chances.entropy()
+    found = ops.of_policy(weight, ratio, advantage[:, :, 0], clip, entropy, error)
+    if team := spec.spaces.team:
+        by_agent = (x.unflatten(1, (-1, len(team.agents))).transpose(1, 2) for x in (weight, entropy))  # [P, K, B]
+        share, own = by_agent
+        found |= ops.of_agents(team.agents, share, {"entropy": own})
     if cfg.spaces.continuous:
         found["losses/log_std"] = state.log_std.double().mean(dim=1)
     return found

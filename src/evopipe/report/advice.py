@@ -48,6 +48,7 @@ class Facts:
         hyper: of each generation and slot, the hyper-parameters by name.
         config: the algorithm's block of the parameters.
         train: the block `train` of the parameters.
+        env: the block `env`, empty of language models.
         algo: the algorithm's name.
         solved: whether the target was reached.
         training, evaluation: environment steps of the population.
@@ -60,6 +61,7 @@ class Facts:
     hyper: Mapping[Key, Mapping[str, float]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, Any] = field(default_factory=dict)
     algo: str = ""
     solved: bool = False
     training: int = 0
@@ -86,6 +88,10 @@ class Facts:
         return [x for key, x in self.fitness.items() if _within(key, generations) and math.isfinite(x)]
 
     @cached_property
+    def members(self) -> int:
+        return len({slot for _, slot in self.fitness})
+
+    @cached_property
     def returns(self) -> list[float]:
         """All returns that were seen: fitness, and means of training episodes; 0 if there were none."""
         return [*self.scores(), *self.each("charts/episodic_return")] or [0.0]
@@ -93,8 +99,11 @@ class Facts:
     @cached_property
     def improved(self) -> bool:
         """Whether the best fitness after the first two generations is clearly above that of these two."""
-        first, later = self.scores(self.generations[:2]), self.scores(self.generations[2:])
-        return bool(first and later) and max(later) > max(first) + max(pstdev(first), 0.02 * abs(max(first)))
+        return _rose(self.scores(self.generations[:2]), self.scores(self.generations[2:]))
+
+
+def _rose(first: Sequence[float], later: Sequence[float]) -> bool:
+    return bool(first and later) and max(later) > max(first) + max(pstdev(first), 0.02 * abs(max(first)))
 
 
 def _within(key: Key, generations: Sequence[int] | None) -> bool:
@@ -113,6 +122,7 @@ def facts_of(run: FinishedRun, params: Mapping[str, Any]) -> Facts:
         },
         config=params.get("algos", {}).get(algo, {}),
         train=params.get("train", {}),
+        env=params.get("env", {}),
         algo=algo,
         solved=summary.reason == "target",
         training=summary.steps.training,
@@ -170,6 +180,60 @@ def no_reward(facts: Facts) -> Advice | None:
         f"No episode has seen a reward other than 0 in {thousands(facts.training)} training steps: give a reward for "
         "part of the way, start nearer the goal, or begin with a dataset (train.warm_start).",
         section="fitness",
+    )
+
+
+@_rule
+def episodes_never_end(facts: Facts) -> Advice | None:
+    ended, lengths = facts.each("charts/episodes"), facts.each("charts/episodic_length", facts.recent)
+    each = facts.training / max(1, facts.members * facts.env.get("num_envs", 1))  # steps of an environment
+    limit = facts.env.get("step_limit", math.inf)  # where the environment has no time limit
+    if ended and not any(ended) and each >= 2000:
+        seen = f"No training episode has ended in {thousands(each)} steps of each environment"
+    elif lengths and {*lengths} == {limit}:
+        seen = f"Every training episode was cut after env.step_limit, {thousands(limit)} steps, and none has ended"
+    else:
+        return None
+    return Advice(
+        "episodes_never_end",
+        f"{seen}: members see only how episodes go on, and nothing of another start; give the environment a time limit "
+        "(env.step_limit where it has none, or max_episode_steps).",
+        "charts/episodes",
+    )
+
+
+@_rule
+def time_limit_hidden(facts: Facts) -> Advice | None:
+    lengths, ends = facts.each("charts/episodic_length"), facts.each("charts/terminated")
+    if len(facts.generations) < 2 or len({*lengths}) != 1 or lengths[0] < 20 or not ends or facts.improved:
+        return None
+    if sum(ends) / len(ends) < 0.25 / lengths[0]:  # they were truncated, as a time limit should do
+        return None
+    return Advice(
+        "time_limit_hidden",
+        f"All training episodes were terminated at step {_figure(lengths[0])}, whatever members did: if this is a "
+        "time limit, let the environment return truncated in the place of terminated, or show members the time that is "
+        "left.",
+        "charts/episodic_length",
+    )
+
+
+@_rule
+def discount_too_short(facts: Facts) -> Advice | None:
+    lengths = facts.each("charts/episodic_length", facts.recent)
+    gamma = float(facts.config.get("gamma", 1.0))
+    if evolved := [own["gamma"] for key, own in facts.hyper.items() if key[0] in facts.recent and "gamma" in own]:
+        gamma = median(evolved)
+    if not lengths or gamma > 0.95 or facts.improved:
+        return None
+    ahead = 1.0 / (1.0 - gamma)
+    if median(lengths) < 25.0 * ahead:
+        return None
+    return Advice(
+        "discount_too_short",
+        f"γ of {value(gamma)} sees {_figure(ahead)} steps ahead, and episodes last {_figure(median(lengths))}: "
+        f"what is rewarded later counts for nothing; raise gamma, to {_figure(1.0 - 5.0 / median(lengths))} or so.",
+        "charts/episodic_length",
     )
 
 
@@ -328,7 +392,7 @@ def gradient_clipped(facts: Facts) -> Advice | None:
     if not share or not norm or not _number(limit) or min(share) < 1.0:
         return None
     times = median(norm) / float(limit or 1.0)
-    if times < 300.0:
+    if times < 3000.0:
         return None
     return Advice(
         "gradient_clipped",
@@ -343,11 +407,27 @@ def too_few_updates(facts: Facts) -> Advice | None:
     found = facts.each("charts/updates_per_step", facts.recent)
     if not found or not facts.each("charts/epsilon") or median(found) >= 0.02 or facts.improved:
         return None
+    remedy = f"learn_step ({value(facts.config.get('learn_step'))})"
+    if not any(found):
+        remedy = f"train.learning_delay ({value(facts.train.get('learning_delay'))}) or {remedy}"
     return Advice(
         "too_few_updates",
         f"Members make {_figure(median(found))} updates for each of their steps, which is little for {facts.algo}: "
-        f"lower learn_step ({value(facts.config.get('learn_step'))}).",
+        f"lower {remedy}.",
         "charts/updates_per_step",
+    )
+
+
+@_rule
+def actions_are_noise(facts: Facts) -> Advice | None:
+    found = facts.each("losses/log_std", facts.recent)
+    if not found or median(found) < 1.0 or facts.improved:
+        return None
+    return Advice(
+        "actions_are_noise",
+        f"Actions go from −1 to 1, and are drawn with a deviation of {_figure(math.exp(median(found)))}: what members "
+        "choose hardly shows in what they do; lower std or ent_coef.",
+        "losses/log_std",
     )
 
 
@@ -366,10 +446,12 @@ def groups_silent(facts: Facts) -> Advice | None:
 
 @_rule
 def members_alike(facts: Facts) -> Advice | None:
-    slots = len({slot for _, slot in facts.fitness})
+    slots = facts.members
     if slots < 2 or len(facts.generations) < 3 or not any(facts.scores()):
         return None
     if any(len({*facts.scores([generation])}) != 1 for generation in facts.generations):
+        return None
+    if len({*facts.each("charts/episodic_return")}) > 1:  # what they do while they explore does have an effect
         return None
     return Advice(
         "members_alike",
@@ -385,7 +467,12 @@ def flat(facts: Facts) -> Advice | None:
     count = len(facts.generations)
     if count < 8 or facts.improved or not any(facts.scores()):
         return None
+    first, later = (facts.each("charts/episodic_return", part) for part in (facts.generations[:2], facts.recent))
+    if _rose(first, later):  # where rewards are rare, training episodes are the first to have them
+        return None
     best = [max(found) for each in facts.generations if (found := facts.scores([each]))]
+    if max(best) - min(best) > 0.2 * max(map(abs, best)):  # it moves, if not upwards
+        return None
     return Advice(
         "flat",
         f"The best fitness lies between {_figure(min(best))} and {_figure(max(best))} in all {count} generations: "
@@ -438,7 +525,8 @@ def lead_is_luck(facts: Facts) -> Advice | None:
 
 @_rule
 def evaluation_costs(facts: Facts) -> Advice | None:
-    if facts.evaluation <= 1.5 * facts.training or not facts.training:
+    offline = facts.train.get("mode") == "offline"  # there is nothing to compare with
+    if offline or facts.evaluation <= 5.0 * facts.training or not facts.training:
         return None
     return Advice(
         "evaluation_costs",

@@ -18,6 +18,7 @@ from evopipe.layout import ELITE
 from evopipe.policies import play, policy
 from evopipe.policies.film import FilmFrames, animate
 from evopipe.report import advice, draw, figures, words
+from evopipe.report.family import Family
 from evopipe.report.read import FinishedRun, read
 
 WIDTH = 480  # pixels; wider frames are made smaller
@@ -32,11 +33,11 @@ _TEXT = "What the elite writes stands below, beside what the base does."
 _GAMES = "Games that the elite played stand below."
 
 
-def page(folder: str | Path, params: Mapping[str, Any]) -> str:
+def page(folder: str | Path, params: Mapping[str, Any], family: Family | None = None) -> str:
     """Return the report of the run in a folder as the text of one HTML file. Equal files and parameters give equal
     text.
 
-    `params` has the layout of `params.yaml`.
+    `params` has the layout of `params.yaml`, `family` is what is shown of other runs.
 
     Raises:
         MissingInputError: a file is missing.
@@ -52,15 +53,15 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
                 "`dvc repro export` again"
             )
     if run.told is not None:
-        return compose(run, params, _GAMES if run.told.games else _TEXT)
-    return compose(run, params, _Movie.filmed(elite, run, params.get("evaluate", {}).get("steps")))
+        return compose(run, params, _GAMES if run.told.games else _TEXT, family)
+    return compose(run, params, _Movie.filmed(elite, run, params.get("evaluate", {}).get("steps")), family)
 
 
-def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str) -> str:
+def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str, family: Family | None = None) -> str:
     """Return the page of a run that was read. `movie` is the film of its elite, or a sentence that stands in its
     place."""
     html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,
-                          inline=lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}")  # fmt: skip
+                          inline=_inline)  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
     machine = provenance.pop("fingerprint", {})
     provenance.setdefault("git_revision", None)
@@ -68,6 +69,7 @@ def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str) ->
         return html.render(
             run=run,
             movie=movie,
+            family=family,
             advised=advice.advise(advice.facts_of(run, params)),
             column=partial(advice.column, run),
             origins={"provenance": provenance, "machine and versions": machine},
@@ -83,6 +85,11 @@ def without_measured(text: str) -> str:
     """Return a page without its measurements and without what no stage wrote. Pages of equal runs are then equal, and
     can be compared."""
     return re.sub("<!-- measured -->.*?<!-- /measured -->\n?", "", text, flags=re.DOTALL)
+
+
+def _inline(image: bytes, kind: str = "webp") -> str:
+    """Return an image as the address of itself."""
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
 
 
 def _breakable(key: str) -> Markup:

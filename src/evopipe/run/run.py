@@ -174,7 +174,7 @@ class Run(Generic[JobT]):
     def _take_signals(self) -> None:
         """Take note of how learning went in the generation that is about to end."""
         self.told = dict(zip(self.active, self.regime.signals(self.active), strict=True))
-        for name in {name: None for found in self.told.values() for name in found}:
+        for name in sorted({name for found in self.told.values() for name in found}):
             if name not in self.signal_names:
                 self.signal_names.append(name)
         for slot, found in self.told.items():

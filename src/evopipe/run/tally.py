@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evopipe.core.graphs import upload
+from evopipe.ops.signals import agent_names
 from evopipe.run.diagnostics import Diagnostics
 
 _TICKS, _NUMBERS = 1024, 1 << 20  # that are added up together: ticks, and rewards
@@ -21,26 +22,34 @@ class Tally:
     Environments on the host say how an episode went once it has `ended`. On a device a tick's rewards are kept until
     there are some, so that a tick costs next to nothing.
 
+    Args:
+        members: `P`.
+        rows: `R`, environments of which `add` tells.
+        device: where they are.
+        agents: the names of a team's agents, `K`, of which each has returns of its own.
+
     Attributes:
-        sums: `[3, P]` float64: returns, lengths, episodes.
-        running: `[2, R]` float64, return and length of the running episodes, of what `add` was told. Both are always
-            the same memory.
+        sums: `[3 + K, P]` float64: returns, lengths, episodes, and each agent's returns.
+        running: `[2 + K, R]` float64, return and length of the running episodes, and each agent's return, of what `add`
+            was told. Both are always the same memory.
         score: what the score of a team is of its agents' returns.
     """
 
     score: Literal["sum", "mean"] = "sum"
 
-    def __init__(self, members: int, rows: int, device: torch.device) -> None:
-        self.sums = torch.zeros(3, members, dtype=torch.float64, device=device)
-        self.running = torch.zeros(2, rows, dtype=torch.float64, device=device)
+    def __init__(self, members: int, rows: int, device: torch.device, agents: Sequence[str] = ()) -> None:
+        self._names = ["charts/episodic_return", "charts/episodic_length"]
+        self._names += [f"agents/{agent}/episodic_return" for agent in agent_names(agents)]
+        self.sums = torch.zeros(3 + len(agents), members, dtype=torch.float64, device=device)
+        self.running = torch.zeros(2 + len(agents), rows, dtype=torch.float64, device=device)
         self._lost = torch.zeros(members, dtype=torch.float64)  # steps of broken episodes, of what the kernels took
         self._ticks: list[tuple[Tensor, Tensor]] = []  # rewards, and where an episode ended
-        self._whole: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # slots, returns and lengths of episodes
+        self._whole: list[tuple[np.ndarray, ...]] = []  # of episodes slots, returns, lengths, and agents' returns
         self._rows: Tensor | None = None  # of those who live, None if all do
 
-    def ended(self, slots: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> None:
-        """Add whole episodes `[n]` of members in these slots."""
-        self._whole.append((slots, returns, lengths))
+    def ended(self, slots: np.ndarray, returns: np.ndarray, lengths: np.ndarray, *agents: np.ndarray) -> None:
+        """Add whole episodes `[n]` of members in these slots, with each agent's returns `[n]`."""
+        self._whole.append((slots, returns, lengths, *agents))
 
     def add(self, reward: Tensor, over: Tensor, bad: Tensor | None = None) -> None:
         """Add a tick: rewards `[R]`, of a team `[R, K]`, and where an episode is over, or was broken, and then does not
@@ -56,34 +65,37 @@ class Tally:
     def settle(self, good: Tensor | None = None) -> None:
         """Add up the ticks and episodes that are kept. Only `good` episodes `[R]` count, of one tick."""
         if self._whole:
-            slots, returns, lengths = (np.concatenate(each) for each in zip(*self._whole, strict=True))
+            slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))
             self._whole.clear()
-            for sums, added in zip(self.sums.numpy(), (returns, lengths, np.ones(len(slots))), strict=True):
+            for sums, added in zip(self.sums.numpy(), (returns, lengths, np.ones(len(slots)), *own), strict=True):
                 np.add.at(sums, slots, added)
         if not self._ticks:
             return
         reward, ends = (torch.stack(each) for each in zip(*self._ticks, strict=True))  # [T, R, …]
         self._ticks.clear()
+        agents = reward[..., : len(self.running) - 2] if reward.ndim == 3 else reward[..., None][..., :0]  # [T, R, K]
         if reward.ndim == 3:
             reward = reward.sum(dim=2) if self.score == "sum" else reward.mean(dim=2)
         running = (self.running if self._rows is None else self.running[:, self._rows]).T
         each = torch.stack((reward.double(), torch.ones_like(reward, dtype=torch.float64)), dim=-1)
-        so_far = running + each.cumsum(dim=0)  # [T, R, 2], as if none had ended
+        each = torch.cat((each, agents.double()), dim=-1)
+        so_far = running + each.cumsum(dim=0)  # [T, R, 2 + K], as if none had ended
         tick = torch.arange(1, len(ends) + 1, device=ends.device)[:, None]
         last = (ends * tick).amax(dim=0)  # [R], when an episode ended last, 0 for never
         # All episodes that ended are together what came until the last end.
-        until = so_far.gather(0, (last - 1).clamp(min=0)[None, :, None].expand(1, -1, 2))[0]
+        until = so_far.gather(0, (last - 1).clamp(min=0)[None, :, None].expand(1, -1, so_far.shape[2]))[0]
         counts = last > 0 if good is None else good
         number = ends.sum(dim=0) if good is None else good
-        found = torch.cat((torch.where(counts[:, None], until, 0.0), number[:, None].double()), dim=1)
+        found = torch.where(counts[:, None], until, 0.0)
+        found = torch.cat((found[:, :2], number[:, None].double(), found[:, 2:]), dim=1)
         left = torch.where((last > 0)[:, None], so_far[-1] - until, so_far[-1])
         left = torch.where((last == len(ends))[:, None], 0.0, left)
         if self._rows is None:
             self.running.copy_(left.T)
         else:
             self.running[:, self._rows] = left.T
-            found = found.new_zeros(self.running.shape[1], 3).index_copy_(0, self._rows, found)
-        self.sums += found.view(self.sums.shape[1], -1, 3).sum(dim=1).T
+            found = found.new_zeros(self.running.shape[1], len(self.sums)).index_copy_(0, self._rows, found)
+        self.sums += found.view(self.sums.shape[1], -1, len(self.sums)).sum(dim=1).T
 
     def adopt(self, slots: Sequence[int], rows: Tensor | None = None) -> None:
         """Begin a generation of these slots, whose environments are these `rows`, None for all."""
@@ -111,16 +123,16 @@ class Tally:
         self.running[1] = length.double()
 
     def into(self, diagnostics: Diagnostics, slots: Sequence[int]) -> None:
-        """Take note of these slots' episodes: how many ended, and of those who ended any their mean return and
-        length."""
+        """Take note of these slots' episodes: how many ended, and of those who ended any their mean return and length,
+        and the mean return of each agent."""
         self.settle()
         sums = self.sums[:, list(slots)].T
         diagnostics.note(slots, {"charts/episodes": sums[:, 2]})
         some = [place for place, count in enumerate(sums[:, 2].tolist()) if count]
         if some:
-            returns, lengths, count = sums[some].unbind(dim=1)
-            means = {"charts/episodic_return": returns / count, "charts/episodic_length": lengths / count}
-            diagnostics.note([slots[place] for place in some], means)
+            returns, lengths, count, *own = sums[some].unbind(dim=1)
+            means = (each / count for each in (returns, lengths, *own))
+            diagnostics.note([slots[place] for place in some], dict(zip(self._names, means, strict=True)))
 
     def state(self) -> dict[str, Tensor]:
         self.settle()

@@ -83,7 +83,7 @@ class World:
         self.rows: np.ndarray | None = None
         self._living = len(keys)
         self.ended = Ended(len(keys)) if spec.search.fitness == "training" else None
-        self.tally = Tally(len(keys), 0, torch.device("cpu"))
+        self.tally = Tally(len(keys), 0, torch.device("cpu"), self._team.agents if self._team else ())
         self.begun = np.zeros(pool.rows, np.int64)
         self.pending: np.ndarray | None = None
         pool.upcoming = self._seeds = partial(_seeds, keys, self.begun)
@@ -176,8 +176,9 @@ class World:
             rows = over if self.rows is None else self.rows[over]
             good = rows[~step.broken[over]]
             slots, returns = good // self._clock.envs, self.pool.episode_return[good]
+            own = () if self._team is None else returns.T  # each agent's
             returns = returns if self._team is None else self._spec.score(returns)
-            self.tally.ended(slots, returns, self.pool.episode_length[good])
+            self.tally.ended(slots, returns, self.pool.episode_length[good], *own)
             if self.ended is not None:
                 self.ended.add(torch.from_numpy(slots), torch.from_numpy(returns))
             self._begin(rows)
@@ -281,7 +282,7 @@ class TensorWorld:
         self._legal, self._living = self._every_legal, len(keys)  # of those who live
         self.rows: np.ndarray | None = None  # of those who live, None if all do
         self._at: Tensor | None = None  # the same on the device
-        self.tally = Tally(len(keys), self.pool.rows, device)
+        self.tally = Tally(len(keys), self.pool.rows, device, self._team.agents if self._team else ())
         if self._team is not None:
             self.tally.score = spec.algo_config.score
         self.ended: Ended | None = None

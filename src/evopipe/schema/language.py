@@ -12,7 +12,7 @@ from evopipe.schema.declare import Schema, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
 _Weight = Annotated[float, Field(ge=0.0)]
-Form = Literal["reasoning", "preference", "supervised", "games"]
+Form = Literal["reasoning", "preference", "labelled", "supervised", "games"]
 
 
 class LanguageConfig(Schema):
@@ -139,6 +139,12 @@ class TextFetch(Schema):
     datasets: Datasets = Field(default_factory=Datasets)
     validation: float = Field(0.1, gt=0.0, lt=0.9, description="share of the rows that score members while they train")
     test: float = Field(0.1, gt=0.0, lt=0.9, description="share of the rows for the held-out evaluation alone")
+
+    overlap: Literal["keep", "leave_out", "error"] = Field(
+        "keep",
+        description="what becomes of held-out rows whose prompt is learned from, too: `keep`, they are counted; "
+        "`leave_out`; `error`, they are named",
+    )
 
     @model_validator(mode="after")
     def _some_left(self) -> Self:

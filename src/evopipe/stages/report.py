@@ -10,17 +10,19 @@ from evopipe.layout import REPORT
 from evopipe.machine import configure
 from evopipe.own import import_network
 from evopipe.params.load import AnyParams
+from evopipe.report.family import Family
 from evopipe.report.page import page
 from evopipe.stages.tell import tell
 from evopipe.storage.files import write_text
 
 
-def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `reports/report.html` from the files in `reports/` and from `models/elite`."""
+def run(params: AnyParams, quiet: bool = False, folder: Path = Path(), family: Family | None = None) -> None:
+    """Write `reports/report.html` from the files in `reports/` and from `models/elite`, with a section on other runs if
+    there is a `family`."""
     configure(params.runtime)
     import_network(params)
     with translate_failures():
-        text = page(folder, _shown(params))
+        text = page(folder, _shown(params), family)
         write_text(folder / REPORT, text)
     tell(f"{REPORT}: {len(text.encode()) / 1e6:.1f} MB, opens in any browser, without a network", quiet)
 

@@ -29,7 +29,7 @@ from evopipe.agents.engine import EpisodeJob, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
 from evopipe.agents.rows import AdvantageSettings, RoundTrajectory, advantages, batch_of
 from evopipe.agents.settings import Agents
-from evopipe.errors import ParamsError
+from evopipe.errors import DataError, ParamsError
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.types import Text
@@ -149,11 +149,66 @@ def test_a_round_is_measured_as_by_hand(right: tuple[int, int], expected: dict[s
     assert {name: measures[name] for name in expected} == expected
 
 
+@pytest.mark.thorough
+def test_tasks_whose_rewards_are_all_equal_give_way_to_others() -> None:
+    """A round has 2 tasks and may draw 3 times 2 others: half of these say something."""
+    tasks = [{"right": 2 * (n % 2)} for n in range(40)]
+    found = {}
+    for redraws in (0, 3):
+        config = {**SMALL, "trainer.total_training_steps": 6, "trainer.test_freq": 6, "algos.grpo.redraws": redraws}
+        trained = AgentTrainer(workflow_class=Parity, config=config, train_dataset=tasks, val_dataset=tasks[:1]).train()
+        (found[redraws],) = trained.measures
+    assert found[0]["silent"] > 0.5
+    assert "redrawn" not in found[0]
+    assert found[3]["silent"] < 0.25
+    assert found[3]["redrawn"] > 0.25
+    assert found[3]["correct"] > found[0]["correct"]
+
+
 def test_pass_at_1_and_at_k_are_of_tasks_and_samples() -> None:
     tasks = [{"right": n} for n in (0, 1, 4, 2)]
     config = {**SMALL, "agents.samples": 4}
     found = AgentTrainer(workflow_class=Parity, config=config, train_dataset=tasks, val_dataset=tasks).evaluate()
     assert (found["pass@1"], found["pass@4"], found["mean"]) == (7 / 16, 3 / 4, 7 / 16)
+
+
+def test_members_are_selected_on_validation_tasks_and_reported_on_test_tasks() -> None:
+    """Tasks name themselves: of validation no rollout is right, of the test every one."""
+    config = {**SMALL, "train.eval_episodes": 4}
+    tasks = {name: [{"right": right, "n": n} for n in range(4)] for name, right in (("val", 0), ("test", 4))}
+    trained = AgentTrainer(
+        workflow_class=Parity, config=config, train_dataset=[{"right": 2}], val_dataset=tasks["val"],
+        test_dataset=tasks["test"],
+    ).train()  # fmt: skip
+    assert [row["mean"] for row in trained.validated] == [0.0]
+    assert (trained.score, trained.evaluation["elite"]["pass@1"]) == (1.0, 1.0)
+    assert trained.evaluation["elite"]["pass@1_interval"] == pytest.approx([0.5101, 1.0], abs=1e-4)
+
+
+def test_tasks_that_are_learned_from_are_told_left_out_or_an_error() -> None:
+    tasks = [{"right": n, "n": n} for n in range(6)]
+
+    def made(overlap: str, val: Any = tasks[3:]) -> AgentTrainer:
+        return AgentTrainer(
+            workflow_class=Parity, config={**SMALL, "agents.overlap": overlap}, train_dataset=tasks[:4],
+            val_dataset=val, test_dataset=tasks[2:],
+        )  # fmt: skip
+
+    kept = made("keep")
+    assert kept.val_dataset is not None
+    assert kept.test_dataset is not None
+    assert (len(kept.val_dataset), len(kept.test_dataset)) == (3, 4)
+    says = "val_dataset: 1 of 3 tasks are in train_dataset, too"
+    assert says in kept.resolved.notes
+    assert "test_dataset: 3 of 4 tasks are in val_dataset, too" in kept.resolved.notes
+    apart = made("leave_out", tasks[3:5])
+    assert apart.val_dataset is not None
+    assert apart.test_dataset is not None
+    assert (apart.val_dataset.data, apart.test_dataset.data) == (tasks[4:5], tasks[5:])
+    with pytest.raises(DataError, match=rf"{says} \(rows 0\): remove them"):
+        made("error")
+    with pytest.raises(DataError, match="2 of 2 tasks are in train_dataset, too, and none is left"):
+        made("leave_out", tasks[:2])
 
 
 @pytest.mark.parametrize(("mask", "effective"), [([], 1.0), (["unknown"], 0.0)])

@@ -374,6 +374,49 @@ def test_a_policy_answers_with_its_critics(name: str, kind: str) -> None:
         assert asked.chances(given.cfg, state, obs, None, None).log_prob(best).shape == v.shape
 
 
+@torch.no_grad()
+def plain_signals(agent: Plain, name: str, batch: Any) -> dict[str, float]:
+    """What one member's critics and actors tell of a minibatch, agent by agent."""
+    continuous, twins = agent.cfg.spaces.continuous, 2 if name == "matd3" else 1
+    critic = "critics" if twins == 2 else "critic"
+    taken = [batch.action[:, k] if continuous else torch.eye(A)[batch.action[:, k]] for k in range(K)]
+    taken = [each * batch.alive[:, k, None] for k, each in enumerate(taken)]
+    obs, found, every = batch.obs * batch.alive[..., None], {}, []
+
+    def least(net: str, k: int, acts: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([agent.net(net, k, joint(batch, obs, acts), i, twins)[:, 0] for i in range(twins)]).amin(0)
+
+    for k, who in enumerate(TEAM.agents):
+        weight, out = batch.weight * batch.learns[:, k], agent.net("actor", k, batch.obs[:, k])
+        scores = logits(out, batch.legal, k)
+        best = torch.tanh(out) if continuous else torch.eye(A)[scores.argmax(dim=1)]
+        q, q_minus = (least(net, k, taken) for net in (critic, f"{critic}_target"))
+        own_best = least(critic, k, [best if j == k else taken[j] for j in range(K)])
+        chance = scores.exp()
+        every.append((weight, q, (q - q_minus).abs(), own_best, -(chance * scores.masked_fill(chance == 0, 0)).sum(1)))
+        found[f"agents/{who}/q_values"] = float((weight * q).sum() / weight.sum())
+        if not continuous:
+            found[f"agents/{who}/entropy"] = float((weight * every[-1][-1]).sum() / weight.sum())
+    weight, q, gap, own_best, entropy = (torch.cat(each) for each in zip(*every, strict=True))
+    means = {"q_values": q, "target_gap": gap, "actor_loss": -own_best, "entropy": entropy}
+    found |= {f"losses/{key}": float((weight * x).sum() / weight.sum()) for key, x in means.items()}
+    found["losses/q_values_max"] = float(q[weight > 0].max())
+    return {key: x for key, x in found.items() if not (continuous and key == "losses/entropy")}
+
+
+@pytest.mark.parametrize(("kind", "masked"), [("continuous", False), ("discrete", False), ("discrete", True)])
+@each_algorithm
+def test_signals_are_those_of_plain_agents(name: str, kind: str, masked: bool, double: None) -> None:
+    """Agents that are gone, or learn nothing, do not count, and critics read zeros of those who are gone."""
+    given = Crewed(name, SPACES[kind], share="group")
+    cohort, batch = given.cohort(), transitions(SPACES[kind], masked=masked)
+    assert given.algo.signals is not None
+    told = given.algo.signals(given.cfg, cohort.state, batch)
+    for i, member in enumerate(cohort.members):
+        expected = plain_signals(Plain(given, member, GROUPS["group"]), name, part(batch, i))
+        assert {key: float(x[i]) for key, x in told.items()} == pytest.approx(expected, rel=1e-9)
+
+
 # -------------------------------------------------------------------------------------------------------- independence
 
 

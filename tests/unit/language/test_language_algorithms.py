@@ -420,7 +420,7 @@ def test_preferred_letters_come_to_be_likelier_than_rejected_ones(nll: float) ->
     for _ in range(40):
         algo.update(cfg, state, hp, text, healthy, NOTHING, 0)
     now = score(state.policy, text)
-    assert (algo.preference(now, text, hp["beta"], hp["nll_alpha"]).margin > 0.5).all()
+    assert (algo.preference(cfg, now, text, hp).margin > 0.5).all()
     if nll:
         assert (now.log_prob[:, : B // 2] > -math.log(V)).all()
 

@@ -19,6 +19,7 @@ from evopipe.language.data import (
     read_datasets,
     read_jsonl,
     read_rows,
+    unpaired,
     write_rows,
 )
 from evopipe.language.hub import reach
@@ -29,6 +30,11 @@ GOOD: dict[str, list[dict[str, Any]]] = {
         {"prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}], "answer": 2},
     ],
     "preference": [{"prompt": "Hi", "chosen": "Hello!", "rejected": "What?"}],
+    "labelled": [
+        {"prompt": "Hi", "completion": "Hello!", "label": True, "why": "polite"},
+        {"prompt": "Hi", "completion": "What?", "label": False},
+        {"prompt": "Hi", "chosen": "Hello!", "rejected": "What?"},
+    ],
     "supervised": [
         {"prompt": "", "completion": "Grüße"},
         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]},
@@ -50,6 +56,15 @@ def test_rows_come_back_as_they_are_and_equal_rows_are_equal_bytes(form: str, tm
     write_rows(tmp_path / "b.jsonl", [dict(reversed(row.items())) for row in rows])
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     assert read_rows(tmp_path / "a.jsonl") == rows
+
+
+def test_a_pair_becomes_two_rows_with_labels() -> None:
+    rows = [{**GOOD["labelled"][2], "completion": "Hello!", "level": 3}, GOOD["labelled"][0]]
+    assert unpaired(rows) == [
+        {"prompt": "Hi", "completion": "Hello!", "label": True, "level": 3},
+        {"prompt": "Hi", "completion": "What?", "label": False, "level": 3},
+        GOOD["labelled"][0],
+    ]
 
 
 def test_empty_lines_and_a_mark_of_the_byte_order_are_passed_over(tmp_path: Path) -> None:
@@ -80,6 +95,10 @@ OK = GOOD["reasoning"][0]
         ("reasoning", {"prompt": "a", "answer": True}, "answer must be a text or a number, got true or false"),
         ("preference", {"prompt": "a", "chosen": None, "rejected": "c"}, "chosen must be a text, got null"),
         ("preference", {"prompt": "a", "chosen": "b"}, "has no field 'rejected', which preference rows must have"),
+        ("labelled", {"prompt": "a", "chosen": "b"}, "has no field 'completion', which labelled rows must have"),
+        ("labelled", {"prompt": "a", "completion": "b"}, "has no field 'label', which labelled rows must have"),
+        ("labelled", {"prompt": "a", "completion": "b", "label": 1}, "label must be true or false, got a number"),
+        ("labelled", {"prompt": "a", "chosen": "b", "rejected": 3}, "rejected must be a text, got a number"),
         ("supervised", {"prompt": "a", "completion": ["b"]}, "completion must be a text, got a list"),
         ("reasoning", {"prompt": [], "answer": "b"}, "prompt must be a list of one message or more, got a list"),
         (

@@ -25,6 +25,7 @@ from evopipe.problems.text import make_spec, spec_of
 from evopipe.problems.text_data import form_of
 from evopipe.problems.text_evaluate import _completions, _pass_at
 from evopipe.regimes.dialogue import Completer, Dialogue, learn, sampling
+from evopipe.regimes.order import rows_at
 from evopipe.regimes.text import References, TextRows, TextSource, figures
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
@@ -97,6 +98,96 @@ def dialogue(algo: str = "grpo", **block: Any) -> tuple[Dialogue, Judge]:
 
 
 # --- which rows -------------------------------------------------------------------------------------------------------
+
+
+def of_prompts(corpus: Corpus, text: Text, p: int, group: int) -> list[int]:
+    """The number of each group's prompt, by the tokens before its completions."""
+    width = text.ids.shape[-1] - text.mask.shape[-1]
+    known = {tuple(corpus.prompts[i]): int(corpus.rows[i]["answer"]) for i in range(len(corpus.rows))}
+    rows = [tuple(ids[:width][real[:width]].tolist()) for ids, real in zip(text.ids[p], text.real[p], strict=True)]
+    assert all(len(set(rows[i : i + group])) == 1 for i in range(0, len(rows), group))
+    return [known[row] for row in rows[::group]]
+
+
+def test_prompts_whose_rewards_are_all_equal_give_way_to_others() -> None:
+    """Rows whose number is a multiple of three earn nothing. A round has 4 prompts, and may draw 2 times 4 others."""
+    spec, corpus, members = problem("grpo", rows=16, group_size=4, batch_size=16, redraws=2)
+
+    def judge(rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
+        asked.append([int(row["answer"]) for row in rows])
+        return np.array([float(n % 3 > 0) * (i % 4) for i, n in enumerate(asked[-1])]), 0
+
+    asked: list[list[int]] = []
+    regime = Dialogue(spec, Clock.of(spec, 3), corpus, judge)
+    regime.adopt(spec.form(members))
+    seen: list[Text] = []
+    true, redrawn = regime._measure, []
+
+    def measure(cohort: Any, text: Text, *rest: Any) -> None:
+        seen.append(text)
+        true(cohort, text, *rest)
+
+    regime._measure = measure  # type: ignore[method-assign]
+    train = corpus.splits["train"]
+    for tick in range(6):
+        asked.clear()
+        seen.clear()
+        regime.advance()
+        every = [int(corpus.rows[i]["answer"]) for i in train[rows_at(5, len(train), tick * 12, 12)].tolist()]
+        waves = [every[:4], every[4:8], every[8:]]
+        kept, used = waves[0], 1
+        for wave in waves[1:]:
+            if all(n % 3 for n in kept):
+                break
+            fresh = iter([n for n in wave if n % 3])
+            kept, used = [n if n % 3 else next(fresh, n) for n in kept], used + 1
+        redrawn.append(sum(a != b for a, b in zip(kept, waves[0], strict=True)) / 4)
+        assert len(asked) == used * 3  # a member at a time
+        for text in seen:
+            for p in range(len(text.ids)):
+                assert of_prompts(corpus, text, p, 4) == kept
+            assert text.reward is not None
+            assert text.keep is not None
+            assert text.keep[0, ::4].tolist() == [n % 3 > 0 for n in kept]
+            assert text.log_prob is not None
+            assert (text.log_prob[text.mask] < 0).all()
+            assert (text.log_prob[~text.mask] == 0).all()
+    assert max(redrawn) > 0
+    told = [dict(zip(regime.measures.names, row[2:], strict=True)) for row in regime.measures.rows()]
+    assert [row["redrawn"] for row in told] == pytest.approx([np.mean(redrawn)] * 3)
+    assert all(0 <= row["drift"] <= 1e-5 for row in told)
+
+
+def test_what_is_written_anew_depends_on_no_neighbour() -> None:
+    """Members write unlike texts, so that unlike prompts are drawn again; each learns as it does alone, to the bit."""
+    spec, corpus, members = problem("grpo", rows=16, group_size=4, batch_size=16, redraws=3)
+    spec = replace(spec, cohorts="exact", base=replace(spec.base, exact=True))
+
+    def judge(rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
+        return np.array([float(text > "5") for text in completions]), 0
+
+    found = []
+    for chosen in ([0, 1, 2], [0], [1], [2]):
+        own = [replace(members[slot], slot=i) for i, slot in enumerate(chosen)]
+        regime = Dialogue(spec, Clock.of(spec, len(own)), corpus, judge)
+        regime.adopt(spec.form(own))
+        for _ in range(3):
+            regime.advance()
+        found.append({slot: of_member(regime, i) for i, slot in enumerate(chosen)})
+    for slot in range(3):
+        assert torch.equal(found[0][slot], found[1 + slot][slot])
+        assert not torch.equal(found[0][slot], members[slot].tensors["policy"])
+    assert sum(row[2 + regime.measures.names.index("redrawn")] > 0 for row in regime.measures.rows())
+
+
+def of_member(regime: Dialogue, slot: int) -> torch.Tensor:
+    """The weights of a member's adapter."""
+    (cohort,) = [each for each in regime.cohorts if slot in each.slots]
+    row: torch.Tensor = cohort.members[cohort.slots.index(slot)].tensors["policy"]
+    policy = cohort.state.policy
+    own: torch.Tensor = policy.structure.unpack(policy.values.cpu())[cohort.slots.index(slot)]
+    assert own.shape == row.shape
+    return own
 
 
 def test_dialogues_learn_from_rows_of_training_and_are_selected_by_those_of_validation() -> None:
@@ -324,7 +415,9 @@ def test_best_of_is_whether_any_of_a_prompts_completions_is_right() -> None:
     found = _pass_at(Completer(spec, corpus, judge), spec, members[1], index, 3, lambda: False)
     right = [int(corpus.rows[i]["answer"]) % 4 != 0 for i in index.tolist()]
     assert 0 < sum(right) < 8
-    assert found == {"best_of_3": pytest.approx(np.mean(right))}
+    assert found["best_of_3"] == found["pass@3"] == pytest.approx(np.mean(right))
+    assert found["pass@1"] == pytest.approx(np.mean(right) / 3)
+    assert found["pass@2"] == pytest.approx(np.mean(right) * 2 / 3)
     assert len(calls) == 24
 
 

@@ -11,6 +11,7 @@ import torch
 
 import words
 from evopipe.errors import DataError
+from evopipe.language.data import unpaired
 from evopipe.language.tokens import Corpus, read_corpus, tokenise, write_corpus
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.schema.language import TextFetch
@@ -74,6 +75,26 @@ def test_pairs_of_one_prompt_are_in_one_split() -> None:
     assert len(set.union(*asked)) == sum(map(len, asked)) == 40
 
 
+def test_a_labelled_row_comes_with_the_completion_of_another_prompt_of_its_split() -> None:
+    base, rows = words.base(), unpaired(QUESTIONS)
+    corpus = made(rows, "labelled")
+    for index in corpus.splits.values():
+        for i in index.tolist():
+            others = [corpus.answers[0][j] for j in index.tolist() if rows[j]["prompt"] != rows[i]["prompt"]]
+            assert corpus.answers[1][i] in others
+    index = corpus.splits["train"][:3]
+    text = corpus.batch(index, base.pad)
+    assert text.reward is not None
+    assert text.reward[0].tolist() == [float(rows[i]["label"]) for i in index] + [0.0] * 3
+    prompts, _ = corpus.prompt_batch(index, base.pad)
+    width = prompts.shape[1]
+    assert torch.equal(text.ids[0, :3, :width], text.ids[0, 3:, :width])
+    told = [text.ids[0, b, width:][text.mask[0, b]].tolist() for b in range(6)]
+    assert told == [corpus.answers[n][i] for n in (0, 1) for i in index.tolist()]
+    asked = [{rows[i]["prompt"] for i in each.tolist()} for each in corpus.splits.values()]
+    assert len(set.union(*asked)) == sum(map(len, asked)) == 40
+
+
 def test_every_row_is_in_one_split() -> None:
     corpus = made(QUESTIONS, "reasoning")
     assert sorted(np.concatenate([*corpus.splits.values()]).tolist()) == list(range(40))
@@ -87,9 +108,9 @@ def test_every_row_is_in_one_split() -> None:
         made(QUESTIONS[:2], "reasoning")
 
 
-@pytest.mark.parametrize("form", ["reasoning", "supervised", "preference"])
+@pytest.mark.parametrize("form", ["reasoning", "supervised", "preference", "labelled"])
 def test_rows_come_back_from_the_disk(form: Any, tmp_path: Path) -> None:
-    corpus = made(QUESTIONS, form)
+    corpus = made(unpaired(QUESTIONS) if form == "labelled" else QUESTIONS, form)
     write_corpus(tmp_path / "tokens", corpus)
     again = read_corpus(tmp_path / "tokens")
     assert list(again.rows) == list(corpus.rows)

@@ -6,7 +6,6 @@ vLLM itself needs a CUDA device and runs nowhere in these tests.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,12 +95,6 @@ def test_one_call_asks_for_all_members_each_with_its_own_adapter(installed: None
     assert [each.stop for each in made._engine.asked[1][1]] == [["a", "b"], [], ["c"], []]
     assert told.ended.tolist() == [[True, True, False, False]] * 2
     assert [each.number for each in made._engine.asked[1][2]] == [3, 3, 4, 4]  # they learned since
-
-
-def test_tokens_count_by_how_much_likelier_they_are_for_the_learner_up_to_twice() -> None:
-    own, drawn = torch.tensor([[[-1.0, -1.0, -1.0, 5.0]]]), torch.tensor([[[-1.0, -3.0, 0.0, 0.0]]])
-    found = engine.weights(own, drawn, torch.tensor([[[True, True, True, False]]]))
-    torch.testing.assert_close(found, torch.tensor([[[1.0, 2.0, math.exp(-1), 0.0]]]))
 
 
 def test_where_it_cannot_run_a_sentence_says_so(installed: None) -> None:

@@ -66,3 +66,14 @@ def test_idle_units_are_counted_among_those_that_a_member_has() -> None:
     mask = torch.tensor([[1.0] * 8, [1.0] * 4 + [0.0] * 4])[:, None]
     assert signals.dormant([(size, mask)]).tolist() == [0.25, 0.25]
     assert signals.dormant([(size, mask), (torch.ones(2, 8), None)]).tolist() == [2 / 16, 1 / 12]
+
+
+def test_each_agent_of_a_team_has_its_own_mean() -> None:
+    """With weights of its own; who does not count has none. Names are such that every tracker takes them."""
+    weight = torch.tensor([[[1.0, 3.0], [0.0, 2.0], [0.0, 0.0]]])  # [P, K, B]
+    x = torch.tensor([[[4.0, 8.0], [math.nan, 5.0], [1.0, 1.0]]])
+    found = signals.of_agents(["red 0", "blue:1", "gone"], weight, {"entropy": x})
+    assert [*found] == ["agents/red_0/entropy", "agents/blue_1/entropy", "agents/gone/entropy"]
+    assert [float(value) for value in found.values()][:2] == [7.0, 5.0]
+    assert math.isnan(float(found["agents/gone/entropy"]))
+    assert signals.agent_names(["a b", "a:b"]) == ["a_b_0", "a_b_1"]

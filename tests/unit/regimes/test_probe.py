@@ -22,15 +22,16 @@ from populations import advance, alone, close_generation, env_for, finish, go_on
 
 SMALL: dict[str, Any] = {"network": {"encoder": [16], "latent": 16}, "batch_size": 32}
 TRAIN: dict[str, Any] = {"evo_steps": 160, "max_steps": 320, "learning_delay": 16, "eval_episodes": 2, "target": None}
+LONGER: dict[str, Any] = {"evo_steps": 100_000, "max_steps": 100_000}
 ALL = {"charts/learning_rate", "charts/updates_per_step", "losses/grad_norm", "losses/grad_clipped",
        "losses/weight_norm"}  # fmt: skip
-ACTING = ALL | {"charts/dormant", "charts/episodes", "charts/observation_size"}
+ACTING = ALL | {"charts/dormant", "charts/episodes", "charts/observation_size", "charts/terminated"}
 VALUES = {"losses/q_values", "losses/q_values_max", "losses/target_gap", "losses/td_error"}
 REPLAY = {"replay/size", "replay/age", "charts/epsilon"}
 TOLD = {
     "dqn": ACTING | VALUES | REPLAY,
     "rainbow": ACTING | VALUES | REPLAY | {"losses/support_low", "losses/support_high"},
-    "td3": ACTING | VALUES | REPLAY | {"losses/actor_loss"},
+    "td3": ACTING | VALUES | REPLAY | {"losses/actor_loss", "charts/noise"},
     "sac": ACTING | VALUES | REPLAY | {"losses/actor_loss", "losses/entropy", "losses/alpha"},
     "ppo": ACTING
     | {
@@ -226,4 +227,60 @@ def test_what_a_probe_makes_leaves_no_trace() -> None:
     run.regime.learning.probe(run.regime._probe)
     after = [tensor for cohort in run.cohorts for tensor in cohort.tensors()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    run.close()
+
+
+def told_by(p: Any, ticks: int) -> list[dict[str, tuple[float, float]]]:
+    """What two members tell of one minibatch after some ticks."""
+    run = started(p, 2)
+    advance(run, ticks)
+    probe = Probe(run.spec, run.clock)
+    if algos.on_policy(run.spec.algo):
+        (playing,) = run.regime.playing
+        probe_rollout(run.spec, playing.cohort, playing.rollout, 16, run.clock.tick, probe)
+    else:
+        probe.due = lambda *_: True  # type: ignore[method-assign]
+        run.regime.learning.probe(probe)
+    run.close()
+    return probe.diagnostics.told([0, 1])
+
+
+@pytest.mark.parametrize("env", ["simple_speaker_listener_v4", "Pendulum-v1"])
+def test_the_noise_of_exploration_is_that_of_its_parameter(env: str) -> None:
+    """So small that hardly an action is clipped; agents' pads do not count."""
+    algo, team = ("matd3", {"continuous_actions": True}) if env != "Pendulum-v1" else ("td3", None)
+    config = {**SMALL, "batch_size": 256, "learn_step": 64, "noise_sd": 0.01}
+    for told in told_by(problem(env, algo, config=config, train={**TRAIN, **LONGER}, kwargs=team), 80):
+        assert told["charts/noise"][0] == pytest.approx(0.01, rel=0.1)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_the_share_of_legal_actions_and_of_ends(algo: str) -> None:
+    """In cell 0 going left is illegal, of two actions: half are legal there, and all in the two other cells. An episode
+    ends at the right end alone."""
+    config = {**SMALL, "batch_size": 512, **({"learn_step": 64, "epochs": 1} if algo == "ppo" else {"learn_step": 64})}
+    for told in told_by(problem("envs_for_tests:Masked-v0", algo, config=config, train={**TRAIN, **LONGER}), 80):
+        legal, ended = told["charts/legal"][0], told["charts/terminated"][0]
+        assert 0.5 < legal < 1.0
+        assert 0.0 < ended < 0.5
+    for told in told_by(problem("envs_for_tests:Endless-v0", algo, config=config, train={**TRAIN, **LONGER}), 80):
+        assert told["charts/terminated"][0] == 0.0
+        assert "charts/legal" not in told
+    for told in told_by(problem("envs_for_tests:OneStep-v0", algo, config=config, train={**TRAIN, **LONGER}), 80):
+        assert told["charts/terminated"][0] == 1.0
+
+
+@pytest.mark.parametrize("algo", ["ippo", "maddpg"])
+def test_each_agent_of_a_team_is_told_of(algo: str) -> None:
+    """A team's score is the sum over its agents, who are told of by their names."""
+    own = {"learn_step": 64, "epochs": 1} if algo == "ippo" else {"learn_step": 8}
+    run = started(problem(env_for(algo), algo, config={**SMALL, **own}, train=TRAIN), 2)
+    finish(run)
+    for row in run.signals:
+        told = dict(zip(run.signal_names, row[2::2], strict=False))
+        returns = [told[f"agents/{agent}/episodic_return"] for agent in ("blue_0", "red_0", "red_1")]
+        assert sum(returns) == pytest.approx(told["charts/episodic_return"], rel=1e-4)
+        entropies = [told[f"agents/{agent}/entropy"] for agent in ("blue_0", "red_0", "red_1")]
+        assert min(entropies) <= told["losses/entropy"] <= max(entropies)
+        assert ("losses/q_values" in told) == (algo == "maddpg")
     run.close()

@@ -19,79 +19,8 @@ from evopipe.report.page import compose
 from evopipe.report.read import read
 from evopipe.stages.report import _shown
 from evopipe.track.signals import read_signals
+from illnesses import CARTPOLE, ILL, NET, WELL
 from reports import write_run
-
-NET: dict[str, Any] = {"network": {"encoder": [32], "latent": 32}}
-WIDE: dict[str, Any] = {"network": {**NET["network"], "initialisation": {"others": 10.0}}}
-CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
-LEARNS = {"batch_size": 64, "learn_step": 256}
-SHORT, THRICE = {"evo_steps": 512, "max_steps": 2048}, {"evo_steps": 300, "max_steps": 900}
-ILL: dict[str, tuple[str, dict[str, Any]]] = {
-    "no reward is ever seen": ("no_reward", {
-        "algo": "dqn", "env": "FrozenLake-v1", "kwargs": {"map_name": "8x8"}, "config": NET, "train": THRICE}),
-    "the learning rate is a hundred times too high, of PPO": ("entropy_gone", {
-        "algo": "ppo", "env": CARTPOLE, "config": {**NET, **LEARNS, "lr": 0.3}, "train": SHORT}),
-    "the learning rate is a hundred times too high, of DQN": ("units_idle", {
-        "algo": "dqn", "env": CARTPOLE, "config": {**NET, "learn_step": 2, "lr": 0.1, "eps_steps": 500},
-        "train": {"evo_steps": 500, "max_steps": 2000}}),
-    "rewards overflow": ("diverged", {
-        "algo": "dqn", "env": "scaled_envs:Rich-v0", "kwargs": {"pays": 1e30}, "config": {**NET, "loss": "mse"},
-        "train": {"evo_steps": 200, "max_steps": 400}, "members": 4}),
-    "rewards are a million, of DQN": ("reward_scale", {
-        "algo": "dqn", "env": "scaled_envs:Rich-v0", "config": NET, "train": THRICE}),
-    "rewards are a million, of PPO": ("reward_scale", {
-        "algo": "ppo", "env": "scaled_envs:Rich-v0", "config": {**NET, "learn_step": 256}, "train": SHORT}),
-    "observations are not scaled": ("observations_unscaled", {
-        "algo": "ppo", "env": "scaled_envs:Scaled-v0", "config": {**NET, "learn_step": 256}, "train": SHORT}),
-    "values are made of entropy": ("values_too_large", {
-        "algo": "sac", "env": PENDULUM, "config": {**NET, "learn_step": 1, "alpha": 100.0, "learn_alpha": False,
-                                                   "lr_critic": 1e-2, "tau": 0.1},
-        "train": {"evo_steps": 600, "max_steps": 1800, "eval_episodes": 1}}),
-    "the support is too narrow": ("support_too_narrow", {
-        "algo": "rainbow", "env": CARTPOLE,
-        "config": {**NET, "learn_step": 2, "v_min": -1.0, "v_max": 3.0, "atoms": 11, "lr": 1e-3},
-        "train": {"evo_steps": 500, "max_steps": 2000}}),
-    "the policy begins without deviation": ("entropy_gone", {
-        "algo": "ppo", "env": PENDULUM, "config": {**NET, **LEARNS, "std": 0.005}, "train": SHORT}),
-    "a rollout moves the policy far": ("steps_too_large", {
-        "algo": "ppo", "env": CARTPOLE, "config": {**NET, **LEARNS, "lr": 0.02, "clip": 5.0, "epochs": 10},
-        "train": {"evo_steps": 512, "max_steps": 1536}}),
-    "values do not learn": ("values_explain_nothing", {
-        "algo": "ppo", "env": "envs_for_tests:Countdown-v0",
-        "config": {**WIDE, "learn_step": 128, "gae_lambda": 1.0, "vf_coef": 0.0, "lr": 1e-9},
-        "train": {"evo_steps": 128, "max_steps": 640}}),
-    "gradients are clipped to nothing": ("gradient_clipped", {
-        "algo": "ppo", "env": PENDULUM, "config": {**NET, **LEARNS, "grad_clip": 1e-3},
-        "train": {"evo_steps": 512, "max_steps": 1536}}),
-    "members hardly learn": ("too_few_updates", {
-        "algo": "dqn", "env": CARTPOLE, "config": {**NET, "learn_step": 100},
-        "train": {"evo_steps": 500, "max_steps": 1500}}),
-    "actions have no effect": ("members_alike", {
-        "algo": "dqn", "env": "envs_for_tests:Countdown-v0", "config": NET, "train": THRICE}),
-    "the learning rate is nothing": ("flat", {
-        "algo": "ppo", "env": "Acrobot-v1", "config": {**NET, "lr": 1e-9, "learn_step": 128},
-        "train": {"evo_steps": 128, "max_steps": 1280, "eval_steps": 50, "eval_episodes": 1}}),
-    "evaluation is most of it": ("evaluation_costs", {
-        "algo": "dqn", "env": CARTPOLE, "config": NET,
-        "train": {"evo_steps": 100, "max_steps": 400, "eval_episodes": 64}}),
-}  # fmt: skip
-WELL: dict[str, dict[str, Any]] = {
-    "dqn": {
-        "algo": "dqn", "env": CARTPOLE, "train": {"evo_steps": 1000, "max_steps": 6000, "learning_delay": 100},
-        "config": {**NET, "batch_size": 64, "learn_step": 2, "eps_steps": 1500, "lr": 1e-3}},
-    "ppo": {
-        "algo": "ppo", "env": CARTPOLE, "train": {"evo_steps": 2048, "max_steps": 12288}, "num_envs": 8,
-        "config": {**NET, "batch_size": 64, "learn_step": 512, "epochs": 6, "lr": 3e-3}},
-    "sac": {
-        "algo": "sac", "env": PENDULUM, "train": {"evo_steps": 1000, "max_steps": 4000, "eval_episodes": 2},
-        "config": {**NET, "learn_step": 1, "lr_critic": 1e-3, "lr_actor": 1e-3}},
-    "td3": {
-        "algo": "td3", "env": PENDULUM, "train": {"evo_steps": 1000, "max_steps": 4000, "eval_episodes": 2},
-        "config": {**NET, "learn_step": 1}},
-    "rainbow": {
-        "algo": "rainbow", "env": CARTPOLE, "train": {"evo_steps": 600, "max_steps": 3000},
-        "config": {**NET, "learn_step": 2, "v_min": 0.0, "v_max": 100.0, "atoms": 21, "lr": 1e-3}},
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -94,6 +94,42 @@ def test_a_team_has_its_score(score: str, expected: float) -> None:
     assert found.told([0])[0]["charts/episodic_return"][0] == expected
 
 
+@pytest.mark.parametrize("living", [None, [0, 1, 4, 5]])  # all three members, or the first and the last
+def test_each_agent_has_its_own_returns(living: list[int] | None) -> None:
+    """On a device as on the host, where whole episodes are told of; after a kill too."""
+    rng = np.random.default_rng(7)
+    rows, names = list(range(6)) if living is None else living, ("red_0", "blue_0")
+    tally, host = Tally(3, 6, CPU, names), Tally(3, 0, CPU, names)
+    place = None if living is None else torch.tensor(living)
+    tally.adopt(range(3), place)
+    running = np.zeros((6, 2))
+    for tick in range(50):
+        reward, over = rng.integers(0, 9, (len(rows), 2)).astype(np.float32), rng.random(len(rows)) < 0.2
+        tally.add(torch.from_numpy(reward), torch.from_numpy(over))
+        running[rows] += reward
+        ended = np.array(rows)[over]
+        host.ended(ended // 2, running[ended].sum(axis=1), np.ones(len(ended)), *running[ended].T)
+        running[ended] = 0.0
+        if tick == 20:
+            again = Tally(3, 6, CPU, names)
+            again.restore(tally.state())
+            again.adopt([], place)
+            tally = again
+    told = []
+    for each in (tally, host):
+        found = Diagnostics(3, CPU)
+        each.into(found, [0, 1, 2])
+        told.append(found.told([0, 1, 2]))
+    slots = (0, 1, 2) if living is None else (0, 2)
+    for slot in slots:
+        on_device, on_host = (each[slot] for each in told)
+        own = [f"agents/{name}/episodic_return" for name in names]
+        for name in (*own, "charts/episodic_return", "charts/episodes"):
+            assert on_device[name] == on_host[name], name
+        total = sum(on_device[name][0] for name in own)
+        assert on_device["charts/episodic_return"][0] == pytest.approx(total, rel=1e-5)
+
+
 def test_names_are_told_in_one_order_whatever_a_checkpoint_keeps() -> None:
     """A run that was stopped before its first record writes the same columns."""
     noted = Diagnostics(2, torch.device("cpu"))

@@ -28,6 +28,7 @@ from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnW
 from evopipe.compat.rllm.config import resolve
 from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError, UsageError, need_package, suggestion
+from evopipe.language.data import same
 from evopipe.language.policy import LanguagePolicy
 from evopipe.machine import configure
 from evopipe.mutations import Mutation
@@ -74,6 +75,7 @@ class AgentTrainer:
             path of a YAML file. `explain()` says what became of it.
         train_dataset: tasks to learn from: a `Dataset` or a list of mappings. None: `data.train_files`.
         val_dataset: tasks to validate on. None: `data.val_files`, or those to learn from.
+        test_dataset: tasks that the elite is reported on, which choose no member. None: those of `val_dataset`.
         engine: `local`, this process; `ray`: the environments of `env_class` live in Ray's processes, see `on_ray`, in
             a cluster that the configuration's `ray_init` describes; `auto` is `local`.
         population: how many members, or a mapping of `size`, `evolve`, `tournament`, `mutation`; None: one.
@@ -108,7 +110,7 @@ class AgentTrainer:
         agent_args: dict[str, Any] | None = None, env_args: dict[str, Any] | None = None, config: Any = None,
         train_dataset: Any = None, val_dataset: Any = None, *, engine: Literal["auto", "local", "ray"] = "auto",
         population: int | Mapping[str, Any] | None = None, reward_fn: Callable[..., Any] | None = None,
-        flow: Callable[..., Any] | Sequence[str] | None = None, endpoint: bool = False,
+        flow: Callable[..., Any] | Sequence[str] | None = None, endpoint: bool = False, test_dataset: Any = None,
     ) -> None:  # fmt: skip
         if workflow_class is not None:
             idle = {"agent_class": agent_class, "agent_args": agent_args, "env_class": env_class, "env_args": env_args}
@@ -139,7 +141,34 @@ class AgentTrainer:
         if self.val_dataset is None:
             self.val_dataset = self.train_dataset
             self.resolved.notes.append("val_dataset: none was passed: validations are on the tasks of training")
+        else:
+            self.val_dataset = self._apart(self.val_dataset, "val_dataset", train_dataset=self.train_dataset)
+        self.test_dataset = _dataset_of(test_dataset, "test_dataset")
+        if self.test_dataset is not None:
+            known = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
+            self.test_dataset = self._apart(self.test_dataset, "test_dataset", **known)
         self._fit()
+
+    def _apart(self, held: Tasks, name: str, **others: Tasks) -> Tasks:
+        """Return the tasks of a dataset that are apart from others, as `agents.overlap` says.
+
+        Raises:
+            DataError: some are not, and `agents.overlap` is `error`; or none is left.
+        """
+        for other, known in others.items():
+            both = same(known.data, held.data)
+            if not both:
+                continue
+            how, says = self.resolved.agents.overlap, f"{name}: {len(both)} of {len(held)} tasks are in {other}, too"
+            if how == "error":
+                rows = ", ".join(map(str, both[:10])) + (", …" if len(both) > 10 else "")
+                raise DataError(f"{says} (rows {rows}): remove them, or set agents.overlap to leave_out")
+            if how == "leave_out":
+                if len(both) == len(held):
+                    raise DataError(f"{says}, and none is left: pass other tasks, or set agents.overlap to keep")
+                held, says = held.select([i for i in range(len(held)) if i not in set(both)]), f"{says}: left out"
+            self.resolved.notes.append(says)
+        return held
 
     def _fit(self) -> None:
         """Join the arguments, and check that every constructor takes its own."""
@@ -222,9 +251,9 @@ class AgentTrainer:
             return self._train(Path(folder), quiet)
 
     def evaluate(self) -> dict[str, Any]:
-        """Validate the base, or the members of `population.start`, as they are: mean, interval, pass@1, pass@k."""
+        """Validate the base, or the members of `population.start`, as they are: mean, interval, pass@k."""
         with self._idle() as (regime, member):
-            return self._validate(regime, member)
+            return self._reported(regime, member)
 
     def play(self, tasks: Any = None) -> list[dict[str, Any]]:
         """Let the base, or the first member of `population.start`, play tasks as validations are played.
@@ -324,12 +353,12 @@ class AgentTrainer:
             regime.stopped = lambda: session.stop.signum is not None
             for note in self.resolved.notes:
                 session.tracker.emit(Message("warning", note))
-            before = self._validate(regime, members[0]) if first or self.resolved.val_only else None
+            before = self._reported(regime, members[0]) if first or self.resolved.val_only else None
             if self.resolved.val_only and before is not None:
                 return Trained(None, before["mean"], {"base": before}, [], [], [])
             champion = session.train()
             session.write(champion)
-            found = self._validate(regime, champion.member)
+            found = self._reported(regime, champion.member)
             told = {"elite": found, **({"base": before} if before else {}), "env": spec.name}
             self._report(regime, told, folder)
             export.run(params, True, folder)
@@ -349,11 +378,11 @@ class AgentTrainer:
         records.show(regime.spec.name, files, folder / layout.EPISODES_PAGE)
         write_json(folder / layout.EVALUATION, told)
 
-    def _validate(self, regime: Rounds, member: Member) -> dict[str, Any]:
-        """Validate a member on every task of the validation set."""
-        spec, alone = regime.spec, regime.held
-        cohorts = spec.form_alone(member)
-        played: Episodes = regime.evaluate(cohorts, spec.seeds(Purpose.HELD_OUT, len(alone)), lambda: False)
+    def _reported(self, regime: Rounds, member: Member) -> dict[str, Any]:
+        """Score a member by every task of the test set or, without one, of the validation set."""
+        spec, tasks = regime.spec, self.test_dataset or self.val_dataset
+        assert tasks is not None
+        played: Episodes = regime.scored(spec.form_alone(member), tasks.data, range(len(tasks)), lambda: False)
         chance = rng.host(rng.run_key(spec.seed), Purpose.BOOTSTRAP)
         found = summary(played.returns[0], played.lengths[0], self.resolved.params.evaluate.bootstrap, chance)
         return {**found, **regime.last}
@@ -361,8 +390,9 @@ class AgentTrainer:
     def _key(self) -> str:
         """Key of a run's checkpoints: what its outcome depends on."""
         digest = hashlib.sha256()
-        for dataset in (self.train_dataset, self.val_dataset):
-            assert dataset is not None
+        for dataset in (self.train_dataset, self.val_dataset, self.test_dataset):
+            if dataset is None:
+                continue
             digest.update(json.dumps(dataset.data, sort_keys=True, default=repr).encode())
         named: list[Any] = [self.workflow_class, self.agent_class, self.env_class, self.flow, self.reward_fn]
         values = {

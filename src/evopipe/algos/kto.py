@@ -1,0 +1,90 @@
+"""Kahneman-Tversky optimisation: the language model learns from completions that people called desirable or not, one at
+a time and without pairs.
+
+Ethayarajh et al., "KTO: model alignment as prospect theoretic optimization", 2024.
+
+Let r = log π/π_ref of a completion and π_ref the frozen base. The reference point z₀ = max(0, mean r') is a constant;
+r' is that of the row's prompt with the completion of another row, so that it estimates the divergence of the policy
+from the base (§ 4.1). A member's loss is the mean over completions of
+
+    λ_D [1 − σ(β (r − z₀))]   of a desirable one,     λ_U [1 − σ(β (z₀ − r))]   of one that is not      (eq. 8).
+
+The paper's advice: λ_D n_D / (λ_U n_U) from 1 to 1.33 if n_D desirable and n_U undesirable rows are learned from.
+`loss: apo_zero` has z₀ = 0 (D'Oosterlinck et al., "Anchored preference optimization", 2024, of single completions).
+TRL's names are `desirable_weight`, `undesirable_weight` and `loss_type: apo_zero_unpaired`.
+
+The other row is fixed when rows become tokens: the next one of the same split with another prompt, where there is one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from evopipe.algos import _hyper, _language
+from evopipe.algos._language import given
+from evopipe.ops import language as ops
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Hyper, Tensor, Text, TokenScores
+
+PAPER = "https://arxiv.org/abs/2402.01306"
+REGIME = "text"
+POLICY = "policy"
+LABELS = True
+
+
+class Config(AlgoConfig):
+    """Hyper-parameters of KTO."""
+
+    lr: _hyper.Rate = 1e-3
+    batch_size: _language.RowsOfText = 32
+    grad_clip: _hyper.GradientClip = 1.0
+    loss: Literal["kto", "apo_zero"] = hyper("kto", doc="whether r is compared with the reference point or with 0")
+    beta: float = hyper(0.1, doc="β, how much a difference from the base counts", raising="stays nearer to it",
+        evolvable=True, gt=0)  # fmt: skip
+    desirable: float = hyper(1.0, doc="λ_D, weight of desirable completions", raising="they rise faster",
+        evolvable=True, ge=0)  # fmt: skip
+    undesirable: float = hyper(1.0, doc="λ_U, weight of undesirable completions", raising="they fall faster",
+        evolvable=True, ge=0)  # fmt: skip
+    evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2), beta=(0.01, 1.0))
+
+
+State = _language.State
+networks, init = _language.networks, _language.init
+
+
+asks = _language.always("reference")
+
+
+def losses(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> Tensor:
+    """Return the loss of each row, `[P, n]`. In the batch, the n rows come before their prompts with others'
+    completions. `beta`, `desirable` and `undesirable` of `hp` are `[P]`."""
+    own, others = _language.completion_sums(now.log_prob - given(batch.reference), batch)
+    zero = torch.zeros_like(own[:, 0])
+    if cfg.loss == "kto":
+        zero = ops.total(_language.pair_weights(batch), others.detach()).clamp(min=0.0)
+    desirable = given(batch.reward)[:, : own.shape[1]] > 0
+    return ops.desirability(own, zero, desirable, hp["beta"], (hp["desirable"], hp["undesirable"]))
+
+
+def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
+    """Return the negative loss of each row, `[P, n]`, with β and λ of `params.yaml`: members' own would not be
+    comparable."""
+    own = {name: getattr(cfg, name) + 0.0 * hp[name] for name in ("beta", "desirable", "undesirable")}
+    return -losses(cfg, now, batch, own)
+
+
+def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
+    """Return statistics of each row `[P, n]` for reports: whether the base finds the completion less likely where it is
+    desirable, and likelier where it is not."""
+    own, _ = _language.completion_sums(now.log_prob - given(batch.reference), batch)
+    desirable = given(batch.reward)[:, : own.shape[1]] > 0
+    return {"accuracy": torch.where(desirable, own > 0, own < 0).float()}
+
+
+def loss(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
+    return ops.total(_language.pair_weights(batch), losses(cfg, now, batch, hp))
+
+
+update = _language.learner(loss)
