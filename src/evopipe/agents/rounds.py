@@ -192,7 +192,8 @@ class Rounds:
 
     def decoder(self, member: Member) -> Callable[[Sequence[Request]], list[Reply]]:
         """Return what answers requests to a member as it is, drawn as in validations."""
-        return partial(_decode, self.spec, self.spec.form_alone(member), Purpose.EVALUATE, 0)
+        cohorts = self.spec.form_alone(member)
+        return lambda wave: _decode(self.spec, cohorts, Purpose.EVALUATE, 0, wave)
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
         """Return these episodes, unless too many failed.
