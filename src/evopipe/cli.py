@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -57,6 +57,7 @@ app.add_typer(agent, name="agent")
 class _Options:
     params: str
     quiet: bool
+    more: dict[str, Any] = field(default_factory=dict)  # of one command's own, for its stage
 
     def load(self) -> AnyParams:
         from evopipe.params.load import load_params
@@ -149,7 +150,7 @@ def _options(
 
 
 def _stage(stage: layout.Stage) -> Callable[..., None]:
-    def run(context: typer.Context, **more: Any) -> None:
+    def run(context: typer.Context) -> None:
         with _loading_later(*["torch"] * stage.light):
             from evopipe import stages
             from evopipe.problems import part_of
@@ -165,11 +166,8 @@ def _stage(stage: layout.Stage) -> Callable[..., None]:
                 from evopipe.problems import check
 
                 check(params)
-            module.run(params, quiet=context.obj.quiet, **more)
+            module.run(params, quiet=context.obj.quiet, **context.obj.more)
         tracking.attach(params, [stage.name])
-
-    def plain(context: typer.Context) -> None:
-        run(context)
 
     def with_others(
         context: typer.Context,
@@ -178,15 +176,14 @@ def _stage(stage: layout.Stage) -> Callable[..., None]:
             typer.Option("--with", metavar="WHAT", help="Another run to show beside, as for compare; repeat."),
         ] = None,
     ) -> None:
-        if not others:
-            run(context)
-            return
-        from evopipe.compare import compare
-        from evopipe.compare.pictures import family
+        if others:
+            from evopipe.compare import compare
+            from evopipe.compare.pictures import family
 
-        run(context, family=family(*compare([".", *others])))
+            context.obj.more["family"] = family(*compare([".", *others]))
+        run(context)
 
-    return with_others if layout.REPORT in layout.OUTS[stage.name] else plain
+    return with_others if layout.REPORT in layout.OUTS[stage.name] else run
 
 
 for _each in layout.STAGES:

@@ -175,9 +175,9 @@ def test_the_model_card_has_the_evaluations_numbers_and_the_elites_settings(fold
     card = (folder / "models/elite/README.md").read_text()
     assert about["evaluation"] == score
     assert about["training"] == content(folder, "train")["elite"]
-    numbers = " | ".join(f"{score[name]:.1f}" for name in ("std", "median", "iqm"))
+    numbers = " | ".join(f"{score[name]:.4g}" for name in ("std", "median", "iqm"))
     low, high = score["interval"]
-    assert f"| {EPISODES['held out']} | {score['mean']:.1f} | [{low:.1f}, {high:.1f}] | {numbers} |" in card
+    assert f"| {EPISODES['held out']} | {score['mean']:.4g} | [{low:.4g}, {high:.4g}] | {numbers} |" in card
     elite = content(folder, "train")["elite"]
     scored = next(m for m in lineage(folder)[elite["generation"]]["members"] if m["id"] == elite["id"])
     assert (about["hyper"], about["arch"]) == (scored["hyper"], scored["arch"])
@@ -190,7 +190,7 @@ def test_the_film_is_of_the_episode_that_is_nearest_the_mean(folder: Path) -> No
     middle = mean(float(row["return"]) for row in every)
     typical = min(every, key=lambda row: abs(float(row["return"]) - middle))
     text = re.sub(r"<[^>]*>", " ", (folder / "reports/report.html").read_text().partition("</style>")[2])
-    total = f"{float(typical['return']):.1f}".replace("-", "−")
+    total = f"{float(typical['return']):.4g}".replace("-", "−")
     wanted = f"One held-out episode of the elite (seed {typical['seed']}): return {total} in {typical['length']} steps"
     assert wanted in " ".join(text.split())
 

@@ -198,7 +198,9 @@ def test_the_table_is_computed_from_the_seeds_means(names: list[str]) -> None:
     assert lines[0] == ["configuration", "over", "mean", "95 % interval", "IQM"]
     for cells, row in zip(lines[1:], rows, strict=True):
         low, high = row.interval
-        assert cells == [row.label, row.over, f"{row.mean:.1f}", f"[{low:.1f}, {high:.1f}]", f"{row.iqm:.1f}"]
+        numbers = (row.mean, row.iqm, low, high)
+        mean, iqm, *ends = (f"{x:.1f}" if x == int(x) else f"{x:.4g}" for x in numbers)
+        assert cells == [row.label, row.over, mean, f"[{', '.join(ends)}]", iqm]
 
 
 def places(group: ElementTree.Element) -> list[tuple[float, float]]:

@@ -118,10 +118,6 @@ class Rounds:
                 f"data.max_response_length: completions of {most} tokens leave no place for a prompt, {spec.base.name} "
                 f"has places for {places} tokens; lower it"
             )
-        if outside is not None and agents.staleness:
-            raise ParamsError(
-                "agents.staleness: agents that ask their model over HTTP play one round at a time; set it to 0"
-            )
         self.make, self.tasks, self.held, self.folder, self.outside = make, tasks, held, folder, outside
         self.tokens = Tokens(spec.base)
         self.processes = Processes(min(agents.workers, available_cpus()))

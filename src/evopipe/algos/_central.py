@@ -35,11 +35,8 @@ RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size
 def networks(cfg: Any, spaces: Spaces, critics: int = 1) -> dict[str, Widths]:
     """Return actors and so many centralised critics for each of them: a group's critics lie next to each other."""
     of, copies = agent_groups(cfg, spaces), len(agent_groups(cfg, spaces).groups)
-    name = "critic" if critics == 1 else "critics"
-    return {
-        "actor": Widths(of.observed, spaces.actions, copies=copies),
-        name: Widths(of.joint(), 1, copies=critics * copies),
-    }
+    actors, own = Widths(of.observed, spaces.actions, copies=copies), Widths(of.joint(), 1, copies=critics * copies)
+    return {"actor": actors, "critic" if critics == 1 else "critics": own}
 
 
 def output(cfg: Any, actor: Net, obs: Tensor) -> Tensor:

@@ -133,15 +133,19 @@ def test_a_stop_while_a_round_is_played_leaves_what_the_next_run_goes_on_from(mo
     with closing(run_of(2)) as whole:
         finish(whole)
         expected = whole.state()
-    for at in (0, 4):  # where no weights but the members' own play, and where others do
+    for at in (0, 3):  # where no weights but the members' own play, and where others do
         run = run_of(2, Slow)
         advance(run, at)
         regime = cast("Rounds", run.regime)
         began = time.perf_counter()
         monkeypatch.setattr(Slow, "seconds", 30.0)
         regime.stopped = lambda began=began: time.perf_counter() > began + 0.5
-        run.advance()
-        assert (run.clock.ticks, regime.whole) == (at, True)
+        ticks = -1
+        while run.clock.ticks > ticks:  # rounds that were played ahead before there was anything to wait for are over
+            ticks = run.clock.ticks
+            run.advance()
+        assert at <= ticks <= at + 2
+        assert regime.whole
         tensors, meta = run.state()
         monkeypatch.setattr(Slow, "seconds", 0.0)
         with closing(run_of(2, Slow)) as again:

@@ -25,6 +25,7 @@ import evopipe
 from endpoints import LOOKUP, SMALL, TASKS, Served, call_of, serving, tool_base
 from evopipe.agents import rounds
 from evopipe.agents.endpoint import LARGEST
+from evopipe.errors import ParamsError
 
 ASK = [{"role": "user", "content": "12"}]
 
@@ -386,6 +387,11 @@ def trainer(flow: Any, **changes: Any) -> evopipe.AgentTrainer:
     return evopipe.AgentTrainer(
         flow=flow, endpoint=flow is not within, config=config, train_dataset=TASKS, val_dataset=TASKS[:4]
     )
+
+
+def test_no_round_is_played_ahead_at_an_endpoint() -> None:
+    with pytest.raises(ParamsError, match=r"agents.staleness: .* set it to 0"):
+        trainer(copies, **{"agents.staleness": 1}).train()
 
 
 def test_agents_that_ask_over_http_are_trained_whatever_they_are(tmp_path: Path) -> None:

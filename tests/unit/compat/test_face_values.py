@@ -636,7 +636,7 @@ def test_the_elite_that_is_saved_is_the_best_of_the_run(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "elite/policy.json").read_text())["training"]
     card = (tmp_path / "elite/README.md").read_text()
     assert f"best of generation {told['generation']}: mean return {told['score']:.4g}" in card
-    assert f"(standard error {told['standard_error']:.2g})" in card
+    assert f"(standard error {told['standard_error']:.4g})" in card
     elite, spec = evopipe.load(tmp_path / "elite"), pop[0].breed.spec
     assert told["confirmed"]
     scores: dict[Purpose, list[float]] = {}

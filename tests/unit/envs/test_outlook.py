@@ -71,8 +71,8 @@ def test_the_note_has_the_figures() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "begin", "end"),
     [
-        ({"scale": 500.0}, "element 1 of an observation goes from -5", "true, or scale it in the environment"),
-        ({"reward": 1e4}, "a reward was 1", "or scale rewards in the environment"),
+        ({"scale": 500.0}, "element 1 of an observation goes from -499.", "true, or scale it in the environment"),
+        ({"reward": 1e4}, "a reward was 9999", "or scale rewards in the environment"),
         ({"reward": 1e-5}, "no reward was larger than ", "; scale rewards in the environment"),
         (
             {"reward": 0.0},

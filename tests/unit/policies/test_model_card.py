@@ -79,7 +79,7 @@ def test_the_card_says_how_good_it_is_and_with_which_hyper_parameters() -> None:
     assert lines[5] == "# DQN on My-v0"
     at = lines.index("| held-out episodes | mean | 95 % interval | std | median | IQM |")
     assert lines[at + 2 : at + 8] == [
-        "| 7 | 1.2 | [-1.0, 2.5] | 0.2 | 1.0 | 1.1 |",
+        "| 7 | 1.23 | [-1.0, 2.5] | 0.2 | 1.0 | 1.1 |",
         "",
         "| hyper-parameter | value |",
         "|---|---|",

@@ -288,7 +288,7 @@ def test_the_command_draws_a_team_and_tells_what_it_counts(tmp_path: Path) -> No
     assert play(mean, seed=2, trust=True).total == pytest.approx(total / 3)
     answer = call(tmp_path, "play", "sum", "--seed", "2", "--gif", "a.gif", "--trust")
     assert answer.code == 0, answer.err
-    assert answer.out.startswith(f"seed 2: return {total:.1f}, 9 steps\n")
+    assert answer.out.startswith(f"seed 2: return {total:.4g}, 9 steps\n")
     with Image.open(tmp_path / "a.gif") as image:
         assert image.n_frames > 1
     answer = call(tmp_path, "play", "sum", "--gif", "a.gif")

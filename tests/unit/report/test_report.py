@@ -482,7 +482,7 @@ def test_far_values_do_not_squeeze_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (999, "999"), (20_000, "20k"), (1_234_567, "1.23M"), (-5e9, "−5G"), (0.5, "0.5")]
+    ("value", "text"), [(0, "0"), (999, "999"), (20_000, "20k"), (1_234_567, "1.235M"), (-5e9, "−5G"), (0.5, "0.5")]
 )
 def test_counts_in_few_characters(value: float, text: str) -> None:
     assert words.thousands(value) == text

@@ -27,7 +27,7 @@ from evopipe.agents.types import Episode, TerminationReason
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
 from evopipe.compat.rllm.config import resolve
 from evopipe.core.member import Member
-from evopipe.errors import DataError, MissingInputError, UsageError, need_package, suggestion
+from evopipe.errors import DataError, MissingInputError, ParamsError, UsageError, need_package, suggestion
 from evopipe.language.data import same
 from evopipe.language.policy import LanguagePolicy
 from evopipe.machine import configure
@@ -331,9 +331,15 @@ class AgentTrainer:
         return Rounds(spec, clock, agents, self.make(outside), tasks, held, folder, outside)
 
     def _outside(self) -> Any:
-        """Return what serves agents at an endpoint; None where they are handed their model."""
+        """Return what serves agents at an endpoint; None where they are handed their model.
+
+        Raises:
+            ParamsError: rounds are to be played ahead, for which an endpoint would have to serve several at once.
+        """
         if not self.endpoint:
             return None
+        if self.resolved.agents.staleness:
+            raise ParamsError("agents.staleness: rounds at an endpoint are not played ahead; set it to 0")
         from evopipe.agents.outside import OutsideAgents
 
         return OutsideAgents(cast("Any", self.flow), self.resolved.agents.served, self.reward_fn)
