@@ -21,7 +21,7 @@ def number(value: float) -> str:
     size = abs(value)
     if size < 999_999.5 and (size >= 9999.5 or value == int(value)):
         return str(round(value))
-    mantissa, _, exponent = (f"{value:.3e}" if size < 0.001 or size >= 9999.5 else f"{value:.4g}").partition("e")
+    mantissa, _, exponent = (f"{value:.3e}" if size < 0.01 or size >= 9999.5 else f"{value:.4g}").partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}" if exponent else mantissa
 
 

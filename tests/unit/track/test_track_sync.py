@@ -297,7 +297,7 @@ def test_a_lock_and_its_reports_give_the_events_of_a_training(tmp_path: Path) ->
     assert [(event.env_steps, event.eval_steps) for _, event in run.generations] == [(40, 6), (80, 12), (60, 0)]
     rows = [event.members[0] for _, event in run.generations]
     assert [(row.mutation, row.change) for row in rows] == [
-        ("activation", "activation ELU → ReLU"), ("rl_hp", "lr 0.001 → 0.002"), ("rl_hp", "lr 0.001 → 0.002"),
+        ("activation", "activation ELU → ReLU"), ("rl_hp", "lr 1e-3 → 2e-3"), ("rl_hp", "lr 1e-3 → 2e-3"),
     ]  # fmt: skip
     assert [(row.fitness, row.healthy, row.id, row.parent) for row in rows] == [
         (5.0, True, 0, None), (-math.inf, False, 4, 0), (3.0, True, 4, 0),
