@@ -133,6 +133,9 @@ class Shards:
         self._new: list[int] = []  # slots of those among them that are new trials
         self._waiting = False  # whether there are such members
         self._living: list[list[int]] = [[] for _ in self.slots]  # each one's slots of members that live
+        self._silent: set[int] = (
+            set()
+        )  # of those who have told nothing of this generation, which may have no tick for them
         self._clocks = [Clock.of(spec, len(own)) for own in self.slots]  # each one's, when it last answered
         self._torn: set[int] = set()  # of those who may have taken note of an evaluation that was given up
         self._deaths: Counter[int] = Counter()
@@ -181,12 +184,14 @@ class Shards:
         told: list[dict[str, Any]] = []
         for own, kept in zip(self.slots, self._kept, strict=True):
             told += unpack(kept)[0]["signals"] if kept else [{}] * len(own)
-        return [{name: (float(mean), float(last)) for name, (mean, last) in told[slot].items()} for slot in slots]
+        heard = ({} if slot in self._silent else told[slot] for slot in slots)
+        return [{name: (float(mean), float(last)) for name, (mean, last) in each.items()} for each in heard]
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts, self._waiting = cohorts, True
         living = {slot for cohort in cohorts for slot in cohort.slots}
         self._living = [[slot for slot in own if slot in living] for own in self.slots]
+        self._silent |= living
 
     def advance(self, most: int = 1) -> None:
         """Let every shard take some ticks, about one second's, at most to the end of the generation; see `Regime`."""
@@ -236,6 +241,7 @@ class Shards:
             _raise(about)
         if state:
             self._take({shard: each for shard, each in told.items() if self._living[shard]})
+            self._silent.difference_update(*(self._living[shard] for shard in told))
         for shard, (about, _) in told.items():
             self._took[shard] += about["seconds"]
         if clock.generation_over:
