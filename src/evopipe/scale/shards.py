@@ -313,6 +313,7 @@ class Shards:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
         self._waiting, self._parents, self._new, self._torn = False, None, [], set()
+        self._silent = set() if self.clock.here else {slot for living in self._living for slot in living}
         messages = {shard: tensors[f"shard.{shard}"].numpy().tobytes() for shard in range(len(self.slots))}
         for shard, message in messages.items():
             self._kept[shard], state = split_message(message)
