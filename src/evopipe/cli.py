@@ -153,13 +153,14 @@ def _stage(stage: layout.Stage) -> Callable[..., None]:
     def run(context: typer.Context) -> None:
         with _loading_later(*["torch"] * stage.light):
             from evopipe import stages
-            from evopipe.problems import part_of
             from evopipe.signals import watch_ancestors
             from evopipe.track import tracking
 
             watch_ancestors()
             params, module = context.obj.load(), stages.module_of(stage)
             if stage.dataset:
+                from evopipe.problems import part_of
+
                 part_of(params, "data")
         with context.obj.placing():
             if not stage.env.reads:  # the first of a pipeline

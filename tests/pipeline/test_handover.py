@@ -21,7 +21,7 @@ import torch
 import evopipe
 import populations
 import reference
-from evopipe import algos, layout, rng
+from evopipe import algos, formats, layout, rng
 from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
@@ -812,8 +812,8 @@ def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
     }
 
     card = (tmp_path / "models/elite/README.md").read_text()
-    mean, std, median, iqm = (f"{evaluation['elite'][name]:.1f}" for name in ("mean", "std", "median", "iqm"))
-    low, high = (f"{end:.1f}" for end in evaluation["elite"]["interval"])
+    mean, std, median, iqm = (formats.score(evaluation["elite"][name]) for name in ("mean", "std", "median", "iqm"))
+    low, high = map(formats.score, evaluation["elite"]["interval"])
     assert f"| 5 | {mean} | [{low}, {high}] | {std} | {median} | {iqm} |\n" in card
     assert "| held-out episodes | mean | 95 % interval | std | median | IQM |\n" in card
     assert [

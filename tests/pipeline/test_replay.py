@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evopipe import algos
+from evopipe import algos, formats
 from evopipe.report import read
 from evopipe.report.page import compose, without_measured
 from evopipe.searchers.history import read_lineage
@@ -142,7 +142,7 @@ def test_the_report_shows_replays_beside_the_elite(replayed: Path) -> None:
     text = compose(run, {}, "No film.")
     section = text.partition('<section id="replays"')[2].partition("</section>")[0]
     found = told(replayed)
-    assert f"{found['mean']:.1f}" in section
+    assert formats.score(found["mean"]) in section
     assert section.count('class="plot replays"') == 2
     assert "the architecture is the elite&#39;s last one" in section or "architecture" not in {
         birth["mutation"]["kind"] for birth in run.policy["lineage"]

@@ -112,10 +112,10 @@ def test_a_table_is_made_row_by_row_and_goes_on(tmp_path: Path, monkeypatch: pyt
         (0, 1, 2, False),
         (1, 1, 2, False),
     ]
-    # CartPole gives a point a step: a race's four or eight episodes take so many times the score.
-    played = {round(cost / score, 1) for each in first for score, cost in zip(each.scores, each.evaluated, strict=True)}
-    assert played <= {4.0, 8.0}
-    assert played
+    # CartPole gives a point a step, and a race has four to eight episodes, those of a confirmation aside.
+    ratios = [cost / score for each in first for score, cost in zip(each.scores, each.evaluated, strict=True)]
+    assert all(3.9 <= ratio <= 16 for ratio in ratios)
+    assert len(ratios) == 4
     capsys.readouterr()
     assert make_curves.main(["cartpole", "--draws", "3", "--seeds", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1, "what is there is not made again"

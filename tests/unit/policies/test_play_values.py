@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import populations
+from evopipe import formats
 from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.policies import policy
@@ -88,8 +89,10 @@ def test_the_command_tells_each_return_and_their_mean(tmp_path: Path) -> None:
     totals = [sum(alone(actor, "Pendulum-v1", seed, 8)[1]) for seed in (2, 3, 4)]
     answer = call(tmp_path, "play", "elite", "--episodes", "3", "--seed", "2", "--max-steps", "8", "--gif", "a.gif")
     *lines, last, _ = answer.out.splitlines()
-    assert lines == [f"seed {seed}: return {total:.1f}, 8 steps" for seed, total in zip((2, 3, 4), totals, strict=True)]
-    assert last == f"Pendulum-v1: mean return {np.mean(totals):.1f} of 3 episodes"
+    assert lines == [
+        f"seed {seed}: return {formats.score(total)}, 8 steps" for seed, total in zip((2, 3, 4), totals, strict=True)
+    ]
+    assert last == f"Pendulum-v1: mean return {formats.score(np.mean(totals))} of 3 episodes"
 
 
 # --- films ------------------------------------------------------------------------------------------------------------

@@ -699,8 +699,8 @@ def test_games_are_shown_as_coloured_squares_and_the_elite_beside_who_made_the_d
     assert "&lt;: no feedback" in text
     table = text[text.index("<caption>The elite, and the policies that games are made by") :]
     cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", table[: table.index("</table>")])
-    assert cells[:8] == ["who", "mean return", "won", "mean guesses", "optimal", "−1.50", "100 %", "3.00"]
-    assert [cells[8], cells[10], cells[11], cells[12]] == ["elite", "75 %", "2.50", "random"]
+    assert cells[:8] == ["who", "mean return", "won", "mean guesses", "optimal", "−1.5", "100 %", "3.0"]
+    assert [cells[8], cells[10], cells[11], cells[12]] == ["elite", "75 %", "2.5", "random"]
     assert "Completions" not in found.text
 
 
@@ -732,7 +732,7 @@ def test_the_bases_numbers_are_the_bases_and_the_elites_its_own(copy: Path) -> N
 @pytest.mark.thorough
 def test_completions_are_shown_with_whom_they_are_of(copy: Path) -> None:
     text = " ".join(Document(compose(judged_run(copy), {}, NO_MOVIE)).text.split())
-    assert "The base's mean score is −3.2, the elite's −295.1." in text
+    assert "The base's mean score is −3.25, the elite's −295.1." in text
     assert "the base scores 0.125 and the elite 0.875: what the reward model likes is right, too" in " ".join(
         text.split()
     )
