@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -72,6 +74,13 @@ def test_the_trainers_of_the_pages_train_as_they_stand(name: str, number: int) -
     assert trained.policy is not None
     assert trained.evaluation["elite"]["failed"] == 0
     assert trained.measures[-1]["failed"] == 0
+    del trained
+    names.clear()
+    with (
+        warnings.catch_warnings()
+    ):  # a client that a page shares among its agents has connections until its process ends
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def test_the_team_of_the_page_plays() -> None:
