@@ -23,11 +23,13 @@ _Overrides = Annotated[
 ]
 
 
-def _made_trainer(name: str, overrides: list[str] | None) -> Any:
+def _made_trainer(name: str, overrides: list[str] | None, policy: Path | None = None) -> Any:
+    """Return the trainer that a function makes of these overrides; its members begin as a `policy`, if there is one."""
     from evopipe.compat.rllm.trainer import AgentTrainer
     from evopipe.own import import_name
 
-    made = import_name(name, "agent")(overrides or [])
+    start = [] if policy is None else [f"population.start={policy}"]
+    made = import_name(name, "agent")([*(overrides or []), *start])
     if not isinstance(made, AgentTrainer):
         raise UsageError(f"agent: {name} returned {type(made).__name__}, expected an AgentTrainer")
     return made
@@ -64,8 +66,7 @@ def _run(
     from evopipe.agents import records
     from evopipe.stages.tell import tell
 
-    start = [] if policy is None else [f"population.start={policy}"]
-    made = _made_trainer(trainer, [*(overrides or []), *start])
+    made = _made_trainer(trainer, overrides, policy)
     found = made.play(tasks)
     records.write(out, found)
     if page is not None:
@@ -99,8 +100,7 @@ def _serve(
     from evopipe.signals import StopSignal
     from evopipe.stages.tell import tell
 
-    start = [] if policy is None else [f"population.start={policy}"]
-    made = _made_trainer(trainer, [*(overrides or []), *start])
+    made = _made_trainer(trainer, overrides, policy)
     with StopSignal() as stop:
         found = made.serve(
             port,

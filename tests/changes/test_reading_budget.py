@@ -16,9 +16,9 @@ from evopipe import algos
 LINES, FILES = 250, 3
 EXCEPTIONS = {
     "ippo": (292, 4),
-    "maddpg": (362, 4),
+    "maddpg": (360, 4),
     "mappo": (295, 4),
-    "matd3": (365, 4),
+    "matd3": (363, 4),
     "sac": (305, 3),
 }
 """Those that take more, with (lines, files): these may only fall, and who is within the budget leaves."""

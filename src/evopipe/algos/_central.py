@@ -88,6 +88,12 @@ def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
     return of.run(critic, of.together(obs, actions)).squeeze(-1)
 
 
+def _least(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
+    """Return `value`, of twins the lesser: `[P, K, B]`."""
+    found = value(cfg, critic, obs, actions)
+    return found.amin(dim=0) if found.ndim == 4 else found
+
+
 class _Steps(NamedTuple):
     """A batch, and what of it is needed more than once or with agents first."""
 
@@ -125,9 +131,7 @@ def _critics_loss(cfg: Any, critic: Net, target: Net, steps: _Steps, next_action
     with torch.no_grad():
         gone = ~steps.there[..., None]
         then = [x[:, None].masked_fill(gone, 0.0) for x in (batch.next_obs, next_action.transpose(1, 2))]
-        q_t = value(cfg, target, *then)
-        q_t = q_t if q_t.ndim == 3 else q_t.amin(dim=0)
-        y = torch.addcmul(of.first(batch.reward), of.first(batch.discount), q_t)
+        y = torch.addcmul(of.first(batch.reward), of.first(batch.discount), _least(cfg, target, *then))
     errors = value(cfg, critic, steps.seen, steps.taken) - y
     squares, sizes = errors.square(), errors.detach().abs()
     if errors.ndim == 4:
@@ -208,25 +212,20 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
     of each: values, and of discrete actions entropy. An actor's loss is minus the value of its own best action while
     the others do as they did."""
     of, steps = agent_groups(cfg), _Steps.of(cfg, batch)
-    ids = of.team.agents
-
-    def least(net: Net, taken: Tensor) -> Tensor:
-        found = value(cfg, net, steps.seen, taken)
-        return found.amin(dim=0) if found.ndim == 4 else found
-
+    nets = getattr(state, critic), getattr(state, f"{critic}_target")
     with torch.no_grad():
-        q, q_minus = (least(getattr(state, name), steps.taken) for name in (critic, f"{critic}_target"))  # [P, K, B]
+        q, q_minus = (_least(cfg, net, steps.seen, steps.taken) for net in nets)
         out, legal = output(cfg, state.actor, of.first(batch.obs)), batch.legal
         legal = None if legal is None else of.first(legal)
         best = as_numbers(cfg, likeliest(out, of.legal(legal, out), cfg.spaces.continuous))[:, :, :, None]
-        own = least(getattr(state, critic), torch.where(of.on(out.device).other, steps.taken[:, None], best))
+        own = _least(cfg, nets[0], steps.seen, torch.where(of.on(out.device).other, steps.taken[:, None], best))
         each = {"q_values": q}
         if not cfg.spaces.continuous:
             each["entropy"] = _chances(cfg, out, legal).entropy()
     found = told.of_values(steps.weight, q, q_minus) | {"losses/actor_loss": -told.mean(steps.weight, own)}
     if "entropy" in each:
         found["losses/entropy"] = told.mean(steps.weight, each["entropy"])
-    return found | told.of_agents(ids, steps.weight, each)
+    return found | told.of_agents(of.team.agents, steps.weight, each)
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:
@@ -235,8 +234,7 @@ def answers(critic: str) -> Callable[[Any], Answers]:
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:
         of = agent_groups(cfg)
         with torch.no_grad():
-            found = value(cfg, getattr(state, critic), obs.unflatten(1, (-1, of.agents)), actions)
-        return of.side_by_side(found.amin(dim=0) if found.ndim == 4 else found)
+            return of.side_by_side(_least(cfg, getattr(state, critic), obs.unflatten(1, (-1, of.agents)), actions))
 
     def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
         """Where no action is given, Q of all of an agent's own, while the others do their best: `[P, B · K, A]`."""

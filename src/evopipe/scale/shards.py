@@ -133,9 +133,8 @@ class Shards:
         self._new: list[int] = []  # slots of those among them that are new trials
         self._waiting = False  # whether there are such members
         self._living: list[list[int]] = [[] for _ in self.slots]  # each one's slots of members that live
-        self._silent: set[int] = (
-            set()
-        )  # of those who have told nothing of this generation, which may have no tick for them
+        # Slots of members who have told nothing of this generation yet: it may have no tick for them.
+        self._silent: set[int] = set()
         self._clocks = [Clock.of(spec, len(own)) for own in self.slots]  # each one's, when it last answered
         self._torn: set[int] = set()  # of those who may have taken note of an evaluation that was given up
         self._deaths: Counter[int] = Counter()

@@ -59,6 +59,18 @@ def a_run(algo: str, members: int = 2, **train: Any) -> Any:
     return started(problem(env_for(algo), algo, config={**SMALL, **own}, train={**TRAIN, **train}), members)
 
 
+def probed(run: Any) -> list[dict[str, tuple[float, float]]]:
+    """What the first two members of a run, in one cohort, tell of one minibatch as they are."""
+    probe = Probe(run.spec, run.clock)
+    if algos.on_policy(run.spec.algo):
+        (playing,) = run.regime.playing
+        probe_rollout(run.spec, playing.cohort, playing.rollout, 16, run.clock.tick, probe)
+    else:
+        probe.due = lambda *_: True  # type: ignore[method-assign]
+        run.regime.learning.probe(probe)
+    return probe.diagnostics.told([0, 1])
+
+
 def rates(name: str) -> str:
     return "charts/learning_rate" if name.startswith("charts/learning_rate") else name
 
@@ -89,14 +101,7 @@ def test_kernels_and_torch_tell_the_same_of_the_same_members(algo: str) -> None:
     advance(run, 40)
     for kernels in (None, build.load()):
         build.use(kernels)
-        probe = Probe(run.spec, run.clock)
-        if algos.on_policy(run.spec.algo):
-            (playing,) = run.regime.playing
-            probe_rollout(run.spec, playing.cohort, playing.rollout, 16, run.clock.tick, probe)
-        else:
-            probe.due = lambda *_: True  # type: ignore[method-assign]
-            run.regime.learning.probe(probe)
-        found.append(probe.diagnostics.told([0, 1]))
+        found.append(probed(run))
     build.use(before)
     for of_torch, of_kernels in zip(*found, strict=True):
         assert of_torch.keys() == of_kernels.keys()
@@ -234,15 +239,9 @@ def told_by(p: Any, ticks: int) -> list[dict[str, tuple[float, float]]]:
     """What two members tell of one minibatch after some ticks."""
     run = started(p, 2)
     advance(run, ticks)
-    probe = Probe(run.spec, run.clock)
-    if algos.on_policy(run.spec.algo):
-        (playing,) = run.regime.playing
-        probe_rollout(run.spec, playing.cohort, playing.rollout, 16, run.clock.tick, probe)
-    else:
-        probe.due = lambda *_: True  # type: ignore[method-assign]
-        run.regime.learning.probe(probe)
+    found = probed(run)
     run.close()
-    return probe.diagnostics.told([0, 1])
+    return found
 
 
 @pytest.mark.parametrize("env", ["simple_speaker_listener_v4", "Pendulum-v1"])
