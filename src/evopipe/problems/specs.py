@@ -21,7 +21,7 @@ from evopipe.types import Spaces
 def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> EnvSpec:
     """Build the configuration of a run. Spaces that are not given are read from the environment, as by `spaces_of`."""
     device = device or torch.device("cpu")
-    module, kernels = params.algo_config.network.module, params.runtime.kernels
+    module, kernels = params.network, params.runtime.kernels
     if module is not None and kernels in ("native", "portable"):
         say_once(f"runtime.kernels: {kernels} kernels compute evopipe's own networks; torch computes {module}")
     return EnvSpec(
