@@ -40,6 +40,11 @@ class RunParams(Schema):
         return registry.names(cls.PROBLEM)
 
     @classmethod
+    def part(cls, stage: str = "") -> str:
+        """Return the name of the module of `problems` that serves this kind of members, or of its part for a stage."""
+        return f"{cls.PROBLEM}_{stage}" if stage else cls.PROBLEM
+
+    @classmethod
     def refused(cls, algo: str) -> str | None:
         """Return why `train.algo` cannot be this, as a sentence; None if it can."""
         if algo in cls.known():
