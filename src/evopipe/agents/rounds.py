@@ -420,7 +420,14 @@ class Rounds:
         self, cohorts: Sequence[Cohort], tasks: Sequence[Mapping[str, Any]], index: Sequence[int],
         stopped: Callable[[], bool], note: bool = False,
     ) -> Episodes:  # fmt: skip
-        """Score members by these tasks, of these numbers; take note of it as a validation, if `note` says so.
+        """Let all members play tasks once (`agents.samples` times each) and return the episodes and their scores.
+
+        Args:
+            cohorts: the members.
+            tasks: what is played.
+            index: the number of each task in its dataset, by which its random draws are chosen.
+            stopped: asked between episodes; whether the run is to stop.
+            note: whether rewards and shares of right answers also go to the record of validations.
 
         Raises:
             Stopped: `stopped` returned True.

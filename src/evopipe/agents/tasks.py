@@ -13,7 +13,10 @@ from evopipe.watchdog import Hung
 
 
 class Turns(AbstractContextManager[None], Protocol):
-    """What each step of a coroutine is run in, and the seconds that it has, None: any."""
+    """The context manager in which every step of a user's coroutine runs, from one `await` to the next.
+
+    `left` returns the seconds that the coroutine may still take; None if it has no limit.
+    """
 
     def left(self) -> float | None: ...
 
@@ -26,7 +29,7 @@ class Brood(NamedTuple):
 
 
 class Steps:
-    """A coroutine of users, of which each step is run in a context."""
+    """An awaitable that runs a user's coroutine and enters the context `turns` for each step between two awaits."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], turns: Turns) -> None:
         self.work, self.turns = work, turns

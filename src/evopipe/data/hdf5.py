@@ -165,7 +165,11 @@ class StoredArray:
         return self._group[self._name]
 
     def group(self, otherwise: str) -> h5py.Group:
-        """Return the entry as a group. If it is something else, the message ends with `otherwise`."""
+        """Return the entry as an HDF5 group.
+
+        Raises:
+            Unusable: there is no such entry, or it is no group; the message then ends with the text `otherwise`.
+        """
         if not isinstance(found := self.found(), h5py.Group):
             raise Unusable(f"'{self.label}' is no group{otherwise}")
         return found

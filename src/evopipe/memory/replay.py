@@ -321,10 +321,13 @@ class Replay:
         self._count(n)
 
     def incoming(self, rows: int, at: np.ndarray | None) -> Incoming | None:
-        """Return room for the transitions of one step of all environments, `rows` in number; None if they cannot be
-        appended by the kernels as they come.
+        """Return memory into which the C kernels write the transitions of one step before they append them.
 
-        Only environments `at` `[n]` step; None: all do.
+        None if the kernels cannot append them: with images, n-step returns, a team, or without kernels for the device.
+
+        Args:
+            rows: the number of environments.
+            at: the indices of the environments that step, `[n]`; None if all do.
         """
         served = build.serve(self.rows) and self.frames is None
         return Incoming(self, rows, at) if served and self.layout.steps == 1 and not self.layout.agents else None
@@ -345,7 +348,8 @@ class Replay:
 
     @property
     def evenly_filled(self) -> bool:
-        """Whether all buffers hold equally many rows at equal positions: no row was ever left out of one alone."""
+        """Whether all members' buffers hold equally many rows and write to the same place next. They cease to when a
+        transition of one member alone is left out."""
         return bool((self.position == self.position[0]).all())
 
     def draw_by_priority(

@@ -110,7 +110,8 @@ def test_the_block_of_the_search_strategy_is_added(few: Path, search: str) -> No
     assert any(name.startswith("search.pbt") for name in added)
     few.write_text(text)
     found = load_params(few).search.config(None)
-    assert found.fraction == (0.5 if "fraction" in search else 0.2) and found.resample == 0.25
+    assert found.fraction == (0.5 if "fraction" in search else 0.2)
+    assert found.resample == 0.25
     assert filled(few)[1] == []
 
 
