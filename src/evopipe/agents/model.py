@@ -161,10 +161,8 @@ class Model:
     async def complete(
         self, prompt: Prompt, how: Mapping[str, Any], draws: Sequence[int | None] = (None,)
     ) -> list[ModelOutput]:
-        """Complete a prompt once for each of `draws`, numbers that fix the draws; None: the number of the call does.
-
-        For `how` and for errors see `get_model_response`.
-        """
+        """Return one completion of a prompt for each of `draws`. Each is a number that fixes the random draws; None
+        takes the number of this call. For `how` and for errors see `get_model_response`."""
         if len(prompt.ids) > self.limits.prompt:
             raise TerminationEvent(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED)
         drawn = self.how._replace(**{name: how[name] for name in Sampled._fields if how.get(name) is not None})

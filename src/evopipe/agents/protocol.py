@@ -199,7 +199,8 @@ def _called(call: Any, where: str) -> dict[str, Any]:
 
 
 def usage(outs: Sequence[ModelOutput], prompts: int) -> dict[str, int]:
-    """Count the tokens of completions, of so many prompts, of which each has equally many."""
+    """Return the token counts of an answer as OpenAI's API has them. `outs` are the completions of `prompts` prompts,
+    equally many of each; a prompt's tokens count once."""
     read = sum(out.prompt_length for out in outs[:: max(1, len(outs) // prompts)])
     written = sum(out.completion_length for out in outs)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

@@ -260,7 +260,8 @@ class ActionSpace:
 
     @cached_property
     def size(self) -> int:
-        """`A`: the number of all choices together, of bits, or of numbers in an action of a Box."""
+        """The width `A` of masks and logits: all choices of a discrete space counted together, the bits of a
+        multibinary one, or the numbers in an action of a Box."""
         if self.bounds is not None:
             return len(self.bounds[0])
         return len(self.choices) if self.kind == "multibinary" else sum(self.choices)

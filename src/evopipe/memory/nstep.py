@@ -62,8 +62,8 @@ class NStep:
         mask `[R, n]` bool of those that are there: usually one an environment, more where an episode ended.
 
         A step that is `broken` is left out. Transitions that were under way end before it and bootstrap from the last
-        good observation. For a team, arrays have an axis `K`; `alive` `[R, K]` says who took the step, `next_alive` `[R, K]`
-        where it leaves each agent (see `evopipe.types`), and `over` `[R]` where the episode ended.
+        good observation. For a team, arrays have an axis `K`; `alive` `[R, K]` says who took the step, `next_alive`
+        `[R, K]` where it leaves each agent (see `evopipe.types`), and `over` `[R]` where the episode ended.
         """
         n, index, layout = self._layout.steps, np.arange(len(obs)), self._layout
         obs, next_obs, action, reward = (x.reshape(len(obs), -1) for x in (obs, next_obs, action, reward))

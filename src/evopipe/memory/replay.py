@@ -400,7 +400,7 @@ class Replay:
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
     def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
-        """Return what draws minibatches by the kernels; for the arguments see `batch`."""
+        """Return the C kernels' sampler of minibatches from this buffer; for the arguments see `batch`."""
         whose = id(weight), draw.purpose  # a minibatch for another purpose is drawn by other numbers
         known, given = self._drawn.get(whose), (draw.keys, slots, first, weight, gamma)
         if known is None or not known.serve(self.rows, *given):

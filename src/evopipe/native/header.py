@@ -75,7 +75,7 @@ class Struct:
         return self.pack(*map(values.get, self.fields, self._nothing))
 
     def changed(self, packed: bytes, **values: Any) -> bytes:
-        """Return what `packed` returned with other values by name."""
+        """Return a struct that `packed` returned with the named fields replaced, as bytes."""
         named = dict(zip(self.fields, self._packer.unpack(packed), strict=True))
         assert values.keys() <= named.keys()
         return self.pack(*(named | values).values())
