@@ -71,7 +71,7 @@ class AgentSession:
 
     @property
     def trajectory(self) -> Trajectory:
-        """What was asked here, as a trajectory."""
+        """The requests of this session and their completions, as a trajectory."""
         return Trajectory(uid=self.name, steps=self.steps)
 
     async def chat(self, asked: ChatAsked) -> list[Answer]:
@@ -437,7 +437,8 @@ async def serve(
 
 
 class Waves:
-    """Decodes the requests of clients that come and go: those of a moment together, while others already wait."""
+    """Decodes the requests of clients that come and go. Requests that arrive in one moment are decoded together as a
+    wave; later ones wait for the next."""
 
     def __init__(self, decode: Callable[[Sequence[Request]], Sequence[Reply]]) -> None:
         self._decode, self._asked = decode, asyncio.Event()
@@ -449,7 +450,8 @@ class Waves:
         return await request.reply
 
     async def run(self) -> None:
-        """Decode, without an end. A wave that fails is its requests' error."""
+        """Decode one wave of requests after another, until cancelled. If decoding a wave raises, each of its requests
+        gets that exception."""
         while True:
             await self._asked.wait()
             await asyncio.sleep(_GATHER)

@@ -133,7 +133,7 @@ def tokenise(
 
 
 def seen(rows: Sequence[Mapping[str, Any]], splits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return which rows of the splits that are held out ask what a row of training asks."""
+    """Return, for validation and test, the indices of the rows whose prompt is also that of a row of training."""
     of = {name: [data.asked(rows[i]) for i in index.tolist()] for name, index in splits.items()}
     return {name: splits[name][data.same(of["train"], of[name])] for name in SPLITS[1:]}
 

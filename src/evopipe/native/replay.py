@@ -81,11 +81,12 @@ class Batches:
 
     @property
     def address(self) -> int:
-        """Where the kernels' struct lies."""
+        """The address of the C struct that describes these minibatches."""
         return header.address(self._job)
 
     def serve(self, rows: Tensor, *given: Tensor) -> bool:
-        """Return whether these minibatches are drawn from these rows, and for exactly these tensors."""
+        """Return whether this sampler was made from these rows and for these very tensors, so that it can be used
+        again."""
         return all(a is b for a, b in zip(self.given, given, strict=True)) and at(rows) == at(self._rows)
 
     def draw(self, step: Tensor, size: Tensor, beta: Tensor) -> tuple[Batch, Tensor]:

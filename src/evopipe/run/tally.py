@@ -63,7 +63,8 @@ class Tally:
             self.settle()
 
     def settle(self, good: Tensor | None = None) -> None:
-        """Add up the ticks and episodes that are kept. Only `good` episodes `[R]` count, of one tick."""
+        """Add the ticks and episodes kept so far to the sums. With `good` `[R]` bool, of the episodes that end in the
+        one tick kept only those count."""
         if self._whole:
             slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))
             self._whole.clear()
