@@ -170,10 +170,11 @@ class ObservationSpace:
         return row
 
     def read(self, obs: Any) -> tuple[npt.NDArray[np.float32], bool]:
-        """Flatten one observation, or a batch in which every array has one dimension more, of NumPy or torch.
+        """Flatten an observation, or a batch of them, of NumPy arrays or torch tensors. In a batch every array has a
+        first axis `n`.
 
         Returns:
-            `[n, O]`, and whether it was one observation.
+            The rows `[n, O]`, and whether it was a single observation.
 
         Raises:
             ValueError: see `row`.

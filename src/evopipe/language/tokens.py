@@ -193,7 +193,8 @@ def _too_few(rows: Sequence[Any], kept: Sequence[Mapping[str, Any]], form: Form,
 
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
-    """Split games that a task has encoded (`told`).
+    """Split rows of games into training, validation and test. `told` holds the tokens of the games, as their task has
+    encoded them.
 
     Raises:
         DataError: there are too few.
