@@ -22,7 +22,7 @@ class Turns(AbstractContextManager[None], Protocol):
 
 
 class Brood(NamedTuple):
-    """The tasks that an episode has begun, and what each of their steps is run in."""
+    """The asyncio tasks that an episode has started, and the context (`Turns`) in which each of their steps runs."""
 
     tasks: set[asyncio.Task[Any]]
     turns: Turns
@@ -58,7 +58,8 @@ _brood: ContextVar[Brood | None] = ContextVar("evopipe_brood", default=None)
 
 
 def task_of(loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
-    """Make a task, and note it for the episode that begins it."""
+    """Return a new asyncio task for the coroutine `work`, and register it with the episode that starts it, if one
+    does."""
     if (brood := _brood.get()) is None:
         return asyncio.Task(work, loop=loop, **how)
     task = asyncio.Task(_stepwise(work, brood.turns), loop=loop, **how)
