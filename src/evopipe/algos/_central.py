@@ -233,7 +233,8 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:
-    """Return the `answers` of an algorithm with such actors and critics, of twins the least."""
+    """Return the optional name `answers` of an algorithm, for a team's actors and the centralised critics in the
+    state's field `critic`; of twin critics the smaller value counts."""
 
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:
         of = agent_groups(cfg)

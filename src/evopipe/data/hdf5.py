@@ -152,7 +152,8 @@ def _limit(more: int) -> None:
 
 
 class StoredArray:
-    """An entry of a group in a file, by name. Its methods raise `Unusable` if it is not what they read."""
+    """An entry, by its name, of a group in an HDF5 file. Its methods read it as what they say, and raise `Unusable` if
+    it is something else."""
 
     def __init__(self, group: h5py.Group, name: str) -> None:
         self._group, self._name = group, name

@@ -112,7 +112,8 @@ class Rollout:
         self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
     def following(self, ticks: int) -> tuple[Tensor, ...]:
-        """Return what followed the first `ticks` ticks: observations `[P, T · E, O]` and memory `[P, T · E, M]`.
+        """Return the situations after each of the first `ticks` ticks: observations `[P, T · E, O]` and memory `[P, T ·
+        E, M]`.
 
         For a team, `next_alive` `[P, T · E]` comes third.
         """
