@@ -144,7 +144,8 @@ class Normaliser:
         return values if values.shape == obs.shape else obs.index_copy(-1, by.columns, values)
 
     def now(self) -> Normalised | None:
-        """Return what observations are normalised by with the statistics as they are; None if they are not."""
+        """Return mean, scale and limit by which observations are normalised at present; None if they are not
+        normalised."""
         if self.observations is None or self.columns is None:
             return None
         return Normalised(self.columns, self.observations.mean.float(), self.observations.scale(), self.clip)

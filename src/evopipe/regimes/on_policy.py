@@ -292,8 +292,8 @@ class OnPolicy:
             )
 
     def choose(self) -> Any:
-        """Return an action for every environment, `[P · E, …]`, drawn for what `pool` shows now. Until `record`, it
-        stays the same."""
+        """Draw an action for every environment, `[P · E, …]`, given the pool's current observations. Further calls
+        return the same actions until `record` is called."""
         if self.world.pending is not None:
             return self.world.pending
         everyone, chosen = self.world.observed(), []
