@@ -240,7 +240,7 @@ def agent_groups(cfg: Any, spaces: Spaces | None = None) -> AgentGroups:
 
 @cache
 def _agent_groups(spaces: Spaces, share: str, named: tuple[tuple[str, tuple[str, ...]], ...]) -> AgentGroups:
-    team = spaces.team or Team(("agent",), (spaces.observations,), (spaces.actions,))
+    team = spaces.who
     every = tuple(range(len(team.agents)))
     groups = {"none": tuple((i,) for i in every), "all": (every,)}
     found = AgentGroups(spaces, team, groups[share] if share in groups else tuple(team.groups(dict(named)).values()))

@@ -51,7 +51,7 @@ class RowLayout:
     @classmethod
     def of(cls, spaces: Spaces, masked: bool, steps: int = 1, legal: bool = False) -> RowLayout:
         """Return the layout for an environment's spaces. `legal` says whether the algorithm has `MASKED_LOSS`."""
-        k, agents = spaces.agents, spaces.agents if spaces.team else 0
+        k, agents = spaces.agents, sum(spaces.by_agent)
         sizes = k * spaces.observations, k * spaces.actions
         return cls(*sizes, masked, spaces.continuous, steps, masked and legal, agents)
 

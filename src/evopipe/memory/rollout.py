@@ -56,7 +56,7 @@ class Rollout:
     ) -> None:
         self.layout = layout
         self.rows = torch.zeros(members, ticks, envs, layout.size, device=device)
-        known = layout.spaces.observations + AFTER + (layout.spaces.team is not None)
+        known = layout.spaces.observations + AFTER + len(layout.spaces.by_agent)
         self.after = torch.zeros(members, ticks, envs, known, device=device)
         self.memory = torch.zeros(members, ticks + 1, envs, memory, device=device)
 

@@ -53,7 +53,7 @@ def by_policy(
         shown: how observations are normalised; None: they are not.
     """
     found = policy.described(cfg, state, None)
-    if found is None or cfg.spaces.team is not None or found.memory != memory.shape[2]:
+    if found is None or found.memory != memory.shape[2]:
         return None
     return _calls(of, places, memory, found.pointer, 0, found, shown)
 

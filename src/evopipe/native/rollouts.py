@@ -38,7 +38,7 @@ class Ticks(NamedTuple):
 def play(cfg: Any, state: Any, ticks: Ticks) -> Callable[[], None] | None:
     """Return a function that lets members take these ticks; None if the kernels cannot."""
     found, rows, memory = policy.described(cfg, state, None), ticks.rows, ticks.memory
-    if found is None or cfg.spaces.team is not None:
+    if found is None:
         return None
     if not policy.readable(found, rows[:, 0], ticks.remembered) or not policy.plain(rows, ticks.after, memory):
         return None

@@ -351,11 +351,11 @@ class OnPolicy:
         kinds: dict[str, type] = dict.fromkeys(_NUMBERS, np.float32) | dict.fromkeys(_FLAGS, np.bool_)
         step = replace(taken, **{name: self._array(name, getattr(taken, name), kinds[name]) for name in kinds})
         finite = np.isfinite(step.obs).all(axis=-1) & np.isfinite(step.reward)
-        return replace(step, broken=step.broken | ~(finite.all(axis=1) if self.spec.spaces.team else finite))
+        return replace(step, broken=step.broken | ~finite.reshape(len(finite), -1).all(axis=1))
 
     def _array(self, name: str, value: Any, kind: type) -> np.ndarray:
         rows, spaces = self.pool.rows, self.spec.spaces
-        each = (spaces.agents,) if spaces.team and name != "broken" else ()
+        each = spaces.by_agent if name != "broken" else ()
         shape = (rows, *each, *([spaces.observations] if name == "obs" else []))
         try:
             array = np.asarray(value)

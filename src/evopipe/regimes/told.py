@@ -54,8 +54,7 @@ def of_each(batch: Batch) -> Tensor:
 def _own_actions(spec: Any, rows: Tensor) -> Tensor:
     """Return how many actions, or numbers of one, whoever acts in rows `[P, …]` has, the agents of a team side by side
     in the last axis."""
-    team = spec.spaces.team
-    each = torch.tensor([spec.spaces.actions] if team is None else team.actions, device=rows.device)
+    each = torch.tensor(spec.spaces.who.actions, device=rows.device)
     return each.repeat(rows.shape[-1] // len(each)).expand_as(rows).double()
 
 

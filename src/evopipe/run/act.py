@@ -67,7 +67,7 @@ def choosers(
         places: which of these each cohort has.
     """
     choice, found = by_kernels(spec.algo, "choice"), []
-    if choice is None or spec.spaces.team or spec.paths.capture != "none" or build.chosen() is None:
+    if choice is None or spec.paths.capture != "none" or build.chosen() is None:
         return None
     for cohort, own in zip(cohorts, places, strict=True):
         how = choice(spec.algo_config, cohort.state) if build.serve(cohort.keys) else None
@@ -82,8 +82,7 @@ def choosers(
 def by_row(spec: EnvSpec, actions: np.ndarray) -> np.ndarray:
     """Reshape members' actions `[P, E, …]` to what a pool reads, `[P · E, …]`; a team's `[P, E · K, …]` to
     `[P · E, K, …]`."""
-    team = (spec.spaces.agents,) if spec.spaces.team else ()
-    return actions.reshape(-1, *team, *actions.shape[2:])
+    return actions.reshape(-1, *spec.spaces.by_agent, *actions.shape[2:])
 
 
 def take_note(

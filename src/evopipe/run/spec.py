@@ -379,16 +379,16 @@ class EnvSpec(Spec):
             found = "its tensors have other names than the first one's"
         return None if found is None else f": {found}"
 
-    @property
-    def groups(self) -> dict[str, tuple[int, ...]]:
-        """The indices of the agents in each group of a team; empty if one agent acts."""
-        team = self.spaces.team
-        return {} if team is None else team.groups(self.algo_config.groups)
-
     def score(self, returns: np.ndarray) -> np.ndarray:
-        """Return the score of a team's episodes, `[…]`, from its agents' returns `[…, K]`."""
+        """Return the score of episodes, `[…]`, from the agents' returns `[…, K]`."""
+        if not self.spaces.by_agent:
+            return returns[..., 0]
         scores: np.ndarray = returns.sum(axis=-1) if self.algo_config.score == "sum" else returns.mean(axis=-1)
         return scores
+
+    def of_agents(self, returns: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what is told of episodes beside their score: of a team its agents' returns `[…, K]`."""
+        return {"agents": returns} if self.spaces.by_agent else {}
 
 
 def fresh(

@@ -48,7 +48,7 @@ class Breed:
     def about(self) -> dict[str, Any]:
         """The algorithm, its configuration and the spaces as JSON data, as `policy.json` has them."""
         own = self.team.to_json() if self.team is not None else self.actions.to_json() | self.observations.to_json()
-        return settings_of(self.params) | own
+        return settings_of(self.params.env, self.params.train.algo, self.params.algo_config) | own
 
     def rows(self, obs: Any) -> tuple[np.ndarray, bool]:
         """Return observations as flat rows `[n, O]` float32, and whether there was a single one.
