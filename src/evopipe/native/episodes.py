@@ -16,7 +16,8 @@ from evopipe.types import Tensor
 
 
 class Normalised(NamedTuple):
-    """What observations of some members are normalised by, see `core.normalise`: it stays as it is."""
+    """Mean and scale by which observations of some members are normalised while the kernels act; a fixed copy of the
+    statistics in `core.normalise`."""
 
     columns: Tensor  # [N] int64
     mean: Tensor  # [members, N] float32

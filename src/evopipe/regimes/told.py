@@ -47,7 +47,7 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
 
 
 def of_each(batch: Batch) -> Tensor:
-    """Return how much a transition counts, `[P, B]`, or each agent's own, `[P, B, K]`."""
+    """Return the weight of each transition in a minibatch, `[P, B]`; of a team each agent's weight, `[P, B, K]`."""
     return batch.weight if batch.learns is None else batch.weight[..., None] * batch.learns
 
 

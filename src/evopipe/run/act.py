@@ -50,7 +50,7 @@ EVERYONE = [slice(None)]
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return, for each cohort, the places of its members among all living ones in slot order."""
+    """Return, for each cohort, the positions of its members in the list of all living members, ordered by slot."""
     at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
     return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
 

@@ -112,7 +112,8 @@ class Watch(Protocol):
         """Begin another evaluation."""
 
     def forget(self) -> None:
-        """Forget the generation's evaluations: one of them was stopped or failed, and all are played again."""
+        """Discard the evaluations of this generation, because one was stopped or failed: all of them are played
+        again."""
 
     def note(
         self, slots: np.ndarray, rows: np.ndarray, episodes: np.ndarray, obs: np.ndarray, legal: np.ndarray,

@@ -121,7 +121,7 @@ class Spec(ABC):
 
     @property
     def each(self) -> int:
-        """How many steps of each member one tick counts as."""
+        """The number of steps by which one tick advances each member."""
         return 1
 
     @property
@@ -307,7 +307,7 @@ class EnvSpec(Spec):
 
     @property
     def each(self) -> int:
-        """How many steps of each member one tick counts as."""
+        """The number of environment steps by which one tick advances each member."""
         return self.env.num_envs
 
     def architecture(self) -> Architecture:

@@ -121,7 +121,8 @@ def params_of(data: Mapping[str, Any]) -> Params:
 
 
 def build(params: Params, observations: Any, actions: Any) -> Breed:
-    """Return the breed for a run's parameters and Gymnasium's spaces. For a team, the spaces are dictionaries by agent.
+    """Return what all agents of a population share (`Breed`), from a run's parameters and Gymnasium's spaces. For a
+    team, both spaces are dictionaries by agent.
 
     Raises:
         ParamsError: the algorithm does not support the spaces.

@@ -88,8 +88,8 @@ def entering(agents: Sequence[Any], seed: int) -> list[Member]:
 
 
 def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return agents of class `view` for the current members of a run. One step of the run counts as `each` steps of an
-    agent."""
+    """Return an agent of class `view` for each current member of a run. Its steps are those of the agent in `before` at
+    the same index, and `each` for every step of the run."""
     found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
     for agent in found:
         agent.steps = [before[agent.index].steps[-1] + run.clock.step * each]
