@@ -59,6 +59,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rainbow:quiet": ("discrete", {**RAINBOW, "noisy": False, "double": False, "dueling": False}),
     "rainbow:noise alone": ("discrete", {"distributional": False, "noisy": True, "dueling": False}),
     "rainbow:dueling alone": ("discrete", {**PLAIN, "dueling": True}),
+    "qrdqn": ("discrete", {"quantiles": 5}),
+    "qrdqn:double": ("discrete", {"quantiles": 7, "double": True}),
+    "qrdqn:unmasked": ("discrete", {"quantiles": 1}),
     "ddpg": ("continuous", {"policy_delay": 2}),
     "ddpg:shared": ("continuous", SHARED),
     "td3": ("continuous", {"target_noise": 0.6}),
@@ -400,6 +403,30 @@ class Huber:
     loss = "huber"
 
 
+def by_quantiles(theta: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Algorithm 1 of Dabney et al. (2018) for one transition: θ `[N]` at the midpoints against targets `[M]`."""
+    total = torch.zeros(())
+    for i, value in enumerate(theta, 1):
+        tau = (2 * i - 1) / (2 * len(theta))
+        for each in targets:
+            u = each - value
+            total = total + abs(tau - float(u < 0)) * (0.5 * u**2 if abs(u) <= 1 else abs(u) - 0.5) / len(targets)
+    return total
+
+
+def qrdqn(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    with torch.no_grad():
+        after = agent.net("target", batch.next_obs).view(B, A, -1)
+        chooses = agent.net("q", batch.next_obs).view(B, A, -1) if agent.cfg.double else after
+        after = of(after, best(chooses.mean(dim=2), batch.next_legal))
+        y = batch.reward[:, None] + batch.discount[:, None] * after
+    now = of(agent.net("q", batch.obs).view(B, A, -1), batch.action)
+    loss = (batch.weight * torch.stack([by_quantiles(*each) for each in zip(now, y, strict=True)])).sum()
+    agent.descend(loss, q=agent.hyper["lr"])
+    agent.follow(agent.hyper["tau"], target="q")
+    return loss, now.mean(dim=1) - y.mean(dim=1)
+
+
 def ddpg(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
     with torch.no_grad():
         after = agent.encoded(batch.next_obs, target=True)
@@ -577,7 +604,7 @@ def ppo(agent: Agent, batch: Sequences, draw: Stream, drawn: Drawn, turn: int) -
 
 
 PAPERS: Mapping[str, Callable[..., Found]] = {
-    each.__name__: each for each in (bc, cqn, ddpg, dqn, iql, ppo, rainbow, sac, td3, td3bc)
+    each.__name__: each for each in (bc, cqn, ddpg, dqn, iql, ppo, qrdqn, rainbow, sac, td3, td3bc)
 }
 
 
@@ -654,9 +681,14 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
             return torch.minimum(*twins(agent, name, read, action))
         return agent.q(name, read, action)
 
-    if agent.name in ("dqn", "cqn", "rainbow"):
+    if agent.name in ("dqn", "cqn", "qrdqn", "rainbow"):
         if agent.name == "rainbow":
             q, q_minus = (of_rainbow(agent, name, batch) for name in ("q", "target"))
+        elif agent.name == "qrdqn":
+            theta, theta_minus = (of(agent.net(n, batch.obs).view(B, A, -1), batch.action) for n in ("q", "target"))
+            q, q_minus = theta.mean(dim=1), theta_minus.mean(dim=1)
+            found["losses/quantile_low"] = (weight * theta.sort(dim=1).values[:, 0]).sum()
+            found["losses/quantile_high"] = (weight * theta.sort(dim=1).values[:, -1]).sum()
         else:
             q, q_minus = (of(agent.net(name, batch.obs), batch.action) for name in ("q", "target"))
     else:
@@ -924,6 +956,8 @@ def output(agent: Agent, obs: torch.Tensor, noise: Stream | None = None) -> torc
     """What a member's policy says of its actions: values, logits or numbers before tanh."""
     if agent.policy == "actor":
         return agent.net("actor", agent.encoded(obs)).detach()
+    if agent.name == "qrdqn":
+        return agent.net("q", obs).detach().view(len(obs), A, -1).mean(dim=2)
     if not hasattr(agent.cfg, "atoms"):
         return agent.net("q", obs).detach()
     atoms = agent.cfg.atoms if agent.cfg.distributional else 1
@@ -991,6 +1025,7 @@ def test_actions_are_those_of_one_agent_a_member(case: str) -> None:
         *((name, {"random_steps": 100}, (1.0, 1.0, 1.0, 1.0, 0.0)) for name in ("ddpg", "td3", "sac")),
         ("dqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),
         ("dqn", {"eps_schedule": "exponential"}, (0.9, 0.9 / 3**0.5, 0.3, 0.1 * 9**0.01, 0.1)),
+        ("qrdqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),
         ("rainbow", {"noisy": False}, (0.9, 0.7, 0.5, 0.108, 0.1)),
         ("rainbow", {"noisy": True}, (0.0, 0.0, 0.0, 0.0, 0.0)),
     ],

@@ -26,7 +26,7 @@ from evopipe.storage import members as stored
 
 B = 5
 CASES = (
-    "dqn", "rainbow", "cqn", "ddpg", "td3", "td3bc", "td3:continuous:shared", "sac", "sac:continuous", "iql",
+    "dqn", "rainbow", "qrdqn", "cqn", "ddpg", "td3", "td3bc", "td3:continuous:shared", "sac", "sac:continuous", "iql",
     "iql:continuous", "bc", "bc:continuous", "ppo", "ppo:continuous", "ppo:multidiscrete", "ppo:multibinary",
 )  # fmt: skip
 
@@ -90,8 +90,10 @@ def expected(
     name, out = p.train.algo, {}
     twin = lambda: (run("critic_1", obs), run("critic_2", obs))  # noqa: E731
     taken = lambda a: torch.minimum(run("critic_1", obs, a), run("critic_2", obs, a))[:, 0]  # noqa: E731
-    if name in ("dqn", "cqn", "rainbow"):
+    if name in ("dqn", "cqn", "qrdqn", "rainbow"):
         q = run("q", obs)
+        if name == "qrdqn":
+            q = q.view(B, -1, 50).mean(dim=-1)
         if name == "rainbow":
             atoms = torch.linspace(-200.0, 200.0, 51)
             parts = q.view(B, -1, 51)  # the value's row stands first

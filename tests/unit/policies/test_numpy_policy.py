@@ -172,6 +172,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ("ippo", {}, "it is a team's"),
         ("dqn", {"network": {"encoder_kind": "simba"}}, "its network is more than a plain perceptron"),
         ("ppo", {"network": {"encoder_kind": "lstm"}}, "its network is more than a plain perceptron"),
+        ("qrdqn", {}, "its network gives other numbers than one for each action"),
         ("rainbow", {}, "its network gives other numbers than one for each action"),
     ],
 )

@@ -31,6 +31,7 @@ REPLAY = {"replay/size", "replay/age", "charts/epsilon"}
 TOLD = {
     "dqn": ACTING | VALUES | REPLAY,
     "rainbow": ACTING | VALUES | REPLAY | {"losses/support_low", "losses/support_high"},
+    "qrdqn": ACTING | VALUES | REPLAY | {"losses/quantile_low", "losses/quantile_high"},
     "td3": ACTING | VALUES | REPLAY | {"losses/actor_loss", "charts/noise"},
     "sac": ACTING | VALUES | REPLAY | {"losses/actor_loss", "losses/entropy", "losses/alpha"},
     "ppo": ACTING
