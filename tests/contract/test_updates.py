@@ -45,6 +45,7 @@ UNLIKE = {
     "ent_coef": (0.01, 0.05, 0.2), "target_kl": (0.0, 1e-9, 1e9),
 }  # fmt: skip
 """Hyper-parameters, one a member."""
+CRITICS = [f"critic_{k}" for k in range(1, 11)]
 SHARED = {"share_encoder": True}
 RAINBOW = {"v_min": -2.0, "v_max": 3.0, "atoms": 5}
 PLAIN = {"distributional": False, "dueling": False, "noisy": False}
@@ -72,6 +73,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sac:shared": ("discrete", {**SHARED, "target_entropy": 0.4}),
     "sac:continuous": ("continuous", {}),
     "sac:continuous:shared": ("continuous", {**SHARED, "learn_alpha": False}),
+    "tqc": ("continuous", {"quantiles": 4, "dropped": 1, "target_entropy": -0.7}),
+    "tqc:five": ("continuous", {"critics": 5, "quantiles": 3, "dropped": 2}),
+    "tqc:whole": ("continuous", {"critics": 3, "quantiles": 2, "dropped": 0, "learn_alpha": False}),
     "iql": ("discrete", {}),
     "iql:continuous": ("continuous", {"weight_limit": 1.5}),
     "ppo": ("discrete", {}),
@@ -276,7 +280,7 @@ class Agent:
     def follow(self, share: float, **pairs: str) -> None:
         """Mix so much of networks into their targets."""
         for target, online in pairs.items():
-            for suffix in ("", ".critic_1", ".critic_2"):
+            for suffix in ("", *(f".{name}" for name in CRITICS)):
                 if target + suffix in self.values:
                     with torch.no_grad():
                         t, o = self.values[target + suffix], self.values[online + suffix]
@@ -397,6 +401,44 @@ def rainbow(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -
         agent.descend(loss, q=agent.hyper["lr"])
     agent.follow(agent.hyper["tau"], target="q", noise_target="noise")
     return loss, error
+
+
+def tqc(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    """Kuznetsov et al. (2020), section 4, a transition at a time."""
+    alpha, cfg = float(agent.values["log_alpha"].detach().exp()), agent.cfg
+    names = [f"critic_{k}" for k in range(1, cfg.critics + 1)]
+
+    def acts(obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = agent.net("actor", obs)[:, :A], agent.net("actor", obs)[:, A:].clamp(-20, 2)
+        u = mean + log_std.exp() * noise.view(B, A)
+        log_pi = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) + 2 * torch.cosh(u).log()
+        return torch.tanh(u), log_pi.sum(dim=1)
+
+    y: list[list[torch.Tensor]] = []
+    with torch.no_grad():
+        action, log_pi = acts(batch.next_obs, drawn(draw))
+        after = [agent.net(f"critics_target.{name}", batch.next_obs, action) for name in names]
+        for b in range(B):
+            pooled = sorted((z for of_one in after for z in of_one[b]), key=float)
+            kept = pooled[: len(pooled) - cfg.dropped * cfg.critics]
+            y.append([batch.reward[b] + batch.discount[b] * (z - alpha * log_pi[b]) for z in kept])
+    now = [agent.net(f"critics.{name}", batch.obs, batch.action) for name in names]
+    loss, errors = torch.zeros(()), torch.zeros(B)
+    for theta in now:
+        for b in range(B):
+            targets = torch.stack(y[b])
+            loss = loss + batch.weight[b] * by_quantiles(theta[b], targets) / cfg.quantiles
+            errors[b] += abs(float(theta[b].detach().mean() - targets.mean())) / cfg.critics
+    agent.descend(loss, **{f"critics__{name}": agent.hyper["lr_critic"] for name in names})
+    action, log_pi = acts(batch.obs, drawn(draw.part(1)))
+    q = torch.cat([agent.net(f"critics.{name}", batch.obs, action) for name in names], dim=1).mean(dim=1)
+    agent.descend((batch.weight * (alpha * log_pi - q)).sum(), actor=agent.hyper["lr_actor"])
+    if cfg.learn_alpha:
+        aim = -float(A) if cfg.target_entropy == "auto" else cfg.target_entropy
+        agent.values["log_alpha"].grad = (batch.weight * (-log_pi.detach() - aim)).sum()
+        agent.step("log_alpha", agent.hyper["lr_alpha"])
+    agent.follow(agent.hyper["tau"], critics_target="critics")
+    return loss, errors
 
 
 class Huber:
@@ -604,7 +646,7 @@ def ppo(agent: Agent, batch: Sequences, draw: Stream, drawn: Drawn, turn: int) -
 
 
 PAPERS: Mapping[str, Callable[..., Found]] = {
-    each.__name__: each for each in (bc, cqn, ddpg, dqn, iql, ppo, qrdqn, rainbow, sac, td3, td3bc)
+    each.__name__: each for each in (bc, cqn, ddpg, dqn, iql, ppo, qrdqn, rainbow, sac, td3, td3bc, tqc)
 }
 
 
@@ -675,6 +717,8 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
     x, x_minus = agent.encoded(batch.obs), agent.encoded(batch.obs, target=True)
 
     def least(name: str, read: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        if agent.name == "tqc":
+            return quantiles_of_tqc(agent, name, read, action).mean(dim=(0, 2))
         if name.startswith("critics"):
             if not agent.continuous:
                 return torch.minimum(*(of(agent.net(f"{name}.critic_{k}", read), action) for k in (1, 2)))
@@ -706,7 +750,11 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
     if agent.name == "cqn":
         values = agent.net("q", batch.obs).masked_fill(~batch.legal, -math.inf)
         found["losses/data_gap"] = (weight * (values.amax(dim=1) - q)).sum()
-    if agent.name == "sac":
+    if agent.name == "tqc":
+        theta = quantiles_of_tqc(agent, "critics", x, batch.action)
+        found["losses/quantile_low"] = (weight * theta.amin(dim=(0, 2))).sum()
+        found["losses/quantile_high"] = (weight * theta.amax(dim=(0, 2))).sum()
+    if agent.name in ("sac", "tqc"):
         alpha, out = agent.values["log_alpha"].exp(), agent.net("actor", x)
         found["losses/alpha"] = alpha
         if agent.continuous:
@@ -734,6 +782,11 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
         "losses/target_gap": (weight * (q - q_minus).abs()).sum(),
     }
     return {name: float(value.detach()) for name, value in found.items()}
+
+
+def quantiles_of_tqc(agent: Agent, name: str, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    """Every critic's quantiles, `[M, B, N]`."""
+    return torch.stack([agent.net(f"{name}.critic_{k}", x, action) for k in range(1, agent.cfg.critics + 1)])
 
 
 def rainbow_logits(agent: Agent, name: str, batch: Batch) -> torch.Tensor:
@@ -796,7 +849,7 @@ def told_of_play(agent: Agent, batch: Any, draw: Stream, offline: bool) -> dict[
     if agent.continuous and not sequences and not offline:
         mu = agent.net("actor", agent.encoded(batch.obs)).detach()
         noise = draw.normal(B * A)[0].double().view(B, A)
-        if agent.name == "sac":
+        if agent.name in ("sac", "tqc"):
             mu, log_std = mu[:, :A], mu[:, A:].clamp(-20, 2)
             act = torch.tanh(mu + log_std.exp() * noise)
         else:
@@ -942,7 +995,7 @@ def test_a_number_that_is_none_in_any_network_freezes_its_member_at_once(case: s
                 assert [m.healthy for m in after] == [True, False, True], (name, k, turn)
                 assert all(same(after[i], clean[i]) for i in (0, 2)), (name, k, turn)
                 for each, tensor in before.tensors.items():
-                    if tensor.isfinite().all() and not each.endswith(("target", "critic_1", "critic_2")):
+                    if tensor.isfinite().all() and not each.endswith(("target", *CRITICS)):
                         assert torch.equal(after[1].tensors[each].to(tensor), tensor), (name, k, turn, each)
 
 
@@ -973,13 +1026,13 @@ def explored(agent: Agent, obs: torch.Tensor, legal: torch.Tensor, epsilon: floa
     """What a member does where it explores, from the same draws."""
     if agent.continuous:
         mean, normal = output(agent, obs), draw.normal(ENVS * A).view(ENVS, A)
-        if agent.name == "sac":
+        if agent.name in ("sac", "tqc"):
             action = torch.tanh(mean[:, :A] + mean[:, A:].clamp(-20, 2).exp() * normal)
         else:
             action = torch.tanh(mean) + getattr(agent.cfg, "noise_sd", 0.0) * normal
         u = (draw if agent.name == "bc" else draw.part(1)).uniform(ENVS * (A + 1)).view(ENVS, A + 1)
         return torch.where(u[:, :1] < epsilon, 2 * u[:, 1:] - 1, action.clamp(-1, 1))
-    if agent.name == "sac":
+    if agent.name in ("sac", "tqc"):
         drawn = draw.uniform(ENVS * (A + 2))[0]
         u, gumbel = drawn[: 2 * ENVS].view(2, ENVS), drawn[2 * ENVS :].view(ENVS, A)
         action = best(output(agent, obs) - (-gumbel.log()).log(), legal)
@@ -1022,7 +1075,7 @@ def test_actions_are_those_of_one_agent_a_member(case: str) -> None:
         ("td3bc", {}, (0.0, 0.0, 0.0, 0.0, 0.0)),
         ("cqn", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
         ("iql", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
-        *((name, {"random_steps": 100}, (1.0, 1.0, 1.0, 1.0, 0.0)) for name in ("ddpg", "td3", "sac")),
+        *((name, {"random_steps": 100}, (1.0, 1.0, 1.0, 1.0, 0.0)) for name in ("ddpg", "td3", "sac", "tqc")),
         ("dqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),
         ("dqn", {"eps_schedule": "exponential"}, (0.9, 0.9 / 3**0.5, 0.3, 0.1 * 9**0.01, 0.1)),
         ("qrdqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),

@@ -123,8 +123,9 @@ class Cohort:
         cut = slice(first, end)
 
         def rows(f: dataclasses.Field[Any]) -> Any:
-            value, each = getattr(self.state, f.name), len(names_of(f))
+            value = getattr(self.state, f.name)
             if isinstance(value, (Net, Adam)):
+                each = len(value.values if isinstance(value, Net) else value.mean) // len(self.members)
                 return value.part(each * first, each * end)
             return None if value is None else value[cut]
 
@@ -250,12 +251,12 @@ def _form(
     several: dict[tuple[str, ...], Structure] = {(name,): shape for name, shape in shapes.items()}
 
     def stacked(f: dataclasses.Field[Any]) -> Any:
-        kind, networks = f.metadata["kind"], f.metadata["networks"]
-        rows = [(m.tensors, name) for m in members for name in names_of(f)]
+        kind, networks = f.metadata["kind"], tuple(name for name in f.metadata["networks"] if name in shapes)
         if kind == "row":
-            return torch.stack([t[name] for t, name in rows]).to(device)
-        if networks[0] not in shapes:  # a network that this configuration has no use for
+            return torch.stack([m.tensors[f.name] for m in members]).to(device)
+        if not networks:  # this configuration has no use for them
             return None
+        rows = [(m.tensors, name) for m in members for name in names_of(f)[: len(networks)]]
         if networks not in several:
             several[networks] = shapes[networks[0]].repeat(len(networks))
         shape = several[networks]
@@ -290,7 +291,7 @@ def dissolve(cohorts: Sequence[Cohort]) -> list[Member]:
     found = []
     for cohort in cohorts:
         seen = () if cohort.normaliser is None else cohort.normaliser.rows()
-        tensors = _split((*_leaves(cohort.state), *seen), len(cohort.members))
+        tensors = _split((*_leaves(cohort.state, len(cohort.members)), *seen), len(cohort.members))
         for member, own, healthy in zip(cohort.members, tensors, cohort.healthy.tolist(), strict=True):
             found.append(replace(member, tensors=own, healthy=healthy))
     return sorted(found, key=lambda m: m.slot)
@@ -304,11 +305,12 @@ def _split(leaves: Iterable[tuple[str, Sequence[Tensor]]], rows: int) -> list[di
     return out
 
 
-def _leaves(state: Any) -> Iterator[tuple[str, Sequence[Tensor]]]:
+def _leaves(state: Any, members: int) -> Iterator[tuple[str, Sequence[Tensor]]]:
     """Walk a state without pads: (name, one tensor a member)."""
     for f, part, tensor, structure in _tensors(state):
-        rows, names = tensor.unbind(0) if structure is None else structure.unpack(tensor), names_of(f)
-        yield from ((name + part, rows[i :: len(names)]) for i, name in enumerate(names))
+        rows = tensor.unbind(0) if structure is None else structure.unpack(tensor)
+        each = len(rows) // members
+        yield from ((name + part, rows[i::each]) for i, name in enumerate(names_of(f)[:each]))
 
 
 def _tensors(state: Any) -> Iterator[tuple[dataclasses.Field[Any], str, Tensor, Structure | None]]:
@@ -338,5 +340,5 @@ def create(
     """
     shapes = _structures(members, widths, torch.device("cpu"))
     nets = {name: Net(shape, shape.pack(rows[name]), trainable=True) for name, shape in shapes.items()}
-    tensors = _split(_leaves(init(nets)), len(members))
+    tensors = _split(_leaves(init(nets), len(members)), len(members))
     return [replace(member, tensors=own) for member, own in zip(members, tensors, strict=True)]

@@ -54,7 +54,7 @@ def parameters(*networks: str, trainable: bool = False) -> Any:
     """Declare a field of an algorithm's state that holds the parameters of a network, as a `Net`.
 
     The field is None if the configuration has no such network. If K networks are named, they run in one batch: the K
-    rows of a member are adjacent, `[P · K, N]`.
+    rows of a member are adjacent, `[P · K, N]`; a configuration may have the first of them alone.
     """
     return field(metadata={"kind": "parameters", "networks": networks, "trainable": trainable})
 

@@ -34,6 +34,11 @@ TOLD = {
     "qrdqn": ACTING | VALUES | REPLAY | {"losses/quantile_low", "losses/quantile_high"},
     "td3": ACTING | VALUES | REPLAY | {"losses/actor_loss", "charts/noise"},
     "sac": ACTING | VALUES | REPLAY | {"losses/actor_loss", "losses/entropy", "losses/alpha"},
+    "tqc": ACTING
+    | VALUES
+    | REPLAY
+    | {"losses/actor_loss", "losses/entropy", "losses/alpha", "charts/noise", "losses/log_std"}
+    | {"losses/quantile_low", "losses/quantile_high"},
     "ppo": ACTING
     | {
         "losses/policy_loss",

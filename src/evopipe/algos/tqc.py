@@ -1,0 +1,193 @@
+"""Truncated quantile critics.
+
+Kuznetsov et al., "Controlling overestimation bias with truncated mixture of continuous distributional quantile
+critics", ICML 2020.
+
+M critics give N quantiles θ(s, a) each. Targets are yᵢ = r + γ (1 − terminated) (z₍ᵢ₎ − α log π(a′|s′)), where z are
+the target critics' quantiles of (s′, a′) pooled and sorted, without the largest d M. Each critic's loss is the mean
+over its quantiles and the targets of the quantile Huber loss with threshold 1; a member's is their sum. The actor
+maximises Q(s, a) − α log π(a|s), where Q is the mean of all quantiles of all critics. α is learned as in SAC. The
+error of a transition is how far a critic's mean lies from the mean of its targets.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import model_validator
+
+from evopipe.algos import Answers, _actor_critic, _hyper
+from evopipe.algos._actor_critic import action_value
+from evopipe.core import optim
+from evopipe.core.member import moments, parameters, row
+from evopipe.core.net import Net, Nets, forward
+from evopipe.core.structure import Widths
+from evopipe.ops import distributions as ops
+from evopipe.ops import signals as told
+from evopipe.ops.policy import likeliest, or_random
+from evopipe.ops.quantiles import quantile_huber_loss
+from evopipe.rng import Stream
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
+
+PAPER = "https://arxiv.org/abs/2005.04269"
+REGIME = "off_policy"
+POLICY = "actor"
+ACTIONS = ("continuous",)
+CRITICS = tuple(f"critic_{k}" for k in range(1, 11))
+"""The names of critics; a configuration has the first of them."""
+
+
+class Config(AlgoConfig):
+    """Hyper-parameters of TQC."""
+
+    lr_actor: _actor_critic.ActorRate = 3e-4
+    lr_critic: _actor_critic.CriticRate = 1e-3
+    lr_alpha: Annotated[float, _hyper.rate("the temperature's Adam", "entropy reaches its target sooner")] = 1e-3
+    batch_size: _hyper.BatchSize = 128
+    learn_step: _hyper.LearnStep = 1
+    gamma: _hyper.Discount = 0.99
+    tau: _hyper.TargetShare = 5e-3
+    grad_clip: _hyper.GradientClip = 10.0
+    critics: int = hyper(2, doc="critics; the paper has 5", raising="steadier values, slower updates",
+        ge=2, le=len(CRITICS))  # fmt: skip
+    quantiles: int = hyper(25, doc="quantiles of each critic", raising="finer; time grows with the square", ge=2,
+        le=1000)  # fmt: skip
+    dropped: int = hyper(2, doc="largest quantiles for each critic that targets leave out",
+        raising="lower values, less overestimation", ge=0, le=999)  # fmt: skip
+    alpha: float = hyper(0.2, doc="temperature at the start", raising="explores more", gt=0, le=100)
+    learn_alpha: bool = hyper(True, doc="whether the temperature is learned")
+    target_entropy: float | Literal["auto"] = hyper("auto", doc="entropy that the temperature aims at; `auto`: −A",
+        unit="nats", raising="explores more")  # fmt: skip
+    random_steps: _actor_critic.RandomSteps = 1_000
+    network: _hyper.Network = _hyper.NETWORK
+    evolve: _hyper.Evolving = _actor_critic.RANGES
+
+    @model_validator(mode="after")
+    def _some_are_left(self) -> Config:
+        if self.dropped >= self.quantiles:
+            raise ValueError(f"dropped ({self.dropped}) must be below quantiles ({self.quantiles})")
+        return self
+
+
+@dataclass(frozen=True)
+class State:
+    actor: Net = parameters("actor", trainable=True)
+    critics: Net = parameters(*CRITICS, trainable=True)
+    critics_target: Net = parameters(*CRITICS)
+    actor_adam: optim.Adam = moments("actor")
+    critics_adam: optim.Adam = moments(*CRITICS)
+    log_alpha: Tensor = row()  # [P]
+    log_alpha_adam: Tensor = row()  # [P, 3], see ScalarAdam
+    updates: Tensor = row()  # [P] float32
+
+
+def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
+    """Return input and output width of every network: the actor gives mean and log-deviation."""
+    o, a = spaces.observations, spaces.actions
+    return {"actor": Widths(o, 2 * a)} | dict.fromkeys(CRITICS[: cfg.critics], Widths(o + a, cfg.quantiles))
+
+
+def init(cfg: Config, nets: Nets) -> State:
+    actor, critics = nets["actor"], Net.interleave(*(nets[name] for name in CRITICS[: cfg.critics]))
+    *adams, updates = optim.start(actor, critics)
+    log_alpha = updates + math.log(cfg.alpha)
+    rows: tuple[Tensor, ...] = log_alpha, optim.ScalarAdam.start(log_alpha), updates
+    return State(actor, critics, critics.copy(), *adams, *rows)
+
+
+explore = _actor_critic.explore
+
+
+def _policy(state: State, obs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and log-deviation before tanh, `[P, B, A]` each."""
+    mean, log_std = forward(state.actor, obs).chunk(2, dim=-1)
+    return mean, log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX)
+
+
+def _drawn(state: State, obs: Tensor, draw: Stream) -> tuple[Tensor, Tensor]:
+    """Return actions `[P, B, A]` of the policy, and their log-densities `[P, B]`."""
+    mean, log_std = _policy(state, obs)
+    return ops.squashed_gaussian(mean, log_std, draw.normal(mean.numel() // len(mean)).view(mean.shape))
+
+
+def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
+    """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
+    with torch.no_grad():
+        return likeliest(_policy(state, obs)[0], legal, continuous=True)
+
+
+def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
+    """Draw from the policy, with probability epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`."""
+    with torch.no_grad():
+        mean, log_std = _policy(state, obs)
+        noise = draw.normal(mean.numel() // len(mean)).view(mean.shape)
+        return or_random(ops.squashed_draw(mean, log_std, noise), epsilon, draw.part(1))
+
+
+def _chances(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> ops.Distribution:
+    with torch.no_grad():
+        mean, log_std = torch.nan_to_num(forward(state.actor, obs)).chunk(2, dim=-1)
+    return ops.distribution(cfg.spaces, mean, log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX), squash=True)
+
+
+def _mean(theta: Tensor) -> Tensor:
+    """Return Q `[P, B]`, the mean of all quantiles `[P, M, B, N]`."""
+    return theta.mean(dim=-1).mean(dim=1)
+
+
+def _q_values(cfg: Config, state: State, obs: Tensor, action: Tensor) -> Tensor:
+    with torch.no_grad():
+        return _mean(action_value(state.critics, obs, action))
+
+
+def answers(cfg: Config) -> Answers:
+    return Answers(q_values=_q_values, chances=_chances)
+
+
+def target(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
+    """Return y `[P, B, (N − d) M]`, in rising order."""
+    with torch.no_grad():
+        action, log_pi = _drawn(state, batch.next_obs, draw)
+        theta = action_value(state.critics_target, batch.next_obs, action)  # [P, M, B, N]
+        pooled = (
+            theta.transpose(1, 2).flatten(2).sort(dim=-1).values[..., : (cfg.quantiles - cfg.dropped) * cfg.critics]
+        )
+        z = pooled - (state.log_alpha.exp()[:, None] * log_pi)[..., None]
+        return torch.addcmul(batch.reward[..., None], batch.discount[..., None], z)
+
+
+def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
+    y = target(cfg, state, batch, draw)[:, None]
+    theta = action_value(state.critics, batch.obs, batch.action)  # [P, M, B, N]
+    losses = (batch.weight[:, None] * quantile_huber_loss(theta, y)).sum(dim=(1, 2)) / cfg.quantiles
+    return losses, (theta.detach().mean(dim=-1) - y.mean(dim=-1)).abs().mean(dim=1)
+
+
+def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
+    """Return the ends of the distribution: the mean of the lowest and of the highest quantile of all critics."""
+    theta = action_value(state.critics, batch.obs, batch.action)
+    ends = told.means(batch.weight, theta.amin(dim=(1, 3)), theta.amax(dim=(1, 3))).unbind(dim=1)
+    return dict(zip(("losses/quantile_low", "losses/quantile_high"), ends, strict=True))
+
+
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    entropies: list[Tensor] = []
+
+    def climb() -> Tensor:
+        action, log_pi = _drawn(state, batch.obs, draw.part(1))
+        entropies.append(-log_pi.detach())
+        q = _mean(action_value(state.critics.frozen, batch.obs, action))
+        return (batch.weight * (state.log_alpha.exp()[:, None] * log_pi - q)).sum(dim=1)
+
+    # What is no number is sorted to the top, which targets may leave out.
+    healthy = healthy & state.critics_target.finite.view(-1, cfg.critics).all(dim=1)
+    learned = _actor_critic.learn(state, "critics", hp, healthy, loss(cfg, state, hp, batch, draw), climb)
+    if cfg.learn_alpha:
+        aim = -float(cfg.spaces.actions) if cfg.target_entropy == "auto" else cfg.target_entropy
+        surplus = (batch.weight * (entropies[0] - aim)).sum(dim=1)  # the gradient of log α's loss
+        optim.ScalarAdam.step(state.log_alpha, state.log_alpha_adam, surplus, hp["lr_alpha"], learned.healthy)
+    return learned
