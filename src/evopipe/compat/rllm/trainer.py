@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from evopipe import layout, rng
-from evopipe.agents import records
+from evopipe.agents import adapters, records
 from evopipe.agents.data import Tasks
 from evopipe.agents.elsewhere import on_ray
 from evopipe.agents.engine import Done, EpisodeJob
@@ -25,7 +25,7 @@ from evopipe.agents.model import Model, Reply, Request, Sampled
 from evopipe.agents.rounds import Rounds
 from evopipe.agents.types import Episode, TerminationReason
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
-from evopipe.compat.rllm.config import resolve
+from evopipe.compat.rllm.config import read, resolve
 from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError, ParamsError, UsageError, need_package, suggestion
 from evopipe.language.data import same
@@ -67,13 +67,15 @@ class AgentTrainer:
     Args:
         workflow_class: a `Workflow`; its agents and environments go into `workflow_args`.
         workflow_args: arguments of its constructor.
-        agent_class: a `BaseAgent`, with `env_class`.
-        env_class: a `BaseEnv`.
+        agent_class: a `BaseAgent`, with `env_class`. None: the one that an adapted environment is made for.
+        env_class: a `BaseEnv`; or an environment that was written for another library, a class or a text, see
+            `agents.adapters`. None: `agents.environment` of the configuration, where nothing else makes episodes.
         agent_args: arguments of the agent's constructor.
         env_args: arguments of the environment's, beside those that a task brings.
         config: overrides: a mapping, dotted or nested, a list of `key=value`, an object of nested attributes, or the
             path of a YAML file. `explain()` says what became of it.
-        train_dataset: tasks to learn from: a `Dataset` or a list of mappings. None: `data.train_files`.
+        train_dataset: tasks to learn from: a `Dataset` or a list of mappings. None: `data.train_files`, or those that
+            an adapted environment makes.
         val_dataset: tasks to validate on. None: `data.val_files`, or those to learn from.
         test_dataset: tasks that the elite is reported on, which choose no member. None: those of `val_dataset`.
         engine: `local`, this process; `ray`: the environments of `env_class` live in Ray's processes, see `on_ray`, in
@@ -118,11 +120,13 @@ class AgentTrainer:
                 if value is not None:
                     own = name.replace("class", "cls")
                     raise ValueError(f"{name} is not supported when using workflow, instead use workflow_args['{own}']")
+        named = read(config)[0].get(adapters.KEY)
+        env_class, agent_class, adapted = _adapted(env_class, agent_class, named, workflow_class or flow)
         _engine(engine, env_class)
         self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
         self.agent_class, self.env_class = agent_class, env_class
         self._elsewhere: type[Any] | None = None  # the environments' class, where Ray has them
-        self.agent_args, self.env_args = dict(agent_args or {}), dict(env_args or {})
+        self.agent_args, self.env_args = dict(agent_args or {}), {**adapted.env_args, **dict(env_args or {})}
         self.config, self.engine, self.reward_fn, self.flow, self.endpoint = config, engine, reward_fn, flow, endpoint
         _check_classes(workflow_class, agent_class, env_class, flow, endpoint)
         self.train_dataset, self.val_dataset = (
@@ -135,6 +139,9 @@ class AgentTrainer:
         for split, which in (("train", "train_dataset"), ("val", "val_dataset")):
             if getattr(self, which) is None and split in first.files:
                 setattr(self, which, _dataset_of(Tasks.load_data(first.files[split]), which))
+        if self.train_dataset is None and adapted.tasks is not None:
+            self.train_dataset = Tasks(adapted.tasks(_TASKS, 1))
+            self.val_dataset = self.val_dataset or Tasks(adapted.tasks(_HELD_TASKS, 2))
         if not self.train_dataset:
             raise DataError("train_dataset: no tasks; pass a Dataset with rows, or name a file by data.train_files")
         self.resolved = resolve(config, population, len(self.train_dataset), name, engine)
@@ -444,6 +451,30 @@ def _engine(engine: str, env_class: Any) -> None:
                 "engine='ray' puts the environments of env_class into Ray's processes: a workflow of your own makes "
                 "its environments of evopipe.agents.on_ray(YourEnvironment)"
             )
+
+
+_TASKS, _HELD_TASKS = 1000, 200
+"""Tasks to learn from and to validate on, where the environment makes them."""
+
+
+def _adapted(
+    env: Any, agent: type[Any] | None, named: Any, other: Any
+) -> tuple[type[Any] | None, type[Any] | None, adapters.Adapted]:
+    """Return the classes of environment and agent, and the adapter of the environment, if it needs one.
+
+    Raises:
+        ParamsError: the environment is not known, or named twice.
+    """
+    if named is not None and not isinstance(named, str):
+        raise ParamsError(f"{adapters.KEY}: of type {type(named).__name__}, expected a text")
+    if named is not None and (env is not None or other is not None):
+        raise ParamsError(f"{adapters.KEY}: {named!r:.100} beside what the program passes: leave one of them out")
+    asked = env if env is not None else named
+    key = "env_class" if named is None else adapters.KEY
+    found = None if asked is None or other is not None else adapters.find(asked, key)
+    if found is None:
+        return env, agent, adapters.Adapted(BaseEnv, {})
+    return found.env_class, agent or found.agent_class, found
 
 
 _GIVEN_BY_US = ("rollout_engine", "executor")
