@@ -10,12 +10,12 @@ import numpy as np
 
 import evopipe
 
-ROOMS = "abcdefgh"
+ROOMS = "abcdef"
 LOOKS = 3
 
 
 class FindKey:
-    """A key lies in one of eight rooms. The first note names a room, where another note names the next; the third room
+    """A key lies in one of six rooms. The first note names a room, where another note names the next; the third room
     has the key, and who looks elsewhere comes too late."""
 
     def reset(self, notes: str, **row: Any) -> str:
@@ -40,13 +40,15 @@ class FindKey:
 
 
 class Demonstrations:
-    """Chats of somebody who as often looks into any room as into the one that he was told.
+    """Chats of somebody who now and then looks into any room, in place of the one that he was told.
 
     Args:
         attentive: how often he follows a note.
     """
 
-    def __init__(self, attentive: float = 0.5) -> None:
+    characters = "".join(sorted({*ROOMS, *'-key look{"room": ""}'}))
+
+    def __init__(self, attentive: float = 0.6) -> None:
         self.attentive = attentive
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
@@ -82,7 +84,7 @@ def drawn(rng: np.random.Generator) -> str:
 
 
 def held_out() -> list[dict[str, Any]]:
-    """Return the tasks of validation: a quarter of all 336."""
+    """Return the tasks of validation: a quarter of all 120."""
     return every()[::4]
 
 

@@ -16,7 +16,11 @@ agent = typer.Typer(
     rich_markup_mode=None,
 )
 _Trainer = Annotated[
-    str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns an AgentTrainer; it is called with the overrides.")
+    str,
+    typer.Argument(
+        metavar="MODULE:FUNCTION|FILE.yaml",
+        help="Returns an AgentTrainer; it is called with the overrides. Or a file that names the environment.",
+    ),
 ]
 _Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE|FILE.yaml]...", help="Of the configuration.")
@@ -29,6 +33,8 @@ def _made_trainer(name: str, overrides: list[str] | None, policy: Path | None = 
     from evopipe.own import import_name
 
     start = [] if policy is None else [f"population.start={policy}"]
+    if name.endswith((".yaml", ".yml")):
+        return AgentTrainer(config=[name, *(overrides or []), *start])
     made = import_name(name, "agent")([*(overrides or []), *start])
     if not isinstance(made, AgentTrainer):
         raise UsageError(f"agent: {name} returned {type(made).__name__}, expected an AgentTrainer")

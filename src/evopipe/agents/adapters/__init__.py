@@ -79,8 +79,8 @@ def _named(text: str, key: str) -> Adapted:
         return Adapted(found, {}, ChatAgent, getattr(found, "tasks", None))
     raise ParamsError(
         f"{key}: {text!r} is no environment of a known kind, it has no {', '.join(lacking)}: let it be a "
-        f"gymnasium.Env, a subclass of evopipe.agents.BaseEnv, or a class in TRL's form; where step is a tool of its, say "
-        f"'tools:{text}'"
+        f"gymnasium.Env, a subclass of evopipe.agents.BaseEnv, or a class in TRL's form; if step is one of its tools, "
+        f"say 'tools:{text}'"
     )
 
 

@@ -92,7 +92,9 @@ class _Server:
             self._session, self.tools = self._ready.result(seconds + _ENDING)
         except Exception as error:
             self.close()
-            raise RuntimeError(f"{command!r:.200} does not begin as an MCP server: {text_of(error) or type(error).__name__}") from None
+            raise RuntimeError(
+                f"{command!r:.200} does not begin as an MCP server: {text_of(error) or type(error).__name__}"
+            ) from None
 
     async def _live(self) -> None:
         """Hold the session open until it is to end: it must be closed by the task that opened it."""

@@ -38,6 +38,7 @@ class OpenEnvironment(BaseEnv):
         task: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.url, self.field, self.show, self.seconds, self.task = url, field, show, seconds, dict(task or {})
+        self._open = contextlib.ExitStack()
         self._socket: Any = None
 
     @classmethod
@@ -50,9 +51,10 @@ class OpenEnvironment(BaseEnv):
         from websockets.sync.client import connect
 
         try:
-            self._socket = connect(
+            opening = connect(
                 self.url, open_timeout=self.seconds, close_timeout=_CLOSING, max_size=_LARGEST, proxy=None
             )
+            self._socket = self._open.enter_context(opening)
         except Exception as error:
             raise ConnectionError(f"{self.url} does not answer as an OpenEnv server: {text_of(error)}") from None
         told = self._ask({"type": "reset", "data": self.task})
@@ -67,7 +69,7 @@ class OpenEnvironment(BaseEnv):
             with contextlib.suppress(Exception):
                 self._socket.send(json.dumps({"type": "close"}))
             with contextlib.suppress(Exception):
-                self._socket.close()
+                self._open.close()
 
     def _action(self, text: str) -> dict[str, Any]:
         if text.lstrip().startswith("{"):
@@ -89,7 +91,9 @@ class OpenEnvironment(BaseEnv):
             told = json.loads(raw)
             data = dict(told["data"])
         except (ValueError, TypeError, LookupError, RecursionError):
-            raise ValueError(f"{self.url} answered {one_line(str(raw))[:80]!r}, which is no message of OpenEnv's") from None
+            raise ValueError(
+                f"{self.url} answered {one_line(str(raw))[:80]!r}, which is no message of OpenEnv's"
+            ) from None
         if told.get("type") == "error":
             hint = ", or set the field that a text becomes (field)" if data.get("code") == "VALIDATION_ERROR" else ""
             raise RuntimeError(f"{self.url}: {one_line(json.dumps(data))[:300]}: mend the task or the server{hint}")
@@ -102,7 +106,9 @@ class OpenEnvironment(BaseEnv):
             return str(observation)
         if self.show is not None:
             if self.show not in observation:
-                raise ValueError(f"{self.url}: an observation has no {self.show!r}, it has {', '.join(observation)[:200]}")
+                raise ValueError(
+                    f"{self.url}: an observation has no {self.show!r}, it has {', '.join(observation)[:200]}"
+                )
             return str(observation[self.show])
         kept = {name: value for name, value in observation.items() if name not in _NO_TEXT}
         texts = [value for value in kept.values() if isinstance(value, str)]
@@ -122,4 +128,6 @@ def adapted(url: str, key: str) -> Adapted:
     if not sign or secure is None or not rest.strip("/"):
         raise ParamsError(f"{key}: 'openenv:{url}' must have the form openenv:ws://host:port, or http, https, wss")
     place = rest.rstrip("/")
-    return Adapted(OpenEnvironment, {"url": f"{secure}://{place if place.endswith('/ws') else place + '/ws'}"}, tasks=seeds)
+    return Adapted(
+        OpenEnvironment, {"url": f"{secure}://{place if place.endswith('/ws') else place + '/ws'}"}, tasks=seeds
+    )

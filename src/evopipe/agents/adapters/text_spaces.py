@@ -65,7 +65,9 @@ def _tells(space: Any) -> bool:
     """Whether what a space has can be read: a text, or a mapping with one."""
     if isinstance(space, spaces.Dict):
         plain = (spaces.Text, spaces.Discrete)
-        return any(map(_tells, space.values())) and all(isinstance(each, plain) or _tells(each) for each in space.values())
+        return any(map(_tells, space.values())) and all(
+            isinstance(each, plain) or _tells(each) for each in space.values()
+        )
     return isinstance(space, spaces.Text)
 
 
@@ -93,7 +95,9 @@ def adapted(environment: Any, key: str) -> Adapted:
             gymnasium.spec(environment)
         except gymnasium.error.Error as error:
             near = suggestion(environment, gymnasium.registry)
-            raise ParamsError(f"{key}: gymnasium knows no {environment!r:.100} ({str(error)[:200]}){near[:200]}") from None
+            raise ParamsError(
+                f"{key}: gymnasium knows no {environment!r:.100} ({str(error)[:200]}){near[:200]}"
+            ) from None
     elif inspect.isclass(environment) and inspect.isabstract(environment):
         raise ParamsError(f"{key}: {environment.__name__} is abstract: it cannot be made")
     return Adapted(TextSpaces, {"environment": environment}, tasks=seeds)

@@ -106,7 +106,9 @@ class ToolClass(ToolsEnvironment):
             found = self.reward_fn(self.row, self.answer)
             return found.reward if isinstance(found, RewardOutput) else found
         if not hasattr(self.made, "reward"):
-            raise ValueError(f"{type(self.made).__name__} has neither get_reward nor an attribute reward: pass reward_fn")
+            raise ValueError(
+                f"{type(self.made).__name__} has neither get_reward nor an attribute reward: pass reward_fn"
+            )
         return self.made.reward
 
     def close(self) -> None:
