@@ -160,7 +160,7 @@ def test_tokens_are_made_once_and_what_was_done_counts_however_an_episode_ends(s
         calls = [step["action"]["calls"] for step in turns["steps"]]
         keys = [call["arguments"]["key"] for each in calls for call in each]
         assert turns["reward"] == pytest.approx(sum(0.25 if key == episode["task"]["key"] else 0.1 for key in keys))
-        assert len(episode["rows"]) == 1
+        assert len(turns["rows"]) == 1
         cut += episode["termination_reason"] == "max_turns_exceeded"
         for before, after in itertools.pairwise(turns["steps"]):
             (call,) = before["chat_completions"][-1]["tool_calls"]
