@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import string
+import time
 from typing import Any
 
 import gymnasium
@@ -41,6 +42,25 @@ class Doors:
 
     def get_reward(self) -> float:
         return 1.0 / self.tried if self.tried else 0.0
+
+
+class Leaves(Doors):
+    """Behind the first door it ends its process, behind the second it raises, and a third hangs."""
+
+    def reset(self, door: int, **row: Any) -> str:
+        if door == 0:
+            self.leave()
+        if door == 1:
+            raise KeyError("no door")
+        if door == 2:
+            time.sleep(30)
+        return super().reset(door, **row)
+
+
+class Apart(Leaves):
+    """The same in a process of its own."""
+
+    blocking = "process"
 
 
 class Owned:

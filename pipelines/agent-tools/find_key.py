@@ -14,8 +14,8 @@ LOOKS = 3
 
 
 class FindKey:
-    """A key lies in one of ninety rooms. The task names a room; a note there names the next, and the note in that one the
-    room with the key. Who needs more than three looks comes too late."""
+    """A key lies in one of ninety rooms. The task names a room, a note there names another, and the note in that one
+    names the room with the key. Who needs more than three looks comes too late."""
 
     def reset(self, rooms: list[str], **row: Any) -> str:
         self.rooms, self.looks, self.found = rooms, 0, False

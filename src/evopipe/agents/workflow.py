@@ -10,7 +10,7 @@ import math
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from evopipe.agents.agent import BaseAgent
 from evopipe.agents.blocking import Blocking, Threads, step_apart
@@ -244,7 +244,7 @@ class MultiTurnWorkflow(Workflow):
                 await self._final(step)
             raise
 
-    async def _turns(self) -> None:
+    async def _turns(self) -> NoReturn:
         """Play until the environment is done, or the agent has written all its completions."""
         first = None
         for _ in range(self.max_steps):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("transformers", reason="an extra of its own: pip install 'evopipe[language]'")
 
@@ -17,6 +18,7 @@ from endpoints import tool_base
 from evopipe.agents import CallingAgent, ChatAgent, CopyGame, adapters
 from evopipe.agents.adapters.text_spaces import TextSpaces, seeds
 from evopipe.agents.adapters.tools import ToolClass, schemas
+from evopipe.cli import app
 from evopipe.errors import EnvironmentFailed, ParamsError
 
 SMALL = {
@@ -170,43 +172,23 @@ def test_tokens_are_made_once_and_what_was_done_counts_however_an_episode_ends(s
     assert cut, "of 16 random episodes none called to the end"
 
 
-def test_exits_and_errors_of_tools_and_of_reset_cost_their_episodes_alone() -> None:
-    class Leaves(envs.Doors):
-        def reset(self, door: int, **row: Any) -> str:
-            if door == 0:
-                self.leave()
-            if door == 1:
-                raise KeyError("no door")
-            return super().reset(door, **row)
-
-    rows = [{"door": door} for door in range(4)]
-    episodes = trainer(env_class=Leaves, train_dataset=rows).play()
+@pytest.mark.parametrize(
+    ("cls", "says"),
+    [
+        (envs.Leaves, "os._exit"),
+        pytest.param(envs.Apart, "the process that this ran in died", marks=pytest.mark.thorough),
+    ],
+)
+def test_what_exits_raises_or_hangs_costs_its_episode_alone(cls: Any, says: str) -> None:
+    rows = [{"door": door} for door in range(5)]
+    episodes = trainer(env_class=cls, train_dataset=rows, config={"agents.env_seconds": 4.0}).play()
     reasons = [each["termination_reason"] for each in episodes]
-    assert reasons[:2] == ["error", "error"]
-    assert "error" not in reasons[2:]
-    told = [each["info"]["error"]["error_message"] for each in episodes[:2]]
-    assert "os._exit" in told[0] or "exit" in told[0].lower()
+    assert reasons[:3] == ["error", "error", "timeout"]
+    assert not {"error", "timeout"} & {*reasons[3:]}
+    told = [each["info"]["error"]["error_message"] for each in episodes[:3]]
+    assert says in told[0]
     assert told[1] == "'no door'"
     assert all("\n" not in text for text in told)
-
-
-def test_a_tool_that_hangs_is_given_up_in_time() -> None:
-    import threading
-
-    free = threading.Event()
-
-    class Hangs(envs.Doors):
-        def reset(self, door: int, **row: Any) -> str:
-            if door == 1:
-                free.wait(30)
-            return super().reset(door, **row)
-
-    try:
-        rows = [{"door": door} for door in range(3)]
-        episodes = trainer(env_class=Hangs, train_dataset=rows, config={"agents.env_seconds": 0.5}).play()
-    finally:
-        free.set()
-    assert [each["termination_reason"] == "timeout" for each in episodes] == [False, True, False]
 
 
 # --- Gymnasium's text spaces ------------------------------------------------------------------------------------------
@@ -288,6 +270,20 @@ def test_environments_whose_tasks_are_seeds_need_no_dataset() -> None:
     assert (len(train), len(held)) == (1000, 200)
     assert not {row["seed"] for row in train} & {row["seed"] for row in held}
     assert seeds(2, 1) == [{"seed": 1_000_000}, {"seed": 1_000_001}]
+
+
+def test_a_file_that_names_the_environment_is_all_that_the_command_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {**SMALL, "agents.environment": "adapted_envs:Digits", "trainer.default_local_dir": "run"}
+    (tmp_path / "own.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
+    monkeypatch.chdir(tmp_path)
+    words = ["--quiet", "agent", "train", "own.yaml", "data.max_response_length=1"]
+    told = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert json.loads(told.stdout)["elite"]["failed"] == 0.0
+    assert (tmp_path / "run/models/elite").is_dir()
+    with pytest.raises(ParamsError, match=r"agents\.environment: gymnasium knows no 'No-v0'"):
+        CliRunner().invoke(app, [*words, "agents.environment=gym:No-v0"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

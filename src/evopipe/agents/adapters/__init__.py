@@ -38,6 +38,26 @@ class Adapted(NamedTuple):
     tasks: Callable[[int, int], list[dict[str, Any]]] | None = None
 
 
+def chosen(environment: Any, named: Any, other: bool) -> Adapted | None:
+    """Return the adapter of what a program passes, or of what `agents.environment` names; None if none is needed.
+
+    Args:
+        environment: the program's, see `find`; None: it passes none.
+        named: the parameter's value.
+        other: whether something else makes the program's episodes.
+
+    Raises:
+        ParamsError: see `find`; or there are two environments.
+    """
+    if named is None:
+        return None if environment is None or other else find(environment, "env_class")
+    if not isinstance(named, str):
+        raise ParamsError(f"{KEY}: of type {type(named).__name__}, expected a text")
+    if environment is not None or other:
+        raise ParamsError(f"{KEY}: {named!r:.100} beside what the program passes: leave one of them out")
+    return find(named)
+
+
 def find(environment: Any, key: str = KEY) -> Adapted | None:
     """Return the adapter of an environment. None for a class that needs none, or is of no known kind.
 

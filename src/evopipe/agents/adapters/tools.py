@@ -6,9 +6,9 @@ import asyncio
 import inspect
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from evopipe.agents.adapters import Adapted
 from evopipe.agents.agent import CallingAgent
@@ -76,6 +76,7 @@ class ToolClass(ToolsEnvironment):
         row: Mapping[str, Any] | None = None, reward_fn: RewardFunction | None = None,
     ) -> None:  # fmt: skip
         self.made, self.row, self.reward_fn = environment(**dict(environment_args or {})), dict(row or {}), reward_fn
+        self._tools = schemas(type(self.made))  # here, for another process would have to import transformers
         self.blocking: Blocking = getattr(self.made, "blocking", True)  # type: ignore[misc]  # its class's, as it is
 
     @classmethod
@@ -86,7 +87,7 @@ class ToolClass(ToolsEnvironment):
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        return schemas(type(self.made))
+        return self._tools
 
     def reset(self) -> tuple[Any, dict[str, Any]]:
         told = _awaited(self.made.reset(**self.row))
@@ -137,7 +138,7 @@ def chat_of(prompt: Any, told: str) -> list[Message]:
 
 @lru_cache(256)
 def _schemas(cls: type[Any]) -> str:
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     found = []
     for name, method in inspect.getmembers(cls, inspect.isfunction):
@@ -161,7 +162,7 @@ def schemas(cls: type[Any]) -> list[dict[str, Any]]:
     Raises:
         ParamsError: a method has no docstring, or an argument no type.
     """
-    found: list[dict[str, Any]] = json.loads(_schemas(cls))
+    found: list[dict[str, Any]] = json.loads(_schemas(cast("Hashable", cls)))
     return found
 
 

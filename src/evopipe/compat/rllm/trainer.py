@@ -108,7 +108,7 @@ class AgentTrainer:
 
     def __init__(
         self, workflow_class: type[Any] | None = None, workflow_args: dict[str, Any] | None = None,
-        agent_class: type[Any] | None = None, env_class: type[Any] | None = None,
+        agent_class: type[Any] | None = None, env_class: Any = None,
         agent_args: dict[str, Any] | None = None, env_args: dict[str, Any] | None = None, config: Any = None,
         train_dataset: Any = None, val_dataset: Any = None, *, engine: Literal["auto", "local", "ray"] = "auto",
         population: int | Mapping[str, Any] | None = None, reward_fn: Callable[..., Any] | None = None,
@@ -121,12 +121,15 @@ class AgentTrainer:
                     own = name.replace("class", "cls")
                     raise ValueError(f"{name} is not supported when using workflow, instead use workflow_args['{own}']")
         named = read(config)[0].get(adapters.KEY)
-        env_class, agent_class, adapted = _adapted(env_class, agent_class, named, workflow_class or flow)
+        adapted = adapters.chosen(env_class, named, workflow_class is not None or flow is not None)
+        if adapted is not None:
+            env_class, agent_class = adapted.env_class, agent_class or adapted.agent_class
+            env_args = {**adapted.env_args, **dict(env_args or {})}
         _engine(engine, env_class)
         self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
         self.agent_class, self.env_class = agent_class, env_class
         self._elsewhere: type[Any] | None = None  # the environments' class, where Ray has them
-        self.agent_args, self.env_args = dict(agent_args or {}), {**adapted.env_args, **dict(env_args or {})}
+        self.agent_args, self.env_args = dict(agent_args or {}), dict(env_args or {})
         self.config, self.engine, self.reward_fn, self.flow, self.endpoint = config, engine, reward_fn, flow, endpoint
         _check_classes(workflow_class, agent_class, env_class, flow, endpoint)
         self.train_dataset, self.val_dataset = (
@@ -139,7 +142,7 @@ class AgentTrainer:
         for split, which in (("train", "train_dataset"), ("val", "val_dataset")):
             if getattr(self, which) is None and split in first.files:
                 setattr(self, which, _dataset_of(Tasks.load_data(first.files[split]), which))
-        if self.train_dataset is None and adapted.tasks is not None:
+        if self.train_dataset is None and adapted is not None and adapted.tasks is not None:
             self.train_dataset = Tasks(adapted.tasks(_TASKS, 1))
             self.val_dataset = self.val_dataset or Tasks(adapted.tasks(_HELD_TASKS, 2))
         if not self.train_dataset:
@@ -455,26 +458,6 @@ def _engine(engine: str, env_class: Any) -> None:
 
 _TASKS, _HELD_TASKS = 1000, 200
 """Tasks to learn from and to validate on, where the environment makes them."""
-
-
-def _adapted(
-    env: Any, agent: type[Any] | None, named: Any, other: Any
-) -> tuple[type[Any] | None, type[Any] | None, adapters.Adapted]:
-    """Return the classes of environment and agent, and the adapter of the environment, if it needs one.
-
-    Raises:
-        ParamsError: the environment is not known, or named twice.
-    """
-    if named is not None and not isinstance(named, str):
-        raise ParamsError(f"{adapters.KEY}: of type {type(named).__name__}, expected a text")
-    if named is not None and (env is not None or other is not None):
-        raise ParamsError(f"{adapters.KEY}: {named!r:.100} beside what the program passes: leave one of them out")
-    asked = env if env is not None else named
-    key = "env_class" if named is None else adapters.KEY
-    found = None if asked is None or other is not None else adapters.find(asked, key)
-    if found is None:
-        return env, agent, adapters.Adapted(BaseEnv, {})
-    return found.env_class, agent or found.agent_class, found
 
 
 _GIVEN_BY_US = ("rollout_engine", "executor")
