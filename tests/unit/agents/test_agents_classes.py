@@ -318,8 +318,8 @@ def test_a_package_brings_a_kind_of_its_own(tmp_path: Path, monkeypatch: pytest.
     from evopipe import plugins
 
     (tmp_path / "rooms.py").write_text(
-        "from evopipe.agents import CopyGame\nfrom evopipe.agents.adapters import Adapted\n\n\n"
-        "def adapted(name, key):\n    return Adapted(CopyGame, {}) if name == 'copy' else None\n"
+        "from evopipe.agents import CopyGame\nfrom evopipe.agents.adapters import AdaptedEnvironment\n\n\n"
+        "def adapted(name, key):\n    return AdaptedEnvironment(CopyGame, {}) if name == 'copy' else None\n"
     )
     info = tmp_path / "rooms-1.0.dist-info"
     info.mkdir()
@@ -331,7 +331,7 @@ def test_a_package_brings_a_kind_of_its_own(tmp_path: Path, monkeypatch: pytest.
         found = adapters.find("rooms:copy")
         assert found is not None
         assert found.env_class is CopyGame
-        with pytest.raises(ParamsError, match="returned NoneType, expected an Adapted"):
+        with pytest.raises(ParamsError, match="returned NoneType, expected an AdaptedEnvironment"):
             adapters.find("rooms:other")
     finally:
         monkeypatch.undo()

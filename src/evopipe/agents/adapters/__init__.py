@@ -28,7 +28,7 @@ OWN = tuple(_FILES)
 _METHODS = ("reset", "step", "close", "from_dict")  # of `BaseEnv`
 
 
-class Adapted(NamedTuple):
+class AdaptedEnvironment(NamedTuple):
     """What an `AgentTrainer` makes episodes of an environment with."""
 
     env_class: type[Any]
@@ -38,7 +38,7 @@ class Adapted(NamedTuple):
     tasks: Callable[[int, int], list[dict[str, Any]]] | None = None
 
 
-def chosen(environment: Any, named: Any, other: bool) -> Adapted | None:
+def chosen(environment: Any, named: Any, other: bool) -> AdaptedEnvironment | None:
     """Return the adapter of what a program passes, or of what `agents.environment` names; None if none is needed.
 
     Args:
@@ -58,7 +58,7 @@ def chosen(environment: Any, named: Any, other: bool) -> Adapted | None:
     return find(named)
 
 
-def find(environment: Any, key: str = KEY) -> Adapted | None:
+def find(environment: Any, key: str = KEY) -> AdaptedEnvironment | None:
     """Return the adapter of an environment. None for a class that needs none, or is of no known kind.
 
     Args:
@@ -79,14 +79,14 @@ def find(environment: Any, key: str = KEY) -> Adapted | None:
     return None if kind is None else _adapter(kind)(environment, key)
 
 
-def _named(text: str, key: str) -> Adapted:
+def _named(text: str, key: str) -> AdaptedEnvironment:
     kind, sign, name = text.partition(":")
     if sign and kind in OWN:
         return _adapter(kind)(name, key)
     if sign and (plugin := plugins.find(plugins.ENVIRONMENTS, kind, key, OWN)) is not None:
         made = plugin.load(key)(name, key)
-        if not isinstance(made, Adapted):
-            raise ParamsError(f"{key}: {plugin} returned {type(made).__name__}, expected an Adapted")
+        if not isinstance(made, AdaptedEnvironment):
+            raise ParamsError(f"{key}: {plugin} returned {type(made).__name__}, expected an AdaptedEnvironment")
         return made
     if not NAME.fullmatch(text):
         kinds = [*OWN, *plugins.names(plugins.ENVIRONMENTS, OWN)]
@@ -96,7 +96,7 @@ def _named(text: str, key: str) -> Adapted:
         return adapted
     lacking = [method for method in _METHODS if not hasattr(found, method)]
     if not lacking and inspect.isclass(found):
-        return Adapted(found, {}, ChatAgent, getattr(found, "tasks", None))
+        return AdaptedEnvironment(found, {}, ChatAgent, getattr(found, "tasks", None))
     raise ParamsError(
         f"{key}: {text!r} is no environment of a known kind, it has no {', '.join(lacking)}: let it be a "
         f"gymnasium.Env, a subclass of evopipe.agents.BaseEnv, or a class in TRL's form; if step is one of its tools, "
@@ -113,8 +113,8 @@ def _kind(cls: type[Any]) -> str | None:
     return "tools" if in_trls_form and not issubclass(cls, BaseAgent) else None
 
 
-def _adapter(kind: str) -> Callable[[Any, str], Adapted]:
-    adapted: Callable[[Any, str], Adapted] = import_module(f"evopipe.agents.adapters.{_FILES[kind]}").adapted
+def _adapter(kind: str) -> Callable[[Any, str], AdaptedEnvironment]:
+    adapted: Callable[[Any, str], AdaptedEnvironment] = import_module(f"evopipe.agents.adapters.{_FILES[kind]}").adapted
     return adapted
 
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, Self
 
-from evopipe.agents.adapters import Adapted
+from evopipe.agents.adapters import AdaptedEnvironment
 from evopipe.agents.adapters.tools import EpisodeLost, ToolsEnvironment, chat_of
 from evopipe.agents.agent import CallingAgent
 from evopipe.agents.types import RewardFunction, RewardOutput
@@ -233,7 +233,7 @@ def _shared(command: str, seconds: float) -> _Servers:
     return _Servers(command, seconds, available_cpus())
 
 
-def adapted(command: str, key: str) -> Adapted:
+def adapted(command: str, key: str) -> AdaptedEnvironment:
     """Return the adapter of a server that a command begins.
 
     Raises:
@@ -249,4 +249,4 @@ def adapted(command: str, key: str) -> Adapted:
         raise ParamsError(f"{key}: 'mcp:' must be followed by the command that begins the server")
     if shutil.which(words[0]) is None:
         raise MissingInputError(f"{key}: there is no command {words[0]!r:.100}: install it, or correct its name")
-    return Adapted(McpTools, {"command": command}, CallingAgent)
+    return AdaptedEnvironment(McpTools, {"command": command}, CallingAgent)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from evopipe.agents.adapters import Adapted
+from evopipe.agents.adapters import AdaptedEnvironment
 from evopipe.agents.adapters.text_spaces import seeds
 from evopipe.agents.environment import BaseEnv
 from evopipe.errors import ParamsError, need_package, one_line, text_of
@@ -115,7 +115,7 @@ class OpenEnvironment(BaseEnv):
         return texts[0] if len(texts) == 1 else json.dumps(kept, ensure_ascii=False)
 
 
-def adapted(url: str, key: str) -> Adapted:
+def adapted(url: str, key: str) -> AdaptedEnvironment:
     """Return the adapter of a server.
 
     Raises:
@@ -128,6 +128,6 @@ def adapted(url: str, key: str) -> Adapted:
     if not sign or secure is None or not rest.strip("/"):
         raise ParamsError(f"{key}: 'openenv:{url}' must have the form openenv:ws://host:port, or http, https, wss")
     place = rest.rstrip("/")
-    return Adapted(
+    return AdaptedEnvironment(
         OpenEnvironment, {"url": f"{secure}://{place if place.endswith('/ws') else place + '/ws'}"}, tasks=seeds
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evopipe.agents.adapters import Adapted
+from evopipe.agents.adapters import AdaptedEnvironment
 from evopipe.agents.adapters.text_spaces import seeds
 from evopipe.agents.environment import SingleTurnEnvironment
 from evopipe.errors import ParamsError, need_package, suggestion
@@ -35,7 +35,7 @@ class ReasoningQuestion(SingleTurnEnvironment):
         return self.row["prompt"], {}
 
 
-def adapted(generator: str, key: str) -> Adapted:
+def adapted(generator: str, key: str) -> AdaptedEnvironment:
     """Return the adapter of a generator.
 
     Raises:
@@ -47,4 +47,4 @@ def adapted(generator: str, key: str) -> Adapted:
 
     if generator not in DATASETS:
         raise ParamsError(f"{key}: reasoning-gym has no generator {generator!r}{suggestion(generator, DATASETS)}")
-    return Adapted(ReasoningQuestion, {"generator": generator}, tasks=seeds)
+    return AdaptedEnvironment(ReasoningQuestion, {"generator": generator}, tasks=seeds)

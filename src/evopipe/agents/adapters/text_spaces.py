@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from evopipe.agents.adapters import Adapted
+from evopipe.agents.adapters import AdaptedEnvironment
 from evopipe.agents.environment import BaseEnv
 from evopipe.errors import ParamsError, suggestion
 
@@ -84,7 +84,7 @@ def seeds(n: int, seed: int) -> list[dict[str, Any]]:
     return [{"seed": seed * 1_000_000 + i} for i in range(n)]
 
 
-def adapted(environment: Any, key: str) -> Adapted:
+def adapted(environment: Any, key: str) -> AdaptedEnvironment:
     """Return the adapter of an environment, by its id, its class, or a function.
 
     Raises:
@@ -100,4 +100,4 @@ def adapted(environment: Any, key: str) -> Adapted:
             ) from None
     elif inspect.isclass(environment) and inspect.isabstract(environment):
         raise ParamsError(f"{key}: {environment.__name__} is abstract: it cannot be made")
-    return Adapted(TextSpaces, {"environment": environment}, tasks=seeds)
+    return AdaptedEnvironment(TextSpaces, {"environment": environment}, tasks=seeds)

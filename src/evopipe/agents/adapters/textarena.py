@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from evopipe.agents.adapters import Adapted
+from evopipe.agents.adapters import AdaptedEnvironment
 from evopipe.agents.adapters.text_spaces import seeds
 from evopipe.agents.environment import BaseEnv
 from evopipe.errors import ParamsError, need_package, suggestion, text_of
@@ -74,7 +74,7 @@ def _asks_for(entry_point: str) -> str | None:
     return next((word for word in _ELSEWHERE if any(word in text for text in texts)), None)
 
 
-def adapted(game: str, key: str) -> Adapted:
+def adapted(game: str, key: str) -> AdaptedEnvironment:
     """Return the adapter of a game.
 
     Raises:
@@ -88,4 +88,4 @@ def adapted(game: str, key: str) -> Adapted:
         raise ParamsError(f"{key}: textarena has no game {game!r}{suggestion(game, ENV_REGISTRY)[:300]}")
     if (word := _asks_for(str(ENV_REGISTRY[game].entry_point))) is not None:
         raise ParamsError(f"{key}: {game} asks for what textarena does not bring ({word}): take a game without it")
-    return Adapted(ArenaGame, {"game": game}, tasks=seeds)
+    return AdaptedEnvironment(ArenaGame, {"game": game}, tasks=seeds)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Self, cast
 
-from evopipe.agents.adapters import Adapted
+from evopipe.agents.adapters import AdaptedEnvironment
 from evopipe.agents.agent import CallingAgent
 from evopipe.agents.blocking import Blocking
 from evopipe.agents.environment import BaseEnv
@@ -166,7 +166,7 @@ def schemas(cls: type[Any]) -> list[dict[str, Any]]:
     return found
 
 
-def adapted(environment: Any, key: str) -> Adapted:
+def adapted(environment: Any, key: str) -> AdaptedEnvironment:
     """Return the adapter of a class in TRL's form, or of a function that makes such environments; a text names it.
 
     Raises:
@@ -179,4 +179,4 @@ def adapted(environment: Any, key: str) -> Adapted:
         if not callable(getattr(environment, "reset", None)):
             raise ParamsError(f"{key}: {environment.__name__} has no method 'reset': it is no environment")
         schemas(environment)
-    return Adapted(ToolClass, {"environment": environment}, CallingAgent)
+    return AdaptedEnvironment(ToolClass, {"environment": environment}, CallingAgent)
