@@ -121,7 +121,7 @@ class Spec(ABC):
 
     @property
     def each(self) -> int:
-        """How many steps of each member one tick counts as."""
+        """The number of steps by which one tick advances each member."""
         return 1
 
     @property
@@ -153,6 +153,11 @@ class Spec(ABC):
         return {name: propose.bound(each.min, each.max, name in whole) for name, each in sorted(ranges.items())}
 
     @property
+    def configured(self) -> dict[str, float]:
+        """The value of each searched hyper-parameter in the algorithm's own block."""
+        return {name: getattr(self.algo_config, name) for name in self.space}
+
+    @property
     def strategy(self) -> Any:
         """The module of the search strategy."""
         return searchers.get(self.search.strategy)
@@ -161,7 +166,7 @@ class Spec(ABC):
         """Return the searcher for `size` slots; `target` is the score that ends the run."""
         about = About(
             size, self.train.max_steps, self.train.evo_steps, self.space, self.seed, self.search.budget, target,
-            self.search.proposer, self.mutation.mutate_elite,
+            self.search.proposer, self.mutation.mutate_elite, self.configured,
         )  # fmt: skip
         made: Searcher = self.strategy.Search(self.search.config(self.tournament), about)
         return made
@@ -302,7 +307,7 @@ class EnvSpec(Spec):
 
     @property
     def each(self) -> int:
-        """How many steps of each member one tick counts as."""
+        """The number of environment steps by which one tick advances each member."""
         return self.env.num_envs
 
     def architecture(self) -> Architecture:
@@ -374,16 +379,16 @@ class EnvSpec(Spec):
             found = "its tensors have other names than the first one's"
         return None if found is None else f": {found}"
 
-    @property
-    def groups(self) -> dict[str, tuple[int, ...]]:
-        """The indices of the agents in each group of a team; empty if one agent acts."""
-        team = self.spaces.team
-        return {} if team is None else team.groups(self.algo_config.groups)
-
     def score(self, returns: np.ndarray) -> np.ndarray:
-        """Return the score of a team's episodes, `[…]`, from its agents' returns `[…, K]`."""
+        """Return the score of episodes, `[…]`, from the agents' returns `[…, K]`."""
+        if not self.spaces.by_agent:
+            return returns[..., 0]
         scores: np.ndarray = returns.sum(axis=-1) if self.algo_config.score == "sum" else returns.mean(axis=-1)
         return scores
+
+    def of_agents(self, returns: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what is told of episodes beside their score: of a team its agents' returns `[…, K]`."""
+        return {"agents": returns} if self.spaces.by_agent else {}
 
 
 def fresh(
@@ -416,9 +421,8 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
     values: list[dict[str, float]] = [{} for _ in keys]
     if spec.strategy.DRAWS:
         draws = [rng.host(key, Purpose.PROPOSE) for key in keys]
-        configured = {name: getattr(spec.algo_config, name) for name in spec.space}
-        first = configured if spec.search.first == "configured" else None
-        values = propose.first_values(spec.search.proposer, spec.space, spec.seed, draws, first)
+        search = spec.search
+        values = propose.first_values(search.proposer, spec.space, spec.seed, draws, spec.configured, search.first)
     members = fresh(spec, range(size), range(size), keys, values)
     if not spec.mutation.before_training:
         return members, [NONE] * size

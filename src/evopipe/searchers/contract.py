@@ -57,6 +57,7 @@ class About:
         target: the score that ends the run; None if it has none.
         proposer: the method that chooses a new trial's values, `search.proposer`.
         mutate_elite: whether the fittest member's own copy mutates too.
+        configured: the value of each searched hyper-parameter in the algorithm's own block.
     """
 
     size: int
@@ -68,6 +69,7 @@ class About:
     target: float | None = None
     proposer: str = "random"
     mutate_elite: bool = False
+    configured: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class History:
         return found
 
     def waiting(self) -> list[Fate]:
-        """Return that every slot keeps its member, and why: it waits, or has not begun to live."""
+        """Return the decision to keep every slot's member, with the reason: it waits, or it has not begun to live."""
         lived = self.curves()
         return [Keep("waits" if member.id in lived else "has not begun") for member in self.members]
 
