@@ -96,7 +96,8 @@ def _named(text: str, key: str) -> AdaptedEnvironment:
         return adapted
     lacking = [method for method in _METHODS if not hasattr(found, method)]
     if not lacking and inspect.isclass(found):
-        return AdaptedEnvironment(found, {}, ChatAgent, getattr(found, "tasks", None))
+        tasks = getattr(found, "tasks", None)
+        return AdaptedEnvironment(found, {}, ChatAgent, tasks if callable(tasks) else None)
     raise ParamsError(
         f"{key}: {text!r} is no environment of a known kind, it has no {', '.join(lacking)}: let it be a "
         f"gymnasium.Env, a subclass of evopipe.agents.BaseEnv, or a class in TRL's form; if step is one of its tools, "
