@@ -389,7 +389,7 @@ def _replays(folder: Path, elite: _Champion) -> _Replays | None:
     return found if (found.elite.id, found.elite.generation, found.elite.score) == named else None
 
 
-def _told(folder: Path, files: Iterable[Path]) -> _Told:
+def _told(folder: Path, files: Iterable[Path] = (layout.MEASURES, layout.COMPLETIONS)) -> _Told:
     """Read what language models did; MissingInputError or DataError as `read`."""
     for out in files:
         layout.need(folder, out)

@@ -379,6 +379,11 @@ class EnvSpec(Spec):
             found = "its tensors have other names than the first one's"
         return None if found is None else f": {found}"
 
+    @property
+    def groups(self) -> dict[str, tuple[int, ...]]:
+        """The indices of the agents in each group of a team."""
+        return self.spaces.who.groups(self.algo_config.groups)
+
     def score(self, returns: np.ndarray) -> np.ndarray:
         """Return the score of episodes, `[…]`, from the agents' returns `[…, K]`."""
         if not self.spaces.by_agent:
