@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,6 +76,27 @@ def _run(
     if all("error" in each["info"] for each in found):
         told = found[0]["info"]["error"]
         raise EnvironmentFailed(f"every episode failed; the first: {told['error_type']}: {told['error_message']}")
+
+
+@agent.command("show")
+def _show(
+    context: typer.Context,
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER|FILE]", help="Of a run, or a file of episodes, one JSON object a line.")
+    ] = Path(),
+    out: Annotated[
+        Path | None, typer.Option(help="The page. Without it reports/episodes.html of the run, or beside the file.")
+    ] = None,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Whether to open it in a browser.")] = True,
+) -> None:
+    """Write the page on which one reads the episodes of a run, token by token, and open it."""
+    from evopipe.agents.shown import page_of
+    from evopipe.stages.tell import tell
+
+    page = page_of(folder, out)
+    tell(f"{page}: written", context.obj.quiet)
+    if browser:
+        webbrowser.open(page.resolve().as_uri())
 
 
 @agent.command("serve")
