@@ -1,5 +1,6 @@
 """An agent written for OpenAI's API, trained as it is: it presses the key of a calculator, and reads the result.
 
+The question has its numbers first, as calculators of reverse Polish notation have: `34+`.
 It begins with random weights. Run it: `python examples/openai_agent.py`.
 """
 
@@ -29,7 +30,7 @@ async def calculates(task: dict[str, Any], connection: Any) -> list[float]:
 
 def make(config: Any) -> evopipe.AgentTrainer:
     every = [(a, b, key) for a in range(10) for b in range(10) for key in KEYS]
-    tasks = [{"question": f"{a}{key}{b}", "numbers": [a, b], "key": key} for a, b, key in every]
+    tasks = [{"question": f"{a}{b}{key}", "numbers": [a, b], "key": key} for a, b, key in every]
     usual = [
         "language.tiny.characters='0123456789+-*'", "language.full=true", "data.max_response_length=1",
         "data.train_batch_size=8", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.optim.lr=2e-3",
