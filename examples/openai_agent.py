@@ -1,6 +1,6 @@
 """An agent written for OpenAI's API, trained as it is: it presses the key of a calculator, and reads the result.
 
-The question has its numbers first, as calculators of reverse Polish notation have: `34+`.
+The question has its numbers first, as on calculators with reverse Polish notation: `34+`.
 It begins with random weights. Run it: `python examples/openai_agent.py`.
 """
 

@@ -112,13 +112,14 @@ def _serve(
         Path | None, typer.Option(help="Sessions that clients named, as episodes, one JSON object a line.")
     ] = None,
 ) -> None:
-    """Serve OpenAI's API on loopback until Ctrl-C or SIGTERM.
+    """Serve OpenAI's API on loopback until Ctrl-C or SIGTERM; the exit code is then 130 or 143.
 
     The first line that it prints is JSON: `base_url`, `api_key` and `model`, as clients take them.
     """
     from dataclasses import asdict
 
     from evopipe.agents import records
+    from evopipe.errors import Interrupted
     from evopipe.signals import StopSignal
     from evopipe.stages.tell import tell
 
@@ -131,7 +132,9 @@ def _serve(
         )
     if out is not None:
         records.write(out, found)
-        tell(f"{out}: {len(found)} sessions", context.obj.quiet)
+        tell(f"{out}: {len(found)} session{'s' * (len(found) != 1)}", context.obj.quiet)
+    if stop.signum is not None:
+        raise Interrupted(stop.signum, "the endpoint is closed")
 
 
 @agent.command("explain")
