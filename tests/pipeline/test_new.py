@@ -183,8 +183,8 @@ def test_a_project_of_a_language_model_learns(kind: Any, tmp_path: Path) -> None
         assert evaluation["elite"]["chance"] >= 0.5
         assert (folder / "reports/report.html").exists()
     else:
-        assert evaluation["base"]["mean"] <= 0.55
-        assert evaluation["elite"]["mean"] >= LEARNED
+        assert evaluation["base"]["mean"] <= 0.7
+        assert evaluation["elite"]["mean"] >= 0.9
         shown = package.run(folder, "evopipe", "agent", "show", "--no-open")
         assert shown == (0, "reports/episodes.html: written\n", "")
         assert "by-advantage" in (folder / "reports/episodes.html").read_text()

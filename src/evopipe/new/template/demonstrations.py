@@ -1,4 +1,4 @@
-"""What the base of the agent imitates: chats of somebody who plays the game by the rules, and guesses at random."""
+"""What the base of the agent imitates: chats of somebody who as often repeats a digit as he counts on."""
 
 from __future__ import annotations
 
@@ -7,26 +7,21 @@ from typing import Any
 
 import numpy as np
 
-TURNS = 4
-
 
 class Demonstrations:
-    """Chats of the game `my_agent.Guess`."""
+    """Chats of the game `my_agent.CountOn`."""
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make n rows of JSON data, equal ones with equal generators."""
+        """Make n rows of JSON data: draw from `rng` and from nothing else, and runs can be repeated."""
         return [{"messages": self.chat(rng)} for _ in range(n)]
 
     def chat(self, rng: np.random.Generator) -> list[dict[str, str]]:
-        """Return a chat: what the game says, and a digit, in turn."""
-        secret, chat = int(rng.integers(10)), [{"role": "user", "content": "guess"}]
-        for _ in range(TURNS):
-            guess = int(rng.integers(10))
-            chat.append({"role": "assistant", "content": str(guess)})
-            if guess == secret:
-                break
-            chat.append({"role": "user", "content": "higher" if secret > guess else "lower"})
-        return chat if chat[-1]["role"] == "assistant" else chat[:-1]
+        """Return a chat: a digit, and what is said to it, in turn."""
+        chat = []
+        for digit, more in zip(rng.integers(10, size=3).tolist(), rng.integers(2, size=3).tolist(), strict=True):
+            chat.append({"role": "user", "content": str(digit)})
+            chat.append({"role": "assistant", "content": str((digit + more) % 10)})
+        return chat
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
         """Return whether a first completion is the one that was shown."""

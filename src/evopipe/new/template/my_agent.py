@@ -1,4 +1,4 @@
-"""Your agent: a game to begin with, in which a number is to be guessed. Put your own in its place.
+"""Your agent: a game to begin with, in which one counts on. Put your own in its place.
 
 `evopipe agent explain my_agent:make params.yaml` says what is configured.
 """
@@ -11,30 +11,32 @@ import evopipe
 from evopipe.agents import ChatAgent, MultiTurnEnvironment
 
 
-class Guess(MultiTurnEnvironment):
-    """Guess a digit in four turns; after each one hears whether it is higher or lower. The first turn that is right
-    earns 1."""
+class CountOn(MultiTurnEnvironment):
+    """Hear a digit, and say the one that follows it, three times. Each turn that is right earns a third."""
 
     blocking = False  # its steps take no time: no threads are needed
 
     def __init__(self, task: dict[str, Any]) -> None:
-        super().__init__(task, max_turns=4)
+        super().__init__(task, max_turns=len(task["digits"]))
 
     def reset(self) -> tuple[Any, dict[str, Any]]:
         super().reset()
-        return "guess", {}
+        return self.task["digits"][0], {}
 
     def get_reward_and_next_obs(self, task: dict[str, Any], action: str) -> tuple[float, Any]:
-        secret = str(task["secret"])
-        if action == secret:
-            self.done = True
-            return 1.0, ""
-        return 0.0, "higher" if secret > action else "lower"
+        digits, turn = task["digits"], self.current_turn
+        right = action == str((int(digits[turn]) + 1) % 10)
+        return right / len(digits), digits[turn + 1] if turn + 1 < len(digits) else ""
 
 
 def make(config: Any) -> evopipe.AgentTrainer:
     """Make the trainer; `config` is what the command line gives."""
-    tasks = [{"secret": n} for n in range(10)]
+    tasks = [{"digits": f"{n:03d}"} for n in range(1000)]
+    held = tasks[::20]
     return evopipe.AgentTrainer(
-        agent_class=ChatAgent, env_class=Guess, config=config, train_dataset=tasks, val_dataset=tasks
+        agent_class=ChatAgent,
+        env_class=CountOn,
+        config=config,
+        train_dataset=[task for task in tasks if task not in held],
+        val_dataset=held,
     )
