@@ -38,10 +38,11 @@ class SearchConfig(Schema):
         description="`evaluation`: the mean return of evaluation episodes; `training`: of the episodes that ended in "
         "the generation, which cost nothing; then only who may be the new best is evaluated",
     )
-    proposer: Literal["random", "sobol", "tpe", "gp"] = Field(
+    proposer: Literal["random", "sobol", "prior", "tpe", "gp"] = Field(
         "random",
-        description="what gives a new trial its values, for strategies that begin any: `random`, `sobol`, or Optuna's "
-        "`tpe` or `gp` by the trials so far (the extra `search`)",
+        description="what gives a new trial its values, for strategies that begin any: `random`, `sobol`, `prior` "
+        "(every other one near the configured values), or Optuna's `tpe` or `gp` by the trials so far (the extra "
+        "`search`)",
     )
     first: Literal["configured", "drawn"] = Field(
         "configured",

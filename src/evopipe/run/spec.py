@@ -153,6 +153,11 @@ class Spec(ABC):
         return {name: propose.bound(each.min, each.max, name in whole) for name, each in sorted(ranges.items())}
 
     @property
+    def configured(self) -> dict[str, float]:
+        """The value of each searched hyper-parameter in the algorithm's own block."""
+        return {name: getattr(self.algo_config, name) for name in self.space}
+
+    @property
     def strategy(self) -> Any:
         """The module of the search strategy."""
         return searchers.get(self.search.strategy)
@@ -161,7 +166,7 @@ class Spec(ABC):
         """Return the searcher for `size` slots; `target` is the score that ends the run."""
         about = About(
             size, self.train.max_steps, self.train.evo_steps, self.space, self.seed, self.search.budget, target,
-            self.search.proposer, self.mutation.mutate_elite,
+            self.search.proposer, self.mutation.mutate_elite, self.configured,
         )  # fmt: skip
         made: Searcher = self.strategy.Search(self.search.config(self.tournament), about)
         return made
@@ -416,9 +421,8 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
     values: list[dict[str, float]] = [{} for _ in keys]
     if spec.strategy.DRAWS:
         draws = [rng.host(key, Purpose.PROPOSE) for key in keys]
-        configured = {name: getattr(spec.algo_config, name) for name in spec.space}
-        first = configured if spec.search.first == "configured" else None
-        values = propose.first_values(spec.search.proposer, spec.space, spec.seed, draws, first)
+        search = spec.search
+        values = propose.first_values(search.proposer, spec.space, spec.seed, draws, spec.configured, search.first)
     members = fresh(spec, range(size), range(size), keys, values)
     if not spec.mutation.before_training:
         return members, [NONE] * size

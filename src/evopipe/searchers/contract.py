@@ -57,6 +57,7 @@ class About:
         target: the score that ends the run; None if it has none.
         proposer: the method that chooses a new trial's values, `search.proposer`.
         mutate_elite: whether the fittest member's own copy mutates too.
+        configured: the value of each searched hyper-parameter in the algorithm's own block.
     """
 
     size: int
@@ -68,6 +69,7 @@ class About:
     target: float | None = None
     proposer: str = "random"
     mutate_elite: bool = False
+    configured: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

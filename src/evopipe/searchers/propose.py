@@ -1,16 +1,21 @@
 """Proposers: what gives a new trial its values, within the space of the search (`search.proposer`).
 
-`random` draws every value by itself (Bergstra & Bengio, 2012). `sobol` takes the next point of a scrambled Sobol
-sequence (Owen, 1998), which fills the space more evenly: the trials of a run are its first points. `tpe` and `gp` ask
-Optuna (Akiba et al., 2019), whose study is made anew from the lineage each time, so that a run that was killed goes on
-to the same values: the tree-structured Parzen estimator (Bergstra et al., 2011), or a Gaussian process with expected
-improvement. Both draw at random until ten members have been scored.
+- `random` draws every value by itself (Bergstra & Bengio, 2012).
+- `sobol` takes the next point of a scrambled Sobol sequence (Owen, 1998), which fills the space more evenly: the trials
+  of a run are its first points.
+- `prior` draws every other trial around the configured values and the others from the whole space: good beliefs of who
+  configured them are used, bad ones at most double the cost (after PriorBand; Mallik et al., 2023,
+  https://arxiv.org/abs/2306.12370).
+- `tpe` and `gp` ask Optuna (Akiba et al., 2019), whose study is made anew from the lineage each time, so that a run that
+  was killed goes on to the same values: the tree-structured Parzen estimator (Bergstra et al., 2011), or a Gaussian
+  process with expected improvement. Both draw at random until ten members have been scored.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from evopipe.errors import need_package
@@ -70,6 +75,34 @@ def random_values(space: Mapping[str, Bound], draw: np.random.Generator) -> dict
     return at(space, draw.random(len(space)).tolist())
 
 
+SPREAD = 0.125
+"""The deviation of values that are drawn around the configured ones, as a share of their range."""
+
+
+def prior_values(
+    space: Mapping[str, Bound], configured: Mapping[str, float], draw: np.random.Generator
+) -> dict[str, float]:
+    """Draw every value around the configured one: its coordinate (`share_of`) is from a normal distribution with the
+    deviation `SPREAD`, truncated to the range."""
+    centres = [share_of(space[name], configured[name]) for name in sorted(space)]
+    return at(space, [_around(*each) for each in zip(centres, draw.random(len(space)).tolist(), strict=True)])
+
+
+def _around(centre: float, u: float) -> float:
+    """Return the quantile of `u`, in [0, 1), of the truncated normal distribution."""
+    normal = NormalDist(centre, SPREAD)
+    low, high = normal.cdf(0.0), normal.cdf(1.0)
+    return min(max(normal.inv_cdf(low + u * (high - low)), 0.0), math.nextafter(1.0, 0.0))
+
+
+def drawn_values(
+    proposer: str, space: Mapping[str, Bound], configured: Mapping[str, float], number: int, draw: np.random.Generator
+) -> dict[str, float]:  # fmt: skip
+    """Draw the values of trial `number` of a run: around the configured ones if the proposer is `prior` and the number
+    is odd, else from the whole space."""
+    return prior_values(space, configured, draw) if proposer == "prior" and number % 2 else random_values(space, draw)
+
+
 def sobol_values(space: Mapping[str, Bound], seed: int, index: int) -> dict[str, float]:
     """Return the values at point number `index` of the run's scrambled Sobol sequence."""
     if not space:
@@ -82,7 +115,7 @@ def sobol_values(space: Mapping[str, Bound], seed: int, index: int) -> dict[str,
 
 def first_values(
     proposer: str, space: Mapping[str, Bound], seed: int, draws: Sequence[np.random.Generator],
-    configured: Mapping[str, float] | None = None,
+    configured: Mapping[str, float], first: str = "drawn",
 ) -> list[dict[str, float]]:  # fmt: skip
     """Return the values of a run's first members.
 
@@ -91,15 +124,15 @@ def first_values(
         space: the ranges.
         seed: the run's.
         draws: one generator for each member.
-        configured: values that the first member has in place of drawn ones, as far as they lie within their ranges.
-            Whoever sets ranges around values has a reason to believe in these. SMAC3 begins so, too (Lindauer et al.,
-            2022).
+        configured: the values of the algorithm's own block.
+        first: `configured` if the first member has these in place of drawn ones, as far as they lie within their
+            ranges. SMAC3 begins so, too (Lindauer et al., 2022).
     """
     if proposer == "sobol":
         found = [sobol_values(space, seed, index) for index in range(len(draws))]
     else:
-        found = [random_values(space, draw) for draw in draws]
-    if configured is not None:
+        found = [drawn_values(proposer, space, configured, number, draw) for number, draw in enumerate(draws)]
+    if first == "configured":
         found[:1] = [{name: inside(bound, configured[name]) for name, bound in space.items()}]
     return found
 
@@ -133,11 +166,12 @@ class Proposer:
         self, history: History, draw: np.random.Generator, begun: Sequence[Mapping[str, float]]
     ) -> dict[str, float]:
         about = self.about
+        number = history.trials + len(begun)
         if about.proposer == "sobol":
-            return sobol_values(about.space, about.seed, history.trials + len(begun))
+            return sobol_values(about.space, about.seed, number)
         if about.proposer in ("tpe", "gp") and about.space:
             return _asked(about, history, int(draw.integers(2**31)), begun)
-        return random_values(about.space, draw)
+        return drawn_values(about.proposer, about.space, about.configured, number, draw)
 
 
 def _asked(about: About, history: History, seed: int, begun: Sequence[Mapping[str, float]]) -> dict[str, float]:

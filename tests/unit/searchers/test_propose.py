@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 import populations
 from evopipe.errors import MissingInputError
 from evopipe.run.spec import first_members
-from evopipe.searchers.contract import Bound, History
+from evopipe.searchers.contract import Bound, History, Trial
 from evopipe.searchers.propose import (
+    SPREAD,
     Proposer,
     at,
     first_values,
     inside,
+    prior_values,
     random_values,
     scored,
     share_of,
@@ -25,18 +28,19 @@ from evopipe.searchers.propose import (
 )  # fmt: skip
 from searches import SPACE, Game, about, gains, generator, off, outside
 
-PROPOSERS = ["random", "sobol", "tpe", "gp"]
-SLOW = [*PROPOSERS[:3], pytest.param("gp", marks=pytest.mark.thorough)]
+PROPOSERS = ["random", "sobol", "prior", "tpe", "gp"]
+CONFIGURED = {"lr": 3e-3, "batch_size": 64, "entropy": 0.5, "learn_step": 1}  # two within their ranges, two at an end
+SLOW = [*PROPOSERS[:4], pytest.param("gp", marks=pytest.mark.thorough)]
 
 
 def after(generations: int, proposer: str = "random", size: int = 4) -> History:
     """A random search in which lr is best at 1e-2."""
-    known = about(size, life=200, proposer=proposer)
+    known = about(size, life=200, proposer=proposer, configured=CONFIGURED)
     return Game("random", gains(lambda values: 3 - off(values)), known).play(generations).history
 
 
 def proposed(proposer: str, history: History, slots: tuple[int, ...] = (0,), seed: int = 0) -> list[Any]:
-    made = Proposer(about(4, proposer=proposer))
+    made = Proposer(about(4, proposer=proposer, configured=CONFIGURED))
     return [made.trial(history, lambda: generator(seed), slot, "why") for slot in slots]
 
 
@@ -57,7 +61,7 @@ def test_the_same_history_gives_the_same_values_and_all_lie_in_the_space(propose
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_a_slot_that_asks_twice_gets_the_same(proposer: str) -> None:
-    history, made = after(1), Proposer(about(4, proposer=proposer))
+    history, made = after(1), Proposer(about(4, proposer=proposer, configured=CONFIGURED))
     one, other = (made.trial(history, generator, slot, "") for slot in (1, 2))
     assert made.trial(history, generator, 1, "") == one != other
 
@@ -68,7 +72,7 @@ def test_the_run_s_trials_are_the_first_points_of_its_sequence() -> None:
     begun = [child.hyper for record in game.records[1:] for child in record.children if child.parent_slot == -1]
     assert begun == [sobol_values(SPACE, 5, index) for index in range(4, 12)]
     draws = [generator() for _ in range(4)]
-    assert first_values("sobol", SPACE, 5, draws) == [sobol_values(SPACE, 5, index) for index in range(4)]
+    assert first_values("sobol", SPACE, 5, draws, {}) == [sobol_values(SPACE, 5, index) for index in range(4)]
     assert sobol_values(SPACE, 6, 0) != sobol_values(SPACE, 5, 0)
 
 
@@ -81,7 +85,7 @@ def test_the_sequence_fills_the_space_more_evenly_than_draws() -> None:
     assert sobol_values({}, 1, 3) == {}
 
 
-@pytest.mark.parametrize("proposer", SLOW[2:])
+@pytest.mark.parametrize("proposer", SLOW[3:])
 def test_values_are_proposed_near_those_that_scored_well(proposer: str) -> None:
     """Of 28 trials those with lr near 1e-2 gained most: three in a row are nearer than two thirds of all draws."""
     history = after(13)
@@ -150,6 +154,42 @@ def test_the_first_trial_has_the_configured_values(proposer: str) -> None:
     assert isinstance(begun[0]["batch_size"], int)
     assert begun[1:] == drawn[1:]
     assert begun[0] != drawn[0]
+
+
+def test_around_the_configured_values_coordinates_have_the_truncated_normal_distribution() -> None:
+    """Against SciPy's, by the test of Kolmogorov and Smirnov at 1 in 1,000."""
+    from scipy import stats
+
+    drawn = [prior_values(SPACE, CONFIGURED, generator(seed)) for seed in range(500)]
+    assert outside([Trial(values, "") for values in drawn]) == []
+    for name in ("lr", "entropy"):
+        centre = share_of(SPACE[name], CONFIGURED[name])
+        law = stats.truncnorm(-centre / SPREAD, (1 - centre) / SPREAD, centre, SPREAD)
+        shares = [share_of(SPACE[name], values[name]) for values in drawn]
+        assert stats.kstest(shares, law.cdf).pvalue > 1e-3
+    counts = Counter(values["learn_step"] for values in drawn)
+    assert max(counts, key=lambda value: counts[value]) == 1, "the nearest value is the likeliest"
+
+
+def test_every_other_trial_of_a_run_is_drawn_around_the_configured_values() -> None:
+    """Of those that begin later, too: by the number of the trial."""
+    game = Game("random", lambda member, steps: 1.0, about(2, life=100, proposer="prior", configured=CONFIGURED))
+    game.play(40)
+    begun = [child.hyper for record in game.records[1:] for child in record.children if child.parent_slot == -1]
+    lr = SPACE["lr"]
+    near = [abs(share_of(lr, values["lr"]) - share_of(lr, CONFIGURED["lr"])) < 2 * SPREAD for values in begun]
+    assert len(near) >= 60
+    assert np.mean(near[1::2]) > 0.9
+    assert np.mean(near[::2]) < 0.7
+
+
+def test_of_the_first_members_every_other_is_near_the_configured_one() -> None:
+    draws = [generator(slot) for slot in range(4)]
+    found = first_values("prior", SPACE, 5, draws, CONFIGURED, "configured")
+    assert found[0] == CONFIGURED
+    assert found[1] == prior_values(SPACE, CONFIGURED, generator(1))
+    assert found[2] == random_values(SPACE, generator(2))
+    assert found[3] == prior_values(SPACE, CONFIGURED, generator(3))
 
 
 @pytest.mark.parametrize("bound", [*SPACE.values(), Bound(2, 2, whole=True), Bound(0.3, 0.3)])
