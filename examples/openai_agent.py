@@ -22,7 +22,8 @@ async def calculates(task: dict[str, Any], connection: Any) -> list[float]:
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     first = await client.chat.completions.create(model=connection.model, messages=messages)
     key = first.choices[0].message.content
-    shown = str(KEYS.get(key or "", lambda a, b: 0)(*task["numbers"]) % 10)  # it has room for one digit
+    press = KEYS.get(key or "", lambda a, b: b)  # without a key it shows the last number
+    shown = str(press(*task["numbers"]) % 10)  # it has room for one digit
     messages += [first.choices[0].message, {"role": "user", "content": shown}]
     last = await client.chat.completions.create(model=connection.model, messages=messages)
     return [0.5 * (key == task["key"]), 0.5 * (last.choices[0].message.content == shown)]

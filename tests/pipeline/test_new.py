@@ -140,7 +140,7 @@ def test_a_new_project_of_a_language_model(kind: Any, tmp_path: Path) -> None:
     assert all((folder / name).is_file() for name in TEXT[kind])
     extras = f"evopipe[pipeline,mlflow,language]=={evopipe.__version__}\n"
     assert (folder / "requirements.txt").read_text() == extras
-    for text in contents("x", kind=kind).values():
+    for text in contents("x", example=kind).values():
         assert "$" not in text.replace("${", "")
         assert "src/" not in text
         assert str(ROOT) not in text

@@ -62,7 +62,7 @@ def episodes_page(title: str, parts: Mapping[str, Sequence[Mapping[str, Any]]]) 
             return 50
         return round(100 * min(1.0, max(0.0, (reward - low) / (high - low))))
 
-    values = Values.of([episode for part in shown.values() for episode in part])
+    values = Shades.of([episode for part in shown.values() for episode in part])
     bands = _bands(rewards)
     known: dict[str, Any] = {"lines": _lines, "brief": _brief, "calls": _calls, "scale": scale, "levels": _LEVELS}
     return words.template("episodes.html.j2", words=words, **known).render(
@@ -154,7 +154,7 @@ def length_of(episode: Mapping[str, Any]) -> int:
 
 
 @dataclass
-class Values:
+class Shades:
     """The colours of tokens: of advantages, and of how much likelier a token is after the update."""
 
     advantage: float  # the largest of the page, of either sign; 0: there are none
@@ -162,7 +162,7 @@ class Values:
     left: Iterator[int]  # counts the tokens that have colours
 
     @classmethod
-    def of(cls, episodes: Sequence[Mapping[str, Any]]) -> Values:
+    def of(cls, episodes: Sequence[Mapping[str, Any]]) -> Shades:
         pieces = [
             piece for episode in episodes for one in episode["trajectories"] for row in one.get("rows", ())
             for piece in row if piece.get("tokens")
