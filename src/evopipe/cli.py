@@ -168,7 +168,7 @@ def _stage(stage: layout.Stage) -> Callable[..., None]:
 
                 check(params)
             module.run(params, quiet=context.obj.quiet, **context.obj.more)
-        tracking.attach(params, [stage.name])
+        tracking.attach(params.tracking, [stage.name])
 
     def with_others(
         context: typer.Context,

@@ -105,7 +105,7 @@ class Limits:
 
 
 class Prompt(NamedTuple):
-    """What a completion continues."""
+    """The tokens that a completion continues, with the messages and tools of the chat that they are."""
 
     ids: list[int]
     replies: Sequence[int] = ()  # which of the messages are completions of this episode
@@ -161,10 +161,8 @@ class Model:
     async def complete(
         self, prompt: Prompt, how: Mapping[str, Any], draws: Sequence[int | None] = (None,)
     ) -> list[ModelOutput]:
-        """Complete a prompt once for each of `draws`, numbers that fix the draws; None: the number of the call does.
-
-        For `how` and for errors see `get_model_response`.
-        """
+        """Return one completion of a prompt for each of `draws`. Each is a number that fixes the random draws; None
+        takes the number of this call. For `how` and for errors see `get_model_response`."""
         if len(prompt.ids) > self.limits.prompt:
             raise TerminationEvent(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED)
         drawn = self.how._replace(**{name: how[name] for name in Sampled._fields if how.get(name) is not None})
@@ -191,7 +189,8 @@ class Model:
         return found
 
     def remember(self, prompt: Prompt, answer: Message, out: ModelOutput) -> None:
-        """Keep the tokens of a chat and its completion, which the chat then holds as the message `answer`."""
+        """Remember the tokens of a chat and of its completion, so that a later chat that begins with both continues
+        these very tokens. `answer` is the completion as a message."""
         assert prompt.messages is not None
         chat = _keys([*prompt.messages, answer], prompt.tools)
         self._chats[chat] = ([*out.prompt_ids, *out.completion_ids], [*prompt.replies, len(prompt.messages)])
@@ -201,7 +200,7 @@ class Model:
         return len(self.prompt(messages).ids)
 
     def prompt(self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """Return what a completion of a chat, or of a text, continues."""
+        """Return a chat or a text as the tokens that a completion continues."""
         if isinstance(messages, str):
             return Prompt(self.tokens.base.prompt(messages, False, None))
         keys, edited = _keys(messages, tools), False

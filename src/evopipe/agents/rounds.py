@@ -191,7 +191,8 @@ class Rounds:
         return Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
 
     def decoder(self, member: Member) -> Callable[[Sequence[Request]], list[Reply]]:
-        """Return what answers requests to a member as it is, drawn as in validations."""
+        """Return a function that answers requests by a member's present weights, with the random draws of
+        validations."""
         return partial(_decode, self.spec, self.spec.form_alone(member), Purpose.EVALUATE, 0)
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
@@ -448,7 +449,14 @@ class Rounds:
         self, cohorts: Sequence[Cohort], tasks: Sequence[Mapping[str, Any]], index: Sequence[int],
         stopped: Callable[[], bool], note: bool = False,
     ) -> Episodes:  # fmt: skip
-        """Score members by these tasks, of these numbers; take note of it as a validation, if `note` says so.
+        """Let all members play tasks once (`agents.samples` times each) and return the episodes and their scores.
+
+        Args:
+            cohorts: the members.
+            tasks: what is played.
+            index: the number of each task in its dataset; episodes are named by it.
+            stopped: asked between episodes; whether the run is to stop.
+            note: whether rewards and shares of right answers also go to the record of validations.
 
         Raises:
             Stopped: `stopped` returned True.

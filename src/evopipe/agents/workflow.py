@@ -302,11 +302,12 @@ class FlowWorkflow(Workflow):
 
 
 def episode_of(found: Any, steps: list[Step], task: dict[str, Any], flow: Any) -> Episode:
-    """Return the episode that a flow means by what it returned, with the steps that it made.
+    """Convert what a flow returned to an episode: an episode or a trajectory is taken as it is, a number is the reward
+    of `steps`, a list the reward of each.
 
     Raises:
         TypeError: there are more or fewer rewards than steps.
-        ValueError: a reward is none, see `number`.
+        ValueError: a reward is no finite number, see `number`.
     """
     if isinstance(found, Episode):
         return found

@@ -106,7 +106,10 @@ def _call(found: Any, known: Mapping[str, Any]) -> ToolCall | None:
 
 
 def key(message: Message) -> list[list[Any]]:
-    """Return what makes two messages' calls the same: names and arguments, however these are spelt, and no ids."""
+    """Return the tool calls of a message as [name, arguments] pairs. Two messages call the same if these are equal.
+
+    Arguments are parsed from JSON, so that spaces and escapes do not count; the calls' ids are left out.
+    """
     found = []
     for call in message.get("tool_calls") or ():
         arguments = call["function"].get("arguments")

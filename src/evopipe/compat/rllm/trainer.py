@@ -46,6 +46,7 @@ from evopipe.stages import export
 from evopipe.storage.files import write_json
 from evopipe.storage.keys import CODE, content_key, state_folder
 from evopipe.track.events import Message
+from evopipe.track.tracking import Tracked
 
 
 @dataclass(frozen=True)
@@ -349,12 +350,13 @@ class AgentTrainer:
         spec, members, births = self._begin()
         problem = Problem(
             spec, lambda clock, keys: self._regime(spec, clock, folder / layout.EPISODES_FOLDER),
-            described=partial(describe, params, spec), less=LESS,
+            described=partial(describe, spec), less=LESS,
         )  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         state = state_folder("agents", self._key(), folder)
         home = Home(folder, state, params.runtime.checkpoint_seconds, (state.with_suffix(".lock"),))
-        with Session.opened(problem, members, births, params, home, quiet) as session:
+        tracked = Tracked(params.tracking, params.model_dump(mode="json"))
+        with Session.opened(problem, members, births, tracked, home, quiet) as session:
             regime = cast("Rounds", session.run.regime)
             regime.stopped = lambda: session.stop.signum is not None
             for note in self.resolved.notes:
