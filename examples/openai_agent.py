@@ -1,6 +1,5 @@
 """An agent written for OpenAI's API, trained as it is: it presses the key of a calculator, and reads the result.
 
-The question has its numbers first, as on calculators with reverse Polish notation: `34+`.
 It begins with random weights. Run it: `python examples/openai_agent.py`.
 """
 
@@ -22,17 +21,15 @@ async def calculates(task: dict[str, Any], connection: Any) -> list[float]:
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     first = await client.chat.completions.create(model=connection.model, messages=messages)
     key = first.choices[0].message.content
-    press = KEYS.get(key or "", lambda a, b: b)  # without a key it shows the last number
-    shown = str(press(*task["numbers"]) % 10)  # it has room for one digit
+    shown = str(KEYS.get(key or "", lambda a, b: 0)(*task["numbers"]) % 10)  # it has room for one digit
     messages += [first.choices[0].message, {"role": "user", "content": shown}]
     last = await client.chat.completions.create(model=connection.model, messages=messages)
-    right = str(KEYS[task["key"]](*task["numbers"]) % 10)
-    return [0.5 * (key == task["key"]), 0.5 * (last.choices[0].message.content == right)]
+    return [0.5 * (key == task["key"]), 0.5 * (last.choices[0].message.content == shown)]
 
 
 def make(config: Any) -> evopipe.AgentTrainer:
     every = [(a, b, key) for a in range(10) for b in range(10) for key in KEYS]
-    tasks = [{"question": f"{a}{b}{key}", "numbers": [a, b], "key": key} for a, b, key in every]
+    tasks = [{"question": f"{a}{key}{b}", "numbers": [a, b], "key": key} for a, b, key in every]
     usual = [
         "language.tiny.characters='0123456789+-*'", "language.full=true", "data.max_response_length=1",
         "data.train_batch_size=8", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.optim.lr=2e-3",
