@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,6 +84,27 @@ def _run(
         raise EnvironmentFailed(f"every episode failed; the first: {told['error_type']}: {told['error_message']}")
 
 
+@agent.command("show")
+def _show(
+    context: typer.Context,
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER|FILE]", help="Of a run, or a file of episodes, one JSON object a line.")
+    ] = Path(),
+    out: Annotated[
+        Path | None, typer.Option(help="The page. Without it reports/episodes.html of the run, or beside the file.")
+    ] = None,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Whether to open it in a browser.")] = True,
+) -> None:
+    """Write the page on which one reads the episodes of a run, token by token, and open it."""
+    from evopipe.agents.shown import page_of
+    from evopipe.stages.tell import tell
+
+    page = page_of(folder, out)
+    tell(f"{page}: written", context.obj.quiet)
+    if browser:
+        webbrowser.open(page.resolve().as_uri())
+
+
 @agent.command("serve")
 def _serve(
     context: typer.Context,
@@ -96,13 +118,14 @@ def _serve(
         Path | None, typer.Option(help="Sessions that clients named, as episodes, one JSON object a line.")
     ] = None,
 ) -> None:
-    """Serve OpenAI's API on loopback until Ctrl-C or SIGTERM.
+    """Serve OpenAI's API on loopback until Ctrl-C or SIGTERM; the exit code is then 130 or 143.
 
     The first line that it prints is JSON: `base_url`, `api_key` and `model`, as clients take them.
     """
     from dataclasses import asdict
 
     from evopipe.agents import records
+    from evopipe.errors import Interrupted
     from evopipe.signals import StopSignal
     from evopipe.stages.tell import tell
 
@@ -115,7 +138,9 @@ def _serve(
         )
     if out is not None:
         records.write(out, found)
-        tell(f"{out}: {len(found)} sessions", context.obj.quiet)
+        tell(f"{out}: {len(found)} session{'s' * (len(found) != 1)}", context.obj.quiet)
+    if stop.signum is not None:
+        raise Interrupted(stop.signum, "the endpoint is closed")
 
 
 @agent.command("explain")

@@ -74,3 +74,11 @@ class Agents(Schema):
     record: Literal["none", "validation", "all"] = Field(
         "validation", description="whose episodes are written, one JSON object a line"
     )
+    sampled: int = Field(
+        32,
+        ge=0,
+        le=4096,
+        description="training episodes of a generation's last round that are written with each token's advantage and "
+        "log-probabilities; 0: none",
+    )
+    sampled_rounds: int = Field(3, ge=1, le=10**6, description="so many last generations of which these are kept")

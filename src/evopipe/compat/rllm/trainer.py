@@ -359,7 +359,7 @@ class AgentTrainer:
         params, first = self.resolved.params, self.resolved.agents.first
         spec, members, births = self._begin()
         problem = Problem(
-            spec, lambda clock, keys: self._regime(spec, clock, folder / "episodes"),
+            spec, lambda clock, keys: self._regime(spec, clock, folder / layout.EPISODES_FOLDER),
             described=partial(describe, spec), less=LESS,
         )  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
@@ -391,8 +391,7 @@ class AgentTrainer:
     def _report(self, regime: Rounds, told: Mapping[str, Any], folder: Path) -> None:
         """Write what validations found, and episodes to read."""
         regime.write("elite", regime.seen)
-        played = {"Validation of the elite": "elite", "Last round of training": f"train-{regime.clock.ticks:06d}"}
-        files = {name: folder / f"episodes/{file}.jsonl" for name, file in played.items()}
+        files = records.files_of(folder / layout.EPISODES_FOLDER, regime.clock.ticks)
         records.show(regime.spec.name, files, folder / layout.EPISODES_PAGE)
         write_json(folder / layout.EVALUATION, told)
 
