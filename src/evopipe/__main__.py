@@ -21,6 +21,12 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         _run_code_of_this_tree()
+        if os.environ.get("DVC_STAGE"):
+            from evopipe import forkserver
+
+            if (ended := forkserver.run(arguments)) is not None:
+                return ended
+            arguments = sys.argv[1:]
         from evopipe.cli import app
 
         code = app(args=_globals_first(arguments), prog_name="evopipe", standalone_mode=False)

@@ -87,9 +87,9 @@ def _find_dvc() -> psutil.Process | Literal["gone"] | None:
         top = here = psutil.Process()
         for above in here.parents():
             argv = above.cmdline()
-            if _is_dvc(argv):
+            if is_dvc(argv):
                 return above
-            if here is top and _is_command_shell(argv):
+            if here is top and is_command_shell(argv):
                 top = above
             here = above
         if os.getpgid(top.pid) == top.pid:  # DVC starts no process groups; an interactive shell does.
@@ -102,7 +102,8 @@ def _find_dvc() -> psutil.Process | Literal["gone"] | None:
         return "gone"
 
 
-def _is_dvc(argv: Sequence[str]) -> bool:
+def is_dvc(argv: Sequence[str]) -> bool:
+    """Whether the words of a process's command line are DVC's."""
     # `python .../bin/dvc`, `python -m dvc`, `python .../dvc/__main__.py`, each perhaps after some flags.
     words = [PurePath(word) for word in argv[1:4]] if _is_python(argv) else [PurePath(word) for word in argv[:1]]
     return any(word.name == "dvc" or word.match("dvc/__main__.py") for word in words)
@@ -112,7 +113,7 @@ def _is_python(argv: Sequence[str]) -> bool:
     return bool(argv) and PurePath(argv[0]).name.startswith(("python", "pypy"))
 
 
-def _is_command_shell(argv: Sequence[str]) -> bool:
+def is_command_shell(argv: Sequence[str]) -> bool:
     """Whether this is a shell that runs one given command, as DVC starts them: `sh -c '...'`."""
     return bool(argv) and PurePath(argv[0]).name in _SHELLS and "-c" in argv[1:4]
 

@@ -84,7 +84,7 @@ def test_inert_in_another_thread() -> None:
     ],
 )
 def test_what_is_dvc(argv: tuple[str, ...]) -> None:
-    assert signals._is_dvc(argv)
+    assert signals.is_dvc(argv)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_what_is_dvc(argv: tuple[str, ...]) -> None:
     ],
 )
 def test_what_is_not_dvc(argv: tuple[str, ...]) -> None:
-    assert not signals._is_dvc(argv)
+    assert not signals.is_dvc(argv)
 
 
 def test_command_shells() -> None:
-    assert signals._is_command_shell(("/bin/bash", "--noprofile", "--norc", "-c", "python -m evopipe train"))
-    assert signals._is_command_shell(("sh", "-c", "x"))
-    assert not signals._is_command_shell(("-bash",))
-    assert not signals._is_command_shell(("python", "-c", "x"))
+    assert signals.is_command_shell(("/bin/bash", "--noprofile", "--norc", "-c", "python -m evopipe train"))
+    assert signals.is_command_shell(("sh", "-c", "x"))
+    assert not signals.is_command_shell(("-bash",))
+    assert not signals.is_command_shell(("python", "-c", "x"))
 
 
 @linux
