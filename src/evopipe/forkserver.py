@@ -4,7 +4,7 @@ DVC runs each stage as a command of its own, and to import PyTorch takes two sec
 the first command therefore leaves a process behind, which imports what stages use and waits at a socket. That command
 and every later one asks it for a fork, which runs the stage with the command's own arguments, environment, folder and
 output; the command passes signals on, and ends as its fork did. The server ends with DVC, or when nothing was asked for
-a while. Whatever is not as it should be, the command runs the stage itself. See docs/decisions/0047.
+a while. Whatever is not as it should be, the command runs the stage itself. See docs/decisions/0043.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class _Server:
             request = self._serve()
             signal_at_parent_death(signal.SIGTERM)
             _become(request)
-        except BaseException:  # noqa: BLE001  # nobody reads what it says; its command runs the stage itself
+        except BaseException:  # nobody reads what it says; its command runs the stage itself
             os._exit(1)
 
     def _settle(self) -> None:
