@@ -57,11 +57,8 @@ def run(arguments: Sequence[str]) -> int | None:
         connection = _connected(address)
         if connection is None and not last:  # nothing follows on it that would gain
             with socket.socket(socket.AF_UNIX) as listener:
-                with contextlib.suppress(FileExistsError, OSError):  # another command is faster: that is its server
-                    listener.bind(address)
-                    listener.listen()
-                    if _fork() == 0:
-                        return _Server(listener, dvc.pid).fork_for_command()
+                if _listens(listener, address) and _fork() == 0:
+                    return _Server(listener, dvc.pid).fork_for_command()
             connection = _connected(address)
         if connection is None:
             return None
@@ -69,6 +66,16 @@ def run(arguments: Sequence[str]) -> int | None:
             return _followed(connection)
     except (OSError, psutil.Error):
         return None
+
+
+def _listens(listener: socket.socket, address: str) -> bool:
+    """Take an address; return False where another command was faster, whose server is to be asked."""
+    try:
+        listener.bind(address)
+    except OSError:
+        return False
+    listener.listen()
+    return True
 
 
 def _dvc(arguments: Sequence[str]) -> psutil.Process | None:

@@ -80,8 +80,8 @@ class Row:
 def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Row], list[str]]:
     """Return the configurations of runs, the best first, and a sentence for each place whose run cannot be compared.
 
-    `what` names the places of runs: folders, that of a whole sweep too, experiments or git revisions. If it is empty, the places are the working
-    folder, HEAD and HEAD's experiments; with `everywhere`, the experiments of other commits too.
+    `what` names the places of runs: folders, that of a whole sweep too, experiments or git revisions. If it is empty,
+    the places are the working folder, HEAD and HEAD's experiments; with `everywhere`, those of other commits too.
 
     Raises:
         UsageError: a name is none of these.
