@@ -80,7 +80,7 @@ def filled(path: str | os.PathLike[str] = "params.yaml") -> tuple[str, list[str]
     document = read_yaml(path)
     if "agents" in document.data:
         raise ParamsError(
-            f"{path}: has a block `agents`: `evopipe agent train` reads it, and takes defaults for the keys that it lacks"
+            f"{path}: has a block `agents`: `evopipe agent train` reads it, and what it lacks has its default"
         )
     schema = _schema_of(document.data)
     try:
