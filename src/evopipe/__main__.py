@@ -21,7 +21,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         _run_code_of_this_tree()
-        if os.environ.get("DVC_STAGE"):
+        if os.environ.get("DVC_STAGE") and os.environ.get("EVOPIPE_FORKS") == "1":
             from evopipe import forkserver
 
             if (ended := forkserver.run(arguments)) is not None:

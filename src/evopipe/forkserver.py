@@ -1,7 +1,7 @@
 """The fork server: the stages of one `dvc repro` are forks of one process, which imports everything once.
 
-DVC runs each stage as a command of its own, and to import PyTorch takes two seconds of a processor each time. Under DVC
-the first command therefore leaves a process behind, which imports what stages use and waits at a socket. That command
+DVC runs each stage as a command of its own, and to import PyTorch takes two seconds of a processor each time. With
+`EVOPIPE_FORKS=1`, under DVC, the first command therefore leaves a process behind, which imports what stages use and waits at a socket. That command
 and every later one asks it for a fork, which runs the stage with the command's own arguments, environment, folder and
 output; the command passes signals on, and ends as its fork did. The server ends with DVC, or when nothing was asked for
 a while. Whatever is not as it should be, the command runs the stage itself. See docs/decisions/0043.
@@ -35,7 +35,7 @@ from evopipe.parallel import can_help, signal_at_parent_death
 from evopipe.signals import is_command_shell, is_dvc
 
 SWITCH = "EVOPIPE_FORKS"
-"""The environment variable that turns the server off if it is `0`."""
+"""The environment variable that turns the server on if it is `1`."""
 IDLE = 60.0  # seconds that a server waits for the next command
 _SLOW = 5.0  # seconds that a command may take to ask
 _GRACE = 60.0  # seconds that forks have to save and end, once DVC has ended
@@ -58,7 +58,8 @@ def run(arguments: Sequence[str]) -> int | None:
         if connection is None and not last:  # nothing follows on it that would gain
             with socket.socket(socket.AF_UNIX) as listener:
                 if _listens(listener, address) and _fork() == 0:
-                    return _Server(listener, dvc.pid).fork_for_command()
+                    _Server(listener, dvc.pid).fork_for_command()
+                    return None
             connection = _connected(address)
         if connection is None:
             return None
@@ -81,7 +82,7 @@ def _listens(listener: socket.socket, address: str) -> bool:
 def _dvc(arguments: Sequence[str]) -> psutil.Process | None:
     """Return the `dvc` that has started this process, itself or by a shell, for a stage."""
     names = {stage.name for stage in STAGES}
-    wanted = os.environ.get("DVC_STAGE") and os.environ.get(SWITCH) != "0" and names & {*arguments}
+    wanted = os.environ.get("DVC_STAGE") and os.environ.get(SWITCH) == "1" and names & {*arguments}
     if not wanted or not can_help() or not hasattr(os, "pidfd_open"):
         return None
     try:

@@ -43,7 +43,9 @@ LONG: dict[str, Any] = {"train.max_steps": 60_000, "train.evo_steps": 1000, "run
 def dvc(folder: Path, stages: Sequence[str], **more: str) -> subprocess.Popen[bytes]:
     """Begin what stands for DVC in a folder."""
     (folder / "dvc").write_text(DVC)
-    return subprocess.Popen([sys.executable, str(folder / "dvc"), *stages], cwd=folder, env=environment(**more))
+    return subprocess.Popen(
+        [sys.executable, str(folder / "dvc"), *stages], cwd=folder, env=environment(**{"EVOPIPE_FORKS": "1", **more})
+    )
 
 
 def ran(folder: Path, stages: Sequence[str], **more: str) -> list[tuple[int, str, str]]:
@@ -53,11 +55,14 @@ def ran(folder: Path, stages: Sequence[str], **more: str) -> list[tuple[int, str
 
 
 def servers(folder: Path) -> list[psutil.Process]:
-    """Processes of a folder that have forks, or may have: those that lead a session of their own."""
+    """Return the servers whose first command was run in a folder and has ended: processes there that lead a session and
+    are no helpers of another one there."""
     found = []
     for process in psutil.process_iter():
         try:
-            if Path(process.cwd()) == folder and os.getsid(process.pid) == process.pid:
+            parent = process.parent()
+            adopted = parent is None or Path(parent.cwd()) != folder
+            if Path(process.cwd()) == folder and os.getsid(process.pid) == process.pid and adopted:
                 found.append(process)
         except (psutil.Error, OSError):
             pass
@@ -146,6 +151,7 @@ def test_a_fork_that_is_killed_ends_its_command_in_the_same_way(tmp_path: Path) 
 
 def test_without_dvc_there_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_STAGE", "train")
+    monkeypatch.setenv("EVOPIPE_FORKS", "1")
     assert forkserver.run(["train"]) is None  # pytest is its parent, or a shell
     monkeypatch.delenv("DVC_STAGE")
     assert forkserver.run(["train"]) is None
