@@ -1,10 +1,11 @@
 """The fork server: the stages of one `dvc repro` are forks of one process, which imports everything once.
 
 DVC runs each stage as a command of its own, and to import PyTorch takes two seconds of a processor each time. With
-`EVOPIPE_FORKS=1`, under DVC, the first command therefore leaves a process behind, which imports what stages use and waits at a socket. That command
-and every later one asks it for a fork, which runs the stage with the command's own arguments, environment, folder and
-output; the command passes signals on, and ends as its fork did. The server ends with DVC, or when nothing was asked for
-a while. Whatever is not as it should be, the command runs the stage itself. See docs/decisions/0043.
+`EVOPIPE_FORKS=1`, under DVC, the first command therefore leaves a process behind that imports what stages use and waits
+at a socket. That command and every later one asks it for a fork, which runs the stage with the command's own arguments,
+environment, folder and output; the command passes signals on, and ends as its fork did. The server ends with DVC, or
+when nothing was asked for a while. Whatever is not as it should be, the command runs the stage itself. See
+docs/decisions/0043.
 """
 
 from __future__ import annotations
