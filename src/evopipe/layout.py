@@ -32,6 +32,7 @@ COMPLETIONS = Path("reports/completions.json")
 REPORT = Path("reports/report.html")
 REPLAY = Path("reports/replay.json")  # of no stage: `evopipe replay` writes it
 EPISODES_PAGE = Path("reports/episodes.html")  # of agents
+EPISODES_FOLDER = Path("episodes")  # of agents
 
 METRICS = frozenset({FETCHED, BUFFERED, TRAIN, EVALUATION})
 """Outs that DVC shows as metrics; `EPISODES` it draws."""

@@ -145,17 +145,23 @@ class Model:
             messages: the chat, each message with `role` and `content`; or a text.
             **how: `max_tokens`, `temperature`, `top_k`, `top_p`, `stop` of this completion, if they differ from the
                 run's. Other arguments of APIs are ignored. `stop`, one text or several, ends the completion and is no
-                part of its text. The model's tokens keep it, and so does a chat that continues with them.
+                part of its text. The model's tokens keep it, and so does a chat that continues with them. `tools` that
+                the model may call, as OpenAI's API has them, are shown in the chat; calls of them are the output's
+                `tool_calls`, and its `content` is what stands before them.
 
         Raises:
             TerminationEvent: the prompt is longer than the run allows.
             ValueError: a setting is no number, or out of its range; or `stop` is no text.
             DataError: the template refuses the chat.
         """
-        prompt = self.prompt(messages)
+        tools = how.get("tools") or ()
+        prompt = self.prompt(messages, tools)
         (out,) = await self.complete(prompt, how)
         if prompt.messages is not None:
-            self.remember(prompt, {"role": "assistant", "content": out.text}, out)
+            said = tool_calls.read(out.text, tools)
+            answer = tool_calls.spoken(said, tool_calls.numbered(said, len(prompt.messages)))
+            out.content, out.tool_calls = said.content, answer.get("tool_calls", [])
+            self.remember(prompt, answer, out)
         return out
 
     async def complete(
@@ -195,9 +201,9 @@ class Model:
         chat = _keys([*prompt.messages, answer], prompt.tools)
         self._chats[chat] = ([*out.prompt_ids, *out.completion_ids], [*prompt.replies, len(prompt.messages)])
 
-    def prompt_length(self, messages: str | Sequence[Message]) -> int:
-        """Return the number of tokens of a chat."""
-        return len(self.prompt(messages).ids)
+    def prompt_length(self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+        """Return the number of tokens of a chat, with the tools that the model may call."""
+        return len(self.prompt(messages, tools).ids)
 
     def prompt(self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Return a chat or a text as the tokens that a completion continues."""

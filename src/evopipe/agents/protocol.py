@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from evopipe.agents.types import Message, ModelOutput
 from evopipe.language.base import Base
 from evopipe.language.hub import first_line
-from evopipe.language.tool_calls import Spoken
+from evopipe.language.tool_calls import Spoken, spoken
 
 _PIECES = 64  # of a streamed completion, at most
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -208,14 +208,10 @@ def usage(outs: Sequence[ModelOutput], prompts: int) -> dict[str, int]:
 
 
 def answer(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
-    """Return a completion as an assistant's message of OpenAI's API; `ids` are the ids of its tool calls."""
-    message: dict[str, Any] = {"role": "assistant", "content": said.content if said.content or not said.calls else None}
-    if said.calls:
-        message["tool_calls"] = [
-            {"id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for id, call in zip(ids, said.calls, strict=True)
-        ]
-    return message
+    """Return a completion as an assistant's message of OpenAI's API; `ids` are the ids of its tool calls. A completion
+    that is nothing but calls has no content."""
+    message = spoken(said, ids)
+    return message if said.content or not said.calls else {**message, "content": None}
 
 
 def log_probs(base: Base, out: ModelOutput) -> list[dict[str, Any]]:
