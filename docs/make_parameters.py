@@ -176,7 +176,8 @@ Rules between keys, which `evopipe params check` knows:
   `train.normalise.rewards: true`.
 - The chosen algorithm's `batch_size` and `train.replay.n_step` are at most `train.replay.capacity`, online and where it
   learns from a memory; its `learn_step` is at most `train.max_steps`.
-- `algos.ppo.batch_size` is at most `algos.ppo.learn_step`; `algos.rainbow.v_min` is below `algos.rainbow.v_max`.
+- `algos.ppo.batch_size` is at most `algos.ppo.learn_step`; `algos.rainbow.v_min` is below `algos.rainbow.v_max`,
+  `algos.tqc.dropped` below `algos.tqc.quantiles`.
 - A block of `algos.<name>.evolve` names a hyper-parameter that may evolve. Its `min` is at most its `max`, and the
   hyper-parameter itself may have both values.
 - Each `min_` of `evolution.mutation.architecture` is at most its `max_`. At least one weight of
