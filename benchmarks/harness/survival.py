@@ -8,10 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness import curves, search
-from harness.results import Result, made_by, names, table, values
+from harness.results import MISSING, Result, made_by, names, table, values
 from harness.stats import LEVEL
 
-PREFIX = "search_"
+NAMES = tuple(f"search_{task}_{kind}" for task in curves.TASKS for kind in curves.SPACES)
+"""The results files, in the order of the page."""
+TITLES = {
+    "cartpole": "CartPole, PPO",
+    "acrobot": "Acrobot, PPO",
+    "pendulum": "Pendulum, SAC",
+    "lander": "LunarLander, PPO",
+}
 _RESAMPLES = 20_000
 
 
@@ -137,7 +144,7 @@ HEADER = ("", "first trial", "solved", "steps, thousands", *(f"`{name}` over it"
 def lines(result: Result) -> list[str]:
     """Return the table of one task and space."""
     s = result["settings"]
-    title = f"{s['task'].capitalize()}, {s['space']}: {s['target']:g}, budget {s['lives'] * s['life']:,} steps"
+    title = f"{TITLES[s['task']]}, {s['space']}: {s['target']:g}, budget {s['lives'] * s['life']:,} steps"
     return [f"{title}; {share_that_solves(result)}", "", *table(HEADER, rows(result))]
 
 
@@ -155,22 +162,37 @@ fewer steps, and the p of a log-rank test, not corrected for the number of tests
   multi-fidelity facade; DEHB 0.1.2. Trials that SMAC, DEHB and ASHA take up again go on where they were."""
 
 
+def there(results: Mapping[str, Result]) -> dict[str, Result]:
+    """Return the results of searches by name, in the order of the page."""
+    return {name: results[name] for name in NAMES if name in results}
+
+
+def picture_of(name: str) -> str:
+    """Return the file of a result's survival curves."""
+    return f"bench-{name.replace('_', '-')}.svg"
+
+
 def section(results: Mapping[str, Result]) -> list[str]:
     """Return the page's section."""
-    there = [result for name, result in results.items() if name.startswith(PREFIX)]
+    here = there(results)
     head = ["## Search strategies and tuners on one engine", ""]
-    if not there:
-        return [*head, "Not measured yet."]
+    if not here:
+        return [*head, MISSING]
     own = ", ".join(f"`{name}` of {each.size}" for name, each in search.OURS.items())
-    text = ABOUT.format(lives=max(r["settings"]["lives"] for r in there), ours=own)
+    text = ABOUT.format(lives=max(r["settings"]["lives"] for r in here.values()), ours=own)
     found = [*head, *text.splitlines()]
-    for result in there:
+    for name, result in here.items():
         s = result["settings"]
-        title = f"{s['task'].capitalize()}, {s['space']} space"
+        title = f"{TITLES[s['task']]}, {s['space']} space"
         found += ["", f"### {title}", "", f"Target {s['target']:g}; {share_that_solves(result)}.", ""]
-        found += [*table(HEADER, rows(result)), *made_by(result)]
-        found += [f"![{title}](images/bench-{result['measurement'].replace('_', '-')}.svg)"]
+        found += [*table(HEADER, rows(result)), *_made_by(result)]
+        found += [f"![{title}](images/{picture_of(name)})"]
     return found
+
+
+def _made_by(result: Result) -> list[str]:
+    """Return the command that made a result. Its turns are seeds, which begin with 1."""
+    return made_by({**result, "runs": [{**run, "turn": run["turn"] - 1} for run in result["runs"]]})
 
 
 def draw(axes: Any, result: Result, colours: Sequence[str]) -> None:
