@@ -126,6 +126,7 @@ def rows(result: Result) -> Iterator[list[str]]:
                 "configured" if told else "drawn",
                 f"{runs.solved.sum()} of {len(runs.solved)}",
                 f"{_thousands(mean.value)} [{_thousands(mean.low)}, {_thousands(mean.high)}]",
+                _thousands(float(np.mean(values(result, name, "training")))),
                 *cells,
             ]
 
@@ -138,7 +139,14 @@ def _p(p: float) -> str:
     return "< .001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
 
 
-HEADER = ("", "first trial", "solved", "steps, thousands", *(f"`{name}` over it" for name in search.COMPARED))
+HEADER = (
+    "",
+    "first trial",
+    "solved",
+    "steps, thousands",
+    "training's",
+    *(f"`{name}` over it" for name in search.COMPARED),
+)
 
 
 def lines(result: Result) -> list[str]:
@@ -151,7 +159,8 @@ def lines(result: Result) -> list[str]:
 ABOUT = """Our strategies, and tuners that train *our* learner trial by trial: the same engine, target, life of a trial,
 evaluation as a race and confirmation by 100 episodes under everybody, memories not shared. Environment steps of every
 kind to a confirmed target: their mean, where a run that is not there at its budget of {lives} full lives counts as that
-(a restricted mean), and a 95 % bootstrap interval over seeds. Populations that begin no new trials live on until the
+(a restricted mean), and a 95 % bootstrap interval over seeds; *training's* is the mean of training's steps alone, the
+rest are evaluation's and confirmations'. Populations that begin no new trials live on until the
 budget is spent. In bold what is ours. *First trial*: whether the file's own values are tried first (all members of
 `tournament` begin with them), or nobody is told them. The last columns are ratios of means, below 1 where ours needs
 fewer steps, and the p of a log-rank test, not corrected for the number of tests.

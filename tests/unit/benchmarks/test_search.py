@@ -285,7 +285,12 @@ def _result() -> dict[str, Any]:
     """Four seeds: `prior` needs a fourth of what random search needs, which is censored once."""
     found = {"prior": [(1000, True)] * 4, "random search": [(4000, True)] * 3 + [(9999, False)]}
     runs = [
-        {"turn": seed + 1, "contestant": name, "load": 1.0, "result": {"steps": steps, "solved": solved}}
+        {
+            "turn": seed + 1,
+            "contestant": name,
+            "load": 1.0,
+            "result": {"steps": steps, "training": steps // 2, "solved": solved},
+        }
         for name, each in found.items()
         for seed, (steps, solved) in enumerate(each)
     ]
@@ -298,9 +303,10 @@ def _result() -> dict[str, Any]:
 
 def test_the_page_has_means_shares_tests_and_draws_that_solve() -> None:
     text = "\n".join(survival.section({"search_cartpole_hard": _result(), "td3": {}}))
-    assert "| **prior** | configured | 4 of 4 | 1.0 [1.0, 1.0] | – | – |" in text
+    assert "| **prior** | configured | 4 of 4 | 1.0 [1.0, 1.0] | 0.5 | – | – |" in text
     p = survival.log_rank(runs(*[1000] * 4), runs(4000, 4000, 4000, 4000, censored=1))
-    assert f"| random search | drawn | 3 of 4 | 4.0 [4.0, 4.0] | – | 0.25 × [0.25, 0.25], p {survival._p(p)} |" in text
+    row = "| random search | drawn | 3 of 4 | 4.0 [4.0, 4.0] | 2.7 | – | 0.25 × [0.25, 0.25], p"
+    assert f"{row} {survival._p(p)} |" in text
     assert 0.001 < p < 0.02
     assert "Target 475; 60% of 128 draws solve it." in text
     assert "4 turns" in text
