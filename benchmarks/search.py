@@ -39,9 +39,10 @@ def main(arguments: list[str] | None = None) -> int:
         if CHILDREN & set(args.strategies):
             venvs.make("tuners")
         for seed in range(1, args.seeds + 1):
+            known: search.Known = {}
             for name in args.strategies:
                 if not kept.has(name, seed):
-                    outcome = search.run(name, curves.TASKS[args.task], args.space, seed, args.lives)
+                    outcome = search.run(name, curves.TASKS[args.task], args.space, seed, args.lives, known)
                     kept.add(name, seed, outcome)
                     end = "solved" if outcome.solved else "not solved"
                     print(

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import evopipe
 from evopipe import searchers
@@ -116,11 +116,13 @@ class Outcome:
         return {**asdict(self), "seconds": round(self.seconds, 1)}
 
 
-def run(name: str, task: Task, kind: str, seed: int, lives: int = LIVES) -> Outcome:
-    """Let a contestant search once."""
+def run(name: str, task: Task, kind: str, seed: int, lives: int = LIVES, known: Known | None = None) -> Outcome:
+    """Let a contestant search once. `known` keeps the trials of tuners for others of the same task."""
     contestant, began = CONTESTANTS[name], time.process_time()
-    search = _ours if isinstance(contestant, Ours) else _tuned
-    steps, training, reached, trials = search(contestant, task, kind, seed, lives)  # type: ignore[arg-type]
+    if isinstance(contestant, Ours):
+        steps, training, reached, trials = _ours(contestant, task, kind, seed, lives)
+    else:
+        steps, training, reached, trials = _tuned(contestant, task, kind, seed, lives, {} if known is None else known)
     solved = reached and steps <= lives * task.life
     return Outcome(steps, training, solved, trials, time.process_time() - began)
 
@@ -166,85 +168,93 @@ def _trials(population: evopipe.Population) -> int:
 # --- tuners -----------------------------------------------------------------------------------------------------------
 
 
+class Lived(NamedTuple):
+    """A trial after a slice: its score, environment steps so far of every kind and of training, whether the target is
+    confirmed, and whether its life is over."""
+
+    score: float
+    spent: int = 0
+    training: int = 0
+    solved: bool = False
+    over: bool = False
+
+
+Known = dict[tuple[tuple[tuple[str, float], ...], int], list[Lived]]
+"""What trials of these values and this seed came to, slice by slice."""
+
+
 class Trial:
-    """A trial that is trained slice by slice."""
+    """A trial that is trained slice by slice.
 
-    def __init__(self, task: Task, values: Mapping[str, float], seed: int) -> None:
-        self.task, self.slices, self.score, self.healthy = task, 0, -math.inf, True
-        self._population = evopipe.Population(curves.params_of(task, values, seed))
+    Tuners of one seed begin with the same draws, and equal values and seeds give equal bits: what is `known` of such a
+    trial counts in full but is not trained again.
+    """
 
-    @property
-    def spent(self) -> int:
-        """Environment steps of every kind so far."""
-        return self._population._run.clock.spent
-
-    @property
-    def training(self) -> int:
-        """Those of training."""
-        return self._population._run.clock.env_steps
-
-    @property
-    def solved(self) -> bool:
-        return self._population.reason == "target"
-
-    @property
-    def over(self) -> bool:
-        return bool(self._population.reason) or not self.healthy
+    def __init__(self, task: Task, values: Mapping[str, float], seed: int, known: Known | None = None) -> None:
+        self._params, self._population, self._slices = curves.params_of(task, values, seed), None, 0
+        self._lives = {} if known is None else known
+        self._known = self._lives.setdefault((tuple(sorted(values.items())), seed), [])
+        self.slices, self.now = 0, Lived(-math.inf)
 
     def slice(self) -> None:
         """Train and score it for one slice more."""
-        try:
-            (record,) = self._population.train(generations=1)
-        except DivergedError:
-            self.healthy = False
-        else:
-            self.healthy = record.members[0].healthy
         self.slices += 1
-        self.score = record.members[0].fitness if self.healthy else -math.inf
+        while len(self._known) < self.slices:
+            lived = self._train()
+            if self._slices > len(self._known):
+                self._known.append(lived)
+        self.now = self._known[self.slices - 1]
+
+    def _train(self) -> Lived:
+        if self._population is None:
+            self._population = evopipe.Population(self._params)
+        population, healthy, score = self._population, False, -math.inf
+        self._slices += 1
+        try:
+            (record,) = population.train(generations=1)
+        except DivergedError:
+            pass
+        else:
+            healthy = record.members[0].healthy
+            score = record.members[0].fitness if healthy else score
+        clock, solved = population._run.clock, population.reason == "target"
+        return Lived(score, clock.spent, clock.env_steps, solved, bool(population.reason) or not healthy)
 
     def close(self) -> None:
-        self._population.close()
+        if self._population is not None:
+            self._population.close()
 
 
-def _tuned(peer: Peer, task: Task, kind: str, seed: int, lives: int) -> tuple[int, int, bool, int]:
+def _tuned(peer: Peer, task: Task, kind: str, seed: int, lives: int, known: Known) -> tuple[int, int, bool, int]:
     bounds = space(task, kind)
     told = curves.configured(task, bounds) if peer.told else None
     with ExitStack() as held:
         tuner = peer.make(Setting(bounds, task.slices, seed, lives, told))
         held.callback(tuner.close)
-        return _lives(tuner, task, seed, lives * task.life, held)
+        return _lives(tuner, task, seed, lives * task.life, held, known)
 
 
-def _lives(tuner: Tuner, task: Task, seed: int, budget: int, held: ExitStack) -> tuple[int, int, bool, int]:
-    """Train what a tuner asks for until a score is confirmed or the budget is spent."""
-    trials: dict[int, Trial] = {}
-    left = 0  # steps of trials that are closed
-    gone = 0  # those of training
-    begun = 0
+def _lives(
+    tuner: Tuner, task: Task, seed: int, budget: int, held: ExitStack, known: Known
+) -> tuple[int, int, bool, int]:
+    """Train what a tuner asks for until a score is confirmed or the budget is spent; return steps, those of training,
+    whether it is confirmed, and how many trials were begun."""
+    trials: dict[int, Trial] = {}  # those that may go on
+    begun: dict[int, Lived] = {}
     while True:
         asked = tuner.ask()
         if asked.number not in trials:
             if not tuner.keeps:
-                left, gone = (
-                    left + sum(t.spent for t in trials.values()),
-                    gone + sum(t.training for t in trials.values()),
-                )
                 for old in trials.values():
                     old.close()
                 trials.clear()
-            trials[asked.number] = Trial(task, asked.values, 10_000 * seed + asked.number)
-            begun += 1
+            trials[asked.number] = Trial(task, asked.values, 10_000 * seed + asked.number, known)
             held.callback(trials[asked.number].close)
         trial = trials[asked.number]
-        for _ in _until(trial, asked.slices):
-            spent = left + sum(t.spent for t in trials.values())
-            if trial.solved or spent >= budget:
-                return spent, gone + sum(t.training for t in trials.values()), trial.solved, begun
-        tuner.tell(trial.score)
-
-
-def _until(trial: Trial, slices: int) -> Iterator[None]:
-    """Let a trial live until it has had so many slices, or is over."""
-    while trial.slices < slices and not trial.over:
-        trial.slice()
-        yield
+        while trial.slices < asked.slices and not trial.now.over:
+            trial.slice()
+            begun[asked.number] = trial.now
+            spent = sum(each.spent for each in begun.values())
+            if trial.now.solved or spent >= budget:
+                return spent, sum(each.training for each in begun.values()), trial.now.solved, len(begun)
+        tuner.tell(trial.now.score)

@@ -108,11 +108,33 @@ def test_a_trials_steps_are_those_of_the_engine_in_one_go(tmp_path: Path) -> Non
         population.train()
         population.save(tmp_path)
     steps = json.loads((tmp_path / "reports/train.json").read_text())["steps"]
-    assert (trial.spent, trial.training) == (steps["all"], steps["training"])
-    assert trial.training == TINY.life < trial.spent
-    assert trial.over
-    assert not trial.solved
+    assert (trial.now.spent, trial.now.training) == (steps["all"], steps["training"])
+    assert trial.now.training == TINY.life < trial.now.spent
+    assert trial.now.over
+    assert not trial.now.solved
     trial.close()
+
+
+def test_what_is_known_of_a_trial_is_what_it_would_come_to() -> None:
+    """Two slices are known of another tuner; the others are trained, from where these end."""
+    known: search.Known = {}
+    first = search.Trial(TINY, {"lr": 2e-3}, 5, known)
+    for _ in range(2):
+        first.slice()
+    second, whole = search.Trial(TINY, {"lr": 2e-3}, 5, known), search.Trial(TINY, {"lr": 2e-3}, 5)
+    other = search.Trial(TINY, {"lr": 2e-3}, 6, known)
+    for _ in range(TINY.slices):
+        for trial in (second, whole, other):
+            trial.slice()
+        assert second.now == whole.now != other.now
+    assert second._slices == TINY.slices  # it caught up on its own
+    third = search.Trial(TINY, {"lr": 2e-3}, 5, known)
+    for _ in range(TINY.slices):
+        third.slice()
+    assert third.now == whole.now
+    assert third._population is None
+    for trial in (first, second, whole, other, third):
+        trial.close()
 
 
 def test_a_strategys_steps_are_those_that_the_engine_reports(tmp_path: Path) -> None:
@@ -148,7 +170,7 @@ def test_steps_of_all_trials_count_whether_kept_or_left(keeps: bool) -> None:
     asks = [Ask(0, values, 1), Ask(1, values, 1), *([Ask(0, values, 2)] if keeps else [Ask(2, values, 1)])]
     tuner = _Script([*asks, Ask(9, values, 4)], keeps)
     with search.ExitStack() as held:
-        spent, training, solved, begun = search._lives(tuner, TINY, 1, 2 * TINY.life, held)  # type: ignore[arg-type]
+        spent, training, solved, begun = search._lives(tuner, TINY, 1, 2 * TINY.life, held, {})  # type: ignore[arg-type]
     assert len(tuner.heard) >= 3
     assert all(math.isfinite(score) for score in tuner.heard)
     assert begun == (3 if keeps else 4)
@@ -244,12 +266,12 @@ def test_a_script_that_was_killed_goes_on_where_it_was(tmp_path: Path, monkeypat
     made: list[tuple[str, int]] = []
     run = search.run
 
-    def counted(name: str, task: Any, kind: str, seed: int, lives: int) -> Any:
+    def counted(name: str, task: Any, kind: str, seed: int, lives: int, known: search.Known) -> Any:
         if len(made) == 3 and "killed" not in marks:
             marks.add("killed")
             raise KeyboardInterrupt
         made.append((name, seed))
-        return run(name, task, kind, seed, lives)
+        return run(name, task, kind, seed, lives, known)
 
     marks: set[str] = set()
     monkeypatch.setattr(search, "run", counted)
