@@ -84,12 +84,20 @@ def render(name: str) -> dict[str, str]:
 
 
 def render_new() -> dict[str, str]:
-    """Return what a new project has of the root: its stages, and its parameters for either kind of environment."""
+    """Return what new projects are made of: stages and parameters, of the root for either kind of environment, and of a
+    language model and an agent."""
     params = (FOLDER.parent / "params.yaml").read_text(encoding="utf-8")
+    own = _load(FOLDER / "new.yaml")
     return {
         "stages.yaml": _new_dvc(),  # DVC would take a dvc.yaml for a pipeline of this repository
         "params.yaml": _with_values(params, OWN_ENVIRONMENT),
         "params-installed.yaml": _with_values(params, {"env.id": "ENV_ID"}),
+        "stages-language.yaml": _new_language_dvc("requirements.txt", "my_task.py"),
+        "params-language.yaml": _params(own["language"], "pipelines/new.yaml"),
+        "stages-start.yaml": _new_language_dvc("../requirements.txt", "demonstrations.py"),
+        "params-start.yaml": _params(own["start"], "pipelines/new.yaml"),
+        "stages-agent.yaml": _new_agent_dvc(),
+        "params-agent.yaml": _params(own["agent"], "pipelines/new.yaml"),
     }
 
 
@@ -109,10 +117,29 @@ def _new_dvc() -> str:
     return _with_descriptions(code, HEAD, _load(FOLDER / "shapes.yaml")["root"]["plots"])
 
 
-def _with_descriptions(code: Callable[[layout.Stage], list[str]], heading: str, plots: Any) -> str:
+def _new_language_dvc(version: str, module: str) -> str:
+    """The stages of a language model, which depend on evopipe's version and on the module of the user's task."""
+
+    def code(stage: layout.Stage) -> list[str]:
+        return [version, *([] if stage.name == "report" else [module])]
+
+    return _with_descriptions(code, HEAD, _load(FOLDER / "shapes.yaml")["language"]["plots"], text=True)
+
+
+def _new_agent_dvc() -> str:
+    """The one stage of an agent, and what it begins with: the export of the stages in `start`."""
+    shape = json.loads(json.dumps(_load(FOLDER / "shapes.yaml")["agent"]))
+    (stage,) = shape["stages"].values()
+    stage["cmd"] = stage["cmd"].format(module="my_agent")
+    stage["deps"] = ["start/models/elite/merged", "requirements.txt", "my_agent.py"]
+    stages = {name: {"desc": "Let the agent play and learn", **stage} for name, stage in shape["stages"].items()}
+    return _written(stages, HEAD, shape["plots"])
+
+
+def _with_descriptions(code: Callable[[layout.Stage], list[str]], heading: str, plots: Any, text: bool = False) -> str:
     stages = {}
     for stage in layout.STAGES:
-        made = _stage(stage, stage.env)
+        made = _stage(stage, stage.text if text else stage.env)
         made["deps"] += code(stage)
         made["plots"] = [
             {path: {**how, "title": "Held-out episodes"}}
@@ -120,6 +147,10 @@ def _with_descriptions(code: Callable[[layout.Stage], list[str]], heading: str, 
             for path, how in each.items()
         ]
         stages[stage.name] = {"desc": stage.help, **{key: value for key, value in made.items() if value}}
+    return _written(stages, heading, plots)
+
+
+def _written(stages: Any, heading: str, plots: Any) -> str:
     yaml = commented()
     yaml.indent(mapping=2, sequence=4, offset=2)
     out = StringIO()

@@ -73,7 +73,7 @@ def run(
     settled = any_params(params)
     if folder is not None:
         result = _run(settled, Path(folder), quiet, layout.STAGES)
-        tracking.attach(settled, ("evaluate", "export", "report"), Path(folder))
+        tracking.attach(settled.tracking, ("evaluate", "export", "report"), Path(folder))
         return result
     with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary:
         untracked = settled.model_copy(update={"tracking": TrackingConfig(backends=())})

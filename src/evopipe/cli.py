@@ -168,7 +168,7 @@ def _stage(stage: layout.Stage) -> Callable[..., None]:
 
                 check(params)
             module.run(params, quiet=context.obj.quiet, **context.obj.more)
-        tracking.attach(params, [stage.name])
+        tracking.attach(params.tracking, [stage.name])
 
     def with_others(
         context: typer.Context,
@@ -393,11 +393,17 @@ def _new(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is not there yet, or empty.")],
     env: Annotated[str | None, typer.Option(metavar="ID", help="A Gymnasium id in place of the example.")] = None,
+    language: Annotated[
+        bool, typer.Option("--language", help="For a language model, with a task of your own.")
+    ] = False,
+    agent: Annotated[bool, typer.Option("--agent", help="For a language model that plays in an agent.")] = False,
 ) -> None:
     """Make a project of your own in a new folder."""
     from evopipe.new.project import make
 
-    context.obj.tell(make(folder, env))
+    if language and agent:
+        raise UsageError("new: --language and --agent are two kinds of project: give one of them")
+    context.obj.tell(make(folder, env, "language" if language else "agent" if agent else "environment"))
     context.obj.tell(f"next: cd {shlex.quote(str(folder))} && dvc repro")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,11 @@ agent = typer.Typer(
     rich_markup_mode=None,
 )
 _Trainer = Annotated[
-    str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns an AgentTrainer; it is called with the overrides.")
+    str,
+    typer.Argument(
+        metavar="MODULE:FUNCTION|FILE.yaml",
+        help="Returns an AgentTrainer; it is called with the overrides. Or a file that names the environment.",
+    ),
 ]
 _Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE|FILE.yaml]...", help="Of the configuration.")
@@ -29,6 +34,8 @@ def _made_trainer(name: str, overrides: list[str] | None, policy: Path | None = 
     from evopipe.own import import_name
 
     start = [] if policy is None else [f"population.start={policy}"]
+    if name.endswith((".yaml", ".yml")):
+        return AgentTrainer(config=[name, *(overrides or []), *start])
     made = import_name(name, "agent")([*(overrides or []), *start])
     if not isinstance(made, AgentTrainer):
         raise UsageError(f"agent: {name} returned {type(made).__name__}, expected an AgentTrainer")
@@ -77,6 +84,27 @@ def _run(
         raise EnvironmentFailed(f"every episode failed; the first: {told['error_type']}: {told['error_message']}")
 
 
+@agent.command("show")
+def _show(
+    context: typer.Context,
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER|FILE]", help="Of a run, or a file of episodes, one JSON object a line.")
+    ] = Path(),
+    out: Annotated[
+        Path | None, typer.Option(help="The page. Without it reports/episodes.html of the run, or beside the file.")
+    ] = None,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Whether to open it in a browser.")] = True,
+) -> None:
+    """Write the page on which one reads the episodes of a run, token by token, and open it."""
+    from evopipe.agents.shown import page_of
+    from evopipe.stages.tell import tell
+
+    page = page_of(folder, out)
+    tell(f"{page}: written", context.obj.quiet)
+    if browser:
+        webbrowser.open(page.resolve().as_uri())
+
+
 @agent.command("serve")
 def _serve(
     context: typer.Context,
@@ -90,13 +118,14 @@ def _serve(
         Path | None, typer.Option(help="Sessions that clients named, as episodes, one JSON object a line.")
     ] = None,
 ) -> None:
-    """Serve OpenAI's API on loopback until Ctrl-C or SIGTERM.
+    """Serve OpenAI's API on loopback until Ctrl-C or SIGTERM; the exit code is then 130 or 143.
 
     The first line that it prints is JSON: `base_url`, `api_key` and `model`, as clients take them.
     """
     from dataclasses import asdict
 
     from evopipe.agents import records
+    from evopipe.errors import Interrupted
     from evopipe.signals import StopSignal
     from evopipe.stages.tell import tell
 
@@ -109,7 +138,9 @@ def _serve(
         )
     if out is not None:
         records.write(out, found)
-        tell(f"{out}: {len(found)} sessions", context.obj.quiet)
+        tell(f"{out}: {len(found)} session{'s' * (len(found) != 1)}", context.obj.quiet)
+    if stop.signum is not None:
+        raise Interrupted(stop.signum, "the endpoint is closed")
 
 
 @agent.command("explain")

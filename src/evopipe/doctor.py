@@ -16,6 +16,7 @@ from evopipe.report.read import read
 from evopipe.storage.files import read_json
 from evopipe.storage.keys import dvc_root
 from evopipe.track.events import End, Event, Generation, read_events
+from evopipe.track.record import about_of
 from evopipe.track.tracking import LOG
 
 
@@ -85,8 +86,7 @@ def _about(params: Mapping[str, Any], events: list[Event]) -> str:
     steps = f"{last.env_steps:,} training and {last.eval_steps:,} evaluation steps"
     ending = _ending(events)
     state = "goes on, or was stopped" if ending is None else f"ended: {ending}"
-    where = params["env"]["id"] if "env" in params else params["language"]["task"]
-    return clean(f"{params['train']['algo']} on {where}: generation {last.generation}, {steps}, {state}")
+    return clean(f"{params['train']['algo']} on {about_of(params)}: generation {last.generation}, {steps}, {state}")
 
 
 def _params(record: Path, folder: Path) -> dict[str, Any]:

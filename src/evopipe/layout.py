@@ -32,6 +32,7 @@ COMPLETIONS = Path("reports/completions.json")
 REPORT = Path("reports/report.html")
 REPLAY = Path("reports/replay.json")  # of no stage: `evopipe replay` writes it
 EPISODES_PAGE = Path("reports/episodes.html")  # of agents
+EPISODES_FOLDER = Path("episodes")  # of agents
 
 METRICS = frozenset({FETCHED, BUFFERED, TRAIN, EVALUATION})
 """Outs that DVC shows as metrics; `EPISODES` it draws."""
@@ -156,6 +157,12 @@ OUTS = {stage.name: stage.env.writes for stage in STAGES}
 """What each stage writes where members live in environments."""
 TEXT_OUTS = {stage.name: stage.text.writes for stage in STAGES}
 WRITER = {out: stage for every in (OUTS, TEXT_OUTS) for stage, outs in every.items() for out in outs}
+
+SHOWN_BESIDE = dict.fromkeys(("language", "games"), (MEASURES, COMPLETIONS))
+"""What a report reads beside, by the `kind` in a policy's description; nothing for one without."""
+
+ABOUT = ("env.id", "language.task")
+"""The parameters that say what a run is about, of which each has one."""
 
 STATE = ".evopipe"
 """The folder below the DVC root that holds what is no out: runs that go on, and what trackers are told of them."""

@@ -77,12 +77,11 @@ def import_name(written: str, key: str) -> Any:
     return found
 
 
-def import_network(params: Any) -> None:
-    """Import the module of a user's own network, which the parameters of a run name, so that policies with it can be
-    loaded.
+def import_network(module: str | None, algo: str) -> None:
+    """Import the module of a user's own network, if the block of an algorithm names one, so that policies with it can
+    be loaded.
 
     It raises what `import_name` raises.
     """
-    network = getattr(params.algo_config, "network", None)
-    if network is not None and network.module is not None:
-        import_name(network.module, f"algos.{params.train.algo}.network.module")
+    if module is not None:
+        import_name(module, f"algos.{algo}.network.module")

@@ -1,4 +1,5 @@
-"""Entry points of other installed packages: algorithms, mutations, search strategies, trackers, environment backends.
+"""Entry points of other installed packages: algorithms, mutations, search strategies, trackers, environment backends,
+kinds of agents' environments.
 
 A package names them in its metadata, for example `[project.entry-points."evopipe.algos"]` with `mine = "mypkg.mine"`.
 They are searched once in a process, when a name is asked for that could be one; none is imported before it is used. A
@@ -21,8 +22,8 @@ from typing import Any
 
 from evopipe.errors import ParamsError, said
 
-ALGOS, MUTATIONS, TRACKERS, BACKENDS, SEARCHERS = (
-    f"evopipe.{kind}" for kind in ("algos", "mutations", "trackers", "backends", "searchers")
+ALGOS, MUTATIONS, TRACKERS, BACKENDS, SEARCHERS, ENVIRONMENTS = (
+    f"evopipe.{kind}" for kind in ("algos", "mutations", "trackers", "backends", "searchers", "environments")
 )
 _VALUE = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<name>[\w.]+))?\s*")
 

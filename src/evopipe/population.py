@@ -67,7 +67,8 @@ class Population:
         self.params, runtime = settled, settled.runtime
         device = configure(runtime)
         _, members, births, _ = begun(settled)
-        self._spec, self._described = make_spec(settled, device), describe(settled)
+        self._spec = make_spec(settled, device)
+        self._described = describe(self._spec)
         learners = learner_count(runtime.learners, runtime.threads, self._spec.environments_first)
         with contextlib.ExitStack() as held:
             self._workers = held.enter_context(Workers(runtime.env_workers, learners))

@@ -79,8 +79,10 @@ _kernel: _Kernel | None = None
 
 
 def use(kernel: _Kernel | None) -> None:
-    """Draw on the CPU by `kernel(name, keys, salt, steps, found)` from now on, which fills `found`; None: by NumPy and
-    torch."""
+    """Set the function that draws random numbers on the CPU from now on; None for NumPy and torch.
+
+    It is called as `kernel(name, keys, salt, steps, found)` and fills the tensor `found`.
+    """
     global _kernel
     _kernel = kernel
 

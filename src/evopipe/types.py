@@ -94,6 +94,16 @@ class Spaces:
         """`K`, the number of agents in one environment."""
         return len(self.team.agents) if self.team else 1
 
+    @property
+    def by_agent(self) -> tuple[int, ...]:
+        """The axis that agents have in what an environment takes and gives in a step: `(K,)`, `()` where one acts."""
+        return (len(self.team.agents),) if self.team else ()
+
+    @property
+    def who(self) -> Team:
+        """Those who act: the team, or the one agent by itself."""
+        return self.team or Team(("agent",), (self.observations,), (self.actions,))
+
     def __post_init__(self) -> None:
         implied = {"discrete": (self.actions,), "multibinary": (2,) * self.actions}
         object.__setattr__(self, "kind", self.kind or ("continuous" if self.continuous else "discrete"))

@@ -119,9 +119,10 @@ class Watchdog:
 
 @contextlib.contextmanager
 def staying() -> Iterator[None]:
-    """A context for foreign code, in any thread, in which `os._exit` raises SystemExit, and does not end the process.
+    """A context for foreign code: `os._exit`, when called by the thread that entered it, raises SystemExit and does not
+    end the process.
 
-    In other threads, and in a fork, it works as usual.
+    In other threads, and in forked processes, `os._exit` works as usual.
     """
     before = _stay(os.getpid())
     try:

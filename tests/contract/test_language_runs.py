@@ -84,10 +84,10 @@ def problem(algo: str, seed: int = 3, search: str = "tournament") -> tuple[TextS
         "algos": {algo: {**block, "evolve": {name: ends for name, ends in ranges.items() if name in able}}},
     })  # fmt: skip
     spec = make_spec(params)
-    rows = generate(task_of(spec.language), spec.language.task, seed, 40, form_of(params))
+    rows = generate(task_of(spec.language), spec.language.task, seed, 40, form_of(spec.algo))
     if plays:
         return spec, games(rows, task_of(spec.language).encode(rows), spec.base, params.fetch, seed)
-    return spec, tokenise(rows, form_of(params), spec.base, spec.language, params.fetch, seed)
+    return spec, tokenise(rows, form_of(spec.algo), spec.base, spec.language, params.fetch, seed)
 
 
 def run_of(algo: str, members: int | list[Member] = 4, seed: int = 3, search: str = "tournament") -> Any:

@@ -39,6 +39,10 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "unlike-members": ("CartPole-v1", {"mutation": populations.UNLIKE}),
     "one-cohort-of-unlike": ("CartPole-v1", {"mutation": populations.UNLIKE, "cohorts": "whole"}),
     "by-training": ("CartPole-v1", {"search": {"fitness": "training"}}),
+    "normalised": ("Pendulum-v1", NORMALISED),
+    "observations-normalised": ("Acrobot-v1", {"train": {"normalise": {"observations": True}}, **SHORT}),
+    "rewards-normalised": ("MountainCarContinuous-v0", {"train": {"normalise": {"rewards": True}}, **SHORT}),
+    "normalised-recurrent-unlike": ("CartPole-v1", {**NORMALISED, **LSTM, "mutation": populations.UNLIKE}),
     "many-environments": (  # more than act at once
         "CartPole-v1",
         {"num_envs": 150, "config": {"learn_step": 2_250}, "train": {"evo_steps": 4_500, "max_steps": 9_000}},
@@ -113,7 +117,7 @@ def test_a_truncated_step_ends_an_episode_and_bootstraps(run: Callable[..., Any]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["discrete", "recurrent", "by-training"])
+@pytest.mark.parametrize("name", ["discrete", "recurrent", "by-training", "normalised"])
 @pytest.mark.parametrize("at", [5, 16, 29, 77])
 def test_a_run_that_was_killed_within_a_rollout_goes_on_to_the_same_bits(
     name: str, at: int, run: Callable[..., Any]
@@ -153,7 +157,7 @@ def test_threads_change_no_bit(run: Callable[..., Any]) -> None:
     assert equal_states(loops[0].state(), loops[1].state()) == []
 
 
-@pytest.mark.parametrize("more", [NORMALISED, {"config": {"network": {"module": "nets_for_tests:Net"}}}])
+@pytest.mark.parametrize("more", [{"config": {"network": {"module": "nets_for_tests:Net"}}}])
 def test_what_c_does_not_know_goes_tick_by_tick(more: dict[str, Any], run: Callable[..., Any]) -> None:
     p = problem("CartPole-v1", **more)
     together, apart = run(p, 2), run(p, 2)

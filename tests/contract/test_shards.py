@@ -38,6 +38,7 @@ from evopipe.scale.shard import state_of
 from evopipe.scale.shards import InProcess, Lost, Shards, slow_shards
 from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
+from evopipe.track.tracking import Tracked
 from populations import UNLIKE, advance, close_generation, finish, go_on, plant_weight, problem, started
 from tiny import TRAINED, call, digests, params
 
@@ -596,13 +597,13 @@ def test_how_many_shards_there_are_and_what_is_told_of_them(tmp_path: Path) -> N
     with divided(whole, asked, 4, tmp_path) as undivided:
         assert undivided is whole
         assert home.store(undivided.parts).folder.name == "checkpoints"
-    assert in_shards(whole, asked, 4, tmp_path, Roomy(make)).parts == 4, "no more than members"
+    assert in_shards(whole, asked.runtime.shards, data, 4, tmp_path, Roomy(make)).parts == 4, "no more than members"
     data["runtime"]["shards"] = {"count": 3}
     asked = parse_params(data)
-    made = in_shards(whole, asked, 4, tmp_path, Roomy(make))
+    made = in_shards(whole, asked.runtime.shards, data, 4, tmp_path, Roomy(make))
     assert home.store(made.parts).folder.name == "checkpoints-3"
     members, births = first_members(whole.spec, 4)
-    with Session.opened(made, members, births, asked, home) as session:
+    with Session.opened(made, members, births, Tracked(asked.tracking, data), home) as session:
         regime: Any = session.run.regime
         assert [list(own) for own in regime.slots] == [[0], [1, 2], [3]]
         regime.said.append("one was late")

@@ -68,3 +68,9 @@ def test_a_lake_is_crossed_nearly_as_well_as_can_be(pipeline: Any) -> None:
     found = own.train()
     assert found["base"]["mean"] <= best / 2
     assert found["elite"]["mean"] >= 0.9 * best
+
+
+def test_a_tool_user_follows_the_notes_to_the_key(pipeline: Any) -> None:
+    found = pipeline("agent-tools", "find_key").train()
+    assert found["base"]["mean"] <= 0.6
+    assert found["elite"]["mean"] >= 0.9

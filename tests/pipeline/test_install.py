@@ -71,10 +71,10 @@ def test_what_needs_an_extra_names_its_command(tmp_path: Path) -> None:
 
 
 def test_the_repository_installs_every_extra() -> None:
-    """But those that need more than a wheel: a GPU (vLLM), or a compiler (a package of reasoning-gym's)."""
+    """But those that need more than a wheel: a GPU (vLLM), or a build (packages of reasoning-gym's and textarena's)."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (all_of_them,) = (entry for entry in extras["dev"] if entry.startswith("evopipe["))
-    more_than_wheels = {"vllm", "reasoning"}
+    more_than_wheels = {"vllm", "reasoning", "textarena"}
     named = set(all_of_them.removeprefix("evopipe[").removesuffix("]").split(","))
     assert named == set(extras) - {"dev"} - more_than_wheels
 
@@ -85,7 +85,7 @@ def wanted() -> set[str]:
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = [named["dependencies"], *named["optional-dependencies"].values()]
     left = [Requirement(each) for each in chain(*lists)]
-    left = [each for each in left if each.name not in ("vllm", "reasoning-gym", "evopipe")]
+    left = [each for each in left if each.name not in ("vllm", "reasoning-gym", "textarena", "evopipe")]
     seen = set()
     while left:
         needed = left.pop()

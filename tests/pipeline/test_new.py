@@ -118,6 +118,81 @@ def test_an_installed_environment_needs_no_module(tmp_path: Path) -> None:
     assert not [name for name, text in contents("x", "CartPole-v1").items() if "my_env" in text]
 
 
+TEXT = {
+    "language": {".dvcignore", ".gitignore", "README.md", "dvc.yaml", "my_task.py", "params.yaml", "requirements.txt"},
+    "agent": {".dvcignore", ".gitignore", "README.md", "dvc.yaml", "my_agent.py", "params.yaml", "requirements.txt",
+              "start/demonstrations.py", "start/dvc.yaml", "start/params.yaml"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TEXT)
+def test_a_new_project_of_a_language_model(kind: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    example = {"language": "my_task:Backwards", "agent": "my_agent:make"}[kind]
+    answer = call(tmp_path, "new", "p", f"--{kind}")
+    assert answer == (
+        0, f"p: a project for {example}; it is a git and DVC repository\nnext: cd p && dvc repro\n", ""
+    )  # fmt: skip
+    folder = tmp_path / "p"
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - TEXT[kind] <= {
+        str(path.relative_to(folder)) for hidden in (".git", ".dvc") for path in (folder / hidden).rglob("*")
+    }
+    assert all((folder / name).is_file() for name in TEXT[kind])
+    extras = f"evopipe[pipeline,mlflow,language]=={evopipe.__version__}\n"
+    assert (folder / "requirements.txt").read_text() == extras
+    for text in contents("x", example=kind).values():
+        assert "$" not in text.replace("${", "")
+        assert "src/" not in text
+        assert str(ROOT) not in text
+    if kind == "language":
+        assert load_params(str(folder / "params.yaml")).language.task == example
+        made: dict[str, Any] = parse_yaml((folder / "dvc.yaml").read_text(), "dvc.yaml").data
+        assert list(made["stages"]) == list(ROOT_STAGES)
+        for name, stage in made["stages"].items():
+            assert ("my_task.py" in stage["deps"]) == (name != "report")
+            assert "requirements.txt" in stage["deps"]
+    else:
+        assert load_params(str(folder / "start/params.yaml")).language.task == "demonstrations:Demonstrations"
+
+
+def test_kinds_of_projects_exclude_each_other(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    both = call(tmp_path, "new", "p", "--language", "--agent")
+    assert both == (64, "", "error: new: --language and --agent are two kinds of project: give one of them\n")
+    env = call(tmp_path, "new", "p", "--agent", "--env", "CartPole-v1")
+    assert env == (64, "", "error: new: --env is for environments: leave out either it or --agent\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TEXT)
+def test_a_project_of_a_language_model_learns(kind: Any, tmp_path: Path) -> None:
+    """By `dvc repro`, without a network, from the installed package; a second time nothing runs."""
+    pytest.importorskip("transformers")
+    package = Installed(tmp_path / "package")
+    assert package.run(tmp_path, "evopipe", "new", "p", f"--{kind}").code == 0
+    folder, offline = (
+        tmp_path / "p",
+        {"HF_HUB_OFFLINE": "1", "http_proxy": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"},
+    )
+    answer = package.run(folder, "python", "-m", "dvc", "repro", **offline)
+    assert answer.code == 0, answer
+    evaluation = json.loads((folder / "reports/evaluation.json").read_text())
+    if kind == "language":
+        assert evaluation["base"]["chance"] <= 0.01
+        assert evaluation["elite"]["chance"] >= 0.5
+        assert (folder / "reports/report.html").exists()
+    else:
+        assert evaluation["base"]["mean"] <= 0.7
+        assert evaluation["elite"]["mean"] >= 0.9
+        shown = package.run(folder, "evopipe", "agent", "show", "--no-open")
+        assert shown == (0, "reports/episodes.html: written\n", "")
+        assert "by-advantage" in (folder / "reports/episodes.html").read_text()
+    again = package.run(folder, "python", "-m", "dvc", "repro", **offline)
+    assert again.code == 0
+    assert "Running stage" not in again.out
+
+
 # --- where it is put --------------------------------------------------------------------------------------------------
 
 

@@ -226,3 +226,84 @@ def test_episodes_in_a_browser(browser: Browser, tmp_path: Path, width: int, dar
     assert browser.run("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
     assert browser.console == []
     assert browser.requests == [file.resolve().as_uri()]
+
+
+TABLE = """
+[...document.querySelectorAll('.episode')].filter(e => e.checkVisibility())
+  .sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)
+  .map(e => e.querySelector('.task').textContent.trim().split(' ')[0])
+"""
+TOKENS = """
+[...document.querySelectorAll('.row i')].map(e => {
+  const style = getComputedStyle(e);
+  return [e.textContent, style.backgroundColor, style.borderBottomStyle];
+})
+"""
+
+
+def valued(uid: str, reward: float, advantages: list[float], ratios: list[float]) -> dict[str, Any]:
+    """An episode with a call of a tool, of which each token has its values."""
+    tokens = [f"token{i} " for i in range(len(advantages))]
+    piece = {
+        "text": "".join(tokens), "written": True, "step": 0, "tokens": tokens, "advantage": advantages,
+        "log_prob": [-1.0] * len(tokens), "new_log_prob": [ratio - 1.0 for ratio in ratios],
+    }  # fmt: skip
+    told = {"text": "<script>document.title = 'hostile'</script> told " * 5, "written": False, "step": 0}
+    call = {"function": {"name": "search", "arguments": '{"q": "<b>x</b>"}'}}
+    out = {"tool_calls": [call], "completion_ids": [1] * len(tokens)}
+    step = {"reward": reward, "action": None, "done": True, "model_output": out}
+    trajectory = {"name": "solver", "reward": reward, "steps": [step], "rows": [[told, piece, told]]}
+    return {
+        "id": uid, "task": {"question": "y" * 300}, "trajectories": [trajectory], "counts": True, "info": {},
+        "termination_reason": "env_done" if reward else "timeout", "is_correct": reward > 0, "slot": 0, "attempts": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.thorough
+def test_the_table_of_episodes_in_a_browser(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
+    """Its rows are sorted, chosen and unfolded, its tokens coloured, without a script; hostile text does nothing."""
+    many = [0.5] * 3000
+    every = [
+        valued("1:0", 0.0, [-1.0, 0.0, 0.5], [0.0, -0.2, 0.1]), valued("1:1", 1.0, [1.0, 1.0, 0.0], [0.3, 0.0, 0.0]),
+        valued("2:0", 0.5, many, many),
+    ]  # fmt: skip
+    file = tmp_path / "episodes.html"
+    file.write_text(episodes_page("a game", {"Rounds": every}))
+    browser.open(file, width, dark=dark)
+
+    def press(name: str) -> None:
+        browser.run(f"document.getElementById({name!r}).click()")
+
+    assert browser.run(TABLE) == ["1:0", "1:1", "2:0"]
+    for order, found in (("best", ["1:1", "2:0", "1:0"]), ("worst", ["1:0", "2:0", "1:1"]),
+                         ("longest", ["2:0", "1:0", "1:1"])):  # fmt: skip
+        press(f"order-{order}")
+        assert browser.run(TABLE) == found
+    press("reward-b1")
+    assert browser.run(TABLE) == ["2:0"]
+    press("kind-cut")
+    assert browser.run(TABLE) == []
+    browser.run("document.querySelector('.choices').reset()")
+    press("kind-cut")
+    assert browser.run(TABLE) == ["1:0"]
+    browser.run("document.querySelector('.choices').reset()")
+
+    folds = "[...document.querySelectorAll('.call')]"
+    assert browser.run(f"{folds}.filter(e => e.open).length") == 0
+    assert "search(" in browser.run(f"{folds}[0].querySelector('summary').textContent")
+    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    tokens = browser.run(TOKENS)[-3006:][:6]
+    assert [style for _, _, style in tokens] == ["dotted", "none", "solid", "solid", "solid", "none"]
+    assert len({colour for _, colour, _ in tokens}) == 4  # far below, nothing, above, far above
+    press("by-ratio")
+    assert [style for _, _, style in browser.run(TOKENS)[-3006:][:6]] == [
+        "none", "dotted", "solid", "solid", "none", "none",
+    ]  # fmt: skip
+    press("by-reward")
+    assert {style for _, _, style in browser.run(TOKENS)[-3006:]} == {"none"}
+    assert browser.run("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
+    assert "hostile" not in browser.run("document.title")
+    assert browser.console == []
+    assert browser.requests == [file.resolve().as_uri()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evopipe.agents.agent import BaseAgent, ChatAgent, ToolAgent
+from evopipe.agents.agent import BaseAgent, CallingAgent, ChatAgent, ToolAgent
 from evopipe.agents.data import DatasetRegistry
 from evopipe.agents.data import Tasks as Dataset  # as rLLM names it
 from evopipe.agents.elsewhere import on_ray
@@ -30,7 +30,7 @@ from evopipe.agents.types import (
 from evopipe.agents.workflow import CumulativeWorkflow, MultiTurnWorkflow, SingleTurnWorkflow, Workflow
 
 __all__ = [
-    "Action", "BaseAgent", "BaseEnv", "Calculator", "ChatAgent", "CopyGame", "CumulativeWorkflow",
+    "Action", "BaseAgent", "BaseEnv", "Calculator", "CallingAgent", "ChatAgent", "CopyGame", "CumulativeWorkflow",
     "Dataset", "DatasetRegistry", "Episode", "FrozenLake", "GymEnvironment", "Model", "ModelOutput",
     "MultiTurnEnvironment", "MultiTurnWorkflow", "PettingZooEnvironment", "RewardFunction", "RewardOutput",
     "SingleTurnEnvironment", "SingleTurnWorkflow", "Step", "TeamWorkflow", "TerminationEvent", "TerminationReason",

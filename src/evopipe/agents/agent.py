@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from evopipe.agents.types import Action, Message, Step, Trajectory
+from evopipe.language import tool_calls
 
 
 class BaseAgent(ABC):
@@ -38,6 +39,11 @@ class BaseAgent(ABC):
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         """Update the chat with a completion, and add its step to the trajectory. Return the action that the completion
         means."""
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call, as OpenAI's API has them, and that its chat template shows it."""
+        return []
 
     def get_current_state(self) -> Step | None:
         """Return the last step; None before the first."""
@@ -115,3 +121,51 @@ class ToolAgent(ChatAgent):
             if isinstance(call, dict) and isinstance(call.get("tool"), str):
                 return {"tool": call["tool"], "input": call.get("input", "")}
         return {"answer": response}
+
+
+class CallingAgent(ChatAgent):
+    """An agent that calls an environment's tools as chat templates teach it.
+
+    Tools come with the first observation, as `tools` of its info, in the form of OpenAI's API. An action is a mapping:
+    `calls`, each with `id`, `name` and `arguments`, and `content`, the rest of the completion. An observation may be a
+    list of messages.
+
+    Args:
+        system_prompt: the message that a chat begins with.
+        name: of its trajectories.
+        show_tools: whether the model is shown the tools; false for one that knows them by heart.
+    """
+
+    def __init__(self, system_prompt: str | None = None, name: str = "agent", show_tools: bool = True) -> None:
+        self.show_tools = show_tools
+        super().__init__(system_prompt, name)
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        return self.tools if self.show_tools else []
+
+    def reset(self) -> None:
+        super().reset()
+        self.tools: list[dict[str, Any]] = []
+
+    def update_from_env(self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any) -> None:
+        self.tools = list(info.get("tools") or self.tools)
+        if done or not isinstance(observation, list):
+            super().update_from_env(observation, reward, done, info)
+            return
+        self.observation = observation
+        self.messages += [self.message(each) for each in observation]
+
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        said = tool_calls.read(response, self.tools)
+        ids = tool_calls.numbered(said, len(self.messages))
+        calls = [
+            {"id": id, "name": call.name, "arguments": json.loads(call.arguments)}
+            for id, call in zip(ids, said.calls, strict=True)
+        ]
+        shown = tool_calls.spoken(said, ids) if self.show_tools else {"role": "assistant", "content": response}
+        self.messages.append(shown)
+        action = {"calls": calls, "content": said.content}
+        step = Step([*self.messages], self.observation, action=action, model_response=response)
+        self._trajectory.steps.append(step)
+        return Action(action)

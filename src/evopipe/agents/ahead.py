@@ -50,8 +50,8 @@ class Ahead:
         self._rounds: dict[int, _Round] = {}
 
     def ensure(self, ticks: range, cohorts: Sequence[Cohort], now: int) -> None:
-        """Begin the rounds of these ticks that have not begun: by the weights that members have at the tick `now`,
-        unless others were restored for them."""
+        """Begin those rounds of these ticks that have not begun, with the weights that members have at the tick `now`;
+        a restored round keeps the weights that it began with."""
         missing = [tick for tick in ticks if tick not in self._rounds]
         if missing:
             held = [self._held(cohort, getattr(cohort.state, self._network).copy()) for cohort in cohorts]

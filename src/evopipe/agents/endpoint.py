@@ -71,7 +71,7 @@ class AgentSession:
 
     @property
     def trajectory(self) -> Trajectory:
-        """What was asked here, as a trajectory."""
+        """The requests of this session and their completions, as a trajectory."""
         return Trajectory(uid=self.name, steps=self.steps)
 
     async def chat(self, asked: ChatAsked) -> list[Answer]:
@@ -192,14 +192,18 @@ class Endpoint:
         self._attempts.clear()
 
     def connection(self, key: str | None = None) -> Connection:
-        """Return where a session is found; None: one for each request, or as its header says."""
+        """Return address and token of the session `key`; with None, of the endpoint itself, where each request is a
+        session of its own unless a header names one."""
         path = "/v1" if key is None else f"/s/{key}/v1"
         return Connection(f"http://{HOST}:{self.port}{path}", self.token, self.served)
 
     @contextlib.contextmanager
     def session(self, name: str, model: Model) -> Iterator[tuple[AgentSession, Connection]]:
-        """Open the session of an episode; with the context it is over, and what is still asked ends without an answer.
-        Another attempt of that name draws anew."""
+        """Open the model session of one episode, and yield it with the address at which an agent finds it.
+
+        When the `with` block ends the session is closed, and requests that are still open are cancelled. A second
+        episode of the same `name` gets other random draws.
+        """
         key = secrets.token_urlsafe(12)
         session = AgentSession(f"{name}-{self._attempts[name]}", model)
         self._attempts[name] += 1
@@ -433,7 +437,8 @@ async def serve(
 
 
 class Waves:
-    """Decodes the requests of clients that come and go: those of a moment together, while others already wait."""
+    """Decodes the requests of clients that come and go. Requests that arrive in one moment are decoded together as a
+    wave; later ones wait for the next."""
 
     def __init__(self, decode: Callable[[Sequence[Request]], Sequence[Reply]]) -> None:
         self._decode, self._asked = decode, asyncio.Event()
@@ -445,7 +450,8 @@ class Waves:
         return await request.reply
 
     async def run(self) -> None:
-        """Decode, without an end. A wave that fails is its requests' error."""
+        """Decode one wave of requests after another, until cancelled. If decoding a wave raises, each of its requests
+        gets that exception."""
         while True:
             await self._asked.wait()
             await asyncio.sleep(_GATHER)

@@ -26,6 +26,8 @@ class BaseEnv(ABC):
     several CPUs run at once, and which are killed where a method hangs. The environment travels to one and back with
     each call: it must be picklable, and is best small."""
     idx: Any = None
+    scores_cut: ClassVar[bool] = False
+    """Whether its `compute_final_reward`, if it has one, scores an episode too that it did not end itself."""
 
     @abstractmethod
     def reset(self) -> tuple[Any, dict[str, Any]]:

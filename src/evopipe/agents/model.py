@@ -105,7 +105,7 @@ class Limits:
 
 
 class Prompt(NamedTuple):
-    """What a completion continues."""
+    """The tokens that a completion continues, with the messages and tools of the chat that they are."""
 
     ids: list[int]
     replies: Sequence[int] = ()  # which of the messages are completions of this episode
@@ -145,26 +145,30 @@ class Model:
             messages: the chat, each message with `role` and `content`; or a text.
             **how: `max_tokens`, `temperature`, `top_k`, `top_p`, `stop` of this completion, if they differ from the
                 run's. Other arguments of APIs are ignored. `stop`, one text or several, ends the completion and is no
-                part of its text. The model's tokens keep it, and so does a chat that continues with them.
+                part of its text. The model's tokens keep it, and so does a chat that continues with them. `tools` that
+                the model may call, as OpenAI's API has them, are shown in the chat; calls of them are the output's
+                `tool_calls`, and its `content` is what stands before them.
 
         Raises:
             TerminationEvent: the prompt is longer than the run allows.
             ValueError: a setting is no number, or out of its range; or `stop` is no text.
             DataError: the template refuses the chat.
         """
-        prompt = self.prompt(messages)
+        tools = how.get("tools") or ()
+        prompt = self.prompt(messages, tools)
         (out,) = await self.complete(prompt, how)
         if prompt.messages is not None:
-            self.remember(prompt, {"role": "assistant", "content": out.text}, out)
+            said = tool_calls.read(out.text, tools)
+            answer = tool_calls.spoken(said, tool_calls.numbered(said, len(prompt.messages)))
+            out.content, out.tool_calls = said.content, answer.get("tool_calls", [])
+            self.remember(prompt, answer, out)
         return out
 
     async def complete(
         self, prompt: Prompt, how: Mapping[str, Any], draws: Sequence[int | None] = (None,)
     ) -> list[ModelOutput]:
-        """Complete a prompt once for each of `draws`, numbers that fix the draws; None: the number of the call does.
-
-        For `how` and for errors see `get_model_response`.
-        """
+        """Return one completion of a prompt for each of `draws`. Each is a number that fixes the random draws; None
+        takes the number of this call. For `how` and for errors see `get_model_response`."""
         if len(prompt.ids) > self.limits.prompt:
             raise TerminationEvent(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED)
         drawn = self.how._replace(**{name: how[name] for name in Sampled._fields if how.get(name) is not None})
@@ -191,17 +195,18 @@ class Model:
         return found
 
     def remember(self, prompt: Prompt, answer: Message, out: ModelOutput) -> None:
-        """Keep the tokens of a chat and its completion, which the chat then holds as the message `answer`."""
+        """Remember the tokens of a chat and of its completion, so that a later chat that begins with both continues
+        these very tokens. `answer` is the completion as a message."""
         assert prompt.messages is not None
         chat = _keys([*prompt.messages, answer], prompt.tools)
         self._chats[chat] = ([*out.prompt_ids, *out.completion_ids], [*prompt.replies, len(prompt.messages)])
 
-    def prompt_length(self, messages: str | Sequence[Message]) -> int:
-        """Return the number of tokens of a chat."""
-        return len(self.prompt(messages).ids)
+    def prompt_length(self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+        """Return the number of tokens of a chat, with the tools that the model may call."""
+        return len(self.prompt(messages, tools).ids)
 
     def prompt(self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """Return what a completion of a chat, or of a text, continues."""
+        """Return a chat or a text as the tokens that a completion continues."""
         if isinstance(messages, str):
             return Prompt(self.tokens.base.prompt(messages, False, None))
         keys, edited = _keys(messages, tools), False

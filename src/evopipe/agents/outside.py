@@ -41,7 +41,8 @@ class Loop:
         self._thread: threading.Thread | None = None
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Run a coroutine function there; what it raises is raised. Tasks that it leaves end with it."""
+        """Run a coroutine function in the loop's thread; return its result, or raise what it raised. Tasks that it
+        leaves running are cancelled."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._loop.set_task_factory(task_of)
@@ -164,7 +165,7 @@ def _printed(text: str, flow: Flow) -> Any:
 
 
 def name_of(flow: Flow) -> str:
-    """Return what to call a flow."""
+    """Return a name for a flow, for people."""
     return str(getattr(flow, "__name__", type(flow).__name__)) if callable(flow) else str(flow[0])
 
 

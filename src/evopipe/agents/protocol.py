@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from evopipe.agents.types import Message, ModelOutput
 from evopipe.language.base import Base
 from evopipe.language.hub import first_line
-from evopipe.language.tool_calls import Spoken
+from evopipe.language.tool_calls import Spoken, spoken
 
 _PIECES = 64  # of a streamed completion, at most
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -27,7 +27,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class Refused(Exception):
-    """A request that is answered by an error: one sentence, the status, and what it concerns."""
+    """A request that is answered with an error of OpenAI's API: a sentence, the HTTP status, and the field that it is
+    about."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -131,10 +132,10 @@ _Form = TypeVar("_Form", bound=_Asked)
 
 
 def asked(form: type[_Form], body: bytes, served: str) -> _Form:
-    """Read the body of a request.
+    """Read and check the JSON body of a request.
 
     Raises:
-        Refused: it is no JSON object, or says what cannot be done.
+        Refused: it is no JSON object, or asks for something that this endpoint cannot do.
     """
     try:
         data = json.loads(body)
@@ -199,21 +200,18 @@ def _called(call: Any, where: str) -> dict[str, Any]:
 
 
 def usage(outs: Sequence[ModelOutput], prompts: int) -> dict[str, int]:
-    """Count the tokens of completions, of so many prompts, of which each has equally many."""
+    """Return the token counts of an answer as OpenAI's API has them. `outs` are the completions of `prompts` prompts,
+    equally many of each; a prompt's tokens count once."""
     read = sum(out.prompt_length for out in outs[:: max(1, len(outs) // prompts)])
     written = sum(out.completion_length for out in outs)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def answer(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
-    """Return a completion as the assistant's message, whose calls have these ids."""
-    message: dict[str, Any] = {"role": "assistant", "content": said.content if said.content or not said.calls else None}
-    if said.calls:
-        message["tool_calls"] = [
-            {"id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for id, call in zip(ids, said.calls, strict=True)
-        ]
-    return message
+    """Return a completion as an assistant's message of OpenAI's API; `ids` are the ids of its tool calls. A completion
+    that is nothing but calls has no content."""
+    message = spoken(said, ids)
+    return message if said.content or not said.calls else {**message, "content": None}
 
 
 def log_probs(base: Base, out: ModelOutput) -> list[dict[str, Any]]:
@@ -238,7 +236,7 @@ def _finite(value: float) -> float:
 
 
 def pieces(base: Base, out: ModelOutput, text: str) -> list[tuple[str, range]]:
-    """Divide a completion's text for a stream: each piece with the places of its tokens."""
+    """Divide a completion's text into the pieces that a stream sends, each with the range of its tokens."""
     n, found, done, first = out.completion_length, [], 0, 0
     stride = max(1, -(-n // _PIECES))
     for end in [*range(stride, n, stride), n]:
@@ -251,7 +249,8 @@ def pieces(base: Base, out: ModelOutput, text: str) -> list[tuple[str, range]]:
 
 
 def deltas(message: Mapping[str, Any], parts: Sequence[tuple[str, range]]) -> list[tuple[dict[str, Any], range]]:
-    """Return a message as the changes that a stream makes: each with the places of its tokens."""
+    """Divide an assistant's message into the changes (`delta`) that a stream sends, each with the range of its
+    tokens."""
     if not (calls := message.get("tool_calls")):
         return [({"content": text}, places) for text, places in parts]
     every = range(parts[0][1].start, parts[-1][1].stop) if parts else range(0)

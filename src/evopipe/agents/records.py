@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
@@ -10,22 +11,32 @@ from pathlib import Path
 from typing import Any
 
 from evopipe.agents.engine import Done
+from evopipe.agents.learned import TokenValues
 from evopipe.agents.rows import TokenRow, rows_of
 from evopipe.formats import score
 from evopipe.language.base import Base
 from evopipe.report.episodes import episodes_page, read_episodes, reward_of
 from evopipe.storage.files import write_text
 
+Values = Mapping[int, Sequence[TokenValues]]
+"""Of trajectories, by their `id()`: the values of each of their rows."""
+_DIGITS = 5  # behind the point, of an advantage and of a log-probability
 
-def record(done: Done, base: Base, masked: Collection[str]) -> dict[str, Any]:
+
+def record(done: Done, base: Base, masked: Collection[str], values: Values | None = None) -> dict[str, Any]:
     """Return an episode as JSON data, with its member's slot and the rows of its trajectories.
 
     A row is a list of pieces: `text`, whether the model has `written` it, and the `step` that it belongs to. `counts`
     says whether anything is learned from the episode: not if its reason is among `masked`.
+
+    Where there are `values`, what the model wrote has them token by token: `tokens` (their texts, which add up to that
+    of the piece), `log_prob` (as they were drawn), `new_log_prob` (after the update), and `advantage`.
     """
     told = done.episode.to_dict()
     for trajectory, each in zip(done.episode.trajectories, told["trajectories"], strict=True):
-        each["rows"] = [_pieces(row, base) for row in rows_of(trajectory)]
+        rows, known = rows_of(trajectory), (values or {}).get(id(trajectory))
+        of_rows: Sequence[TokenValues | None] = known if known else [None] * len(rows)
+        each["rows"] = [_pieces(row, base, own) for row, own in zip(rows, of_rows, strict=True)]
     return {"slot": done.job.slot, "attempts": done.attempts, "counts": reason(done) not in masked, **told}
 
 
@@ -56,14 +67,72 @@ def show(title: str, files: Mapping[str, Path], page: Path) -> None:
         write_text(page, episodes_page(title, there))
 
 
-def _pieces(row: TokenRow, base: Base) -> list[dict[str, Any]]:
+def files_of(folder: Path, last: int | None = None) -> dict[str, Path]:
+    """Return the files of a run's episodes that its page shows, by purpose.
+
+    These are the elite's validation or, before there is one, the last validation; and the last rounds of training, up
+    to the round `last`.
+    """
+    validations, rounds = (sorted(folder.glob(f"{kind}-*.jsonl")) for kind in ("validation", "train"))
+    if last is not None:
+        rounds = [path for path in rounds if path.stem <= f"train-{last:06d}"]
+    found = {"Validation of the elite": folder / "elite.jsonl"}
+    if not found["Validation of the elite"].exists():
+        found = {f"Validation {_number(path)}": path for path in validations[-1:]}
+    for path in reversed(rounds[-_ROUNDS:]):
+        found["Last round of training" if path == rounds[-1] else f"Round {_number(path)} of training"] = path
+    return found
+
+
+def thin(folder: Path, last: int, kept: int) -> None:
+    """Remove the files of training rounds up to the round `last`, but for so many."""
+    rounds = [path for path in sorted(folder.glob("train-*.jsonl")) if path.stem <= f"train-{last:06d}"]
+    for path in rounds[:-kept]:
+        path.unlink()
+
+
+_ROUNDS = 3  # that a page shows
+
+
+def _number(path: Path) -> str:
+    return path.stem.rpartition("-")[2].lstrip("0")
+
+
+def _pieces(row: TokenRow, base: Base, values: TokenValues | None = None) -> list[dict[str, Any]]:
     first = row.turn[0] if row.turn else 0
-    marked = [(False, first, token) for token in row.prompt]
-    marked += zip(row.mask, row.turn, row.ids, strict=True)
-    return [
-        {"text": base.show([token for _, _, token in group]), "written": written, "step": step}
-        for (written, step), group in groupby(marked, key=lambda each: each[:2])
-    ]
+    marked = [(False, first, token, -1) for token in row.prompt]
+    marked += zip(row.mask, row.turn, row.ids, range(len(row.ids)), strict=True)
+    found = []
+    for (written, step), group in groupby(marked, key=lambda each: each[:2]):
+        ids, places = zip(*((token, place) for _, _, token, place in group), strict=True)
+        piece = {"text": base.show(ids), "written": written, "step": step}
+        if written and values is not None:
+            told = {"log_prob": row.log_prob, "new_log_prob": values.log_prob, "advantage": values.advantage}
+            piece["tokens"] = token_texts(base, ids)
+            piece |= {name: [_rounded(each[place]) for place in places] for name, each in told.items()}
+        found.append(piece)
+    return found
+
+
+def token_texts(base: Base, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token, so that they add up to the text of all: a token that ends within a character has
+    none, and the one that completes it has the whole."""
+    found, start = [], 0
+    for end in range(1, len(ids) + 1):
+        before = base.show(ids[start - 1 : start]) if start else ""  # some tokenizers drop a space where a text begins
+        both = base.show(ids[max(0, start - 1) : end])
+        text = both[len(before) :] if both.startswith(before) else base.show(ids[start:end])
+        whole = not text.endswith("\ufffd") or end == len(ids) or end - start >= _CHARACTER
+        found.append(text if whole else "")
+        start = end if whole else start
+    return found
+
+
+_CHARACTER = 4  # tokens of one byte each that a character may have
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, _DIGITS) if math.isfinite(value) else None
 
 
 def write(path: Path, records: Sequence[dict[str, Any]]) -> None:

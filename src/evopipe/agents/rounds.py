@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -19,6 +19,7 @@ from evopipe.agents import records
 from evopipe.agents.ahead import Ahead
 from evopipe.agents.blocking import Processes
 from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, Outside, RolloutEngine
+from evopipe.agents.learned import TokenValues, first_of, token_values
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
 from evopipe.agents.rows import AdvantageSettings, RolloutBatch, RoundTrajectory, advantages, batch_of
 from evopipe.agents.settings import Agents
@@ -190,7 +191,8 @@ class Rounds:
         return Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
 
     def decoder(self, member: Member) -> Callable[[Sequence[Request]], list[Reply]]:
-        """Return what answers requests to a member as it is, drawn as in validations."""
+        """Return a function that answers requests by a member's present weights, with the random draws of
+        validations."""
         return partial(_decode, self.spec, self.spec.form_alone(member), Purpose.EVALUATE, 0)
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
@@ -220,18 +222,38 @@ class Rounds:
         self._warn(done)
         self.whole = False
         by_slot = {slot: list(each) for slot, each in groupby(done, key=lambda d: d.job.slot)}
+        sample = self._sample([*by_slot.values()])
+        wanted = {id(trajectory) for one in sample for trajectory in one.episode.trajectories}
+        values: dict[int, list[TokenValues]] = {}
         rewarded = False
         for cohort in self.cohorts:
             with self._base:
-                rewarded |= self._round(cohort, [by_slot[slot] for slot in cohort.slots], stale)
+                rewarded |= self._round(cohort, [by_slot[slot] for slot in cohort.slots], stale, wanted, values)
         if self.agents.staleness:
             self._ahead.forget(self.clock.tick)
-        if self.agents.record == "all":
-            self.write(f"train-{self.clock.ticks + 1:06d}", done)  # `tick` comes again where members live by turns
+        self._record(done, sample, values)
         self.clock.count(rewarded=rewarded)
         if self.clock.generation_over:
             self._probe.end(self.cohorts)
         self.whole = True
+
+    def _sample(self, done: Sequence[Sequence[Done]]) -> list[Done]:
+        """Return the episodes of a round of which each token's values are written; none, but of the last round of a
+        generation, unless all rounds are written."""
+        clock, record = self.clock, self.agents.record
+        last = clock.here + 1 >= clock.generation_ticks
+        if self.folder is None or not (record == "all" or (record == "validation" and last)):
+            return []
+        return first_of(done, self.agents.sampled)
+
+    def _record(self, done: Sequence[Done], sample: Sequence[Done], values: records.Values) -> None:
+        """Write the episodes of a round: all of them, or a sample, of which few rounds are kept."""
+        number, whole = self.clock.ticks + 1, self.agents.record == "all"  # `tick` comes again where members take turns
+        if self.folder is None or not (whole or sample):
+            return
+        self.write(f"train-{number:06d}", done if whole else sample, values)
+        if not whole:
+            records.thin(self.folder, number, self.agents.sampled_rounds)
 
     def _warn(self, done: Sequence[Done]) -> None:
         """Take note of rounds that teach nothing for a reason that a person can mend, once."""
@@ -312,7 +334,12 @@ class Rounds:
             for p, slot in enumerate(cohort.slots) for n, i in enumerate(index) for g in range(group)
         ]  # fmt: skip
 
-    def _round(self, cohort: Cohort, done: Sequence[Sequence[Done]], stale: bool) -> bool:
+    def _round(
+        self, cohort: Cohort, done: Sequence[Sequence[Done]], stale: bool, wanted: Collection[int],
+        values: dict[int, list[TokenValues]],
+    ) -> bool:  # fmt: skip
+        """Let members learn from their episodes; return whether any was worth something. Put into `values` what the
+        tokens of the trajectories were worth whose `id()` is wanted."""
         spec = self.spec
         tasks, group = self._shape(cohort)
         played = [
@@ -341,6 +368,8 @@ class Rounds:
                 text, apart = corrected(spec, cohort, text, drawn, self._probe)
             drift = learn(spec, self.clock, cohort, text, self._probe)
             drift = apart if stale else drift
+            if wanted:
+                values |= token_values(spec, cohort, text, batch, wanted)
         self._measure(cohort, text, done, batch.owner, drift, silent)
         return any(each.episode.reward for member in done for each in member)
 
@@ -420,7 +449,14 @@ class Rounds:
         self, cohorts: Sequence[Cohort], tasks: Sequence[Mapping[str, Any]], index: Sequence[int],
         stopped: Callable[[], bool], note: bool = False,
     ) -> Episodes:  # fmt: skip
-        """Score members by these tasks, of these numbers; take note of it as a validation, if `note` says so.
+        """Let all members play tasks once (`agents.samples` times each) and return the episodes and their scores.
+
+        Args:
+            cohorts: the members.
+            tasks: what is played.
+            index: the number of each task in its dataset; episodes are named by it.
+            stopped: asked between episodes; whether the run is to stop.
+            note: whether rewards and shares of right answers also go to the record of validations.
 
         Raises:
             Stopped: `stopped` returned True.
@@ -452,9 +488,9 @@ class Rounds:
                 self.write(f"validation-{self.clock.generation + 1:06d}", done)
         return Episodes(rewards.reshape(shape).mean(axis=2), lengths, len(done))
 
-    def write(self, name: str, done: Sequence[Done]) -> None:
+    def write(self, name: str, done: Sequence[Done], values: records.Values | None = None) -> None:
         if self.folder is not None:
-            told = [records.record(one, self.spec.base, self.masked) for one in done]
+            told = [records.record(one, self.spec.base, self.masked, values) for one in done]
             records.write(self.folder / f"{name}.jsonl", told)
 
     def state(self) -> dict[str, Tensor]:

@@ -18,6 +18,13 @@ _Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 class Agents(Schema):
     """How episodes run, and how members learn from them."""
 
+    environment: str | None = Field(
+        None,
+        min_length=3,
+        max_length=2000,
+        description="the environment, where the program passes none: `module:Class`, of which the kind is recognised, "
+        "or `KIND:NAME`, with `gym`, `textarena`, `reasoning-gym`, `openenv`, `mcp` or a package's own",
+    )
     max_steps: int = Field(5, ge=1, le=10**6, description="completions of an agent in an environment")
     cumulative: bool = Field(
         False, description="whether all that follows the first prompt has the length of one completion"
@@ -67,3 +74,11 @@ class Agents(Schema):
     record: Literal["none", "validation", "all"] = Field(
         "validation", description="whose episodes are written, one JSON object a line"
     )
+    sampled: int = Field(
+        32,
+        ge=0,
+        le=4096,
+        description="training episodes of a generation's last round that are written with each token's advantage and "
+        "log-probabilities; 0: none",
+    )
+    sampled_rounds: int = Field(3, ge=1, le=10**6, description="so many last generations of which these are kept")

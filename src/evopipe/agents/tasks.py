@@ -13,20 +13,23 @@ from evopipe.watchdog import Hung
 
 
 class Turns(AbstractContextManager[None], Protocol):
-    """What each step of a coroutine is run in, and the seconds that it has, None: any."""
+    """The context manager in which every step of a user's coroutine runs, from one `await` to the next.
+
+    `left` returns the seconds that the coroutine may still take; None if it has no limit.
+    """
 
     def left(self) -> float | None: ...
 
 
 class Brood(NamedTuple):
-    """The tasks that an episode has begun, and what each of their steps is run in."""
+    """The asyncio tasks that an episode has started, and the context (`Turns`) in which each of their steps runs."""
 
     tasks: set[asyncio.Task[Any]]
     turns: Turns
 
 
 class Steps:
-    """A coroutine of users, of which each step is run in a context."""
+    """An awaitable that runs a user's coroutine and enters the context `turns` for each step between two awaits."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], turns: Turns) -> None:
         self.work, self.turns = work, turns
@@ -55,7 +58,8 @@ _brood: ContextVar[Brood | None] = ContextVar("evopipe_brood", default=None)
 
 
 def task_of(loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
-    """Make a task, and note it for the episode that begins it."""
+    """Return a new asyncio task for the coroutine `work`, and register it with the episode that starts it, if one
+    does."""
     if (brood := _brood.get()) is None:
         return asyncio.Task(work, loop=loop, **how)
     task = asyncio.Task(_stepwise(work, brood.turns), loop=loop, **how)

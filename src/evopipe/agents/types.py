@@ -135,8 +135,8 @@ class Step:
 
     @classmethod
     def from_model_output(cls, output: ModelOutput, messages: Sequence[Message] = (), action: Any = None) -> Self:
-        """Make the step of a completion: the chat before it (`messages`), the model's output, and the action that it
-        means."""
+        """Return a step made from what a model wrote: `messages` is the chat before it, `output` the completion, and
+        `action` what the environment is to do, as read from the completion."""
         chat = [*(dict(message) for message in messages), {"role": "assistant", "content": output.content}]
         return cls(chat_completions=chat, action=action, model_response=output.text, model_output=output)
 

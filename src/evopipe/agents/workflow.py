@@ -10,7 +10,7 @@ import math
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from evopipe.agents.agent import BaseAgent
 from evopipe.agents.blocking import Blocking, Threads, step_apart
@@ -236,18 +236,29 @@ class MultiTurnWorkflow(Workflow):
             raise TypeError(f"{type(self.env).__name__}.reset returned {begun!r:.60}, expected (observation, info)")
         observation, info = begun
         self.agent.update_from_env(observation, 0.0, False, info)
+        try:
+            await self._turns()
+        except TerminationEvent:
+            step = self.agent.get_current_state()
+            if step is not None and not step.done and getattr(self.env, "scores_cut", False):
+                await self._final(step)
+            raise
+
+    async def _turns(self) -> NoReturn:
+        """Play until the environment is done, or the agent has written all its completions."""
         first = None
         for _ in range(self.max_steps):
-            how: dict[str, Any] = {}
+            tools = list(getattr(self.agent, "offered", ()))
+            how: dict[str, Any] = {"tools": tools} if tools else {}
             if self.cumulative:
-                length = self.rollout_engine.prompt_length(self.agent.chat_completions)
+                length = self.rollout_engine.prompt_length(self.agent.chat_completions, tools)
                 first = length if first is None else first
                 left = self.rollout_engine.limits.response - (length - first)
                 if left <= 0:
                     raise TerminationEvent(TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED)
                 how["max_tokens"] = left
             out = await self.rollout_engine.get_model_response(self.agent.chat_completions, **how)
-            action = self.agent.update_from_model(out.content)
+            action = self.agent.update_from_model(out.text)
             step: Step | None = self.agent.get_current_state()
             if step is None:
                 raise TypeError(f"{type(self.agent).__name__}.update_from_model added no step to its trajectory")
@@ -302,11 +313,12 @@ class FlowWorkflow(Workflow):
 
 
 def episode_of(found: Any, steps: list[Step], task: dict[str, Any], flow: Any) -> Episode:
-    """Return the episode that a flow means by what it returned, with the steps that it made.
+    """Convert what a flow returned to an episode: an episode or a trajectory is taken as it is, a number is the reward
+    of `steps`, a list the reward of each.
 
     Raises:
         TypeError: there are more or fewer rewards than steps.
-        ValueError: a reward is none, see `number`.
+        ValueError: a reward is no finite number, see `number`.
     """
     if isinstance(found, Episode):
         return found

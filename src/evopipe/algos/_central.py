@@ -33,7 +33,8 @@ RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size
 
 
 def networks(cfg: Any, spaces: Spaces, critics: int = 1) -> dict[str, Widths]:
-    """Return actors and so many centralised critics for each of them: a group's critics lie next to each other."""
+    """Return the widths of an actor and of `critics` centralised critics for each group of agents; a group's critics
+    are adjacent."""
     of, copies = agent_groups(cfg, spaces), len(agent_groups(cfg, spaces).groups)
     actors, own = Widths(of.observed, spaces.actions, copies=copies), Widths(of.joint(), 1, copies=critics * copies)
     return {"actor": actors, "critic" if critics == 1 else "critics": own}
@@ -208,9 +209,12 @@ def update(
 
 
 def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor]:
-    """Return what agents' critics, of twins the least, and actors tell of a minibatch, over all agents that learn, and
-    of each: values, and of discrete actions entropy. An actor's loss is minus the value of its own best action while
-    the others do as they did."""
+    """Return the signals of critics and actors on a minibatch: over all agents that learn, and for each agent by
+    itself.
+
+    There are values (of twin critics the smaller), the error to the target network, and, of discrete actions, the
+    entropy. An actor's loss is minus the value of its own best action while the other agents act as in the minibatch.
+    """
     of, steps = agent_groups(cfg), _Steps.of(cfg, batch)
     nets = getattr(state, critic), getattr(state, f"{critic}_target")
     with torch.no_grad():
@@ -229,7 +233,8 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:
-    """Return the `answers` of an algorithm with such actors and critics, of twins the least."""
+    """Return the optional name `answers` of an algorithm, for a team's actors and the centralised critics in the
+    state's field `critic`; of twin critics the smaller value counts."""
 
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:
         of = agent_groups(cfg)

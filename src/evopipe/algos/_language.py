@@ -145,7 +145,8 @@ def pair_weights(batch: Text) -> Tensor:
 
 
 def groups_of(reward: Tensor, size: int) -> Tensor:
-    """Number the groups of completions `[P, B]`, of which so many stand together, from 0: int64."""
+    """Return the number of each completion's group, `[P, B]` int64 from 0, where every `size` adjacent completions are
+    of one prompt. `reward` gives the shape."""
     return (torch.arange(reward.shape[1], device=reward.device) // size).expand(reward.shape)
 
 

@@ -74,7 +74,8 @@ class State:
 
 
 def networks(cfg: Any, spaces: Spaces, reads: int) -> dict[str, Widths]:
-    """Return an actor and a critic, which reads so many numbers, for every group of agents that share them."""
+    """Return the widths of an actor and a critic for each group of agents that share them; a critic's input has `reads`
+    numbers."""
     of = agent_groups(cfg, spaces)
     copies = len(of.groups)
     return {"actor": Widths(of.observed, spaces.actions, copies=copies), "critic": Widths(reads, 1, copies=copies)}
@@ -218,7 +219,8 @@ def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: T
 def update(
     seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int
 ) -> Learned:
-    """Learn from one minibatch, the rollout's first where `turn` is 0, see `_ppo.descend`."""
+    """Take one gradient step on a minibatch of a rollout, see `_ppo.descend`. `seen` returns what critics observe;
+    `turn` is 0 for the first minibatch of the rollout."""
     log_std = optim.leaf(state.log_std)
     pairs = (state.actor, state.actor_adam), (state.critic, state.critic_adam)
     found = loss(seen, cfg, state, hp, batch, log_std)

@@ -200,7 +200,7 @@ class AgentGroups:
         return self.named(torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0])
 
     def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
-        """Set the columns of actions `[P, K, B, A]` that an agent does not have to `else_`, by default exactly 0."""
+        """Return actions `[P, K, B, A]` in which the columns beyond an agent's own number of actions hold `else_`."""
         missing = self.on(actions.device).missing
         return actions if missing is None else actions.masked_fill(missing, else_)
 
@@ -240,7 +240,7 @@ def agent_groups(cfg: Any, spaces: Spaces | None = None) -> AgentGroups:
 
 @cache
 def _agent_groups(spaces: Spaces, share: str, named: tuple[tuple[str, tuple[str, ...]], ...]) -> AgentGroups:
-    team = spaces.team or Team(("agent",), (spaces.observations,), (spaces.actions,))
+    team = spaces.who
     every = tuple(range(len(team.agents)))
     groups = {"none": tuple((i,) for i in every), "all": (every,)}
     found = AgentGroups(spaces, team, groups[share] if share in groups else tuple(team.groups(dict(named)).values()))

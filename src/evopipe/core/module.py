@@ -155,9 +155,11 @@ class Module:
                 yield str(what), str(what), self.describe(), after.describe(), after
 
     def carry(self, new: Module, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
-        """See `Architecture`. Parameters of the same name keep the corner that both shapes share.
+        """Return the flat row of a mutated module, `[n']`, with the old values of `row` where both modules have them;
+        see `Architecture`.
 
-        The rest is as the constructor makes it, and 0 in scales and moments.
+        Of parameters with the same name and number of dimensions, the indices that both shapes have keep their values.
+        All else is as the constructor initialises it; in the rows of scales and moments it is 0.
         """
         carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
         held = self.named(widths, row)

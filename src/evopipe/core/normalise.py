@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from evopipe.native import statistics
 from evopipe.native.episodes import Normalised
+from evopipe.native.statistics import Normalising, Running
 from evopipe.schema.blocks import NormaliseConfig
 from evopipe.types import Spaces, Tensor
 
@@ -40,6 +42,11 @@ class Statistics:
     mean: Tensor  # [P, N]
     square: Tensor  # [P, N], sum of the squared distances from the mean
 
+    @property
+    def running(self) -> Running:
+        """The statistics as the kernels take them."""
+        return Running(self.count, self.mean, self.square)
+
     def merge(self, values: Tensor, given: Tensor) -> None:
         """Merge n values of each column into the statistics, in place.
 
@@ -49,6 +56,8 @@ class Statistics:
         """
         # One column's values lie together, so that their sum does not depend on how many members there are.
         x = torch.where(given[..., None], values.double(), 0.0).transpose(1, 2).contiguous()  # [P, N, n]
+        if statistics.merge(self.running, x, given.contiguous()):
+            return
         count = given.sum(dim=1).double()
         mean = x.sum(dim=2) / count.clamp(min=1.0)[:, None]
         apart = torch.where(given[:, None], x - mean[..., None], 0.0)
@@ -135,10 +144,23 @@ class Normaliser:
         return values if values.shape == obs.shape else obs.index_copy(-1, by.columns, values)
 
     def now(self) -> Normalised | None:
-        """Return what observations are normalised by with the statistics as they are; None if they are not."""
+        """Return mean, scale and limit by which observations are normalised at present; None if they are not
+        normalised."""
         if self.observations is None or self.columns is None:
             return None
         return Normalised(self.columns, self.observations.mean.float(), self.observations.scale(), self.clip)
+
+    def while_playing(self, healthy: Tensor, returns: Tensor, gamma: Tensor) -> Normalising:
+        """Return what the kernels need to normalise while members play many ticks, as `update`, `normalised` and
+        `normalise_rewards` do it tick by tick.
+
+        Args:
+            healthy: `[P]` bool, whose statistics change.
+            returns: `[slots, E]` float64, the discounted returns of the running episodes of all slots.
+            gamma: `[P]`, the discount.
+        """
+        seen, paid = (None if each is None else each.running for each in (self.observations, self.returns))
+        return Normalising(seen, paid, self.columns, self.clip, healthy, returns, gamma)
 
     def _chosen(self, obs: Tensor) -> Tensor:
         assert self.columns is not None

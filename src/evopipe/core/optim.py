@@ -64,7 +64,7 @@ _watched: list[tuple[Tensor, Tensor]] | None = None
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Take note of gradients while the `with` block lasts.
+    """Record gradient norms while the `with` block lasts.
 
     The list gets a pair for each time that gradients are clipped: their norms `[P]` float64 before, and whether they
     were above the limit, `[P]` bool.

@@ -63,10 +63,10 @@ _units: list[tuple[Tensor, Tensor | None]] | None = None
 
 @contextlib.contextmanager
 def watched_units() -> Iterator[list[tuple[Tensor, Tensor | None]]]:
-    """Take note of plain hidden layers that torch computes while the `with` block lasts.
+    """Record the outputs of plain hidden layers that torch computes while the `with` block lasts.
 
-    The list gets a pair for each of them: the mean size of each unit's output over its batch, `[P, H]`, and which units
-    a member has, `[P, 1, H]`, None where all have all.
+    The list gets a pair for each layer: the mean size of each unit's output over its batch, `[P, H]`, and which units a
+    member has, `[P, 1, H]`; None if all members have all.
     """
     global _units
     found: list[tuple[Tensor, Tensor | None]] = []

@@ -26,7 +26,8 @@ def numbers(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def exact(x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | None:
-    """Return the bytes that represent numbers `[n, …]` float32 bit for bit; None if a number has no such byte."""
+    """Return the bytes b of which numbers `[n, …]` float32 are exactly b / 255; None if a number is no such
+    fraction."""
     found = np.empty(x.shape, np.uint8)
     for at in range(0, len(x), _ROWS):
         part = x[at : at + _ROWS]

@@ -141,8 +141,10 @@ class Architecture(Protocol):
         """Return the length of a member's own flat row."""
 
     def named(self, widths: Widths, row: Tensor) -> Mapping[str, Tensor]:
-        """Split a member's own flat row into views of its tensors, by name. Mutation adds noise to those of two
-        dimensions."""
+        """Return the weights and biases of a member's network by name, as views of its flat row `[n]`.
+
+        Those of two dimensions are weight matrices, to which the mutation `parameters` adds noise.
+        """
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """Draw a member's own flat row `[n]` from a `numpy.random.Generator`."""

@@ -152,7 +152,8 @@ def _limit(more: int) -> None:
 
 
 class StoredArray:
-    """An entry of a group in a file, by name. Its methods raise `Unusable` if it is not what they read."""
+    """An entry, by its name, of a group in an HDF5 file. Its methods read it as what they say, and raise `Unusable` if
+    it is something else."""
 
     def __init__(self, group: h5py.Group, name: str) -> None:
         self._group, self._name = group, name
@@ -165,7 +166,11 @@ class StoredArray:
         return self._group[self._name]
 
     def group(self, otherwise: str) -> h5py.Group:
-        """Return the entry as a group. If it is something else, the message ends with `otherwise`."""
+        """Return the entry as an HDF5 group.
+
+        Raises:
+            Unusable: there is no such entry, or it is no group; the message then ends with the text `otherwise`.
+        """
         if not isinstance(found := self.found(), h5py.Group):
             raise Unusable(f"'{self.label}' is no group{otherwise}")
         return found

@@ -97,7 +97,8 @@ class CompiledPool:
         return self._states.packed()
 
     def place(self, numbers: Any) -> bool:
-        """Put the numbers that a Gymnasium environment has as its state into row 0; False if that is not possible."""
+        """Set the state of the environment in row 0 to the numbers of a Gymnasium environment's own state; return False
+        if the C environment cannot take them."""
         return self._states.place(numbers)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:

@@ -273,7 +273,8 @@ def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bo
 def make_rows(
     cfg: EnvConfig, numbers: range, made: Sequence[gymnasium.Env[Any, Any]], turn: Ints
 ) -> dict[int, gymnasium.Env[Any, Any]]:
-    """Construct the environments of these rows, except the first few, which are in `made`. For `turn` see `Rows`."""
+    """Return the environments of the rows `numbers`, by row. Those in `made` serve the first of these rows, and the
+    others are constructed. For `turn` see `Rows`."""
     envs = [*made]
     while len(envs) < len(numbers):
         envs.append(make_env(cfg))

@@ -170,10 +170,11 @@ class ObservationSpace:
         return row
 
     def read(self, obs: Any) -> tuple[npt.NDArray[np.float32], bool]:
-        """Flatten one observation, or a batch in which every array has one dimension more, of NumPy or torch.
+        """Flatten an observation, or a batch of them, of NumPy arrays or torch tensors. In a batch every array has a
+        first axis `n`.
 
         Returns:
-            `[n, O]`, and whether it was one observation.
+            The rows `[n, O]`, and whether it was a single observation.
 
         Raises:
             ValueError: see `row`.
@@ -260,7 +261,8 @@ class ActionSpace:
 
     @cached_property
     def size(self) -> int:
-        """`A`: the number of all choices together, of bits, or of numbers in an action of a Box."""
+        """The width `A` of masks and logits: all choices of a discrete space counted together, the bits of a
+        multibinary one, or the numbers in an action of a Box."""
         if self.bounds is not None:
             return len(self.bounds[0])
         return len(self.choices) if self.kind == "multibinary" else sum(self.choices)

@@ -56,8 +56,8 @@ def speeds(cfg: EnvConfig, rows: int, seconds: float = 1.0) -> Iterator[Speed]:
 
 
 def chosen(rows: int) -> int:
-    """Return how many worker processes `runtime.env_workers: auto` begins with for a pool of so many rows, when the
-    trainer computes while they step."""
+    """Return the number of worker processes that `runtime.env_workers: auto` starts for a pool of `rows` environments,
+    when the trainer computes while they step."""
     with Workers("auto") as workers:
         return workers.count(rows, True)
 

@@ -220,8 +220,11 @@ class TeamSpace:
         return any(self.masks) or not bool(self.free.all())
 
     def legal(self, alive: npt.NDArray[np.bool_], given: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
-        """Return the masks `[n, K, A]` of agents of which `alive` `[n, K]` act. Without masks `given` all their choices
-        are legal."""
+        """Return which actions of each agent are legal, `[n, K, A]` bool.
+
+        `alive` `[n, K]` says which agents act; those that do not may take their first action alone. `given` `[n, K, A]`
+        are the environment's own masks; if None, all actions that an agent has are legal.
+        """
         return np.where(alive[:, :, None], self.free if given is None else given, self.first)
 
     def obs(self, observed: Mapping[Any, Any], alive: Sequence[bool] | npt.NDArray[np.bool_]) -> Any:

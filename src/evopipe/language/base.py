@@ -448,7 +448,7 @@ def _digest_of_files(folder: Path) -> str:
 
 
 def stacked(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:
-    """Pad rows of tokens to one length, `[n, L]`; return them, and bool `[n, L]`, which are real tokens."""
+    """Pad rows of tokens to one length; return them, `[n, L]`, and a mask `[n, L]` bool that is False for pads."""
     width = max((len(row) for row in rows), default=0)
     ids = torch.full((len(rows), width), pad, dtype=torch.int64)
     real = torch.zeros(len(rows), width, dtype=torch.bool)

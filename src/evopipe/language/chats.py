@@ -137,11 +137,11 @@ def turn_end(tokenizer: Any) -> str:
 
 
 def answers(tokenizer: Any, name: str, messages: Sequence[Message], own: int, shown: Shown) -> list[tuple[int, int]]:
-    """Return the ranges of characters that the model is to write: each assistant message up to the end of its turn. For
-    `own` see `show`.
+    """Return the ranges (start, end) of characters that the model is to write: each assistant message up to the end of
+    its turn. For `own` see `show`.
 
     Raises:
-        DataError: the template does not show a message as it is, and does not mark it (`{% generation %}`).
+        DataError: the template changes a message, and does not mark what the model writes (`{% generation %}`).
     """
     text, end, found = shown.text.text, turn_end(tokenizer), []
     clean = [_with_content(message, plain) for message in messages]

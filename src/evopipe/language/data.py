@@ -136,7 +136,7 @@ def _kind(value: Any) -> str:
 
 
 def same(one: Sequence[Any], others: Sequence[Any]) -> list[int]:
-    """Return which of the JSON data `others` are equal to one of `one`, by the hash of their bytes."""
+    """Return which of the JSON values `others` are equal to one of those in `one`, compared by hash."""
 
     def key(value: Any) -> bytes:
         return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).digest()

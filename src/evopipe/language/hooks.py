@@ -36,7 +36,8 @@ class LowRank(NamedTuple):
 
 
 class WeightDelta(NamedTuple):
-    """A change of a module's weight and bias, by kind, for any module of `language.layers`."""
+    """What members add to the weight and bias of one of the base's modules, by kind of parameter; see
+    `language.layers`."""
 
     parts: dict[str, Tensor]  # [P, rows, columns] each
 

@@ -37,16 +37,22 @@ def _is_linear(module: nn.Module) -> str | None:
     return "conv" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
 
 
+_FUSED = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
+"""Kinds of models whose fused kernels read the weight of `out_proj` past its module: PEFT refuses an adapter there."""
+
+
 def linear_layers(model: nn.Module, last: nn.Module, called: str) -> tuple[BaseWeight, ...]:
-    """Return every linear layer of a model except the last, which gives the logits.
+    """Return every linear layer of a model that an adapter can stand beside: all but the last, which gives the logits,
+    and those of Mamba that PEFT refuses.
 
     Raises:
         DataError: there is none.
     """
     found = []
+    fused = getattr(model.config, "model_type", None) in _FUSED
     for name, module in model.named_modules():
         kind = _is_linear(module)
-        if kind and module is not last:
+        if kind and module is not last and not (fused and name.rpartition(".")[2] == "out_proj"):
             shape: list[int] = list(module.weight.shape)
             inner, out = reversed(shape) if kind == "linear" else shape
             found.append(BaseWeight(name, kind, (inner, out), ((name, kind),)))

@@ -226,6 +226,7 @@ def read_change(folder: Path, base: Base) -> Tensor:
 
 
 def described(folder: Path) -> dict[str, Any] | None:
-    """Return the description in an exported folder of a language model or a player of games; None for anything else."""
+    """Return the description in an exported folder of what was trained over a base, or over the tokens of games; None
+    for anything else."""
     about = parse_json(read_folder(folder, only=(POLICY,))[POLICY], str(folder / POLICY))
-    return about if isinstance(about, dict) and about.get("kind") in ("language", "games") else None
+    return about if isinstance(about, dict) and "base" in about else None

@@ -133,7 +133,7 @@ def tokenise(
 
 
 def seen(rows: Sequence[Mapping[str, Any]], splits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return which rows of the splits that are held out ask what a row of training asks."""
+    """Return, for validation and test, the indices of the rows whose prompt is also that of a row of training."""
     of = {name: [data.asked(rows[i]) for i in index.tolist()] for name, index in splits.items()}
     return {name: splits[name][data.same(of["train"], of[name])] for name in SPLITS[1:]}
 
@@ -193,7 +193,8 @@ def _too_few(rows: Sequence[Any], kept: Sequence[Mapping[str, Any]], form: Form,
 
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
-    """Split games that a task has encoded (`told`).
+    """Split rows of games into training, validation and test. `told` holds the tokens of the games, as their task has
+    encoded them.
 
     Raises:
         DataError: there are too few.

@@ -105,8 +105,28 @@ def _call(found: Any, known: Mapping[str, Any]) -> ToolCall | None:
     return ToolCall(found["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
 
 
+def spoken(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
+    """Return a completion as the assistant's message, whose calls have these ids."""
+    message: dict[str, Any] = {"role": "assistant", "content": said.content}
+    if said.calls:
+        message["tool_calls"] = [
+            {"id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for id, call in zip(ids, said.calls, strict=True)
+        ]
+    return message
+
+
+def numbered(said: Spoken, place: int) -> list[str]:
+    """Return ids of a completion's calls, where it is the message `place` of its chat: nine digits, as Mistral's
+    templates ask for."""
+    return [f"{place:05d}{i:04d}" for i in range(len(said.calls))]
+
+
 def key(message: Message) -> list[list[Any]]:
-    """Return what makes two messages' calls the same: names and arguments, however these are spelt, and no ids."""
+    """Return the tool calls of a message as [name, arguments] pairs. Two messages call the same if these are equal.
+
+    Arguments are parsed from JSON, so that spaces and escapes do not count; the calls' ids are left out.
+    """
     found = []
     for call in message.get("tool_calls") or ():
         arguments = call["function"].get("arguments")

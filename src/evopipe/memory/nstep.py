@@ -56,12 +56,14 @@ class NStep:
         over: np.ndarray | None = None,
         next_alive: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Add one step of all environments, `[R, …]`; return rows `[R, n, size]`, and which of them are transitions
-        `[R, n]`.
+        """Add one step of all environments, and return the n-step transitions that it completes.
 
-        A broken step is left out; what came before it in the window ends there, with the bootstrap of the last good
-        observation. For a team, arrays have an axis `K`; `alive` `[R, K]` says who took the step, `next_alive` `[R, K]`
-        where it leaves each agent (see `evopipe.types`), and `over` `[R]` where the episode ended.
+        Every argument is `[R, …]`, one row an environment. The result is the packed transitions `[R, n, size]` and a
+        mask `[R, n]` bool of those that are there: usually one an environment, more where an episode ended.
+
+        A step that is `broken` is left out. Transitions that were under way end before it and bootstrap from the last
+        good observation. For a team, arrays have an axis `K`; `alive` `[R, K]` says who took the step, `next_alive`
+        `[R, K]` where it leaves each agent (see `evopipe.types`), and `over` `[R]` where the episode ended.
         """
         n, index, layout = self._layout.steps, np.arange(len(obs)), self._layout
         obs, next_obs, action, reward = (x.reshape(len(obs), -1) for x in (obs, next_obs, action, reward))

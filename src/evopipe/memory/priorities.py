@@ -42,7 +42,7 @@ class Priorities:
 
     @property
     def native(self) -> native.Priority:
-        """The same as the kernels read it."""
+        """The priorities as a struct that the C kernels read."""
         return native.Priority(self.levels, self.largest, self.alpha, LEAST, MOST)
 
     def tensors(self) -> list[Tensor]:

@@ -51,7 +51,7 @@ class RowLayout:
     @classmethod
     def of(cls, spaces: Spaces, masked: bool, steps: int = 1, legal: bool = False) -> RowLayout:
         """Return the layout for an environment's spaces. `legal` says whether the algorithm has `MASKED_LOSS`."""
-        k, agents = spaces.agents, spaces.agents if spaces.team else 0
+        k, agents = spaces.agents, sum(spaces.by_agent)
         sizes = k * spaces.observations, k * spaces.actions
         return cls(*sizes, masked, spaces.continuous, steps, masked and legal, agents)
 
@@ -62,12 +62,12 @@ class RowLayout:
 
     @property
     def each(self) -> int:
-        """How many agents a row has numbers of: `K`, or 1."""
+        """The number of agents whose values a row holds: `K` for a team, else 1."""
         return self.agents or 1
 
     @property
     def action(self) -> int:
-        """How many numbers of a row are the action."""
+        """The number of columns of a row that hold the action."""
         return self.actions if self.continuous else self.each
 
     @property
@@ -188,8 +188,8 @@ class RowLayout:
 
 
 class Incoming:
-    """The transitions of one step of all environments, as rows in memory of their own. They are entered in two parts,
-    and appended to a replay buffer. See `Replay.incoming`."""
+    """Rows for the transitions of one step of all environments. `before` writes what members act on, `after` the
+    outcome, and appends the rows to the buffer; see `Replay.incoming`."""
 
     def __init__(self, replay: Replay, rows: int, at: np.ndarray | None) -> None:
         layout, where = replay.layout, slice(None) if at is None else at
@@ -208,7 +208,8 @@ class Incoming:
         )  # fmt: skip
 
     def before(self, obs: np.ndarray, legal: np.ndarray) -> None:
-        """Enter what those who step are about to act on, `[n, O]` and `[n, A]`."""
+        """Write the observations `[n, O]` and legal actions `[n, A]` on which the stepping environments' members are
+        about to act."""
         self._obs[self._where] = obs
         if self._legal is not None:
             self._legal[self._where] = legal
@@ -217,7 +218,8 @@ class Incoming:
         self, action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, next_obs: np.ndarray,
         next_legal: np.ndarray, broken: np.ndarray,
     ) -> None:  # fmt: skip
-        """Enter what they did and got, and append the rows, without those that are `broken` `[n]` or not finite."""
+        """Write actions and outcomes of the step, and append the rows to the buffer, without those that are `broken`
+        `[n]` or not finite."""
         at = self._where
         self._action[at], self._reward[at], self._terminated[at] = action, reward, terminated
         self._next_obs[at], self._keep[at] = next_obs, ~broken
@@ -321,10 +323,13 @@ class Replay:
         self._count(n)
 
     def incoming(self, rows: int, at: np.ndarray | None) -> Incoming | None:
-        """Return room for the transitions of one step of all environments, `rows` in number; None if they cannot be
-        appended by the kernels as they come.
+        """Return memory into which the C kernels write the transitions of one step before they append them.
 
-        Only environments `at` `[n]` step; None: all do.
+        None if the kernels cannot append them: with images, n-step returns, a team, or without kernels for the device.
+
+        Args:
+            rows: the number of environments.
+            at: the indices of the environments that step, `[n]`; None if all do.
         """
         served = build.serve(self.rows) and self.frames is None
         return Incoming(self, rows, at) if served and self.layout.steps == 1 and not self.layout.agents else None
@@ -345,7 +350,8 @@ class Replay:
 
     @property
     def evenly_filled(self) -> bool:
-        """Whether all buffers hold equally many rows at equal positions: no row was ever left out of one alone."""
+        """Whether all members' buffers hold equally many rows and write to the same place next. They cease to when a
+        transition of one member alone is left out."""
         return bool((self.position == self.position[0]).all())
 
     def draw_by_priority(
@@ -396,7 +402,7 @@ class Replay:
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
     def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
-        """Return what draws minibatches by the kernels; for the arguments see `batch`."""
+        """Return the C kernels' sampler of minibatches from this buffer; for the arguments see `batch`."""
         whose = id(weight), draw.purpose  # a minibatch for another purpose is drawn by other numbers
         known, given = self._drawn.get(whose), (draw.keys, slots, first, weight, gamma)
         if known is None or not known.serve(self.rows, *given):

@@ -56,7 +56,7 @@ class Rollout:
     ) -> None:
         self.layout = layout
         self.rows = torch.zeros(members, ticks, envs, layout.size, device=device)
-        known = layout.spaces.observations + AFTER + (layout.spaces.team is not None)
+        known = layout.spaces.observations + AFTER + len(layout.spaces.by_agent)
         self.after = torch.zeros(members, ticks, envs, known, device=device)
         self.memory = torch.zeros(members, ticks + 1, envs, memory, device=device)
 
@@ -112,7 +112,8 @@ class Rollout:
         self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
     def following(self, ticks: int) -> tuple[Tensor, ...]:
-        """Return what followed the first `ticks` ticks: observations `[P, T · E, O]` and memory `[P, T · E, M]`.
+        """Return the situations after each of the first `ticks` ticks: observations `[P, T · E, O]` and memory `[P, T ·
+        E, M]`.
 
         For a team, `next_alive` `[P, T · E]` comes third.
         """
@@ -133,8 +134,8 @@ class Rollout:
         self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)
 
     def signals(self, ticks: int) -> dict[str, Tensor]:
-        """Return signals `[P]` of the first `ticks` ticks: how well values told the targets, how far advantages lie
-        apart, and the share of steps that ended an episode for good."""
+        """Return signals `[P]` of the first `ticks` ticks: the variance of targets that values explain, the deviation
+        of advantages, and the share of steps that terminated an episode."""
         at = self.layout.log_prob
         value, advantage, target, valid = (self.rows[:, :ticks, :, at + i].flatten(1) for i in (1, 3, 4, 5))
         ended = self.after[:, :ticks, :, self.layout.spaces.observations + 1].flatten(1)

@@ -131,8 +131,6 @@ static void ask_actor(update *u, const network *actor, int k, const float *obs, 
   if (!j->discrete) activate(TANH, count, u->act);
 }
 
-INLINE float within(float x, float most) { return x > most ? most : x < -most ? -most : x; }
-
 // Write what agent k's target actor does next, with clipped noise, or drawn by it, to `next_act`, `at` of `width`.
 static void act_next(update *u, int k, int at, int width) {
   const ddpg_job *j = u->job;

@@ -24,7 +24,8 @@ _ALIGNED = 16  # a state begins at a multiple of so many bytes
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """What an environment in C says of itself, see `environment.h`; `held` keeps its library."""
+    """The description that a compiled environment gives of itself, see `environment.h`. `held` keeps its library
+    loaded."""
 
     address: int
     name: str
@@ -158,7 +159,8 @@ class States:
         self._kernels.env_reset(self._call(*self._fixed, len(rows), at(rows), at(seeds), *[0] * 7))
 
     def place(self, numbers: Any) -> bool:
-        """Put numbers into the state of row 0 by the environment's own `place`; return whether that was possible."""
+        """Write numbers into the state of row 0 by the environment's own C function `place`; return whether that was
+        possible."""
         try:
             given = torch.tensor(numbers, dtype=torch.float64).reshape(-1)
         except (TypeError, ValueError, RuntimeError):

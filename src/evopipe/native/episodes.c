@@ -86,13 +86,8 @@ static void normalise_seen(const candidate *m) {
   const ptrdiff_t n = observed(&m->by), first = (ptrdiff_t)m->by.p * c->columns;
   if (!c->columns) return;
   memcpy(m->shown, m->obs, sizeof(float) * (size_t)(m->count * n));
-  const float limit = c->limit[m->by.p];
-  for (ptrdiff_t i = 0; i < m->count; i++)
-    for (int j = 0; j < c->columns; j++) {
-      float *x = m->shown + i * n + c->which[j];
-      const float z = (*x - c->mean[first + j]) * c->scale[first + j];
-      *x = z < -limit ? -limit : z > limit ? limit : z;
-    }
+  normalise_rows(m->shown, m->count, n,
+                 &(column_scales){c->columns, c->which, c->mean + first, c->scale + first, c->limit[m->by.p]});
 }
 
 // The likeliest actions of a policy, which remembers them where it is recurrent.

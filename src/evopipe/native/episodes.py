@@ -16,7 +16,8 @@ from evopipe.types import Tensor
 
 
 class Normalised(NamedTuple):
-    """What observations of some members are normalised by, see `core.normalise`: it stays as it is."""
+    """Mean and scale by which observations of some members are normalised while the kernels act; a fixed copy of the
+    statistics in `core.normalise`."""
 
     columns: Tensor  # [N] int64
     mean: Tensor  # [members, N] float32
@@ -52,7 +53,7 @@ def by_policy(
         shown: how observations are normalised; None: they are not.
     """
     found = policy.described(cfg, state, None)
-    if found is None or cfg.spaces.team is not None or found.memory != memory.shape[2]:
+    if found is None or found.memory != memory.shape[2]:
         return None
     return _calls(of, places, memory, found.pointer, 0, found, shown)
 

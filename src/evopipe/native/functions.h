@@ -6,6 +6,8 @@
 
 enum { RELU, ELU, GELU, TANH, LEAKY_RELU, SILU, SOFTSIGN, SIGMOID, SOFTPLUS, IDENTITY };
 
+INLINE float within(float x, float most) { return x > most ? most : x < -most ? -most : x; }
+
 // Write x = n · log 2 + *rest, n whole, and return (exp(*rest) − 1 − *rest) / *rest², by Cephes' expf.
 INLINE vec reduced(vec x, vec *n, vec *rest) {
   x = choose(x > all(88.0f), all(88.0f), choose(x < all(-87.0f), all(-87.0f), x));

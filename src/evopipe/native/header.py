@@ -28,7 +28,7 @@ def declarations() -> Any:
 
 @cache
 def own_declarations() -> Any:
-    """Return what the library of a user's environment has, as parsed by cffi."""
+    """Return the header, and what a user's environment must define besides, as parsed by cffi."""
     found = type(declarations())()
     found.include(declarations())
     found.cdef("extern environment the_environment;")  # of a constant, cffi would not tell where it lies
@@ -36,12 +36,12 @@ def own_declarations() -> Any:
 
 
 def at(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's numbers; None stands for C's NULL."""
+    """Return the address of a tensor's data; 0, C's NULL, for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def address(pointer: Any) -> int:
-    """Return where a struct lies; whoever keeps the number must keep the pointer."""
+    """Return the address of a C struct as a number. It is valid only while `pointer` is kept alive."""
     return int(declarations().cast("intptr_t", pointer))
 
 
@@ -75,7 +75,7 @@ class Struct:
         return self.pack(*map(values.get, self.fields, self._nothing))
 
     def changed(self, packed: bytes, **values: Any) -> bytes:
-        """Return what `packed` returned with other values by name."""
+        """Return a struct that `packed` returned with the named fields replaced, as bytes."""
         named = dict(zip(self.fields, self._packer.unpack(packed), strict=True))
         assert values.keys() <= named.keys()
         return self.pack(*(named | values).values())

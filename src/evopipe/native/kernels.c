@@ -12,6 +12,7 @@
 #include "rollout.c"
 #include "rollouts.c"
 #include "sac.c"
+#include "statistics.c"
 #include "value.c"
 #include "ticks.c"  // of all that stands above
 #include "episodes.c"

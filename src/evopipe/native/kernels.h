@@ -382,6 +382,37 @@ void env_reset(const env_call *call);
 void env_step(const env_call *call);
 void env_observe(const env_call *call);
 
+// --- running statistics, see `core.normalise` -------------------------------------------------------------------------
+
+typedef struct {                  // of P members
+  ptrdiff_t columns;              // N; 0: there are none
+  double *count, *mean, *square;  // [P], [P, N], [P, N]
+} statistics;
+
+typedef struct {
+  statistics of;
+  ptrdiff_t members, n;
+  const double *values;  // [P, N, n]
+  const uint8_t *given;  // [P, n], which of them count
+} merge_call;
+void merge_values(const merge_call *call);
+
+typedef struct {  // what a member's observations are normalised by
+  ptrdiff_t columns;
+  const int64_t *which;      // [N], numbers of an observation
+  const float *mean, *scale;  // [N]
+  float limit;
+} column_scales;
+
+typedef struct {  // what members that play see and are paid is normalised by
+  statistics seen, paid;   // change with every tick
+  const int64_t *which;    // [N of what is seen], numbers of an observation
+  const float *limit;      // [P], the largest size of a normalised number
+  const uint8_t *healthy;  // [P], whose statistics change
+  double *returns;         // [R], discounted, of running episodes
+  const float *gamma;      // [P]
+} normalise_call;
+
 // --- whole rollouts: members act in environments in C, tick after tick -----------------------------------------------
 
 typedef struct {  // what episodes return; NULL where nobody asks for it
@@ -403,6 +434,7 @@ typedef struct {              // some ticks of members that have `envs` rows eac
   float *remembered;                // [P, E, memory], before the first tick, and then after the last
   returns_call returns;
   int64_t *broken;                  // [P], steps with numbers that are not finite; NULL where there cannot be any
+  normalise_call normalise;
 } play_call;
 int play_ticks(const policy *of, const play_call *call);
 

@@ -52,7 +52,7 @@ class Policy(NamedTuple):
 
 
 def described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
-    """Return what the kernels must know of a state; None where they cannot serve it. It is kept beside the actor's
+    """Return a policy as the C kernels read it; None if they cannot compute it. It is cached on the actor's
     structure."""
     structure = state.actor.structure
     known: dict[Any, Any] | None = getattr(getattr(structure, "inner", structure), "plans", None)

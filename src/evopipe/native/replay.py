@@ -81,11 +81,12 @@ class Batches:
 
     @property
     def address(self) -> int:
-        """Where the kernels' struct lies."""
+        """The address of the C struct that describes these minibatches."""
         return header.address(self._job)
 
     def serve(self, rows: Tensor, *given: Tensor) -> bool:
-        """Return whether these minibatches are drawn from these rows, and for exactly these tensors."""
+        """Return whether this sampler was made from these rows and for these very tensors, so that it can be used
+        again."""
         return all(a is b for a, b in zip(self.given, given, strict=True)) and at(rows) == at(self._rows)
 
     def draw(self, step: Tensor, size: Tensor, beta: Tensor) -> tuple[Batch, Tensor]:
@@ -121,8 +122,17 @@ class Priority(NamedTuple):
 
 
 def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, filled: np.ndarray) -> Tensor:
-    """Append rows `[M, n, size]` to rings `to` `[M, capacity, size]`, see `Replay.add`; return where they lie, counted
-    over all rings. `position` and `filled` `[M]` int64 are counted on."""
+    """Append rows to ring buffers by the C kernel, as `Replay.add` does; return where they were put.
+
+    Args:
+        to: the M buffers, `[M, capacity, size]`; written in place.
+        rows: `[M, n, size]`.
+        keep: which rows are appended, `[M, n]` bool.
+        position: the place of each buffer's next row, `[M]` int64; moved on in place.
+        filled: the number of rows in each buffer, `[M]` int64; raised in place.
+
+    The places are int64; that of row i in buffer m is m · capacity + i.
+    """
     given = [np.ascontiguousarray(x) for x in (rows, keep)]
     numbers, wanted, *counts = (torch.from_numpy(x) for x in (*given, position, filled))
     places = torch.empty(keep.size, dtype=torch.int64)

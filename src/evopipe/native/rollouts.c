@@ -3,6 +3,7 @@
 // before another member's: its networks stay in the processor's cache.
 
 #include "policy.h"
+#include "statistics.h"
 
 // A member that plays.
 typedef struct {
@@ -14,18 +15,22 @@ typedef struct {
   block acts;
   env_call pool;
   float *obs, *next, *log_probs, *values, *rewards, *memory, *remembered;
+  float *shown, *paid, *mean, *scale;  // observations and rewards as they are learned from, by these where normalised
+  double *column;
   void *actions;
   int64_t *found, *seeds;
-  uint8_t *begins, *terminated, *truncated, *broken, *over;
+  uint8_t *given, *begins, *terminated, *truncated, *broken, *over;
 } player;
 
 static ptrdiff_t taken_at_once(const policy *of) { return of->kind == NUMBERS ? of->outputs : of->choices; }
 
 static void lay_out_player(const policy *of, ptrdiff_t envs, arena *from, player *to) {
-  const ptrdiff_t flags = (envs + 3) / 4;
-  uint8_t **const of_flags[] = {&to->begins, &to->terminated, &to->truncated, &to->broken, &to->over};
+  const ptrdiff_t flags = (envs + 3) / 4, all = envs * of->observations;
+  uint8_t **const of_flags[] = {&to->given, &to->begins, &to->terminated, &to->truncated, &to->broken, &to->over};
   lay_out_workspace(of, BLOCK, BLOCK, 0, from, &to->with);
-  to->obs = take(from, envs * of->observations), to->next = take(from, envs * of->observations);
+  to->obs = take(from, all), to->next = take(from, all), to->shown = take(from, all), to->paid = take(from, envs);
+  to->mean = take(from, of->observations), to->scale = take(from, of->observations);
+  to->column = (double *)take(from, 2 * envs);
   to->log_probs = take(from, envs), to->values = take(from, envs), to->rewards = take(from, envs);
   to->memory = take(from, envs * of->memory), to->remembered = take(from, envs * of->memory);
   to->actions = take(from, 2 * envs * taken_at_once(of));
@@ -58,6 +63,64 @@ static void observe_all(player *m) {
   env_observe(&m->pool);
 }
 
+// What the member's observations are normalised by.
+static column_scales seen_by(const player *m) {
+  const normalise_call *by = &m->call->normalise;
+  return (column_scales){by->seen.columns, by->which, m->mean, m->scale, by->seen.columns ? by->limit[m->p] : 0.0f};
+}
+
+// Merge what the member sees into its statistics: rows that are finite, if it is healthy.
+static void merge_seen(player *m) {
+  const normalise_call *by = &m->call->normalise;
+  const statistics *s = &by->seen;
+  const ptrdiff_t envs = m->call->envs, n = m->of->observations, first = m->p * s->columns;
+  if (!s->columns) return;
+  for (ptrdiff_t e = 0; e < envs; e++) {
+    m->given[e] = by->healthy[m->p];
+    for (ptrdiff_t j = 0; j < s->columns; j++) m->given[e] &= isfinite(m->obs[e * n + by->which[j]]) != 0;
+  }
+  const double many = given_of(m->given, envs);
+  for (ptrdiff_t j = 0; j < s->columns; j++) {
+    for (ptrdiff_t e = 0; e < envs; e++) m->column[e] = (double)m->obs[e * n + by->which[j]];
+    if (many > 0.0)
+      merge_column(m->column, m->given, envs, s->count[m->p], many, s->mean + first + j, s->square + first + j);
+  }
+  s->count[m->p] += many;
+  for (ptrdiff_t j = 0; j < s->columns; j++)
+    m->mean[j] = (float)s->mean[first + j], m->scale[j] = scale_of(s, m->p, j);
+}
+
+// Observations as the member's networks read them.
+static const float *show_rows(player *m, const float *obs) {
+  const ptrdiff_t envs = m->call->envs, n = m->of->observations;
+  const column_scales by = seen_by(m);
+  if (!by.columns) return obs;
+  memcpy(m->shown, obs, sizeof(float) * (size_t)(envs * n));
+  normalise_rows(m->shown, envs, n, &by);
+  return m->shown;
+}
+
+// Rewards as the member learns from them, by the deviation of its discounted returns.
+static const float *pay_rows(player *m) {
+  const normalise_call *by = &m->call->normalise;
+  const statistics *s = &by->paid;
+  const ptrdiff_t envs = m->call->envs, p = m->p;
+  if (!s->columns) return m->rewards;
+  for (ptrdiff_t e = 0; e < envs; e++) {
+    double *value = by->returns + m->row + e;
+    m->given[e] = by->healthy[p] && !m->broken[e];
+    if (m->given[e]) *value = *value * (double)by->gamma[p] + (double)m->rewards[e];
+    m->column[e] = *value;
+    if (m->terminated[e] | m->truncated[e] | m->broken[e]) *value = 0.0;
+  }
+  const double many = given_of(m->given, envs);
+  if (many > 0.0) merge_column(m->column, m->given, envs, s->count[p], many, s->mean + p, s->square + p);
+  s->count[p] += many;
+  const float scale = scale_of(s, p, 0);
+  for (ptrdiff_t e = 0; e < envs; e++) m->paid[e] = within(m->rewards[e] * scale, by->limit[p]);
+  return m->paid;
+}
+
 // Let the member choose, and enter what it knows before the step.
 static void choose_and_enter(player *m, ptrdiff_t t) {
   const policy *of = m->of;
@@ -71,8 +134,10 @@ static void choose_and_enter(player *m, ptrdiff_t t) {
     if (each) put_or_clear(!m->begins[e], m->memory + e * each, m->remembered + e * each, (int)each);
   }
   if (each) memset(m->remembered, 0, sizeof(float) * (size_t)all_memory);
+  merge_seen(m);
+  const float *shown = show_rows(m, m->obs);
   const acting now = {
-      .obs = m->obs, .memory = m->memory, .keys = c->keys, .when = &when, .actions = m->actions, .envs = c->envs,
+      .obs = shown, .memory = m->memory, .keys = c->keys, .when = &when, .actions = m->actions, .envs = c->envs,
       .log_probs = m->log_probs, .values = m->values, .remembered = each ? m->remembered : NULL, .salt = c->salt,
   };
   m->acts.now = &now;
@@ -80,7 +145,7 @@ static void choose_and_enter(player *m, ptrdiff_t t) {
   if (each) memcpy(kept + all_memory, m->remembered, sizeof(float) * (size_t)all_memory);
   rollout_enter(&(enter_call){
       .members = 1, .envs = c->envs, .observations = of->observations, .choices = taken_at_once(of),
-      .rows = c->steps + m->p * c->steps_stride + t * c->envs * c->row, .obs = m->obs, .actions = m->actions,
+      .rows = c->steps + m->p * c->steps_stride + t * c->envs * c->row, .obs = shown, .actions = m->actions,
       .whole_numbers = of->kind != NUMBERS, .log_probs = m->log_probs, .values = m->values, .begins = m->begins,
   });
 }
@@ -101,7 +166,7 @@ static void step_and_finish(player *m, ptrdiff_t t) {
     c->broken[m->p] += m->broken[e];
   }
   rollout_finish(&(finish_call){
-      .members = 1, .envs = c->envs, .observations = n, .obs = m->next, .reward = m->rewards, .row = c->row,
+      .members = 1, .envs = c->envs, .observations = n, .obs = show_rows(m, m->next), .reward = pay_rows(m), .row = c->row,
       .after = c->after + m->p * c->after_stride + t * c->envs * after,
       .expected = c->steps + m->p * c->steps_stride + t * c->envs * c->row + known + 1,
       .terminated = m->terminated, .truncated = m->truncated, .broken = m->broken,

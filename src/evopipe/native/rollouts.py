@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from evopipe.native import build, header, policy
 from evopipe.native.build import kernels
 from evopipe.native.header import at
+from evopipe.native.statistics import Normalising
 from evopipe.rng import Purpose, salt
 from evopipe.types import Tensor
 
@@ -31,23 +32,26 @@ class Ticks(NamedTuple):
     # Of running episodes [R], sums and counts of ended ones, and steps of broken ones [slots].
     returns: tuple[Tensor, Tensor, Tensor, Tensor] | None
     broken: Tensor | None  # [P] int64, counts steps that are not finite; None where there cannot be any
+    normalise: Normalising | None  # by what observations and rewards are normalised; None: they are not
 
 
 def play(cfg: Any, state: Any, ticks: Ticks) -> Callable[[], None] | None:
     """Return a function that lets members take these ticks; None if the kernels cannot."""
     found, rows, memory = policy.described(cfg, state, None), ticks.rows, ticks.memory
-    if found is None or cfg.spaces.team is not None:
+    if found is None:
         return None
     if not policy.readable(found, rows[:, 0], ticks.remembered) or not policy.plain(rows, ticks.after, memory):
         return None
     kind, (row_keys, row_envs, begun) = header.of("play_call"), ticks.episodes
     returns = header.of("returns_call").pack(*map(at, ticks.returns or (None,) * 4))
+    by = ticks.normalise
     call = kind.pointer(kind.packed(
         pool=ticks.pool, slots=at(ticks.slots), keys=at(ticks.keys), row_keys=at(row_keys), row_envs=at(row_envs),
         begun=at(begun), envs=rows.shape[2], ticks=ticks.many, first=ticks.first, salt=salt(Purpose.ACT),
         steps=at(rows), after=at(ticks.after), memory=at(memory), row=rows.shape[3], steps_stride=rows.stride(0),
         after_stride=ticks.after.stride(0), memory_stride=memory.stride(0), remembered=at(ticks.remembered),
         returns=returns, broken=at(ticks.broken),
+        normalise=by.packed() if by else bytes(header.of("normalise_call").size),
     ))  # fmt: skip
 
     def go() -> None:

@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
+from typing import Literal, NamedTuple
 
 from evopipe.envs.make import opened
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
@@ -20,41 +22,81 @@ from evopipe.version import __version__
 _MODULE, _STUB = "my_env.py", "my_env:Catch-v0"
 _REQUIREMENTS = "requirements.txt"
 
+Example = Literal["environment", "language", "agent"]
 
-def make(folder: Path, env_id: str | None = None) -> str:
-    """Write a project: dvc.yaml, params.yaml, an environment, README, and a git and DVC repository; return what was
-    made.
 
-    Without the id of an installed environment, it has an example environment, `my_env.py`. After an error, what was
-    written is removed again.
+class _TextProject(NamedTuple):
+    """What a project of language models has of its own: an example, and files of the template by their paths."""
+
+    example: str
+    files: Mapping[str, str]
+    ignored: str = ""  # by git, beside what it ignores in every project
+
+
+_OF_TEXT: dict[Example, _TextProject] = {
+    "language": _TextProject(
+        "my_task:Backwards",
+        {"dvc.yaml": "stages-language.yaml", "params.yaml": "params-language.yaml", "my_task.py": "my_task.py"},
+    ),
+    "agent": _TextProject(
+        "my_agent:make",
+        {
+            "dvc.yaml": "stages-agent.yaml", "params.yaml": "params-agent.yaml", "my_agent.py": "my_agent.py",
+            "start/dvc.yaml": "stages-start.yaml", "start/params.yaml": "params-start.yaml",
+            "start/demonstrations.py": "demonstrations.py",
+        },
+        "/episodes/\n/start/data/\n/start/models/\n",
+    ),
+}  # fmt: skip
+
+
+def make(folder: Path, env_id: str | None = None, example: Example = "environment") -> str:
+    """Write a project: dvc.yaml, params.yaml, an example, README, and a git and DVC repository; return what was made.
+
+    Without the id of an installed environment, it has an example: an environment, `my_env.py`; the task of
+    a language model, `my_task.py`; or an agent, `my_agent.py`. After an error, what was written is removed again.
 
     Raises:
-        UsageError: the folder is not empty.
-        MissingInputError: DVC is not installed.
+        UsageError: the folder is not empty, or an environment is given for another example.
+        MissingInputError: DVC, or what language models need, is not installed.
         ParamsError: the environment is unknown, or not supported.
         DiskError: a file cannot be written.
         EvopipeError: git or DVC failed.
     """
     need_package("dvc", "pipeline", "new")
+    of_text = _OF_TEXT.get(example)
+    if of_text is not None:
+        need_package("transformers", "language", f"new --{example}")
+        if env_id is not None:
+            raise UsageError(f"new: --env is for environments: leave out either it or --{example}")
     existed = folder.exists()
     if existed and (folder.is_file() or any(folder.iterdir())):
         what = "is a file" if folder.is_file() else "is not empty"
         raise UsageError(f"new: {folder} {what}; give the name of a new folder")
     if env_id is not None:
         _check_env(env_id)
-    files = contents(folder.resolve().name, env_id)
+    files = contents(folder.resolve().name, env_id, example)
     make_folder(folder)
     try:
         for name, text in files.items():
             write_text(folder / name, text)
-        return f"{folder}: a project for {env_id or _STUB}; {_repository(folder)}"
+        named = env_id or (_STUB if of_text is None else of_text.example)
+        return f"{folder}: a project for {named}; {_repository(folder)}"
     except BaseException:
         _remove(folder, existed)
         raise
 
 
-def contents(name: str, env_id: str | None = None) -> dict[str, str]:
+def contents(name: str, env_id: str | None = None, example: Example = "environment") -> dict[str, str]:
     """Return the files of a project called `name`, as texts by path; see `make`."""
+    if (of_text := _OF_TEXT.get(example)) is not None:
+        return {
+            "README.md": Template(_text(f"README-{example}.md")).substitute(name=name),
+            _REQUIREMENTS: f"evopipe[pipeline,mlflow,language]=={__version__}\n",
+            ".gitignore": _text("gitignore") + of_text.ignored,
+            ".dvcignore": _text("dvcignore"),
+            **{path: _text(file) for path, file in of_text.files.items()},
+        }
     stub = env_id is None
     row = f"| `{_MODULE}` | the environment: replace it by yours; `evopipe env check {_STUB}` tries it |\n"
     readme = Template(_text("README.md")).substitute(name=name, env=env_id or _STUB, environment=row if stub else "")

@@ -206,7 +206,7 @@ def distribution(
 
 
 def squashed(x: Tensor) -> Tensor:
-    """Return tanh(x) of the same shape, for actions that are taken.
+    """Return tanh(x), of the same shape, with which policies squash their actions.
 
     On the CPU it is computed in float64 and rounded, so that its bits do not depend on the processor: the last bits of
     a float32 tanh differ between AVX2 and AVX-512 where torch takes it from MKL.
@@ -217,7 +217,7 @@ def squashed(x: Tensor) -> Tensor:
 
 
 def squashed_draw(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
-    """Return tanh(mean + exp(log_std) · noise), an action that is taken: `[…, A]` each. See `squashed` for its bits."""
+    """Return the actions tanh(mean + exp(log_std) · noise), all `[…, A]`, in float64 on the CPU as in `squashed`."""
     if (found := explore.squashed(mean, log_std, noise)) is not None:
         return found
     if mean.device.type != "cpu":

@@ -40,6 +40,11 @@ class RunParams(Schema):
         return registry.names(cls.PROBLEM)
 
     @classmethod
+    def part(cls, stage: str = "") -> str:
+        """Return the name of the module of `problems` that serves this kind of members, or of its part for a stage."""
+        return f"{cls.PROBLEM}_{stage}" if stage else cls.PROBLEM
+
+    @classmethod
     def refused(cls, algo: str) -> str | None:
         """Return why `train.algo` cannot be this, as a sentence; None if it can."""
         if algo in cls.known():
@@ -107,6 +112,16 @@ class RunParams(Schema):
         return {**kept, "algo": self.algo_config.model_dump(mode="json")}
 
     @property
+    def network(self) -> str | None:
+        """The user's own network, `module:name`; None where members are made of evopipe's."""
+        return None
+
+    @property
+    def films(self) -> bool:
+        """Whether the report shows films of the elite at play."""
+        return False
+
+    @property
     def needs_dataset(self) -> bool:
         """Whether training reads what `fetch` and `buffer` write."""
         return True
@@ -125,7 +140,7 @@ class RunParams(Schema):
         these source files. Trackers are left out, because they change no result.
         """
         points = [point for point in self.points() if point is not None]
-        network = getattr(getattr(self.algo_config, "network", None), "module", None)
+        network = self.network
         modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
         named, files = plugins.sources(modules)
         return [f"{point} {point.version}" for point in points] + named, files

@@ -124,6 +124,17 @@ class Params(RunParams):
         return cls.parse_blocks(blocks, info, problems)
 
     @property
+    def network(self) -> str | None:
+        """See `RunParams.network`."""
+        named: str | None = self.algo_config.network.module
+        return named
+
+    @property
+    def films(self) -> bool:
+        """See `RunParams.films`."""
+        return self.export.film
+
+    @property
     def needs_dataset(self) -> bool:
         """Whether training reads what `fetch` and `buffer` write: an on-policy algorithm never does."""
         train = self.train

@@ -84,7 +84,12 @@ def filled(path: str | os.PathLike[str] = "params.yaml") -> tuple[str, list[str]
         raise refusal(_placed(explain(error, schema, document.data), document)) from None
     chosen = block(params.train.algo, params.algo_config)
     defaults = "\n".join((*entries(params, but=("algos",)), "algos:", chosen))
-    return completed(Path(path).read_text(encoding="utf-8-sig"), defaults)
+    text, added = completed(Path(path).read_text(encoding="utf-8-sig"), defaults)
+    settings = params.search.config(None)  # None of a tournament's, which stand in `evolution`
+    if settings is None or not type(settings).model_fields:
+        return text, added
+    text, more = completed(text, f"search:\n{block(params.search.strategy, settings)}")
+    return text, [*added, *more]
 
 
 def _placed(found: Iterable[Problem], document: Any) -> list[str]:

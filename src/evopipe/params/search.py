@@ -39,7 +39,7 @@ class SearchConfig(Schema):
         "the generation, which cost nothing; then only who may be the new best is evaluated",
     )
     proposer: Literal["random", "sobol", "prior", "tpe", "gp"] = Field(
-        "random",
+        "prior",
         description="what gives a new trial its values, for strategies that begin any: `random`, `sobol`, `prior` "
         "(every other one near the configured values), or Optuna's `tpe` or `gp` by the trials so far (the extra "
         "`search`)",

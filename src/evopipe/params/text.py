@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -26,6 +26,11 @@ class LanguageParams(RunParams):
 
     PROBLEM: ClassVar[str] = "text"
     ELSEWHERE: ClassVar[str] = "serves environments: put `env` in the place of `language`, or take "
+
+    OF_OTHERS: ClassVar[Mapping[str, str]] = {
+        "env": "a run has either an environment or a language model: delete this block, or `language`"
+    }
+    """Blocks that stand elsewhere, each with what is said of it here."""
 
     class Evolution(Schema):
         """Selection and mutation."""
@@ -84,9 +89,8 @@ class LanguageParams(RunParams):
     @model_validator(mode="before")
     @classmethod
     def _one_kind(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "env" in data:
-            sentence = "a run has either an environment or a language model: delete this block, or `language`"
-            raise located([(("env",), sentence)])
+        if isinstance(data, dict) and (known := cls.OF_OTHERS.keys() & data.keys()):
+            raise located([((name,), cls.OF_OTHERS[name]) for name in sorted(known)])
         return data
 
     @field_validator("train")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def part_of(params: AnyParams, stage: str = "") -> Any:
     """Return the module of `problems` for this kind of parameters (environments or text), or its part for one stage."""
-    return import_module(f"{__name__}.{params.PROBLEM}{stage and '_' + stage}")
+    return import_module(f"{__name__}.{params.part(stage)}")
 
 
 def check(params: AnyParams) -> None:

@@ -31,6 +31,8 @@ from evopipe.run.problem import RANKS, Problem
 from evopipe.run.regime import Regime, Setup
 from evopipe.run.run import Run
 from evopipe.run.spec import EnvSpec
+from evopipe.schema.blocks import TrainConfig
+from evopipe.schema.shards import ShardsConfig
 
 if TYPE_CHECKING:
     from evopipe.data.transitions import Transitions
@@ -40,6 +42,7 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
     """Return the problem of a run in an environment; see `problems.problem_of`."""
     runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
     outside, sources = params.outside()
+    neighbours = neighbours_of(params.train, params.population.size)
     workers: int | Literal["auto"] = 0 if alone and runtime.env_workers == "auto" else runtime.env_workers
 
     def live(clock: Clock, keys: np.ndarray) -> Regime:
@@ -56,27 +59,26 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
         return [*warm, *sources, *source_of(params.env)]
 
     return Problem(
-        spec, live, held_out, partial(describe, params), {
+        spec, live, held_out, partial(describe, spec), {
             **params.tracked("seed", "env", "train", "evolution", "search", "runtime"),
             "kernels": fingerprint()["kernels"],  # `auto` takes what this machine has
             "outside": outside,
-        }, inputs, neighbours=neighbours_of(params), undivided=_undivided(params),
+        }, inputs, neighbours=neighbours, undivided=_undivided(runtime.shards, params.train, neighbours),
     )  # fmt: skip
 
 
-def neighbours_of(params: Params) -> int:
-    """Return how many members share a memory."""
-    if params.train.mode == "offline" or on_policy(get(params.train.algo)):
+def neighbours_of(train: TrainConfig, members: int) -> int:
+    """Return how many members of a population share a memory."""
+    if train.mode == "offline" or on_policy(get(train.algo)):
         return 1
-    return params.train.replay.members(params.population.size)
+    return train.replay.members(members)
 
 
-def _undivided(params: Params) -> str | None:
+def _undivided(shards: ShardsConfig, train: TrainConfig, neighbours: int) -> str | None:
     """Say where a member would not be alone with what is its own."""
-    train = params.train
-    if params.runtime.shards.ranks > 1:
+    if shards.ranks > 1:
         return RANKS
-    if neighbours_of(params) > 1 and train.replay.sharing == "shared":
+    if neighbours > 1 and train.replay.sharing == "shared":
         return (
             "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own, or to how "
             "many neighbours share one"

@@ -28,7 +28,7 @@ def check(params: Params) -> None:
         EnvironmentFailed: the environment could not be made or reset.
     """
     name, cfg = params.train.algo, params.env
-    if params.algo_config.network.module is not None:  # the user's own: what it is made of is seen where it is made
+    if params.network is not None:  # the user's own: what it is made of is seen where it is made
         from evopipe.problems.specs import make_spec
 
         make_spec(params)

@@ -26,7 +26,7 @@ from evopipe.storage.files import write_json
 def fetch(params: Params, folder: Path) -> list[str]:
     """Write `data/dataset`, always a Minari dataset, and `reports/fetch.json`; return remarks for the user."""
     env, source = params.env.id, params.fetch.source
-    import_network(params)  # of the policy that may be collected by
+    import_network(params.network, params.train.algo)  # of the policy that may be collected by
     with closing(EnvPool(params.env.on_gymnasium, 1, what="behaviour")) as pool:
         if pool.team is not None:
             raise ParamsError(

@@ -51,11 +51,9 @@ class EnvEvaluation:
 
 def _of_agents(spec: EnvSpec, returns: np.ndarray) -> dict[str, Any]:
     """Return the mean return of each agent of a team, and of each group the mean of its agents' sum, of `[n, K]`."""
-    team = spec.spaces.team
-    assert team is not None
     means = returns.mean(axis=0)
     groups = {name: float(means[list(places)].sum()) for name, places in spec.groups.items()}
-    return {"agents": dict(zip(team.agents, means.tolist(), strict=True)), "groups": groups}
+    return {"agents": dict(zip(spec.spaces.who.agents, means.tolist(), strict=True)), "groups": groups}
 
 
 def _refuse_or_warn(whole: np.ndarray, env_id: str) -> np.ndarray:

@@ -34,7 +34,7 @@ def write(
         DiskError: a file cannot be written.
     """
     told = {
-        **describe(params), "preprocessing": normalise.describe(elite.tensors), **about, "evaluation": scores["elite"]
+        **describe(spec), "preprocessing": normalise.describe(elite.tensors), **about, "evaluation": scores["elite"]
     }  # fmt: skip
     text = card(policy.kind_of(told)(spec.algo, params.algo_config, elite, told), params.evaluate.episodes)
     policy.save(folder, params.train.algo, elite, told, params.export.program, text, params.export.critic)

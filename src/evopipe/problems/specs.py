@@ -21,7 +21,7 @@ from evopipe.types import Spaces
 def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> EnvSpec:
     """Build the configuration of a run. Spaces that are not given are read from the environment, as by `spaces_of`."""
     device = device or torch.device("cpu")
-    module, kernels = params.algo_config.network.module, params.runtime.kernels
+    module, kernels = params.network, params.runtime.kernels
     if module is not None and kernels in ("native", "portable"):
         say_once(f"runtime.kernels: {kernels} kernels compute evopipe's own networks; torch computes {module}")
     return EnvSpec(
@@ -53,16 +53,16 @@ def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
     return spaces
 
 
-def describe(params: Params) -> dict[str, Any]:
+def describe(spec: EnvSpec) -> dict[str, Any]:
     """Return the algorithm, its configuration, the environment and its spaces as JSON data, as `policy.json` has
     them."""
-    with opened(params.env) as env:
+    with opened(spec.env) as env:
         shown = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
-        return {**settings_of(params), **shown, **read_spaces(env)[1]}
+        return {**settings_of(spec.env, spec.train.algo, spec.algo_config), **shown, **read_spaces(env)[1]}
 
 
-def settings_of(params: Params) -> dict[str, Any]:
+def settings_of(env: EnvConfig, algo: str, config: Any) -> dict[str, Any]:
     """Return what `describe` returns, without the spaces."""
-    own = set() if params.env.source is None else {"source"}
-    env = params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers", *own})
-    return {"algo": params.train.algo, "config": params.algo_config.model_dump(mode="json"), "env": env}
+    own = set() if env.source is None else {"source"}
+    place = env.model_dump(mode="json", include={"id", "kwargs", "wrappers", *own})
+    return {"algo": algo, "config": config.model_dump(mode="json"), "env": place}

@@ -34,7 +34,7 @@ from evopipe.run.evaluate import Episodes, HeldOut
 from evopipe.run.problem import RANKS, Problem
 from evopipe.run.regime import Regime
 from evopipe.run.text import LESS, TextSpec
-from evopipe.schema.language import Form, LanguageConfig
+from evopipe.schema.language import LanguageConfig, TextRuntime
 
 
 def problem_of(
@@ -49,28 +49,28 @@ def problem_of(
 
     def live(clock: Clock, keys: np.ndarray) -> Regime:
         learners = 1 if alone else learner_count(runtime.learners, runtime.threads)
-        return regime_of(spec, clock, corpus_of(folder, spec, form_of(params)), learners)
+        return regime_of(spec, clock, corpus_of(folder, spec), learners)
 
     def inputs() -> list[Path]:
-        corpus_of(folder, spec, form_of(params))  # tokens of another base are refused before members are
+        corpus_of(folder, spec)  # tokens of another base are refused before members are
         return [folder / layout.TOKENS, *([judge] if judge and judge.exists() else []), *sources]
 
     return Problem(
-        spec, live, lambda members, rows: held_out_of(params, spec, folder), partial(describe, params, spec),
+        spec, live, lambda members, rows: held_out_of(spec, folder, params.evaluate.episodes), partial(describe, spec),
         {**params.tracked("seed", "language", "train", "evolution", "search", "runtime"), "outside": outside},
         # That a judge is missing is said where it is read.
-        inputs, LESS, undivided=_undivided(params),
+        inputs, LESS, undivided=_undivided(params.language, runtime),
     )  # fmt: skip
 
 
-def _undivided(params: LanguageParams) -> str | None:
+def _undivided(cfg: LanguageConfig, runtime: TextRuntime) -> str | None:
     """Say why members cannot be computed apart, or rows of a shard by several processes."""
-    shards = params.runtime.shards
+    shards = runtime.shards
     if shards.ranks > 1 and shards.engine != "accelerate":
         return RANKS
-    if params.language.engine != "transformers":
+    if cfg.engine != "transformers":
         return "runtime.shards: needs language.engine: transformers"
-    if shards.ranks > 1 and (params.runtime.rows_at_once is None or params.language.model == "gpt"):
+    if shards.ranks > 1 and (runtime.rows_at_once is None or cfg.model == "gpt"):
         return (
             "runtime.shards.ranks: they divide rows over a base, in parts; set runtime.rows_at_once to the rows of "
             "a part, or ranks to 1"
@@ -78,16 +78,16 @@ def _undivided(params: LanguageParams) -> str | None:
     return None
 
 
-def describe(params: LanguageParams, spec: TextSpec) -> dict[str, Any]:
+def describe(spec: TextSpec) -> dict[str, Any]:
     """Return the algorithm, its configuration and the base as JSON data, as `policy.json` has them (see
     `language.policy`)."""
     return {
         "kind": "games" if spec.base.length else "language",
-        "algo": params.train.algo,
-        "config": params.algo_config.model_dump(mode="json"),
+        "algo": spec.train.algo,
+        "config": spec.algo_config.model_dump(mode="json"),
         "env": {"id": spec.name},
         "language": spec.language.model_dump(mode="json"),
-        "seed": params.seed,
+        "seed": spec.seed,
         "base": spec.base.digest,
         **({"tokens": list(spec.base.tokenizer)} if spec.base.length else {}),
     }
@@ -102,34 +102,33 @@ def regime_of(spec: TextSpec, clock: Clock, corpus: Corpus, learners: int = 1) -
     return TextRows(spec, clock, TextSource(spec, corpus))
 
 
-def completer_of(params: LanguageParams, spec: TextSpec, folder: Path) -> tuple[Completer, np.ndarray]:
-    """Return the object that completes and rewards prompts, and the rows `[n]` of the final evaluation.
+def completer_of(spec: TextSpec, folder: Path, episodes: int) -> tuple[Completer, np.ndarray]:
+    """Return the object that completes and rewards prompts, and the rows `[n]` of the final evaluation: `episodes` of
+    those of the test split.
 
     It raises what `corpus_of` raises.
     """
-    corpus = corpus_of(folder, spec, form_of(params))
+    corpus = corpus_of(folder, spec)
     rows = corpus.splits["test"]
-    index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
+    index = rows[held_out(spec.seeds(Purpose.HELD_OUT, episodes), len(rows))]
     return Completer(spec, corpus, _judge_of(spec.language, spec.device), truth=_truth_of(spec.language)), index
 
 
-def held_out_of(
-    params: LanguageParams, spec: TextSpec, folder: Path, of: tuple[Completer, np.ndarray] | None = None
-) -> HeldOut:
+def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer, np.ndarray] | None = None) -> HeldOut:
     """Return the object that scores members at the end of a run: by games, or by rows that were not trained on, see
     `completer_of`.
 
     Beside scores it reports which games were `won`, or the task's own score (`task`) if a reward model replaces it, or
     the algorithm's statistics.
     """
-    if form_of(params) == "games":
+    if form_of(spec.algo) == "games":
 
         def games(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
             told = play(spec, task_of(spec.language), cohorts, seeds, stopped)
             return replace(told.episodes, more={"won": told.won})
 
         return HeldOut(games)
-    completer, index = of or completer_of(params, spec, folder)
+    completer, index = of or completer_of(spec, folder, episodes)
 
     def dialogues(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
         played = completer.evaluate(cohorts, index, stopped)
@@ -149,7 +148,7 @@ def held_out_of(
 
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> TextSpec:
     """Build the configuration of a run. It raises what `load_base` raises."""
-    device, cfg = device or torch.device("cpu"), settled(params)
+    device, cfg = device or torch.device("cpu"), settled(params.language, params.fetch.source)
     base = replace(base_of(cfg, params.seed, device), rows_at_once=params.runtime.rows_at_once)
     return spec_of(params, base, device, cfg)
 
@@ -211,14 +210,14 @@ def _modelled(model: LanguagePolicy) -> Judge:
     return judge
 
 
-def corpus_of(folder: Path, spec: TextSpec, form: Form) -> Corpus:
+def corpus_of(folder: Path, spec: TextSpec) -> Corpus:
     """Read the tokenised rows.
 
     Raises:
         DataError: they are damaged, of another base or of another form.
         ParamsError: see `need_places`.
     """
-    corpus = read_corpus(layout.need(folder, layout.TOKENS))
+    corpus, form = read_corpus(layout.need(folder, layout.TOKENS)), form_of(spec.algo)
     if corpus.digest != spec.base.digest or corpus.form != form:
         wrong = "another base" if corpus.digest != spec.base.digest else f"{corpus.form} rows"
         raise DataError(f"{folder / layout.TOKENS}: holds tokens of {wrong}; run `dvc repro buffer` again")

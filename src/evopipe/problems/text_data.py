@@ -21,7 +21,7 @@ from evopipe.storage.files import write_json
 
 def fetch(params: LanguageParams, folder: Path) -> list[str]:
     """Write `data/text.jsonl` and `reports/fetch.json`; return remarks for the user."""
-    cfg, source, form = params.language, params.fetch.source, form_of(params)
+    cfg, source, form = params.language, params.fetch.source, form_of(get(params.train.algo))
     if source == "generate":
         rows = data.generate(task_of(cfg), cfg.task, params.seed, params.fetch.generate.rows, form)
     elif source == "jsonl":
@@ -41,7 +41,7 @@ def fetch(params: LanguageParams, folder: Path) -> list[str]:
 def buffer(params: LanguageParams, folder: Path) -> list[str]:
     """Write `data/tokens`, split and without rows that are too long, and `reports/buffer.json`; return remarks for the
     user."""
-    cfg, form = settled(params), form_of(params)
+    cfg, form = settled(params.language, params.fetch.source), form_of(get(params.train.algo))
     path = layout.need(folder, layout.TEXT)
     rows, base = data.read_jsonl(path, form), base_of(cfg, params.seed)
     need_places(cfg, get(params.train.algo), params.algo_config, base)
@@ -74,9 +74,8 @@ def buffer(params: LanguageParams, folder: Path) -> list[str]:
     return told
 
 
-def form_of(params: LanguageParams) -> Form:
-    """Return the form that rows must have for the algorithm."""
-    algo = get(params.train.algo)
+def form_of(algo: Algorithm) -> Form:
+    """Return the form that rows must have for an algorithm."""
     if algo.REGIME != "text":
         return "reasoning" if algo.REGIME == "dialogue" else "games"
     return "preference" if algo.PAIRS else "labelled" if algo.LABELS else "supervised"
@@ -87,10 +86,10 @@ def task_of(cfg: LanguageConfig) -> Any:
     return tasks.get(cfg.task, cfg.kwargs)
 
 
-def settled(params: LanguageParams) -> LanguageConfig:
-    """Return the block `language`, with the characters of a tiny tokenizer filled in if the task names them."""
-    cfg = params.language
-    if cfg.model != "tiny" or cfg.tiny.characters or params.fetch.source != "generate":
+def settled(cfg: LanguageConfig, source: str) -> LanguageConfig:
+    """Return the block `language` of a run whose rows are of a source (`fetch.source`), with the characters of a tiny
+    tokenizer filled in if the task names them."""
+    if cfg.model != "tiny" or cfg.tiny.characters or source != "generate":
         return cfg
     known = getattr(task_of(cfg), "characters", "")
     return cfg.model_copy(update={"tiny": cfg.tiny.model_copy(update={"characters": known})})

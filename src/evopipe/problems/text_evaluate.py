@@ -44,10 +44,12 @@ class TextEvaluation:
     ) -> None:
         self.params, self.problem, self.members = params, problem, list(trained)
         self.spec = spec = problem.spec
-        self.names, self.plays = names_of(len(trained)), form_of(params) == "games"
+        self.names, self.plays = names_of(len(trained)), form_of(spec.algo) == "games"
         if not self.plays:
-            self.of = of = completer_of(params, spec, folder)
-            self.problem = replace(problem, held_out=lambda members, rows: held_out_of(params, spec, folder, of))
+            self.of = of = completer_of(spec, folder, params.evaluate.episodes)
+            self.problem = replace(
+                problem, held_out=lambda members, rows: held_out_of(spec, folder, params.evaluate.episodes, of)
+            )
             # The base: the elite without its change of it.
             self.names.append("base")
             plain = {**trained[-1].tensors, spec.algo.POLICY: torch.zeros_like(trained[-1].tensors[spec.algo.POLICY])}

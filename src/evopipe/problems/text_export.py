@@ -38,7 +38,7 @@ def write(
         DiskError: a file cannot be written.
     """
     told = {
-        **describe(params, spec),
+        **describe(spec),
         "format": 1,
         "arch": elite.arch.to_json(),
         "merged": params.export.merged and spec.base.length == 0,

@@ -314,7 +314,8 @@ def _wider(x: Any, prompt: int, width: int, pad: int) -> Any:
 
 
 def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the signals `[P]` of a round with rewards `[P, R]`, of groups of so many, from what was measured of it."""
+    """Return the signals `[P]` of a round by name, from rewards `[P, R]` in groups of `group` adjacent completions, and
+    from the means in `every`."""
     apart = reward.double().unflatten(1, (-1, group)).std(dim=2, correction=0)  # [P, groups]
     found = {
         "charts/episodic_return": every["reward"],

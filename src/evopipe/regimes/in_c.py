@@ -39,7 +39,7 @@ class WholeTicks:
         self._most = 1
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use these cohorts, and the world as it is, from now on."""
+        """Take ticks for these cohorts, and with the world's present state, from now on."""
         self._cohorts, self._bound = cohorts, False
 
     def take(self, most: int) -> bool:

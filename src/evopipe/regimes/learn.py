@@ -121,7 +121,7 @@ class ReplayLearning:
 
     @property
     def every(self) -> list[int]:
-        """How many steps of a member of each cohort lie between two of its updates."""
+        """The number of a member's environment steps between two of its updates, for each cohort."""
         return [every for every, _ in self._learn]
 
     def lessons(self) -> list[Updates] | None:
@@ -169,8 +169,8 @@ class ReplayLearning:
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
-        """Probe the cohorts of which it is time, when a tick has ended. How old the rows are is only known of members
-        that act."""
+        """Compute signals, after a tick, of the cohorts for which `Probe.due` is true. Members that act also get the
+        age of the rows drawn."""
         clock, replay, spec = self._clock, self.replay, self._spec
         for cohort in self._cohorts:
             filled = replay.filled(cohort.slots)

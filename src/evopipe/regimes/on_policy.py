@@ -269,14 +269,15 @@ class OnPolicy:
     def _ticks(self, world: TensorWorld, each: _Playing, count: int) -> Ticks | None:
         """Return a cohort's next ticks as C takes them; None if it cannot."""
         cohort, spec, pool = each.cohort, self.spec, world.in_c(each.cohort)
-        if pool is None or cohort.normaliser is not None or spec.paths.capture != "none":
+        if pool is None or spec.paths.capture != "none":
             return None
         first = each.place(self.clock.here)
-        end, held = first + count, each.rollout
+        end, held, by = first + count, each.rollout, cohort.normaliser
         return Ticks(
             **pool, keys=cohort.keys, first=self.clock.tick, many=count, rows=held.rows[:, first:end],
             after=held.after[:, first:end], memory=held.memory[:, first : end + 1],
             remembered=each.memory.clone(memory_format=torch.contiguous_format),
+            normalise=None if by is None else by.while_playing(cohort.healthy, self.returns, discount_rate(cohort)),
         )  # fmt: skip
 
     def _let_collect(self, collect_rollouts: CollectRollouts) -> None:
@@ -291,8 +292,8 @@ class OnPolicy:
             )
 
     def choose(self) -> Any:
-        """Return an action for every environment, `[P · E, …]`, drawn for what `pool` shows now. Until `record`, it
-        stays the same."""
+        """Draw an action for every environment, `[P · E, …]`, given the pool's current observations. Further calls
+        return the same actions until `record` is called."""
         if self.world.pending is not None:
             return self.world.pending
         everyone, chosen = self.world.observed(), []
@@ -350,11 +351,11 @@ class OnPolicy:
         kinds: dict[str, type] = dict.fromkeys(_NUMBERS, np.float32) | dict.fromkeys(_FLAGS, np.bool_)
         step = replace(taken, **{name: self._array(name, getattr(taken, name), kinds[name]) for name in kinds})
         finite = np.isfinite(step.obs).all(axis=-1) & np.isfinite(step.reward)
-        return replace(step, broken=step.broken | ~(finite.all(axis=1) if self.spec.spaces.team else finite))
+        return replace(step, broken=step.broken | ~finite.reshape(len(finite), -1).all(axis=1))
 
     def _array(self, name: str, value: Any, kind: type) -> np.ndarray:
         rows, spaces = self.pool.rows, self.spec.spaces
-        each = (spaces.agents,) if spaces.team and name != "broken" else ()
+        each = spaces.by_agent if name != "broken" else ()
         shape = (rows, *each, *([spaces.observations] if name == "obs" else []))
         try:
             array = np.asarray(value)

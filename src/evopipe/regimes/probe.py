@@ -57,9 +57,11 @@ class Probe:
             self.diagnostics.forget(cohort.slots, getattr(cohort.state, "updates", None))
 
     def due(self, updates: float, moment: int, moments: int) -> bool:
-        """Return whether a cohort is to be probed at a moment of its generation (from 0), if it makes so many updates
-        in it: at its last one, and before that as often as `EVERY` and `MOST` say; where the probe is sparse, only in
-        the first and every few generations."""
+        """Return whether a cohort is to be probed now.
+
+        That is so at the last of a generation's `moments`, and before that as often as `EVERY` and `MOST` say for a
+        cohort that makes `updates` of them; a sparse probe skips whole generations. `moment` counts from 0.
+        """
         return self.ahead(updates, moment, moments) == 1
 
     def ahead(self, updates: float, moment: int, moments: int) -> int:
@@ -74,20 +76,21 @@ class Probe:
         self, cohort: Cohort, batch: Any, draw: Stream, more: Mapping[str, Tensor],
         hyper: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Probe a cohort on a minibatch, and take note of `more`; `hyper` replaces its hyper-parameters."""
+        """Compute the signals of a cohort on a minibatch and record them, with those in `more`. `hyper` takes the place
+        of the members' own hyper-parameters."""
         hyper = cohort.hyper if hyper is None else hyper
         self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper, self._offline), **more})
 
     def note(self, cohort: Cohort, values: Mapping[str, Tensor]) -> None:
-        """Take note of signals `[P]` of a cohort's members."""
+        """Record signals `[P]` of a cohort's members, by name."""
         self.diagnostics.note(cohort.slots, values)
 
     def end(
         self, cohorts: Sequence[Cohort], more: Callable[[Cohort], Mapping[str, Tensor]] = lambda cohort: {},
         tally: Tally | None = None,
     ) -> None:  # fmt: skip
-        """Take note of what is known of members at the end of a generation: their episodes, if there are any, and
-        `more`."""
+        """Record the signals of each cohort's members that are known when a generation ends: learning rates, the norm
+        of the weights, updates per step, those that `more` returns, and, if there is a `tally`, episodes."""
         for cohort in cohorts:
             if tally is not None:
                 tally.into(self.diagnostics, cohort.slots)

@@ -47,15 +47,14 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
 
 
 def of_each(batch: Batch) -> Tensor:
-    """Return how much a transition counts, `[P, B]`, or each agent's own, `[P, B, K]`."""
+    """Return the weight of each transition in a minibatch, `[P, B]`; of a team each agent's weight, `[P, B, K]`."""
     return batch.weight if batch.learns is None else batch.weight[..., None] * batch.learns
 
 
 def _own_actions(spec: Any, rows: Tensor) -> Tensor:
     """Return how many actions, or numbers of one, whoever acts in rows `[P, …]` has, the agents of a team side by side
     in the last axis."""
-    team = spec.spaces.team
-    each = torch.tensor([spec.spaces.actions] if team is None else team.actions, device=rows.device)
+    each = torch.tensor(spec.spaces.who.actions, device=rows.device)
     return each.repeat(rows.shape[-1] // len(each)).expand_as(rows).double()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -347,6 +347,7 @@ def read(folder: Path) -> FinishedRun:
             raise _unlike(folder, layout.MEMBERS, f"{name}: other agents or groups than the elite's")
     policy = read_folder(folder / layout.ELITE, only=("policy.json",))["policy.json"]
     about = parse_json(policy, str(folder / layout.ELITE / "policy.json"))
+    beside = layout.SHOWN_BESIDE.get(str(about.get("kind")), ())
     order = [str(agent["id"]) for agent in about.get("team", ())]  # files have names sorted
     if sorted(order) != sorted(best.agents):
         raise _unlike(folder, layout.EVALUATION, "other agents than the policy's")
@@ -365,7 +366,7 @@ def read(folder: Path) -> FinishedRun:
         members=tuple(last),
         timing=_rows(folder, layout.TIMING, _Timing),
         signals=_signals(folder),
-        told=_told(folder) if about.get("kind") in ("language", "games") else None,
+        told=_told(folder, beside) if beside else None,
         lives=lives_of(lineage, {row.generation: row.env_steps for row in generations}),
         replays=_replays(folder, summary.elite),
     )
@@ -388,9 +389,9 @@ def _replays(folder: Path, elite: _Champion) -> _Replays | None:
     return found if (found.elite.id, found.elite.generation, found.elite.score) == named else None
 
 
-def _told(folder: Path) -> _Told:
+def _told(folder: Path, files: Iterable[Path] = (layout.MEASURES, layout.COMPLETIONS)) -> _Told:
     """Read what language models did; MissingInputError or DataError as `read`."""
-    for out in (layout.MEASURES, layout.COMPLETIONS):
+    for out in files:
         layout.need(folder, out)
     measures: dict[str, dict[Key, float | str]] = {}
     for row in _rows(folder, layout.MEASURES, dict[str, float | Literal[""]]):

@@ -50,7 +50,7 @@ EVERYONE = [slice(None)]
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return, for each cohort, the places of its members among all living ones in slot order."""
+    """Return, for each cohort, the positions of its members in the list of all living members, ordered by slot."""
     at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
     return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
 
@@ -67,7 +67,7 @@ def choosers(
         places: which of these each cohort has.
     """
     choice, found = by_kernels(spec.algo, "choice"), []
-    if choice is None or spec.spaces.team or spec.paths.capture != "none" or build.chosen() is None:
+    if choice is None or spec.paths.capture != "none" or build.chosen() is None:
         return None
     for cohort, own in zip(cohorts, places, strict=True):
         how = choice(spec.algo_config, cohort.state) if build.serve(cohort.keys) else None
@@ -82,8 +82,7 @@ def choosers(
 def by_row(spec: EnvSpec, actions: np.ndarray) -> np.ndarray:
     """Reshape members' actions `[P, E, …]` to what a pool reads, `[P · E, …]`; a team's `[P, E · K, …]` to
     `[P · E, K, …]`."""
-    team = (spec.spaces.agents,) if spec.spaces.team else ()
-    return actions.reshape(-1, *team, *actions.shape[2:])
+    return actions.reshape(-1, *spec.spaces.by_agent, *actions.shape[2:])
 
 
 def take_note(

@@ -77,5 +77,6 @@ class Clock:
         self.here = self.broken_here = 0
 
     def turn(self, tick: int, living: int, steps: int) -> None:
-        """Switch to a group of `living` members that have lived `tick` ticks, for `steps` environment steps of each."""
+        """Switch to a group of `living` members, each of which has lived `tick` ticks and now lives for `steps`
+        environment steps."""
         self.tick, self.here, self.living, self.each = tick, 0, living, -(-steps // self.envs)

@@ -28,14 +28,15 @@ class Diagnostics:
         self._table = self.begun.new_zeros(members, 0, 3)  # of each name: sum, count and last
 
     def forget(self, slots: Sequence[int], updates: Tensor | None = None) -> None:
-        """Begin a generation of these slots, whose members have made so many updates `[n]`."""
+        """Discard the signals of these slots, because a generation begins; `updates` `[n]` is how many updates their
+        members have made so far."""
         rows = upload(torch.tensor(slots, dtype=torch.int64), self.begun.device)
         self._table[rows] = 0.0
         if updates is not None:
             self.begun[rows] = updates.double()
 
     def note(self, slots: Sequence[int], values: Mapping[str, Tensor]) -> None:
-        """Take note of signals `[n]` of these slots. The host does not wait for a device."""
+        """Add values `[n]` of signals, by name, for the members in these slots. The host does not wait for a device."""
         if new := [name for name in values if name not in self._names]:
             self._names += new
             self._table = torch.cat((self._table, self.begun.new_zeros(len(self.begun), len(new), 3)), dim=1)

@@ -97,9 +97,7 @@ def evaluate(
             pool.reset(again, seeds[episode[again]])
         running = running[episode[running] < n]
     limited = int((lengths >= pool.limit).sum()) if pool.limit is not None else 0
-    if spec.spaces.team is None:
-        return Episodes(returns[..., 0], lengths, steps, cut=limited)
-    return Episodes(spec.score(returns), lengths, steps, {"agents": returns}, limited)
+    return Episodes(spec.score(returns), lengths, steps, spec.of_agents(returns), limited)
 
 
 Note: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, RowStep], None]
@@ -114,7 +112,8 @@ class Watch(Protocol):
         """Begin another evaluation."""
 
     def forget(self) -> None:
-        """Forget the generation's evaluations: one of them was stopped or failed, and all are played again."""
+        """Discard the evaluations of this generation, because one was stopped or failed: all of them are played
+        again."""
 
     def note(
         self, slots: np.ndarray, rows: np.ndarray, episodes: np.ndarray, obs: np.ndarray, legal: np.ndarray,

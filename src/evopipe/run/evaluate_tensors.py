@@ -67,9 +67,7 @@ def evaluate_tensors(
     returns, lengths = play.returns[:, :n].cpu().numpy(), play.lengths[:, :n].cpu().numpy()
     limited = int((lengths >= pool.limit).sum()) if pool.limit is not None else 0
     steps = int(play.steps)
-    if spec.spaces.team is None:
-        return Episodes(returns[..., 0], lengths, steps, cut=limited)
-    return Episodes(spec.score(returns), lengths, steps, {"agents": returns}, limited)
+    return Episodes(spec.score(returns), lengths, steps, spec.of_agents(returns), limited)
 
 
 def _in_c(
@@ -79,7 +77,7 @@ def _in_c(
     """Return what lets each cohort take so many ticks in C; nothing where Python must."""
     played, algo, cfg, found = play.in_c(cap), spec.algo, spec.algo_config, []
     name = "play" if on_policy(algo) else "choice"
-    if played is None or by_kernels(algo, name) is None or spec.paths.capture != "none" or spec.spaces.team:
+    if played is None or by_kernels(algo, name) is None or spec.paths.capture != "none":
         return []
     for cohort, places, memory in zip(cohorts, own, memories, strict=True):
         shown = None if cohort.normaliser is None else cohort.normaliser.now()

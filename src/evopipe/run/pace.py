@@ -6,5 +6,6 @@ FASTER = 8  # times as many ticks as the last call's at most
 
 
 def next_count(ticks: int, seconds: float, aim: float) -> int:
-    """Return how many ticks to take at once, so that they take `aim` seconds, if so many took so many `seconds`."""
+    """Return how many ticks the next call should take to last `aim` seconds, given that the last took `seconds` for
+    `ticks`."""
     return max(1, min(FASTER * ticks, int(ticks * aim / max(seconds, 1e-6))))

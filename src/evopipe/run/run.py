@@ -107,7 +107,7 @@ class Run(Generic[JobT]):
         self.turn()
 
     def turn(self) -> None:
-        """Let the next group of the generation live."""
+        """Switch to the next group of members of this generation; groups live one after another."""
         self._settle()
         self.living = self.waiting.pop(0)
         self.clock.turn(self.ages[self.living[0]], len(self.living), self.plan.steps)
@@ -191,7 +191,7 @@ class Run(Generic[JobT]):
 
     @property
     def share(self) -> float:
-        """How much of the run is over, 0 to 1; a target may end it earlier."""
+        """The share of the run that is done, 0 to 1; reaching a target may end it earlier."""
         clock, budget = self.clock, self.spec.search.budget
         lived = 0.0 if self.spec.strategy.RENEWS else clock.env_steps / (clock.members * clock.total * clock.envs)
         return min(1.0, max(lived, 0.0 if budget is None else clock.spent / budget))
@@ -208,7 +208,7 @@ class Run(Generic[JobT]):
 
     @property
     def place(self) -> str:
-        """How far the run is, in words."""
+        """How far the run has come, as text for people."""
         if len({*self.ages}) == 1:
             return f"step {self.clock.step} of each member"
         return f"step {self.clock.env_steps} of the population"

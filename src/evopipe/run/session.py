@@ -22,6 +22,7 @@ from evopipe.run.population import about_spec
 from evopipe.run.problem import Problem
 from evopipe.run.run import Champion, Run
 from evopipe.run.spec import JobT
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv
@@ -91,7 +92,7 @@ class Session(Generic[JobT]):
     store: CheckpointStore
     stop: StopSignal
     tracker: Tracker
-    params: tracking.Tracked
+    trackers: TrackingConfig
     home: Home
     described: Mapping[str, Any]  # what a policy's description says
     problems: Callable[[], Iterable[str]] = list  # asked between ticks for warnings to show
@@ -100,7 +101,7 @@ class Session(Generic[JobT]):
     @contextlib.contextmanager
     def opened(
         cls, problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None,
-        params: tracking.Tracked, home: Home, quiet: bool = True, name: str | None = None,
+        tracked: tracking.Tracked, home: Home, quiet: bool = True, name: str | None = None,
     ) -> Iterator[Self]:  # fmt: skip
         """Make a run, and track it while the `with` block lasts, as `name` or as the DVC experiment.
 
@@ -116,7 +117,7 @@ class Session(Generic[JobT]):
             # Nothing is there to save before the run is: until then a signal simply ends the process.
             run = begin(problem, members, births)
             stack.callback(run.close)
-            watched = tracking.watched(params, home.state, home.project or home.folder, quiet, name)
+            watched = tracking.watched(tracked, home.state, home.project or home.folder, quiet, name)
             stop, tracker, outbox = stack.enter_context(watched)
 
             def problems() -> list[str]:
@@ -125,7 +126,7 @@ class Session(Generic[JobT]):
                 said.clear()
                 return found
 
-            yield cls(run, home.store(problem.parts), stop, tracker, params, home, described, problems)
+            yield cls(run, home.store(problem.parts), stop, tracker, tracked.config, home, described, problems)
 
     def train(self, between: Callable[[Tracker], None] = lambda tracker: None) -> Champion:
         """Train from the last checkpoint, or from the start, to the end; return the champion.
@@ -206,6 +207,6 @@ class Session(Generic[JobT]):
 
     def end(self) -> None:
         """Copy the outs into the tracking record, and remove all checkpoints of the run, for every number of shards."""
-        tracking.finish(self.params, self.home.state, self.home.folder)
+        tracking.finish(self.trackers, self.home.state, self.home.folder)
         for each in {self.store.folder, *self.home.state.glob("checkpoints*")}:
             CheckpointStore(each).clear()

@@ -121,7 +121,7 @@ class Spec(ABC):
 
     @property
     def each(self) -> int:
-        """How many steps of each member one tick counts as."""
+        """The number of steps by which one tick advances each member."""
         return 1
 
     @property
@@ -307,7 +307,7 @@ class EnvSpec(Spec):
 
     @property
     def each(self) -> int:
-        """How many steps of each member one tick counts as."""
+        """The number of environment steps by which one tick advances each member."""
         return self.env.num_envs
 
     def architecture(self) -> Architecture:
@@ -381,14 +381,19 @@ class EnvSpec(Spec):
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
-        """The indices of the agents in each group of a team; empty if one agent acts."""
-        team = self.spaces.team
-        return {} if team is None else team.groups(self.algo_config.groups)
+        """The indices of the agents in each group of a team."""
+        return self.spaces.who.groups(self.algo_config.groups)
 
     def score(self, returns: np.ndarray) -> np.ndarray:
-        """Return the score of a team's episodes, `[…]`, from its agents' returns `[…, K]`."""
+        """Return the score of episodes, `[…]`, from the agents' returns `[…, K]`."""
+        if not self.spaces.by_agent:
+            return returns[..., 0]
         scores: np.ndarray = returns.sum(axis=-1) if self.algo_config.score == "sum" else returns.mean(axis=-1)
         return scores
+
+    def of_agents(self, returns: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what is told of episodes beside their score: of a team its agents' returns `[…, K]`."""
+        return {"agents": returns} if self.spaces.by_agent else {}
 
 
 def fresh(

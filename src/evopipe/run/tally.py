@@ -52,8 +52,8 @@ class Tally:
         self._whole.append((slots, returns, lengths, *agents))
 
     def add(self, reward: Tensor, over: Tensor, bad: Tensor | None = None) -> None:
-        """Add a tick: rewards `[R]`, of a team `[R, K]`, and where an episode is over, or was broken, and then does not
-        count, `[R]` bool."""
+        """Add a tick: rewards `[R]`, of a team `[R, K]`; which episodes ended, `over` `[R]` bool; and which were
+        broken, `bad` `[R]` bool, and do not count."""
         if bad is not None:
             self.settle()
         self._ticks.append((reward, over if bad is None else over | bad))
@@ -63,7 +63,8 @@ class Tally:
             self.settle()
 
     def settle(self, good: Tensor | None = None) -> None:
-        """Add up the ticks and episodes that are kept. Only `good` episodes `[R]` count, of one tick."""
+        """Add the ticks and episodes kept so far to the sums. With `good` `[R]` bool, of the episodes that end in the
+        one tick kept only those count."""
         if self._whole:
             slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))
             self._whole.clear()
@@ -109,13 +110,16 @@ class Tally:
         self.running[:, upload(torch.from_numpy(rows), self.running.device)] = 0.0
 
     def in_c(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what the kernels add to where they take ticks: returns of running episodes, sums and counts of ended
-        ones, and steps of broken ones; `settle` comes first whenever they do."""
+        """Return the tensors to which the C kernels add: returns of running episodes, sums and counts of ended ones,
+        and steps of broken ones. Call `settle` before they do."""
         return self.running[0], self.sums[0], self.sums[2], self._lost
 
     def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:
-        """Add lengths after the kernels took so many steps of each of the living slots; `length` `[R]` is that of the
-        running episodes now. What was taken, and has not stayed, was of episodes that ended, or were broken."""
+        """Add the lengths of episodes after the C kernels took `steps` steps in each of the slots `living`.
+
+        `length` `[R]` is that of the running episodes now; all other steps were of episodes that ended, or of broken
+        ones, which do not count.
+        """
         gone = (self.running[1] - length).view(self.sums.shape[1], -1).sum(dim=1)
         gone[list(living)] += steps
         self.sums[1] += gone - self._lost
@@ -123,8 +127,8 @@ class Tally:
         self.running[1] = length.double()
 
     def into(self, diagnostics: Diagnostics, slots: Sequence[int]) -> None:
-        """Take note of these slots' episodes: how many ended, and of those who ended any their mean return and length,
-        and the mean return of each agent."""
+        """Record the episodes of these slots as signals: how many ended, and, where any did, their mean return and
+        length, and each agent's mean return."""
         self.settle()
         sums = self.sums[:, list(slots)].T
         diagnostics.note(slots, {"charts/episodes": sums[:, 2]})

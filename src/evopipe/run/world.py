@@ -405,13 +405,14 @@ class TensorWorld:
 
     @property
     def bearable(self) -> int:
-        """How many ticks may be taken before `refuse_broken` has to be asked, whatever breaks; at least one."""
+        """The number of ticks, at least 1, that may be taken before `refuse_broken` must be called again, even if all
+        of their transitions were broken."""
         if self.pool.sound:
             return self._clock.generation_ticks
         return max(1, _BROKEN_TICKS - -(-self._clock.broken_here // (self._living * self._clock.envs)))
 
     def took(self, ticks: int, broken: int) -> None:
-        """Count ticks that were taken in C, and their broken transitions."""
+        """Add ticks that the C kernels took to the counters, with their broken transitions."""
         self._seen = None
         self._clock.count(broken, ticks=ticks)
         slots = range(self._clock.members) if self.rows is None else self.rows[:: self._clock.envs] // self._clock.envs

@@ -59,19 +59,21 @@ def divided(
     else:
         engine = InProcess(make)
     with contextlib.closing(engine):
-        yield in_shards(problem, params, members, folder, engine, problem.neighbours if learn else 1)
+        values = params.model_dump(mode="json")
+        yield in_shards(problem, cfg, values, members, folder, engine, problem.neighbours if learn else 1)
 
 
 def in_shards(
-    problem: Problem[JobT], params: AnyParams, members: int, folder: Path, engine: ShardEngine, each: int = 1
-) -> Problem[JobT]:
-    """Return a problem whose members are in an engine's shards. Every `each` adjacent members share a buffer, and so a
-    shard.
+    problem: Problem[JobT], cfg: ShardsConfig, values: Mapping[str, Any], members: int, folder: Path,
+    engine: ShardEngine, each: int = 1,
+) -> Problem[JobT]:  # fmt: skip
+    """Return a problem whose members are in an engine's shards, which make it anew of all parameters (`values`, as JSON
+    data). Every `each` adjacent members share a buffer, and so a shard.
 
     Raises:
         ParamsError: there are more shards than such groups.
     """
-    asked, most, spec = params.runtime.shards.count, members // each, problem.spec
+    asked, most, spec = cfg.count, members // each, problem.spec
     count = min(most, engine.room) if asked == "auto" else asked
     if count > most:
         what = "members" if most == members else "memories of theirs"
@@ -80,7 +82,7 @@ def in_shards(
     def shards(clock: Clock, keys: np.ndarray, **more: Any) -> Shards:
         ends = np.linspace(0, len(keys) // each, count + 1).round().astype(int) * each
         slots = [range(first, end) for first, end in itertools.pairwise(ends.tolist())]
-        about = {"params": params.model_dump(mode="json"), "folder": str(folder.absolute()), **more}
+        about = {"params": values, "folder": str(folder.absolute()), **more}
         begin = [{**about, "keys": keys[own.start : own.stop].tolist()} for own in slots]
         return Shards(spec, clock, slots, begin, engine)
 

@@ -459,7 +459,7 @@ class Shards:
 
 
 def slow_shards(seconds: Sequence[float]) -> dict[int, str]:
-    """Return which shards took much longer for a generation than others, as a sentence for each, from the seconds of
+    """Return a sentence for each shard that took much longer than the others for a generation, given the seconds of
     each."""
     usual = float(np.median(seconds))
     return {

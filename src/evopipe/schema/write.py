@@ -27,7 +27,7 @@ def dump_yaml(data: Any, on_one_line: bool = False) -> str:
 
 
 def block(name: str, values: BaseModel) -> str:
-    """Return the YAML text of one algorithm's block, as in the block `algos` of `params.yaml`."""
+    """Return the YAML text of a block one level down: an algorithm's below `algos`, a strategy's below `search`."""
     return "\n".join((f"{_INDENT}{name}:", *entries(values, 2 * _INDENT))) + "\n"
 
 

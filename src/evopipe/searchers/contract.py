@@ -125,7 +125,7 @@ class History:
         return found
 
     def waiting(self) -> list[Fate]:
-        """Return that every slot keeps its member, and why: it waits, or has not begun to live."""
+        """Return the decision to keep every slot's member, with the reason: it waits, or it has not begun to live."""
         lived = self.curves()
         return [Keep("waits" if member.id in lived else "has not begun") for member in self.members]
 

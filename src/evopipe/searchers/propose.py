@@ -6,9 +6,9 @@
 - `prior` draws every other trial around the configured values and the others from the whole space: good beliefs of who
   configured them are used, bad ones at most double the cost (after PriorBand; Mallik et al., 2023,
   https://arxiv.org/abs/2306.12370).
-- `tpe` and `gp` ask Optuna (Akiba et al., 2019), whose study is made anew from the lineage each time, so that a run that
-  was killed goes on to the same values: the tree-structured Parzen estimator (Bergstra et al., 2011), or a Gaussian
-  process with expected improvement. Both draw at random until ten members have been scored.
+- `tpe` and `gp` ask Optuna (Akiba et al., 2019), whose study is made anew from the lineage each time, so that a run
+  that was killed goes on to the same values: the tree-structured Parzen estimator (Bergstra et al., 2011), or a
+  Gaussian process with expected improvement. Both draw at random until ten members have been scored.
 """
 
 from __future__ import annotations

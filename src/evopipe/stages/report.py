@@ -17,12 +17,12 @@ from evopipe.storage.files import write_text
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path(), family: Family | None = None) -> None:
     """Write `reports/report.html` from the files in `reports/` and from `models/elite`, with a section on other runs if
     there is a `family`."""
-    if getattr(params.export, "film", False):  # the elite acts
+    if params.films:  # the elite acts
         from evopipe.machine import configure
         from evopipe.own import import_network
 
         configure(params.runtime)
-        import_network(params)
+        import_network(params.network, params.train.algo)
     with translate_failures():
         text = page(folder, _shown(params), family)
         write_text(folder / REPORT, text)

@@ -9,6 +9,7 @@ from evopipe.problems import problem_of
 from evopipe.run.population import read_population
 from evopipe.run.session import Home, Session
 from evopipe.scale.divide import divided, served
+from evopipe.track.tracking import Tracked
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
@@ -19,11 +20,12 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
     if served(params.runtime.shards):
         return
     problem = problem_of(params, folder)
+    tracked = Tracked(params.tracking, params.model_dump(mode="json"))
     home = Home.of_stage(problem, folder, params.runtime.checkpoint_seconds)
     members, births = read_population(folder, problem.spec)
     with (
         divided(problem, params, len(members), folder) as problem,
-        Session.opened(problem, members, births, params, home, quiet) as session,
+        Session.opened(problem, members, births, tracked, home, quiet) as session,
     ):
         session.write(session.train())
         session.end()

@@ -70,12 +70,17 @@ def read(
     remedy: str,
     check: Callable[[list[Member]], str | None] = lambda members: None,
 ) -> tuple[list[Member], dict[str, Any]]:
-    """Read what `write` wrote: the members, and `about`.
+    """Read a folder that `write` wrote; return its members and its `about`.
+
+    Args:
+        folder: the folder.
+        wanted: what `about` must hold, by key: what params.yaml says now of what the members were made for.
+        remedy: what the reader is to do; error messages end with it.
+        check: returns what is wrong with the members, as text; None if nothing is.
 
     Raises:
         MissingInputError: there is no such folder.
-        DataError: it is damaged, `about` differs from `wanted`, or `check` returns what is wrong with the members; the
-            message ends with `remedy`.
+        DataError: it is damaged, `about` differs from `wanted`, or `check` finds something.
     """
     files = read_folder(folder, only=(_MEMBERS, _TENSORS))
     about = parse_json(files[_MEMBERS], str(folder / _MEMBERS))

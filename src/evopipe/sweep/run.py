@@ -261,7 +261,7 @@ def _stages(params: AnyParams, folder: Path, dataset: bool, one_of_many: bool) -
         began = time.perf_counter()
         stages.module_of(stage).run(params, folder=folder)
         write_json(folder / DONE, {"stages": {**done, stage.name: round(time.perf_counter() - began, 3)}})
-    tracking.attach(params, layout.OUTS, folder)
+    tracking.attach(params.tracking, layout.OUTS, folder)
 
 
 def _done(folder: Path) -> dict[str, float]:

@@ -94,7 +94,7 @@ def _setting(data: Mapping[str, Any], text: str, base: AnyParams, values: Values
     if dataset and not params.needs_dataset:
         few = {"fetch.source": "collect", "fetch.collect.episodes": 1}
         lean |= {key: value for key, value in few.items() if key not in full}
-    if getattr(params.tracking, "register_as", None) is not None:
+    if params.tracking.register_as is not None:
         lean.pop("export.program", None)  # MLflow serves it
     params = _parsed(data, full | lean)
     changed = commented()

@@ -74,7 +74,7 @@ class TrackedRun:
     @property
     def env(self) -> str:
         """The environment's id, or the task of language models."""
-        return str(self.params["env"]["id"] if "env" in self.params else self.params["language"]["task"])
+        return about_of(self.params)
 
     @property
     def algo(self) -> str:
@@ -137,6 +137,12 @@ class TrackedRun:
             unused = sources - {used["fetch"].get("source")}
             used["fetch"] = {name: value for name, value in used["fetch"].items() if name not in unused}
         return {n: v if isinstance(v, str) else json.dumps(v, sort_keys=True) for n, v in leaves(used)}
+
+
+def about_of(params: Mapping[str, Any]) -> str:
+    """Return what a run is about, `layout.ABOUT`, of parameters in the layout of `params.yaml`."""
+    (found,) = (str(value) for name, value in leaves(params) if name in layout.ABOUT)
+    return found
 
 
 class New(Counter[str]):

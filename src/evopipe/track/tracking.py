@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from evopipe.errors import EvopipeError
 from evopipe.layout import WRITER
@@ -24,17 +24,16 @@ from evopipe.version import __version__
 LOG = "events.jsonl"
 
 
-class Tracked(Protocol):
-    """The parameters of a run that trackers need."""
+class Tracked(NamedTuple):
+    """What trackers need of a run's parameters: their own block, and all of them as JSON data, which they show."""
 
-    @property
-    def tracking(self) -> TrackingConfig: ...
-    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
+    config: TrackingConfig
+    values: Mapping[str, Any]
 
 
 @contextlib.contextmanager
 def watched(
-    params: Tracked, state: Path, folder: Path, quiet: bool, name: str | None = None
+    tracked: Tracked, state: Path, folder: Path, quiet: bool, name: str | None = None
 ) -> Iterator[tuple[StopSignal, Tracker, Outbox]]:
     """Track a training inside a `with` block; for the arguments see `_outbox`.
 
@@ -43,40 +42,40 @@ def watched(
     with (
         StopSignal() as stop,
         Tracker([console_sink(quiet), JsonlSink(state / LOG)]) as tracker,
-        _outbox(params, state, folder, name) as outbox,
+        _outbox(tracked, state, folder, name) as outbox,
     ):
         yield stop, tracker, outbox
 
 
-def _outbox(params: Tracked, state: Path, folder: Path, name: str | None) -> Outbox:
+def _outbox(tracked: Tracked, state: Path, folder: Path, name: str | None) -> Outbox:
     """Begin a training's record in its `state` folder and return the outbox that will deliver it; the pipeline runs in
     `folder`. People read `name`, or the DVC experiment's."""
     wanted = None
-    if _wanted(params):
+    if _wanted(tracked.config):
         with _warning():
             told = {"revision": git_revision(folder.absolute()), "experiment": name or os.environ.get("DVC_EXP_NAME")}
-            TrainingRecord(state).begin(params.model_dump(mode="json"), **told, version=__version__)
+            TrainingRecord(state).begin(tracked.values, **told, version=__version__)
             wanted = state
-    return Outbox(wanted, dvc_root(folder), params.tracking)
+    return Outbox(wanted, dvc_root(folder), tracked.config)
 
 
-def finish(params: Tracked, state: Path, folder: Path) -> None:
+def finish(config: TrackingConfig, state: Path, folder: Path) -> None:
     """Add the result of a finished training to its record."""
-    if _wanted(params):
+    if _wanted(config):
         with _warning():
             TrainingRecord(state).keep(folder, _written_by("train"), ended=True)
 
 
-def attach(params: Tracked, stages: Iterable[str], folder: Path = Path()) -> None:
+def attach(config: TrackingConfig, stages: Iterable[str], folder: Path = Path()) -> None:
     """Add what these stages have just written to the record of their training, and have it delivered."""
     names = _written_by(*({*stages} - {"train"}))
-    if not _wanted(params) or not names or not (folder / TRAINED).exists():
+    if not _wanted(config) or not names or not (folder / TRAINED).exists():
         return
     with _warning():
         root = dvc_root(folder)
         record = TrainingRecord.find(root / ".evopipe" / "train", md5_of(folder / TRAINED))
         if record is not None and record.keep(folder, names):
-            Outbox(record.folder, root, params.tracking).deliver()
+            Outbox(record.folder, root, config).deliver()
 
 
 def _written_by(*stages: str) -> list[str]:
@@ -84,10 +83,10 @@ def _written_by(*stages: str) -> list[str]:
     return [name for name, out in FILES.items() if WRITER[Path(out)] in stages]
 
 
-def _wanted(params: Tracked) -> bool:
+def _wanted(config: TrackingConfig) -> bool:
     """Return whether a tracker is configured and wanted; `evopipe verify` sets a variable so that its runs are not
     tracked."""
-    return bool(params.tracking.backends) and os.environ.get("EVOPIPE_TRACKING") != "off"
+    return bool(config.backends) and os.environ.get("EVOPIPE_TRACKING") != "off"
 
 
 @contextlib.contextmanager

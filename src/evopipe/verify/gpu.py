@@ -276,7 +276,8 @@ def _language_run(name: str, device: torch.device, members: int) -> Run[TextSpec
         "evolution": {"mutation": {"probabilities": {"rank": 1.0, "rl_hp": 0.0}, "before_training": True}},
         "algos": {name: {key: value for key, value in rows.items() if key in able}},
     })  # fmt: skip
-    spec, form = make_language_spec(params, device), form_of(params)
+    spec = make_language_spec(params, device)
+    form = form_of(spec.algo)
     made = generate(task_of(spec.language), spec.language.task, params.seed, 200, form)
     corpus = tokenise(made, form, spec.base, spec.language, params.fetch, params.seed)
     first, _ = first_members(spec, members)

@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("transformers", reason="an extra of its own: pip install 'evopipe[language]'")
 
-from evopipe.agents import Model, ModelOutput
+from evopipe.agents import CallingAgent, Model, ModelOutput
+from evopipe.agents.adapters.tools import ToolClass
 from tiny import ROOT
 
 
@@ -18,8 +19,8 @@ from tiny import ROOT
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports what a pipeline's trainer is made by."""
 
-    def found(name: str) -> Any:
-        monkeypatch.syspath_prepend(str(ROOT / "pipelines" / f"agent-{name.replace('_', '-')}"))
+    def found(name: str, folder: str | None = None) -> Any:
+        monkeypatch.syspath_prepend(str(ROOT / "pipelines" / f"agent-{folder or name.replace('_', '-')}"))
         return import_module(name)
 
     return found
@@ -122,3 +123,36 @@ def test_a_walker_sees_the_lake_as_it_is_now(module: Any) -> None:
     observation, reward, done, info = env.step(agent.update_from_model("d").action)
     agent.update_from_env(observation, reward, done, info)
     assert agent.chat_completions == [{"role": "user", "content": "SFFF\nPHFH\nFFFH\nHFFG"}]
+
+
+def test_a_search_for_the_key_is_shown_in_the_agents_own_form(module: Any) -> None:
+    """Who always follows the notes finds the key; who always looks where he has been, never."""
+    find_key = module("find_key", "tools")
+    task = {"rooms": ["12", "57", "90"]}
+    for attentive, reward, rooms in ((1.0, 1.0, ["12", "57", "90"]), (0.0, 0.0, ["12", "12", "12"])):
+        chat = find_key.Demonstrations(attentive).chat(task["rooms"], np.random.default_rng(0))
+        agent, env = CallingAgent(show_tools=False), ToolClass.from_dict({"environment": find_key.FindKey, **task})
+        observation, info = env.reset()
+        agent.update_from_env(observation, 0.0, False, info)
+        looked: list[str] = []
+        for message in chat[1::2]:
+            action = agent.update_from_model(message["content"]).action
+            looked += [call["arguments"]["room"] for call in action["calls"]]
+            observation, _, _, info = env.step(action)
+            agent.update_from_env(observation, 0.0, False, info)
+        assert looked == rooms
+        assert env.compute_final_reward() == reward
+        shown = [{key: message[key] for key in ("role", "content")} for message in agent.chat_completions]
+        assert shown == chat
+
+
+def test_the_key_is_searched_in_rooms_that_nobody_trained_on(module: Any) -> None:
+    find_key = module("find_key", "tools")
+    held = [task["rooms"] for task in find_key.held_out()]
+    assert len(held) == 100
+    rows = find_key.Demonstrations().rows(np.random.default_rng(3), 300)
+    assert all(len({*rooms}) == find_key.LOOKS for rooms in held)
+    trainer = find_key.make(["agents.environment=find_key:FindKey"])
+    assert not [task for task in trainer.train_dataset if task["rooms"] in held]
+    assert trainer.env_args == {"environment": find_key.FindKey}
+    assert len(rows) == 300

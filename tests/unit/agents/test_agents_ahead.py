@@ -174,9 +174,9 @@ def test_what_earlier_weights_wrote_is_corrected_and_the_drift_told() -> None:
         regime = cast("Rounds", run.regime)
         true = regime._round
 
-        def watched(cohort: Any, done: Any, stale: bool) -> bool:
+        def watched(cohort: Any, done: Any, stale: bool, *more: Any) -> bool:
             seen.append((run.clock.tick, stale))
-            return true(cohort, done, stale)
+            return true(cohort, done, stale, *more)
 
         regime._round = watched  # type: ignore[method-assign]
         advance(run, 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import re
+import sys
 import warnings
 from typing import Any
 
@@ -66,7 +67,13 @@ def test_the_page_has_no_key_that_is_unknown() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("name", "number"), [("agents.md", 0), ("workflows.md", 0), ("agents-endpoint.md", 0)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("agents.md", 0), ("workflows.md", 0), ("agents-endpoint.md", 0), ("agents-environments.md", 0),
+        ("agents-environments.md", 1),
+    ],
+)  # fmt: skip
 def test_the_trainers_of_the_pages_train_as_they_stand(name: str, number: int) -> None:
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(blocks(name)[number], name, "exec", dont_inherit=True), names)
@@ -88,3 +95,27 @@ def test_the_team_of_the_page_plays() -> None:
     exec(compile(blocks("workflows.md")[1], "workflows.md", "exec", dont_inherit=True), names)
     assert {each["name"] for each in names["episode"]["trajectories"]} <= {"player_1", "player_2"}
     assert names["episode"]["termination_reason"] in ("max_turns_exceeded", "max_prompt_length_exceeded", "env_done")
+
+
+@pytest.mark.thorough
+def test_the_servers_of_the_page_on_environments_are_played_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("websockets")
+    pytest.importorskip("mcp")
+    from openenv_server import serving
+
+    own = [block for block in blocks("agents-environments.md") if "def make" not in block]
+    (openenv,) = [block for block in own if "openenv:" in block]
+    (mcp,) = [block for block in own if "mcp:" in block]
+    assert len(own) == 2
+    monkeypatch.chdir(ROOT / "tests")
+    with serving() as (address, _):
+        places = [
+            (openenv, "openenv:ws://127.0.0.1:8000", address),
+            (mcp, "python server.py", f"{sys.executable} mcp_server.py"),
+        ]
+        for block, written, place in places:
+            assert written in block
+            names: dict[str, Any] = {}
+            exec(compile(block.replace(written, place), "agents-environments.md", "exec", dont_inherit=True), names)
+            assert "error" not in names["episode"]["info"]
+            assert names["episode"]["trajectories"][0]["steps"]

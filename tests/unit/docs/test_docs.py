@@ -308,8 +308,9 @@ def test_the_examples_of_the_language_page_hold(tmp_path: Path, monkeypatch: pyt
     from evopipe.language.data import generate
 
     page = DOCS / "language-models.md"
-    first, other = (parse_params(parse_yaml(example, "example").data) for example in blocks(page, "yaml"))
+    first, folder, other = (parse_params(parse_yaml(example, "example").data) for example in blocks(page, "yaml"))
     assert (first.train.algo, first.algo_config.rows) == ("grpo", 256)
+    assert (folder.language.rank, folder.runtime.rows_at_once) == (16, 4)
     assert other.fetch.datasets.subset == "main"
     (tmp_path / "vowels.py").write_text(blocks(page, "python")[0])
     monkeypatch.chdir(tmp_path)

@@ -58,7 +58,7 @@ def problem(algo: str, members: int = 3, **block: Any) -> tuple[TextSpec, Corpus
             **params.model_dump(), "algos": {algo: {**params.algo_config.model_dump(), "evolve": ranges}},
         })  # fmt: skip
         spec = spec_of(params, spec.base, spec.device, spec.language)
-    corpus = tokenise(ROWS, form_of(params), spec.base, spec.language, params.fetch, 5)
+    corpus = tokenise(ROWS, form_of(spec.algo), spec.base, spec.language, params.fetch, 5)
     draws = torch.Generator().manual_seed(9)
     found = []
     for member in first_members(spec, members)[0]:

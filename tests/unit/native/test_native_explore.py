@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from evopipe import algos
 from evopipe.native import build
 from evopipe.ops.distributions import squashed, squashed_draw
 
@@ -63,3 +64,9 @@ def test_what_has_gradients_is_left_to_torch() -> None:
     assert x.grad is not None
     assert x.grad.tolist() == [1.0] * 3
     build.use(None)
+
+
+@pytest.mark.parametrize("name", [name for name in algos.names() if algos.get(name).TEAM])
+def test_no_algorithm_for_teams_has_members_choose_or_play_by_the_kernels(name: str) -> None:
+    """They serve one agent a row, and do not ask whether there are more."""
+    assert [part for part in ("choice", "play") if algos.by_kernels(algos.get(name), part)] == []

@@ -102,6 +102,19 @@ def test_a_file_from_which_a_block_was_cut_comes_back(path: Path, tmp_path: Path
     assert {**there, "evaluate": 0} == {**was, "evaluate": 0}
 
 
+@pytest.mark.parametrize("search", ["strategy: pbt", "{strategy: pbt, pbt: {fraction: 0.5}}"])
+def test_the_block_of_the_search_strategy_is_added(few: Path, search: str) -> None:
+    """`params check` wants it, so `params fill` brings it, and leaves what the file says of it."""
+    few.write_text(FEW + ("search:\n  " if search[0] != "{" else "search: ") + search + "\n")
+    text, added = filled(few)
+    assert any(name.startswith("search.pbt") for name in added)
+    few.write_text(text)
+    found = load_params(few).search.config(None)
+    assert found.fraction == (0.5 if "fraction" in search else 0.2)
+    assert found.resample == 0.25
+    assert filled(few)[1] == []
+
+
 # --- names of other libraries -----------------------------------------------------------------------------------------
 
 

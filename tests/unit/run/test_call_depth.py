@@ -10,6 +10,7 @@ import pytest
 
 import evopipe
 from evopipe import algos
+from evopipe.native import build, policy
 from tiny import call, write_params
 
 OURS = str(Path(evopipe.__file__).parent)
@@ -41,3 +42,41 @@ def test_at_most_nine_calls_lead_from_the_command_to_a_loss(
         assert answer.code == 0, answer.err
     assert seen, "the members learned"
     assert len(seen[0]) + 1 <= 9, f"{' → '.join(seen[0])} → loss"
+
+
+LEARN = {"tick_learn", "tick_many", "ppo_update"}
+"""Kernels that make updates."""
+
+
+class Watched:
+    """The kernels; whoever asks for one that learns is taken note of, with all who stand above it."""
+
+    def __init__(self, kernels: Any, seen: dict[str, list[str]]) -> None:
+        self._kernels, self._seen = kernels, seen
+
+    def __getattr__(self, name: str) -> Any:
+        if name in LEARN:
+            ours = [frame.name for frame in traceback.extract_stack() if frame.filename.startswith(OURS)]
+            self._seen.setdefault(name, ours)
+        return getattr(self._kernels, name)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_at_most_nine_calls_lead_from_the_command_to_a_gradient_by_the_default_kernels(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command and the kernel included, which has the gradient of a minibatch in C."""
+    small = {"learn_step": 64, "batch_size": 32, "network": {"encoder": [16], "latent": 16}}
+    block = algos.get(algo).Config.model_validate(small).model_dump(mode="json")
+    usual = {key: value for key, value in SHORT.items() if key != "runtime.kernels"}
+    write_params(tmp_path, {**usual, "train.algo": algo, f"algos.{algo}": block})
+    seen: dict[str, list[str]] = {}
+    kernels = build.kernels
+    for module in (build, policy):  # who asks for them by `build`, and who imports them
+        monkeypatch.setattr(module, "kernels", lambda: Watched(kernels(), seen))
+    for stage in ("population", "train"):
+        answer = call(tmp_path, stage)
+        assert answer.code == 0, answer.err
+    assert seen, "the members learned by the kernels"
+    for name, calls in seen.items():
+        assert len(calls) + 1 <= 9, f"{' → '.join(calls)} → {name}"

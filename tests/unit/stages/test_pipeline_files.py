@@ -318,6 +318,7 @@ def one_pipeline(make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old
     shutil.copytree(ROOT / "pipelines/dqn-cartpole", folder / "dqn-cartpole", symlinks=True)
     shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache"))
     shutil.copy(ROOT / "pipelines/shapes.yaml", folder)
+    shutil.copy(ROOT / "pipelines/new.yaml", folder)
     shutil.copy(ROOT / ".dvcignore", tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
     shutil.copy(ROOT / "dvc.yaml", tmp_path)

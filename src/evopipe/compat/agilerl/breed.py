@@ -48,7 +48,7 @@ class Breed:
     def about(self) -> dict[str, Any]:
         """The algorithm, its configuration and the spaces as JSON data, as `policy.json` has them."""
         own = self.team.to_json() if self.team is not None else self.actions.to_json() | self.observations.to_json()
-        return settings_of(self.params) | own
+        return settings_of(self.params.env, self.params.train.algo, self.params.algo_config) | own
 
     def rows(self, obs: Any) -> tuple[np.ndarray, bool]:
         """Return observations as flat rows `[n, O]` float32, and whether there was a single one.
@@ -121,7 +121,8 @@ def params_of(data: Mapping[str, Any]) -> Params:
 
 
 def build(params: Params, observations: Any, actions: Any) -> Breed:
-    """Return the breed for a run's parameters and Gymnasium's spaces. For a team, the spaces are dictionaries by agent.
+    """Return what all agents of a population share (`Breed`), from a run's parameters and Gymnasium's spaces. For a
+    team, both spaces are dictionaries by agent.
 
     Raises:
         ParamsError: the algorithm does not support the spaces.

@@ -222,15 +222,15 @@ class _Finetuning(SimpleNamespace):
             agents = partial(views, session.run, LanguageAgent, self.breed, self.pop, env.data_batch_size)
             champion = conduct(session, _Between(self, session.run, agents))
         if self.save_elite:
-            self._save(problem.spec, params, champion)
+            self._save(problem.spec, champion)
         return agents()
 
-    def _save(self, spec: TextSpec, params: LanguageParams, champion: Champion) -> None:
+    def _save(self, spec: TextSpec, champion: Champion) -> None:
         path = self.elite_path or f"{self.breed.algo}-elite"
         near = 1.96 * champion.error
         told = {"mean": champion.score, "interval": [champion.score - near, champion.score + near]}
         about = {
-            **describe(params, spec), "format": 1, "arch": champion.member.arch.to_json(), "merged": True,
+            **describe(spec), "format": 1, "arch": champion.member.arch.to_json(), "merged": True,
             "hyper": dict(champion.member.hyper), "evaluation": told, "before": None,
             "training": {"score": champion.score, "standard_error": champion.error, "confirmed": champion.confirmed,
                          "generation": champion.generation},

@@ -84,10 +84,10 @@ class ReasoningGym:
         return {**row, "prompt": prompt}
 
     def judge(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
-        """Return the rewards of completions `[n]`, and how many of them failed and count as 0.
+        """Return the rewards of completions `[n]`, and for how many of them `reward_fn` failed; these count as 0.
 
         Raises:
-            EnvironmentFailed: all of the first ones failed.
+            EnvironmentFailed: it failed for all completions of the first call.
         """
 
         def score(row: Mapping[str, Any], completion: str) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from evopipe import rng
+from evopipe.algos import get
 from evopipe.compat.agilerl.breed import device_of, one_process
 from evopipe.compat.agilerl.gyms import PreferenceGym, ReasoningGym
 from evopipe.compat.agilerl.settings import HyperparameterConfig, LanguageSettings, RLParameter, language_block
@@ -180,7 +181,7 @@ def problem_of(breed: LanguageBreed, params: LanguageParams, env: Gym, most: flo
         UsageError: the environment is for other algorithms.
         DataError: no row of a dataset is short enough.
     """
-    if (wanted := form_of(params)) != env.form:
+    if (wanted := form_of(get(breed.algo))) != env.form:
         gym = "ReasoningGym" if wanted == "reasoning" else "PreferenceGym"
         raise UsageError(f"env: {breed.algo} learns in a {gym}, got a {type(env).__name__}")
     spec = breed.spec_at(params, env)
@@ -193,7 +194,7 @@ def problem_of(breed: LanguageBreed, params: LanguageParams, env: Gym, most: flo
             return Dialogue(spec, clock, corpus, env.judge, most=most)
         return TextRows(spec, clock, TextSource(spec, corpus))
 
-    return Problem(spec, live, described=partial(describe, params, spec), less=LESS)
+    return Problem(spec, live, described=partial(describe, spec), less=LESS)
 
 
 def language_agents(

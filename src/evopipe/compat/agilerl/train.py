@@ -40,6 +40,7 @@ from evopipe.run.session import Home, Session
 from evopipe.run.spec import JobT
 from evopipe.storage.keys import content_key, state_folder
 from evopipe.track.events import Tracker
+from evopipe.track.tracking import Tracked
 
 Trained = tuple[list[Agent], list[list[float]]]
 
@@ -87,8 +88,8 @@ def entering(agents: Sequence[Any], seed: int) -> list[Member]:
 
 
 def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return agents of class `view` for the current members of a run. One step of the run counts as `each` steps of an
-    agent."""
+    """Return an agent of class `view` for each current member of a run. Its steps are those of the agent in `before` at
+    the same index, and `each` for every step of the run."""
     found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
     for agent in found:
         agent.steps = [before[agent.index].steps[-1] + run.clock.step * each]
@@ -122,7 +123,8 @@ def conducted(
             state = state_folder("train", content_key({**params.tracked(), "members": begun.hexdigest()}), Path())
         home = Home(Path(scratch), state, math.inf, checkpoints=Path(scratch) / "checkpoints", project=Path())
         births = [agent.mutation for agent in agents]
-        with Session.opened(problem, members, births, params, home, quiet, name) as session:
+        tracked = Tracked(params.tracking, params.model_dump(mode="json"))
+        with Session.opened(problem, members, births, tracked, home, quiet, name) as session:
             yield session
 
 
@@ -133,7 +135,7 @@ def conduct(session: Session[Any], between: Callable[[Tracker], None]) -> Champi
     """
     champion = session.train(between)
     between(session.tracker)
-    if session.params.tracking.backends:
+    if session.trackers.backends:
         session.write(champion)
         session.end()
     return champion

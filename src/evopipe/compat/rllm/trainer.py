@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from evopipe import layout, rng
-from evopipe.agents import records
+from evopipe.agents import adapters, records
 from evopipe.agents.data import Tasks
 from evopipe.agents.elsewhere import on_ray
 from evopipe.agents.engine import Done, EpisodeJob
@@ -25,7 +25,7 @@ from evopipe.agents.model import Model, Reply, Request, Sampled
 from evopipe.agents.rounds import Rounds
 from evopipe.agents.types import Episode, TerminationReason
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
-from evopipe.compat.rllm.config import resolve
+from evopipe.compat.rllm.config import read, resolve
 from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError, ParamsError, UsageError, need_package, suggestion
 from evopipe.language.data import same
@@ -46,6 +46,7 @@ from evopipe.stages import export
 from evopipe.storage.files import write_json
 from evopipe.storage.keys import CODE, content_key, state_folder
 from evopipe.track.events import Message
+from evopipe.track.tracking import Tracked
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,15 @@ class AgentTrainer:
     Args:
         workflow_class: a `Workflow`; its agents and environments go into `workflow_args`.
         workflow_args: arguments of its constructor.
-        agent_class: a `BaseAgent`, with `env_class`.
-        env_class: a `BaseEnv`.
+        agent_class: a `BaseAgent`, with `env_class`. None: the one that an adapted environment is made for.
+        env_class: a `BaseEnv`; or an environment that was written for another library, a class or a text, see
+            `agents.adapters`. None: `agents.environment` of the configuration, where nothing else makes episodes.
         agent_args: arguments of the agent's constructor.
         env_args: arguments of the environment's, beside those that a task brings.
         config: overrides: a mapping, dotted or nested, a list of `key=value`, an object of nested attributes, or the
             path of a YAML file. `explain()` says what became of it.
-        train_dataset: tasks to learn from: a `Dataset` or a list of mappings. None: `data.train_files`.
+        train_dataset: tasks to learn from: a `Dataset` or a list of mappings. None: `data.train_files`, or those that
+            an adapted environment makes.
         val_dataset: tasks to validate on. None: `data.val_files`, or those to learn from.
         test_dataset: tasks that the elite is reported on, which choose no member. None: those of `val_dataset`.
         engine: `local`, this process; `ray`: the environments of `env_class` live in Ray's processes, see `on_ray`, in
@@ -106,7 +109,7 @@ class AgentTrainer:
 
     def __init__(
         self, workflow_class: type[Any] | None = None, workflow_args: dict[str, Any] | None = None,
-        agent_class: type[Any] | None = None, env_class: type[Any] | None = None,
+        agent_class: type[Any] | None = None, env_class: Any = None,
         agent_args: dict[str, Any] | None = None, env_args: dict[str, Any] | None = None, config: Any = None,
         train_dataset: Any = None, val_dataset: Any = None, *, engine: Literal["auto", "local", "ray"] = "auto",
         population: int | Mapping[str, Any] | None = None, reward_fn: Callable[..., Any] | None = None,
@@ -118,6 +121,11 @@ class AgentTrainer:
                 if value is not None:
                     own = name.replace("class", "cls")
                     raise ValueError(f"{name} is not supported when using workflow, instead use workflow_args['{own}']")
+        named = read(config)[0].get(adapters.KEY)
+        adapted = adapters.chosen(env_class, named, workflow_class is not None or flow is not None)
+        if adapted is not None:
+            env_class, agent_class = adapted.env_class, agent_class or adapted.agent_class
+            env_args = {**adapted.env_args, **dict(env_args or {})}
         _engine(engine, env_class)
         self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
         self.agent_class, self.env_class = agent_class, env_class
@@ -135,6 +143,9 @@ class AgentTrainer:
         for split, which in (("train", "train_dataset"), ("val", "val_dataset")):
             if getattr(self, which) is None and split in first.files:
                 setattr(self, which, _dataset_of(Tasks.load_data(first.files[split]), which))
+        if self.train_dataset is None and adapted is not None and adapted.tasks is not None:
+            self.train_dataset = Tasks(adapted.tasks(_TASKS, 1))
+            self.val_dataset = self.val_dataset or Tasks(adapted.tasks(_HELD_TASKS, 2))
         if not self.train_dataset:
             raise DataError("train_dataset: no tasks; pass a Dataset with rows, or name a file by data.train_files")
         self.resolved = resolve(config, population, len(self.train_dataset), name, engine)
@@ -348,13 +359,14 @@ class AgentTrainer:
         params, first = self.resolved.params, self.resolved.agents.first
         spec, members, births = self._begin()
         problem = Problem(
-            spec, lambda clock, keys: self._regime(spec, clock, folder / "episodes"),
-            described=partial(describe, params, spec), less=LESS,
+            spec, lambda clock, keys: self._regime(spec, clock, folder / layout.EPISODES_FOLDER),
+            described=partial(describe, spec), less=LESS,
         )  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         state = state_folder("agents", self._key(), folder)
         home = Home(folder, state, params.runtime.checkpoint_seconds, (state.with_suffix(".lock"),))
-        with Session.opened(problem, members, births, params, home, quiet) as session:
+        tracked = Tracked(params.tracking, params.model_dump(mode="json"))
+        with Session.opened(problem, members, births, tracked, home, quiet) as session:
             regime = cast("Rounds", session.run.regime)
             regime.stopped = lambda: session.stop.signum is not None
             for note in self.resolved.notes:
@@ -379,8 +391,7 @@ class AgentTrainer:
     def _report(self, regime: Rounds, told: Mapping[str, Any], folder: Path) -> None:
         """Write what validations found, and episodes to read."""
         regime.write("elite", regime.seen)
-        played = {"Validation of the elite": "elite", "Last round of training": f"train-{regime.clock.ticks:06d}"}
-        files = {name: folder / f"episodes/{file}.jsonl" for name, file in played.items()}
+        files = records.files_of(folder / layout.EPISODES_FOLDER, regime.clock.ticks)
         records.show(regime.spec.name, files, folder / layout.EPISODES_PAGE)
         write_json(folder / layout.EVALUATION, told)
 
@@ -444,6 +455,10 @@ def _engine(engine: str, env_class: Any) -> None:
                 "engine='ray' puts the environments of env_class into Ray's processes: a workflow of your own makes "
                 "its environments of evopipe.agents.on_ray(YourEnvironment)"
             )
+
+
+_TASKS, _HELD_TASKS = 1000, 200
+"""Tasks to learn from and to validate on, where the environment makes them."""
 
 
 _GIVEN_BY_US = ("rollout_engine", "executor")

@@ -49,12 +49,12 @@ class GymTask(Schema):
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
         """Make rows. If a question has no single answer, its `answer` is empty, and there is no completion to learn."""
         seed = int(rng.integers(2**31))
-        rows = []
-        for index, made in zip(range(n), self._questions(seed, n), strict=False):
-            answer = made["answer"]
-            row = {"prompt": made["question"], "answer": answer or "", "seed": seed, "size": n, "index": index}
-            rows.append(row if answer is None else {**row, "completion": answer})
-        return rows
+        made = self._questions(seed, n)
+        return [_row(each, seed, n, index) for index, each in zip(range(n), made, strict=False)]
+
+    def question(self, seed: int) -> dict[str, Any]:
+        """Return the row of the question that a seed makes."""
+        return _row(self._questions(seed, 1)[0], seed, 1, 0)
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
         """Return the generator's own score, from 0 to 1.
@@ -72,3 +72,9 @@ class GymTask(Schema):
                 return 0.0
             completion = found[-1]
         return float(questions.score_answer(completion.strip(), made))
+
+
+def _row(made: Mapping[str, Any], seed: int, size: int, index: int) -> dict[str, Any]:
+    answer = made["answer"]
+    row = {"prompt": made["question"], "answer": answer or "", "seed": seed, "size": size, "index": index}
+    return row if answer is None else {**row, "completion": answer}

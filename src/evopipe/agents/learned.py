@@ -1,0 +1,57 @@
+"""What a round taught, token by token, of some of its episodes: advantages, and probabilities after the update."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+
+from evopipe.agents.engine import Done
+from evopipe.agents.rows import RolloutBatch
+from evopipe.core.cohort import Cohort
+from evopipe.regimes.dialogue import scored_anew, take
+from evopipe.run.text import TextSpec
+from evopipe.types import Text
+
+
+class TokenValues(NamedTuple):
+    """Of the tokens that follow a row's prompt; beyond the row there may be more."""
+
+    advantage: list[float]
+    log_prob: list[float]  # for the members that have learned
+
+
+def first_of(done: Sequence[Sequence[Done]], most: int) -> list[Done]:
+    """Return the first episodes of each member, `most` in all, but one of each at least.
+
+    A round's tasks come in an order that was drawn, so that these are a sample, and groups stay together.
+    """
+    each = max(1, most // max(1, len(done)))
+    return [one for member in done for one in member[:each]] if most else []
+
+
+def token_values(
+    spec: TextSpec, cohort: Cohort, text: Text, batch: RolloutBatch, wanted: Collection[int]
+) -> dict[int, list[TokenValues]]:
+    """Return the values of each row of the trajectories whose `id()` is wanted, by that.
+
+    `text` are the rows of the batch with their advantages, as the members of the cohort have just learned from them.
+    """
+    rows = [
+        [b for b, i in enumerate(owner) if id(member[i].trajectory) in wanted]
+        for owner, member in zip(batch.owner, batch.played, strict=True)
+    ]
+    width = max(map(len, rows))
+    if not width or text.advantage is None:
+        return {}
+    index = torch.tensor([[*own, *[0] * (width - len(own))] for own in rows], device=text.ids.device)
+    some = scored_anew(spec, cohort, take(text, index))
+    assert some.advantage is not None
+    assert some.log_prob is not None
+    found: dict[int, list[TokenValues]] = {}
+    told = zip(rows, batch.owner, batch.played, some.advantage.tolist(), some.log_prob.tolist(), strict=True)
+    for own, owner, member, advantages, log_probs in told:
+        for b, advantage, log_prob in zip(own, advantages, log_probs, strict=False):  # pads stand behind
+            found.setdefault(id(member[owner[b]].trajectory), []).append(TokenValues(advantage, log_prob))
+    return found
