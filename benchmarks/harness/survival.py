@@ -217,7 +217,7 @@ def draw(axes: Any, result: Result, colours: Sequence[str]) -> None:
                 linewidth=2.0 if name in search.COMPARED else 1.0, alpha=1.0 if place < len(colours) else 0.55,
             )  # fmt: skip
     axes.set_ylim(0, 1.02)
-    axes.set_xlim(0, budget / 1000)
+    axes.set_xlim(0, min(budget, 1.05 * max(float(Runs.of(result, name).steps.max()) for name in order)) / 1000)
     axes.set_xlabel("environment steps of every kind, thousands")
     axes.set_ylabel("share of seeds not solved")
     axes.legend(frameon=False, fontsize=7, ncols=2)
