@@ -11,6 +11,7 @@ import difflib
 import errno
 import importlib.util
 import re
+import sys
 from collections.abc import Iterable, Iterator
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
@@ -89,13 +90,24 @@ class TrackerError(EvopipeError, exit_code=75):
 class Interrupted(SystemExit):
     """A signal asked the run to stop; its state was saved first.
 
-    It is no ordinary `Exception`. A script that does not catch it ends with this sentence and without a traceback. A
-    command's exit code is 128 + signum (130 for SIGINT, 143 for SIGTERM).
+    It is no ordinary `Exception`. A script that does not catch it ends with this sentence and without a traceback. The
+    exit code is 128 + signum (130 for SIGINT, 143 for SIGTERM), of a script and of a command.
     """
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
+        self._said = False
+
+    @property
+    def code(self) -> int:  # type: ignore[override]
+        """The exit code. Python asks for it where nothing has caught this: it prints no sentence of a code that is a
+        number, so that is done here, once."""
+        if not self._said and sys.stderr is not None:
+            self._said = True
+            with contextlib.suppress(OSError):
+                print(self, file=sys.stderr)
+        return self.exit_code
 
 
 def need_package(name: str, extra: str, what: str) -> None:

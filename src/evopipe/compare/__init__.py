@@ -1,12 +1,14 @@
 """Scores of several configurations over their seeds: what `evopipe compare` prints.
 
 A run is what a folder, an experiment or a git revision holds: `dvc.lock`, which names its parameters, and
-`reports/evaluation.json`, the elite's held-out score.
+`reports/evaluation.json`, the elite's held-out score. In a folder of a sweep `params.yaml` has its parameters.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import functools
 import hashlib
 import json
 import re
@@ -25,7 +27,7 @@ from evopipe.layout import EVALUATION, TRAINED
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
 from evopipe.schema.read import parse_yaml
 
-_LOCK = Path("dvc.lock")
+_LOCK, _PARAMS, _SWEPT = Path("dvc.lock"), Path("params.yaml"), Path("sweep.json")
 _STAGES = [*layout.OUTS][: [*layout.OUTS].index(layout.WRITER[EVALUATION]) + 1]  # what a score comes from
 _EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 _RESAMPLES = 10_000
@@ -78,8 +80,8 @@ class Row:
 def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Row], list[str]]:
     """Return the configurations of runs, the best first, and a sentence for each place whose run cannot be compared.
 
-    `what` names the places of runs: folders, experiments or git revisions. If it is empty, the places are the working
-    folder, HEAD and HEAD's experiments; with `everywhere`, the experiments of other commits too.
+    `what` names the places of runs: folders, that of a whole sweep too, experiments or git revisions. If it is empty,
+    the places are the working folder, HEAD and HEAD's experiments; with `everywhere`, those of other commits too.
 
     Raises:
         UsageError: a name is none of these.
@@ -141,7 +143,7 @@ def _places(what: Sequence[str], everywhere: bool) -> Iterator[tuple[str, _Read]
     for name in what:
         named = [ref for ref in refs if ref.endswith(f"/{name}")]
         if Path(name).is_dir():
-            yield name, _in(Path(name))
+            yield from ((str(each), _in(each)) for each in _runs_in(Path(name)))
         elif named or _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"):
             yield name, _at(named[-1] if named else name)
         else:
@@ -157,8 +159,18 @@ def _places(what: Sequence[str], everywhere: bool) -> Iterator[tuple[str, _Read]
                     yield ref.rpartition("/")[2], _at(ref)
 
 
+def _runs_in(folder: Path) -> list[Path]:
+    """Return a folder, or if it is a sweep's the folders of those of its runs that are scored."""
+    runs = sorted(path.parent for path in folder.glob(f"*/{_SWEPT}"))
+    if not runs or (folder / _LOCK).exists():
+        return [folder]
+    return [run for run in runs if (run / EVALUATION).exists()] or runs[:1]
+
+
 def _run(name: str, read: _Read) -> Finished:
     """Read a run, and see that its score and its parameters belong together."""
+    with contextlib.suppress(OSError):
+        return _swept(name, read, read(_SWEPT))
     try:
         lock, evaluation = (read(file) for file in (_LOCK, EVALUATION))
     except OSError as error:
@@ -179,6 +191,40 @@ def _run(name: str, read: _Read) -> Finished:
     if not same:
         raise DataError(f"{name}: {EVALUATION} is not of the run in dvc.lock; run `dvc repro` there")
     return run
+
+
+def _swept(name: str, read: _Read, done: bytes) -> Finished:
+    """Read a run of a sweep, with the parameters that its dvc.lock would have: those of the stages before its score."""
+    try:
+        params, evaluation = parse_yaml(read(_PARAMS).decode(), f"{name}: {_PARAMS}").data, json.loads(read(EVALUATION))
+        stages = json.loads(done)["stages"]
+        if _STAGES[-1] not in stages:
+            raise MissingInputError(f"{name}: has no score yet; `evopipe sweep` goes on with it")
+        before = [stage for stage in layout.STAGES if stage.name in stages and stage.name in _STAGES]
+        keys = [_filled(key, params) for stage in before for each in (stage.env, stage.text) for key in each.params]
+        there = {key: _value(params, key) for key in keys if key != "seed" and _has(params, key)}
+        settings = dict(leaves(there))
+        return Finished(params["seed"], settings, evaluation["elite"], evaluation["episodes"], name, read)
+    except OSError as error:
+        raise MissingInputError(f"{name}: has no score yet ({error.filename}: not there)") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{name}: {_PARAMS}, {_SWEPT} or {EVALUATION} is of no sweep ({error!r})") from None
+
+
+def _filled(key: str, params: Mapping[str, Any]) -> str:
+    """Return a key of a stage's table in which `${train.algo}` is replaced by what that parameter says."""
+    return re.sub(r"\$\{(.+?)\}", lambda found: str(_value(params, found[1])), key)
+
+
+def _value(params: Any, key: str) -> Any:
+    return functools.reduce(lambda block, name: block[name], key.split("."), params)
+
+
+def _has(params: Any, key: str) -> bool:
+    with contextlib.suppress(KeyError, TypeError):
+        _value(params, key)
+        return True
+    return False
 
 
 def _in(folder: Path) -> _Read:

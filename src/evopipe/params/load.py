@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from pydantic import Field, ValidationError, create_model
 
 from evopipe import algos as registry
+from evopipe.errors import ParamsError
 from evopipe.params.base import RunParams
 from evopipe.params.env import Params as Params
 from evopipe.params.text import LanguageParams as LanguageParams
@@ -77,6 +78,10 @@ def filled(path: str | os.PathLike[str] = "params.yaml") -> tuple[str, list[str]
         MissingInputError, ParamsError: see `load_params`; a key that is missing is no error here.
     """
     document = read_yaml(path)
+    if "agents" in document.data:
+        raise ParamsError(
+            f"{path}: has a block `agents`: `evopipe agent train` reads it, and what it lacks has its default"
+        )
     schema = _schema_of(document.data)
     try:
         params = schema.model_validate(document.data)

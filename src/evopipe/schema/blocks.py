@@ -180,7 +180,7 @@ class EnvConfig(Schema):
         gt=0.0,
         le=86_400.0,
         description="longest that an environment may take for one step or reset, or to be made: then it hangs, and the "
-        "run ends; changes no result",
+        "run ends; it cannot end a step in C (`env.backend: c`); changes no result",
     )
 
     @property

@@ -145,3 +145,11 @@ def test_every_name_that_is_given_in_answer_is_one_of_ours() -> None:
 def _properties(schema: dict[str, object], field: dict[str, str]) -> dict[str, object]:
     found = schema["$defs"][field["$ref"].rpartition("/")[2]] if "$ref" in field else {}  # type: ignore[index]
     return found.get("properties", {})
+
+
+def test_files_of_agents_need_none(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("agents:\n  tasks: 4\n")
+    answer = call(tmp_path, "params", "fill")
+    assert answer.code == 65
+    assert answer.err.startswith("error: params.yaml: has a block `agents`: `evopipe agent train` reads it")
+    assert (tmp_path / "params.yaml").read_text() == "agents:\n  tasks: 4\n"

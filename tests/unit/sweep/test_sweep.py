@@ -184,6 +184,28 @@ def test_two_at_once_have_the_bits_of_single_trainings(project: Path, tmp_path: 
     assert (project / "sweeps/.gitignore").read_text() == "*\n"
 
 
+def test_runs_of_a_sweep_are_compared(project: Path) -> None:
+    """By the folder of all, or by folders; configurations have their seeds, and curves."""
+    assert call(project, "sweep", "--set", "lr=1e-3,1e-2", "--set", "seed=1,2", "--no-experiments").code == 0
+    answer = call(project, "compare", "sweeps/sweep", "--curves", "curves.svg")
+    assert (answer.code, answer.err) == (0, "")
+    head, *rows, last = answer.out.splitlines()
+    assert head.startswith("configuration")
+    assert last == "written: curves.svg"
+    assert sorted(row.split("  ")[0] for row in rows) == ["algos.dqn.lr=0.01", "algos.dqn.lr=1e-3"]
+    assert all("2 seeds" in row for row in rows)
+    assert (project / "curves.svg").read_text().count("algos.dqn.lr") >= 2
+    found = {name: path for name, path in folders(project).items() if "seed=1" in name}
+    one = call(project, "compare", *map(str, found.values())).out.splitlines()
+    assert len(one) == 3
+    assert all("episodes of seed 1" in row for row in one[1:])
+    (path, _) = found.values()
+    (path / "reports/evaluation.json").unlink()
+    answer = call(project, "compare", str(path))
+    assert answer.code == 66
+    assert "has no score yet" in answer.err
+
+
 def test_a_run_that_has_ended_is_not_run_again(project: Path) -> None:
     assert call(project, "sweep", "--set", "seed=1").code == 0
     (path,) = folders(project).values()
