@@ -11,6 +11,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
+from harness import survival  # noqa: E402
 from harness.page import page  # noqa: E402
 from harness.plots import plots  # noqa: E402
 from harness.rows import ROWS  # noqa: E402
@@ -31,7 +32,7 @@ NAMES = (
 
 def read(folder: Path) -> Mapping[str, Any]:
     """Return the results that are there, by measurement."""
-    files = {name: folder / f"{name}.json" for name in (*NAMES, "curve_64_cuda", "ppo_native_cuda")}
+    files = {name: folder / f"{name}.json" for name in (*NAMES, *survival.NAMES, "curve_64_cuda", "ppo_native_cuda")}
     found = {name: read_json(file) for name, file in files.items() if file.exists()}
     return {name: result for name, result in found.items() if result["runs"]}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness import per_step, speed, stats
+from harness import per_step, speed, stats, survival
 from harness.aims import (
     Figure,
     duration,
@@ -72,7 +72,7 @@ def page(results: Results) -> str:
         speed.roofline, speed.parts, speed.curve, speed.gpu, _loop, _scripts,
         lambda r: _solved(r, "cartpole", "CartPole-v1, mean of 100 held-out episodes ≥ 475"),
         lambda r: _solved(r, "lunarlander", "LunarLander-v3, mean of 100 held-out episodes ≥ 200"),
-        _searches, per_step.section,
+        _searches, survival.section, per_step.section,
     )  # fmt: skip
     lines = HEAD.splitlines()
     for section in sections:

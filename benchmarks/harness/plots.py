@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from harness import survival
 from harness.aims import seconds_key
 from harness.measurements import SEARCHES
 from harness.results import Result, Results, names, values
@@ -26,6 +27,8 @@ def plots(results: Results) -> dict[str, bytes]:
         if name in results:
             height = max(2.4, 0.45 * len(names(results[name])))
             drawn[f"bench-{name}.svg"] = picture(lambda axes, name=name: _solved(axes, results[name]), height)  # type: ignore[misc]
+    for name, result in survival.there(results).items():
+        drawn[survival.picture_of(name)] = picture(lambda axes, of=result: survival.draw(axes, of, COLOURS), 4.2)  # type: ignore[misc]
     return drawn
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[1]
 VENVS = BENCHMARKS / ".venvs"
-PEERS = ("agilerl", "d3rlpy", "sb3", "skrl", "trl")
+PEERS = ("agilerl", "d3rlpy", "sb3", "skrl", "trl", "tuners")
 
 
 def python_of(environment: str) -> Path:
