@@ -51,6 +51,7 @@ def test_a_run_that_was_killed_is_told_as_far_as_it_came(tmp_path: Path) -> None
     assert [advice.rule for advice in found][:1] == ["reward_scale"]
 
 
+@pytest.mark.thorough
 def test_of_results_without_a_record_the_report_is_read(tmp_path: Path) -> None:
     """As in a fresh clone, which has what DVC and git bring."""
     write_run(tmp_path)

@@ -129,6 +129,7 @@ def test_a_run_that_ends_anywhere_goes_on_to_the_same_bits(k: int) -> None:
     parts.close()
 
 
+@pytest.mark.thorough
 def test_a_stop_while_a_round_is_played_leaves_what_the_next_run_goes_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(run_of(2)) as whole:
         finish(whole)

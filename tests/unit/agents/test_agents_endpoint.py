@@ -212,6 +212,7 @@ def test_a_chat_that_comes_back_keeps_the_tokens_of_its_session(tmp_path: Path, 
     assert episodes["shown:0"]["info"]["endpoint"] == {"completions": 1, "edited": 0}
 
 
+@pytest.mark.thorough
 def test_tools_are_offered_called_and_answered(served: Served, http: httpx.Client) -> None:
     asking = client(served, "tools", http)
     found = next(

@@ -128,6 +128,7 @@ def test_after_a_signal_little_time_is_left(workers: Workers, monkeypatch: pytes
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0.5  # another run begins with all its time
 
 
+@pytest.mark.thorough
 def test_what_makes_progress_has_its_time_from_there() -> None:
     """However long it takes in all."""
     done: list[int] = []

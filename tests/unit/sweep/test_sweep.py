@@ -206,6 +206,7 @@ def test_runs_of_a_sweep_are_compared(project: Path) -> None:
     assert "has no score yet" in answer.err
 
 
+@pytest.mark.thorough
 def test_a_run_that_has_ended_is_not_run_again(project: Path) -> None:
     assert call(project, "sweep", "--set", "seed=1").code == 0
     (path,) = folders(project).values()
@@ -235,6 +236,7 @@ def test_two_sweeps_of_one_name_are_refused(project: Path) -> None:
     assert (answer.code, "this run is being worked on" in answer.err) == (75, True)
 
 
+@pytest.mark.thorough
 def test_a_dataset_is_made_where_it_is_read(project: Path) -> None:
     assert call(project, "sweep", "--set", "train.warm_start=0,50", "--jobs", "2").code == 0
     found = folders(project)
