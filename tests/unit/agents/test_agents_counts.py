@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -163,9 +164,50 @@ def test_jobs_of_a_round_are_each_members_tasks_in_order_with_its_own_temperatur
         assert [job.uid.rpartition(":")[2] for job in jobs[:6]] == ["0", "1", "2"] * 2
         seen += tasks[:6:3]
     assert sorted(seen[:5]) == sorted(seen[5:]) == [0, 1, 2, 3, 4]  # each once before any comes again
-    assert [int(job.uid.partition(":")[0]) for job in regime._jobs(cohort, 3, 0)][
-        :6:3
-    ]  # as a run that goes on from there == seen[6:8]
+    again = [int(job.uid.partition(":")[0]) for job in regime._jobs(cohort, 3, 0)]
+    assert again[:6:3] == seen[6:8], "as a run that goes on from there"
+
+
+def test_every_redraw_has_tasks_of_its_own_and_places_behind_those_before() -> None:
+    regime, (cohort,) = regime_of({"algos.grpo.redraws": 2}, tasks=12)
+    seen = []
+    for tick, wave in product(range(2), range(3)):
+        jobs = regime._jobs(cohort, tick, wave)
+        assert [job.place for job in jobs] == [4 * wave + n for n in range(4)]
+        seen += [job.task["n"] for job in jobs[::2]]
+    assert sorted(seen) == [*range(12)]  # no task comes twice in a pass
+
+
+@pytest.mark.parametrize(("slot", "rewarded"), [(0, True), (1, True), (2, False)])
+def test_a_round_was_rewarded_if_any_member_of_any_cohort_was(slot: int, rewarded: bool) -> None:
+    class Of(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            found: Episode = await one(float(self.rollout_engine._slot == slot), self.rollout_engine)
+            return found
+
+    trainer = AgentTrainer(workflow_class=Of, config=SMALL, train_dataset=[{"n": 0}, {"n": 1}], population=2)
+    spec, members, _ = trainer._begin()
+    regime = trainer._regime(spec, Clock.of(spec, 2), None)
+    regime.adopt([*spec.form(members[:1]), *spec.form(members[1:])])
+    regime.advance()
+    assert (regime.clock.ticks, regime.clock.rewarded) == (1, rewarded)
+
+
+def test_the_share_of_redrawn_episodes_counts_each_of_them() -> None:
+    """In the first wave all rewards are equal, and both tasks give way to others."""
+    played = []
+
+    class Differs(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            played.append(uid)
+            reward = float(uid.rpartition(":")[2]) if len(played) > 4 else 0.0
+            found: Episode = await one(reward, self.rollout_engine)
+            return found
+
+    config = {**SMALL, "algos.grpo.redraws": 1}
+    tasks = [{"n": n} for n in range(4)]
+    (measures,) = AgentTrainer(workflow_class=Differs, config=config, train_dataset=tasks).train().measures
+    assert (measures["redrawn"], measures["silent"]) == (1.0, 0.0)
 
 
 def test_validations_play_each_task_as_often_as_samples_say_at_their_own_temperature() -> None:

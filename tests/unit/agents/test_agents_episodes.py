@@ -19,7 +19,7 @@ from evopipe.agents import ChatAgent, CopyGame, Episode, ModelOutput, Step, Term
 from evopipe.agents.engine import Done, EpisodeJob
 from evopipe.agents.learned import TokenValues
 from evopipe.agents.model import Sampled
-from evopipe.agents.records import record, show, summary, token_texts, write
+from evopipe.agents.records import files_of, record, show, summary, thin, token_texts, write
 from evopipe.cli import app
 from evopipe.errors import DataError, MissingInputError
 from evopipe.language.base import load_base
@@ -272,6 +272,34 @@ def test_tasks_are_played_from_the_command_line(tmp_path: Path, monkeypatch: pyt
     failed = call("--tasks", "others.jsonl", "--out", "failed.jsonl")
     assert "every episode failed; the first: KeyError: 'digits'" in str(failed.exception)
     assert read_episodes(Path("failed.jsonl"))[0]["termination_reason"] == "error"
+
+
+def test_a_page_has_the_last_validation_until_there_is_an_elite_and_the_last_rounds(tmp_path: Path) -> None:
+    names = [f"{kind}-{n:06d}" for kind in ("validation", "train") for n in (2, 4, 6, 8, 10)]
+    paths = {name: tmp_path / f"{name}.jsonl" for name in names}
+    for path in paths.values():
+        path.touch()
+    assert files_of(tmp_path) == {
+        "Validation 10": paths["validation-000010"],
+        "Last round of training": paths["train-000010"],
+        "Round 8 of training": paths["train-000008"],
+        "Round 6 of training": paths["train-000006"],
+    }
+    (tmp_path / "elite.jsonl").touch()
+    assert files_of(tmp_path, 6) == {
+        "Validation of the elite": tmp_path / "elite.jsonl",
+        "Last round of training": paths["train-000006"],
+        "Round 4 of training": paths["train-000004"],
+        "Round 2 of training": paths["train-000002"],
+    }
+
+
+def test_of_rounds_up_to_one_the_last_are_kept_and_later_ones_stay(tmp_path: Path) -> None:
+    """Those after it are of a run that went further and was killed."""
+    for n in (2, 4, 6, 8):
+        (tmp_path / f"train-{n:06d}.jsonl").touch()
+    thin(tmp_path, 6, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"train-{n:06d}.jsonl" for n in (4, 6, 8)]
 
 
 def test_samples_of_the_last_rounds_are_kept_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
