@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import populations
 import rota
@@ -114,6 +115,20 @@ def test_a_truncated_step_ends_an_episode_and_bootstraps(run: Callable[..., Any]
     begins = rows[:, :14, :, loop.regime._layout.log_prob + 2]
     assert (begins[:, [0, 13]] == 1).all()
     assert begins.sum() == begins[:, [0, 13]].sum()
+
+
+def test_a_member_that_is_ill_keeps_its_statistics_and_others_go_on(run: Callable[..., Any]) -> None:
+    loop = run(problem("Pendulum-v1", **NORMALISED), 3)
+    by_calls(loop, ticks=5)
+    (cohort,) = loop.cohorts
+    cohort.healthy[1] = False
+    held = {name: rows for name, rows in cohort.normaliser.held.items() if rows.dtype == torch.float64}
+    before = {name: rows.clone() for name, rows in held.items()}
+    assert by_calls(loop, ticks=9) < 9
+    for name, rows in held.items():
+        assert populations.equal(rows[1], before[name][1]), name
+        if "count" in name:
+            assert (rows - before[name]).tolist() == [36, 0, 36], name
 
 
 @pytest.mark.thorough

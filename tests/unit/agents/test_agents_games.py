@@ -78,6 +78,16 @@ def test_agents_that_take_turns_speak_one_after_the_other() -> None:
     env.close()
 
 
+def test_an_action_of_one_step_is_no_action_of_the_next() -> None:
+    """It waits for another's that was wrong, and is gone where all have acted."""
+    env = PettingZooEnvironment({"seed": 1}, "teams_for_tests:Crew", ("stay", "left", "right"), kwargs={"length": 5})
+    first, second = env.reset()[0]
+    assert env.step({first: "left", second: "fly"})[3] == {"legal": False}
+    assert env.step({second: "right"})[3] == {}
+    with pytest.raises(KeyError, match=first):
+        env.step({second: "right"})
+
+
 def test_agents_that_act_together_wait_for_one_that_was_not_understood() -> None:
     env = PettingZooEnvironment({"seed": 1}, "teams_for_tests:Crew", ("stay", "left", "right"), kwargs={"length": 2})
     assert sorted(env.reset()[0]) == ["ant_0", "ant_1"]
