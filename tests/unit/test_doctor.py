@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evopipe.doctor import examine, told
+from evopipe.doctor import examine, facts_of_events, told
 from evopipe.errors import DataError, MissingInputError
+from evopipe.track.events import Event, Generation, MemberRow
 from reports import write_run
 from tiny import call, write_params
 
@@ -43,12 +47,33 @@ def test_a_run_that_was_killed_is_told_as_far_as_it_came(tmp_path: Path) -> None
     (record,) = (tmp_path / ".evopipe/train").iterdir()
     log = record / "events.jsonl"
     lines = log.read_text().splitlines(keepends=True)
+    whole = tmp_path / ".evopipe/train/older"
+    shutil.copytree(record, whole)
+    os.utime(whole / "events.jsonl", (1.0, 1.0))  # it went further, and is not the last one
     third = [i for i, line in enumerate(lines) if json.loads(line)["event"] == "generation"][2]
     log.write_text("".join(lines[:third]) + lines[third][:40])
     head, found = examine(tmp_path)
     assert head.startswith("dqn on scaled_envs:Rich-v0: generation 2, ")
     assert head.endswith("goes on, or was stopped")
     assert [advice.rule for advice in found][:1] == ["reward_scale"]
+
+
+def test_what_a_log_says_is_each_members_own_and_nothing_of_who_is_ill() -> None:
+    """A generation that was repeated counts once."""
+
+    def row(slot: int, fitness: float, healthy: bool = True) -> MemberRow:
+        signals = {"entropy": (float(slot), 9.0)}
+        return MemberRow(slot, slot, None, fitness, "none", "", "8", "ReLU", {"lr": 0.1 + slot}, healthy, 0.5, None, signals)
+
+    def generation(number: int, *rows: MemberRow) -> Event:
+        return Generation(number, 10 * number, 20 * number, 5 * number, 1.0, rows, 3.0, 2.0, 7.0 + number, 0)
+
+    log = [generation(1, row(0, 3.0), row(1, -math.inf, False)), generation(2, row(0, 1.0), row(1, 2.0))]
+    facts = facts_of_events([*log, log[1]], {"train": {"algo": "ppo"}})
+    assert facts.fitness == pytest.approx({(1, 0): 3.0, (1, 1): math.nan, (2, 0): 1.0, (2, 1): 2.0}, nan_ok=True)
+    assert {key: each["entropy"] for key, each in facts.signals.items()} == {(g, s): float(s) for g, s in facts.fitness}
+    assert {key: each["lr"] for key, each in facts.hyper.items()} == {(g, s): 0.1 + s for g, s in facts.fitness}
+    assert (facts.training, facts.evaluation, facts.chosen, facts.solved) == (40, 10, 9.0, False)
 
 
 @pytest.mark.thorough

@@ -307,6 +307,18 @@ def test_a_team_learns_from_its_own_steps_by_a_loop_of_ones_own(algo: str, kwarg
         agent.learn((*steps[:5], steps[5][1:], obs))
 
 
+def test_who_is_gone_from_the_next_state_has_ended_whatever_its_done_says() -> None:
+    seen, done = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2)
+    spaces = {"a_0": seen, "a_1": seen}, {"a_0": done, "a_1": done}
+    (agent,) = agilerl.create_population("MADDPG", *spaces, NET, {"BATCH_SIZE": 2, "LEARN_STEP": 2})
+    obs, nobody = {each: np.full(3, 0.5, np.float32) for each in spaces[0]}, dict.fromkeys(spaces[0], False)
+    for following, discounts in ((obs, [0.9, 0.9]), ({"a_1": obs["a_1"]}, [0.0, 0.9])):
+        memory = agilerl.MultiAgentReplayBuffer(9, agent_ids=["a_0", "a_1"])
+        memory.save_to_memory(obs, {"a_0": 0, "a_1": 1}, dict.fromkeys(obs, 1.0), following, nobody)
+        batch = batch_of(agent.breed, memory.sample(2), torch.tensor([0.9]))
+        assert batch.discount[0].tolist() == [pytest.approx(discounts)] * 2
+
+
 def test_who_has_just_ended_stands_in_nobodys_target() -> None:
     """Its last observation, which environments give once more, is no part of a situation that others meet."""
     seen, done = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2)

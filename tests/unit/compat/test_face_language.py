@@ -123,6 +123,13 @@ def test_a_reward_that_never_works_is_told_at_once() -> None:
         trained(agents(), gym(reward_fn=lambda completion: 1.0))
 
 
+def test_a_reward_that_has_worked_may_fail_for_all_completions_of_a_later_step() -> None:
+    env = gym(reward_fn=lambda completion, answer, question: float(completion))
+    rows = env.train[:2]
+    told = [env.judge(rows, texts) for texts in (["1", "x"], ["y", "z"])]
+    assert [(values.tolist(), failed) for values, failed in told] == [([1.0, 0.0], 1), ([0.0, 0.0], 2)]
+
+
 def test_datasets_are_checked() -> None:
     with pytest.raises(DataError, match="test_dataset: row 1: has no field 'answer'"):
         ReasoningGym(ROWS, [{"question": "1="}], None, first_digit)

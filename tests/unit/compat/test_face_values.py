@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -577,6 +578,9 @@ def test_a_rollout_that_begins_anew_ends_the_episodes_before() -> None:
     taken = agent.rollout_buffer.taken
     assert [step.truncated.tolist() for step in taken] == [[t == 2] * 2 for t in range(6)]
     assert taken[3].begins.all()
+    taken[-1] = replace(taken[-1], terminated=np.array([True, False]), idle=np.array([False, True]))
+    agent.rollout_buffer.cut()
+    assert not agent.rollout_buffer.taken[-1].truncated.any(), "one has ended, the other is no step"
 
 
 def test_drawn_actions_are_in_the_environments_units() -> None:

@@ -12,6 +12,7 @@ import torch
 from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.native import build
+from evopipe.native.replay import importances
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Batch, Tensor
 
@@ -116,3 +117,12 @@ def test_priorities_follow_errors_as_torchs_do() -> None:
         assert all(torch.equal(a, b) for a, b in zip(trees.tensors(), again.tensors(), strict=True))
     for ours, theirs in zip(found[0].tensors(), found[1].tensors(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0.0)
+
+
+def test_weights_are_shares_of_the_largest_that_counts() -> None:
+    """However rare a row is that does not count."""
+    build.use(build.load())
+    chance, weight = torch.tensor([[0.5, 0.125, 1e-6], [0.25, 0.25, 0.5]]), torch.tensor([[0.5, 0.5, 0.0], [1.0] * 3])
+    found = importances(torch.tensor([8, 4]), chance, weight, torch.tensor(0.5))
+    # (8 · 0.5)^-½ is ½, (8 · 0.125)^-½ is 1; (4 · 0.25)^-½ is 1
+    torch.testing.assert_close(found, torch.tensor([[0.25, 0.5, 0.0], [1.0, 1.0, 0.5**0.5]]), rtol=1e-6, atol=0.0)
