@@ -34,7 +34,7 @@ from evopipe.run.spec import EnvSpec, first_members
 from evopipe.run.world import TensorWorld
 from evopipe.scale.changes import changes, fold
 from evopipe.scale.divide import divided, in_shards, make
-from evopipe.scale.shard import state_of
+from evopipe.scale.shard import state_of, unpack
 from evopipe.scale.shards import InProcess, Lost, Shards, slow_shards
 from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
@@ -239,6 +239,90 @@ def test_an_evaluation_in_shards_that_was_stopped_leaves_nothing_in_their_memori
         finish(run)
     assert remembered(stopped) == remembered(straight)
     assert outcome(stopped) == outcome(straight)
+
+
+class Overheard(InProcess):
+    """An engine that keeps what it brings to the shards."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__(make)
+        self.sent: list[tuple[int, dict[str, Any]]] = []
+
+    def send(self, shard: int, message: bytes) -> None:
+        self.sent.append((shard, unpack(message)[0]))
+        super().send(shard, message)
+
+
+def test_every_shard_hears_once_of_an_evaluation_that_was_given_up_whenever_it_is_asked_next() -> None:
+    run = sharded(problem(), 2, Overheard)
+    seeds, engine = run.spec.seeds(Purpose.EVALUATE, 2), run.regime.engine  # type: ignore[attr-defined]
+
+    def stop() -> bool:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        run.regime.evaluate(run.cohorts, seeds, stop)
+    engine.sent.clear()
+    for slots in ((0, 1), (2, 3), (0, 1, 2, 3)):
+        run.regime.evaluate(run.spec.form([run.members[slot] for slot in slots]), seeds, lambda: False)
+    assert [(shard, about["torn"]) for shard, about in engine.sent] == [(0, True), (1, True), (0, False), (1, False)]
+
+
+def test_a_run_in_shards_is_whole_if_each_of_them_is() -> None:
+    run = sharded(problem(), 2)
+    run.advance()
+    assert run.regime.whole
+    run.regime.engine._shards[1].regime.whole = False  # type: ignore[attr-defined]
+    run.state()
+    assert not run.regime.whole
+
+
+class Elsewhere:
+    """An engine that has another one do its work."""
+
+    def __init__(self, make: Any) -> None:
+        within = InProcess(make)
+        self.room, self.start, self.send, self.receive, self.close = (
+            within.room, within.start, within.send, within.receive, within.close,
+        )  # fmt: skip
+
+
+def test_what_shards_exchange_is_told_by_generations_since_the_run_went_on() -> None:
+    p = problem(train={"evo_steps": 20, "max_steps": 120})
+    first, second = sharded(p, 2), sharded(p, 2, Elsewhere)
+    for _ in range(4):
+        while not first.clock.generation_over:
+            first.advance()
+        close_generation(first)
+    second.restore(*copy.deepcopy(first.state()))
+    for _ in range(2):  # the members of the first one went out before
+        while not second.clock.generation_over:
+            second.advance()
+        close_generation(second)
+    regime = second.regime
+    said = f"2 shards: {regime._bytes / 1e6:,.1f} MB to and fro a generation; "  # type: ignore[attr-defined]
+    assert regime._bytes > 2e5  # type: ignore[attr-defined]
+    assert regime.account.startswith(said)  # type: ignore[attr-defined]
+
+
+def test_a_shard_is_late_by_one_generation_and_not_by_all_so_far() -> None:
+    run = sharded(problem(train={"evo_steps": 20, "max_steps": 60}), 2)
+    for _ in range(2):
+        assert run.regime._took == [0.0, 0.0]  # type: ignore[attr-defined]
+        while not run.clock.generation_over:
+            run.advance()
+        close_generation(run)
+
+
+def test_deaths_of_a_shard_are_counted_by_generation() -> None:
+    run = sharded(problem(train={"evo_steps": 20, "max_steps": 120}), 2, Deadly, deaths=())
+    engine = run.regime.engine  # type: ignore[attr-defined]
+    for generation in range(1, 6):
+        engine.deaths = {engine.heard_so_far + 1}
+        while not run.clock.generation_over:
+            run.advance()
+        close_generation(run)
+        assert len(run.regime.said) == generation  # type: ignore[attr-defined]
 
 
 def test_shards_whose_environments_are_in_c_take_rollouts_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,8 @@ def test_what_a_log_says_is_each_members_own_and_nothing_of_who_is_ill() -> None
 
     def row(slot: int, fitness: float, healthy: bool = True) -> MemberRow:
         signals = {"entropy": (float(slot), 9.0)}
-        return MemberRow(slot, slot, None, fitness, "none", "", "8", "ReLU", {"lr": 0.1 + slot}, healthy, 0.5, None, signals)
+        made = (slot, slot, None, fitness, "none", "", "8", "ReLU")
+        return MemberRow(*made, {"lr": 0.1 + slot}, healthy, 0.5, None, signals)
 
     def generation(number: int, *rows: MemberRow) -> Event:
         return Generation(number, 10 * number, 20 * number, 5 * number, 1.0, rows, 3.0, 2.0, 7.0 + number, 0)

@@ -244,6 +244,24 @@ def test_twice_is_as_good_as_once(root: Path) -> None:
     assert contents(root) == once
 
 
+def test_a_run_of_a_tracker_ends_when_the_training_did_and_not_when_its_last_generation_did(root: Path) -> None:
+    run = TrainingRecord(made(root, generations=1)).run()
+    assert run.ended is not None
+    run = replace(run, ended=(run.last[0] + 77.0, run.ended[1]))
+    connect(MLFLOW, root).deliver(run)
+    assert {info[2] for info, *_ in contents(root).values()} == {round(1000 * (run.last[0] + 77.0))}
+
+
+def test_a_training_that_is_repeated_learned_from_the_data_that_is_there_now(tmp_path: Path) -> None:
+    folder, data = made(tmp_path), tmp_path / "data/transitions.h5"
+    outputs(tmp_path, folder)
+    data.parent.mkdir()
+    for content in (b"one", b"another"):
+        data.write_bytes(content)
+        assert TrainingRecord(folder).keep(tmp_path, [], ended=True)
+        assert TrainingRecord(folder).run().transitions == md5_of(data)
+
+
 def test_what_was_just_brought_is_not_asked_for_again(root: Path) -> None:
     record = TrainingRecord(made(root))
     with _Trackers(MLFLOW, root) as trackers:
@@ -544,6 +562,9 @@ def test_tensorboard(tmp_path: Path) -> None:
         assert [event.value for event in read.Scalars(tag)] == values
     events = accumulator.EventAccumulator(str(next(run.glob("events.out.*")))).Reload().Scalars("fitness/best")
     assert [event.step for event in events] == [200, 400, 600]
+    (file,) = (run / "member-1").glob("events.out.*")
+    events = accumulator.EventAccumulator(str(file)).Reload().Scalars("fitness")
+    assert [event.step for event in events] == [200, 600], "a member's numbers stand beside the population's"
 
 
 def _logged(data: bytes) -> Iterator[bytes]:
