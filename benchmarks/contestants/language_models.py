@@ -57,7 +57,8 @@ def _judge(rows: Any, completions: Any) -> tuple[np.ndarray, int]:
 def run_of(s: Settings, algo: str, members: int, folder: str) -> Run[TextSpec]:
     """Return a run of which `advance` is one step of all members, as the stage `train` takes it."""
     params = _params(s, algo, folder)
-    spec, form = make_spec(params, configure(params.runtime)), form_of(params)
+    spec = make_spec(params, configure(params.runtime))
+    form = form_of(spec.algo)
     rows: list[dict[str, Any]] = [{"prompt": text, "answer": ""} for text in prompts(s, 64 * s["prompts"])]
     if algo == "dpo":
         rows = list(pairs(s))

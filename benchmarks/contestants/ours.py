@@ -34,12 +34,12 @@ from evopipe.params.load import Params, load_params, parse_params
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.regimes import learn as learning
-from evopipe.regimes import off_policy, on_policy, rollouts
+from evopipe.regimes import on_policy, rollouts
 from evopipe.regimes.learn import learn, updates_due
 from evopipe.regimes.off_policy import OffPolicy
 from evopipe.regimes.on_policy import OnPolicy
 from evopipe.rng import Purpose, Stream
-from evopipe.run import run, session
+from evopipe.run import session, world
 from evopipe.run.act import act
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.population import about_spec
@@ -157,8 +157,8 @@ def watch_parts() -> Parts:
     """Count the seconds of learning (sampling included), acting, the environments, evaluating, evolving, saving."""
     parts = Parts()
     for owner, method, part in (
-        (learning, "_updates", "learn and sample"), (off_policy, "act", "act"), (Evaluator, "__call__", "evaluate"),
-        (run, "evolve", "evolve"), (Run, "_form", "evolve"), (OffPolicy, "_store", "store"),
+        (learning, "_updates", "learn and sample"), (world, "act", "act"), (Evaluator, "__call__", "evaluate"),
+        (Run, "_carry_out", "evolve"), (Run, "_form", "evolve"), (OffPolicy, "_store", "store"),
         (rollouts, "_epochs", "learn and sample"), (on_policy, "step", "act"), (OnPolicy, "choose", "store"),
         (OnPolicy, "_enter", "store"),
         (EnvPool, "send", "environment"), (EnvPool, "receive", "environment"), (EnvPool, "reset", "environment"),

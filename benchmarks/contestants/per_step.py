@@ -11,7 +11,6 @@ import gymnasium
 import numpy as np
 from common import held_out_seeds, judge_team, play_episodes
 
-from evopipe.algos import get
 from evopipe.core.cohort import dissolve
 from evopipe.core.member import Member
 from evopipe.data.d4rl import read_d4rl
@@ -23,7 +22,7 @@ from evopipe.policies.acting import Policy
 from evopipe.policies.team import TeamPolicy
 from evopipe.problems.env import begin
 from evopipe.problems.specs import describe, make_spec
-from evopipe.run.spec import first_members
+from evopipe.run.spec import EnvSpec, first_members
 
 DATASETS = Path(__file__).parents[1] / ".data"
 DRAWS = ("ppo", "sac", "ippo", "mappo")  # algorithms whose policy draws its actions
@@ -47,7 +46,7 @@ def per_step(s: Mapping[str, Any]) -> dict[str, Any]:
     spec = make_spec(params, configure(params.runtime))
     members, _ = first_members(spec, 1)
     run = begin(spec, members, dataset_of(s) if "data" in s else None)
-    judge = Judge(s, params)
+    judge = Judge(s, spec)
     found: dict[str, list[float]] = {"steps": [], "greedy": [], **({"sampled": []} if s["algo"] in DRAWS else {})}
     while run.clock.tick < run.clock.total:
         while not run.clock.generation_over:
@@ -66,8 +65,8 @@ def per_step(s: Mapping[str, Any]) -> dict[str, Any]:
 class Judge:
     """Lets members play a row's held-out episodes."""
 
-    def __init__(self, s: Mapping[str, Any], params: Params) -> None:
-        self.s, self.params, self.about, self.algo = s, params, describe(params), get(s["algo"])
+    def __init__(self, s: Mapping[str, Any], spec: EnvSpec) -> None:
+        self.s, self.spec, self.about = s, spec, describe(spec)
         self.seeds = held_out_seeds(s["seed"], 0, s["episodes"])
         if not s.get("team"):
             made = lambda: gymnasium.make(s["env"], **s.get("kwargs", {}))  # noqa: E731
@@ -75,7 +74,7 @@ class Judge:
 
     def __call__(self, member: Member, step: int, epsilon: float) -> float:
         """Return the mean return; above an `epsilon` of 0 of actions that the policy draws."""
-        s, given = self.s, (self.algo, self.params.algo_config, member)
+        s, given = self.s, (self.spec.algo, self.spec.algo_config, member)
         draw = np.random.default_rng((s["seed"], step))
         if s.get("team"):
             team = TeamPolicy(*given, self.about)

@@ -42,6 +42,11 @@ class GamePolicy:
         self.about, self.task, self._algo = dict(about), task, algo
         self._cfg, self._hyper, self._nets = cfg, hyper, nets
 
+    def __repr__(self) -> str:
+        env = self.about.get("env")
+        place = f", {env['id']}" if isinstance(env, dict) and "id" in env else ""
+        return f"<GamePolicy {self.about.get('algo', '')}{place}>"
+
     def act(self, seeds: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """Return the function that writes the tokens of one game for each seed `[n]`, for the task's `play`."""
         return joint_writer([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)

@@ -43,6 +43,10 @@ class LanguagePolicy:
     ) -> None:  # fmt: skip
         self.base, self.about, self._config, self._net, self.head = base, dict(about), config, net, head
 
+    def __repr__(self) -> str:
+        what = "language model" if self.head is None else "reward model"
+        return f"<LanguagePolicy {self.about.get('algo', '')}: {what} over {self.base.name}>"
+
     @torch.no_grad()
     def reward(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
         """Return the rewards that a reward model gives the completions of these prompts, texts or chats, one for each.

@@ -101,6 +101,7 @@ def test_without_staleness_nothing_is_played_ahead() -> None:
     assert not any(name.startswith("ahead") for name in run.state()[0])
 
 
+@pytest.mark.thorough
 def test_no_bit_depends_on_how_long_environments_take(monkeypatch: pytest.MonkeyPatch) -> None:
     states = []
     for seconds in (0.0, 0.01):

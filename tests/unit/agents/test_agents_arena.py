@@ -130,6 +130,7 @@ def test_games_that_cannot_be_are_refused() -> None:
         made("textarena:Duel-v0", 1).reset()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("arena")
 def test_equal_trainings_in_a_game_are_equal() -> None:
     def trained() -> Any:

@@ -172,6 +172,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert page.count('<details class="call">') == 4  # the calls, and what came back
 
 
+@pytest.mark.thorough
 def test_a_page_of_many_thousand_tokens_is_bounded(tmp_path: Path) -> None:
     row = hostile("0", 1)
     texts = [f"t{i} " for i in range(40_000)]

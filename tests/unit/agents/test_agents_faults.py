@@ -402,6 +402,7 @@ def test_an_environment_that_lies_about_its_time_is_given_up_alone() -> None:
     assert reasons(done) == [TIMEOUT, DONE, DONE]
 
 
+@pytest.mark.thorough
 def test_where_all_block_each_has_no_more_than_a_moment_after_the_first() -> None:
     class All(Blocks):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:

@@ -119,6 +119,7 @@ def test_one_episode_is_lost_for_each_fault_and_nothing_hangs(server: tuple[str,
     assert threading.active_count() <= before
 
 
+@pytest.mark.thorough
 def test_equal_runs_over_a_server_are_equal(server: tuple[str, Sessions]) -> None:
     def trained() -> Any:
         run = evopipe.AgentTrainer(env_class=server[0], config=SMALL)

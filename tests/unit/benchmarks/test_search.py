@@ -259,6 +259,7 @@ def test_tuners_in_an_environment_of_their_own_promote_by_score(name: str) -> No
 # --- the script -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_script_that_was_killed_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was made stays as it is and is not made again; what was not is made as it would have been."""
     monkeypatch.setitem(curves.TASKS, "cartpole", TINY)

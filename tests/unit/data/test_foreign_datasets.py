@@ -292,6 +292,7 @@ def replaced(name: str, data: Any) -> str:
         ("observations/map", h5py.ExternalLink("other.h5", "map"), "is a link to"),
     ],
 )
+@pytest.mark.thorough
 def test_unusable_nested_content_is_named(name: str, data: Any, text: str) -> None:
     recorded("nested")
     file = replaced(name, data)

@@ -230,6 +230,7 @@ def test_what_an_environment_does_to_torch_is_undone(where: str) -> None:
         torch.set_grad_enabled(True)
 
 
+@pytest.mark.thorough
 def test_environments_that_cling_are_closed_in_one_time_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ def test_workers_whose_environments_cling_end_side_by_side(tmp_path: Path, monke
     assert len({file.name.split("-")[0] for file in tmp_path.iterdir()}) == 6 + 1
 
 
+@pytest.mark.thorough
 def test_a_signal_that_another_thread_gets_ends_a_sleep() -> None:
     """The system gives a process's signal to any thread that takes it, and does not wake the main thread by it."""
     over = threading.Event()

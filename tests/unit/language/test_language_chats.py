@@ -166,6 +166,7 @@ def test_a_reward_models_completions_are_one_text_with_their_prompts(family: str
     seen: list[torch.Tensor] = []
     base = templates.base(family, "zephyr")
     policy = LanguagePolicy(base, config(chat=False), {}, None, (torch.zeros(8), torch.zeros(())))
+    assert repr(policy) == f"<LanguagePolicy : reward model over {base.name}>"
     hook = base.model.get_input_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     policy.reward(["12="], ["42."])
     hook.remove()

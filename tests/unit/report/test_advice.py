@@ -122,6 +122,7 @@ def test_a_lead_that_was_luck(written: tuple[Path, dict[str, Any]]) -> None:
     assert "its lead was noise" not in compose(run, params, "No film.")
 
 
+@pytest.mark.thorough
 def test_the_page_shows_what_a_sentence_goes_by(written: tuple[Path, dict[str, Any]]) -> None:
     folder, params = written
     run = read(folder)

@@ -86,6 +86,7 @@ def test_a_run_in_lockstep_has_none(tmp_path: Path) -> None:
     assert 'id="turns"' not in compose(run, {}, "No film.")
 
 
+@pytest.mark.thorough
 def test_members_of_a_search_that_lets_some_wait_are_drawn(halving: Path, page: tuple[str, dict[str, Plot]]) -> None:
     """From the run's own files: a bar a generation of each member that lived, a mark a birth."""
     records = [json.loads(line) for line in (halving / "reports/lineage.jsonl").read_text().splitlines()]

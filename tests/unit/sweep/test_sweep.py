@@ -90,6 +90,7 @@ def test_what_nothing_reads_is_a_dataset_of_one_episode(project: Path) -> None:
     assert [s.params.fetch.collect.episodes for s in (read, unread, none)] == [4, 1, 4]
 
 
+@pytest.mark.thorough
 def test_draws_are_within_their_range_and_do_not_depend_on_how_many_there_are(project: Path) -> None:
     samples = ("lr=loguniform(1e-4,1e-2)", "population.size=integers(2,3)", "algos.dqn.loss=choice(huber,mse)",
                "train.replay.beta=uniform(0,1)")  # fmt: skip
@@ -184,6 +185,7 @@ def test_two_at_once_have_the_bits_of_single_trainings(project: Path, tmp_path: 
     assert (project / "sweeps/.gitignore").read_text() == "*\n"
 
 
+@pytest.mark.thorough
 def test_runs_of_a_sweep_are_compared(project: Path) -> None:
     """By the folder of all, or by folders; configurations have their seeds, and curves."""
     assert call(project, "sweep", "--set", "lr=1e-3,1e-2", "--set", "seed=1,2", "--no-experiments").code == 0
@@ -353,6 +355,7 @@ def test_runs_become_dvc_experiments(repository: Path) -> None:
     assert digests(repository, OUTS) == digests(run, OUTS)
 
 
+@pytest.mark.thorough
 def test_without_a_repository_the_folders_are_all_there_is(project: Path) -> None:
     answer = call(project, "sweep", "--set", "seed=1")
     assert answer.out.splitlines()[-1] == "no DVC experiments were made: there is no dvc.yaml here"
