@@ -104,6 +104,7 @@ def test_an_exported_player_writes_on(cloned: Path) -> None:
     told = policy.generate(prompts, temperature=0.0)
     assert told == [policy.generate(prompt, temperature=0.0) for prompt in prompts]
     assert len({policy.generate("<s>", max_tokens=9, temperature=1.0, seed=seed) for seed in (0, 0, 1)}) == 2
+    assert len({*policy.generate(["<s>"] * 3, max_tokens=9, temperature=1.0)}) == 3, "each draws for itself"
     for prompt, said in (("<s>c", "no token begins with 'c'"), ("", "a prompt is empty"), ("<s>" + "a" * 9, "at most")):
         with pytest.raises(UsageError, match=said):
             policy.generate(prompt)

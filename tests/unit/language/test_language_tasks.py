@@ -303,6 +303,14 @@ def test_a_reward_that_goes_wrong_is_0_and_counted(bad: Any, why: str) -> None:
     assert found.why.startswith(why)
 
 
+def test_why_rewards_failed_is_told_of_the_first() -> None:
+    def score(row: Mapping[str, Any], completion: str) -> Any:
+        raise ValueError(completion)
+
+    found = rewards(score, [{}] * 3, ["one", "two", "three"], 5.0)
+    assert (found.failed, found.why) == (3, "raised ValueError: one")
+
+
 @pytest.mark.parametrize(
     "value", [1, True, 1.0, np.float32(1), np.int64(1), np.bool_(True), torch.ones(()), Fraction(1)]
 )
