@@ -47,7 +47,7 @@ sanitize: setup ## look for faults of memory in the kernels (gcc)
 	  CC="$(CC)" $(PYTEST) -x -s --sanitize --native tests/contract/test_native_health.py tests/contract/test_native_updates.py \
 	  tests/contract/test_rollouts_in_c.py tests/contract/test_ticks.py tests/contract/test_episodes_in_c.py \
 	  tests/unit/native/test_native_bits.py tests/unit/native/test_native_explore.py tests/unit/native/test_native_policy.py \
-	  tests/unit/native/test_native_replay.py \
+	  tests/unit/native/test_native_replay.py tests/unit/native/test_native_statistics.py \
 	  tests/unit/native/test_native_value.py tests/unit/native/test_native_steps.py tests/unit/native/test_native_header.py \
 	  tests/unit/envs/test_compiled.py tests/unit/envs/test_own_in_c.py
 
