@@ -19,8 +19,8 @@ EXCEPTIONS = {
     "maddpg": (360, 4),
     "mappo": (295, 4),
     "matd3": (363, 4),
-    "sac": (305, 3),
-    "tqc": (276, 3),
+    "sac": (299, 3),
+    "tqc": (268, 3),
 }
 """Those that take more, with (lines, files): these may only fall, and who is within the budget leaves."""
 

@@ -40,6 +40,11 @@ def init(cfg: Any, nets: Nets) -> State:
     return State(q, q.copy(), *optim.start(q))
 
 
+def explore(cfg: Any, step: int) -> float:
+    """Return ε, which goes linearly from its start to its end."""
+    return float(cfg.eps_start + min(1.0, step / cfg.eps_steps) * (cfg.eps_end - cfg.eps_start))
+
+
 def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
     """Return Q(s, ·): obs `[P, E, O]` → `[P, E, A]`."""
     with torch.no_grad():

@@ -57,11 +57,10 @@ recipe = _q_network.recipe
 
 
 def explore(cfg: Config, step: int) -> float:
-    done = min(1.0, step / cfg.eps_steps)
     if cfg.eps_schedule == "linear":
-        return cfg.eps_start + done * (cfg.eps_end - cfg.eps_start)
+        return _q_network.explore(cfg, step)
     start, end = max(cfg.eps_start, 1e-8), max(cfg.eps_end, 1e-8)
-    return float(start * (end / start) ** done)
+    return float(start * (end / start) ** min(1.0, step / cfg.eps_steps))
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor]:

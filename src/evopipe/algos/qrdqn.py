@@ -51,15 +51,11 @@ class Config(AlgoConfig):
 
 
 State = _q_network.State
-init = _q_network.init
+init, explore = _q_network.init, _q_network.explore
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     return {"q": Widths(spaces.observations, spaces.actions * cfg.quantiles)}
-
-
-def explore(cfg: Config, step: int) -> float:
-    return cfg.eps_start + min(1.0, step / cfg.eps_steps) * (cfg.eps_end - cfg.eps_start)
 
 
 def _quantiles(cfg: Config, net: Net, obs: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from functools import cache
 import torch
 from pydantic import model_validator
 
-from evopipe.algos import _hyper
+from evopipe.algos import _hyper, _q_network
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row, scales
 from evopipe.core.net import Net, Nets, forward
@@ -98,9 +98,7 @@ def init(cfg: Config, nets: Nets) -> State:
 
 def explore(cfg: Config, step: int) -> float:
     """Return ε after `step` environment steps of a member: 0 if the noise explores."""
-    if cfg.noisy:
-        return 0.0
-    return cfg.eps_start + min(1.0, step / cfg.eps_steps) * (cfg.eps_end - cfg.eps_start)
+    return 0.0 if cfg.noisy else _q_network.explore(cfg, step)
 
 
 def _logits(cfg: Config, net: Net, obs: Tensor, views: Sequence[Views] | None) -> Tensor:

@@ -98,13 +98,6 @@ def init(cfg: Config, nets: Nets) -> State:
 explore = _actor_critic.explore
 
 
-def _gaussian(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, log-deviation and a draw of standard normal noise, `[P, B, A]` each: x `[P, B, …]`, see `encode`."""
-    mean, log_std = forward(state.actor, x).chunk(2, dim=-1)
-    noise = draw.normal(mean.numel() // len(mean)).view(mean.shape)
-    return mean, log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX), noise
-
-
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or the most likely legal action, `[P, E]` int64."""
     with torch.no_grad():
@@ -118,7 +111,7 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
     with torch.no_grad():
         x = forward(state.encoder, obs)
         if cfg.spaces.continuous:
-            return or_random(ops.squashed_draw(*_gaussian(state, x, draw)), epsilon, draw.part(1))
+            return or_random(ops.squashed_draw(*ops.with_noise(forward(state.actor, x), draw)), epsilon, draw.part(1))
         log_pi = ops.masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
         return sampled_or_random(log_pi, legal, epsilon, draw)
 
@@ -128,8 +121,7 @@ def _chances(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memor
         out = torch.nan_to_num(forward(state.actor, forward(state.encoder, obs)))
     if not cfg.spaces.continuous:
         return ops.distribution(cfg.spaces, out, None, legal)
-    mean, log_std = out.chunk(2, dim=-1)
-    return ops.distribution(cfg.spaces, mean, log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX), squash=True)
+    return ops.distribution(cfg.spaces, *ops.mean_and_deviation(out), squash=True)
 
 
 def answers(cfg: Config) -> Answers:
@@ -149,7 +141,7 @@ def _soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor
     alpha = state.log_alpha.exp()[:, None]
     x, x_t = forward(state.encoder, batch.next_obs), forward(state.encoder_target, batch.next_obs)
     if cfg.spaces.continuous:
-        action, log_pi = ops.squashed_gaussian(*_gaussian(state, x, draw))
+        action, log_pi = ops.squashed_gaussian(*ops.with_noise(forward(state.actor, x), draw))
         return action_value(state.critics_target, x_t, action).amin(dim=1) - alpha * log_pi
     log_pi = ops.masked_log_softmax(forward(state.actor, x), batch.next_legal)
     least = forward(state.critics_target, x_t).amin(dim=1)
@@ -162,7 +154,7 @@ def _actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[
     with torch.no_grad():
         x = forward(state.encoder, batch.obs)
     if cfg.spaces.continuous:
-        action, log_pi = ops.squashed_gaussian(*_gaussian(state, x, draw))
+        action, log_pi = ops.squashed_gaussian(*ops.with_noise(forward(state.actor, x), draw))
         least = torch.minimum(*action_value(state.critics.frozen, x, action).unbind(dim=1))
         return (batch.weight * (alpha * log_pi - least)).sum(dim=1), -log_pi.detach()
     log_pi = ops.masked_log_softmax(forward(state.actor, x), batch.legal)

@@ -102,36 +102,22 @@ def init(cfg: Config, nets: Nets) -> State:
 explore = _actor_critic.explore
 
 
-def _policy(state: State, obs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and log-deviation before tanh, `[P, B, A]` each."""
-    mean, log_std = forward(state.actor, obs).chunk(2, dim=-1)
-    return mean, log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX)
-
-
-def _drawn(state: State, obs: Tensor, draw: Stream) -> tuple[Tensor, Tensor]:
-    """Return actions `[P, B, A]` of the policy, and their log-densities `[P, B]`."""
-    mean, log_std = _policy(state, obs)
-    return ops.squashed_gaussian(mean, log_std, draw.normal(mean.numel() // len(mean)).view(mean.shape))
-
-
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
     with torch.no_grad():
-        return likeliest(_policy(state, obs)[0], legal, continuous=True)
+        return likeliest(forward(state.actor, obs)[..., : cfg.spaces.actions], legal, continuous=True)
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Draw from the policy, with probability epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`."""
     with torch.no_grad():
-        mean, log_std = _policy(state, obs)
-        noise = draw.normal(mean.numel() // len(mean)).view(mean.shape)
-        return or_random(ops.squashed_draw(mean, log_std, noise), epsilon, draw.part(1))
+        return or_random(ops.squashed_draw(*ops.with_noise(forward(state.actor, obs), draw)), epsilon, draw.part(1))
 
 
 def _chances(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> ops.Distribution:
     with torch.no_grad():
-        mean, log_std = torch.nan_to_num(forward(state.actor, obs)).chunk(2, dim=-1)
-    return ops.distribution(cfg.spaces, mean, log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX), squash=True)
+        out = torch.nan_to_num(forward(state.actor, obs))
+    return ops.distribution(cfg.spaces, *ops.mean_and_deviation(out), squash=True)
 
 
 def _mean(theta: Tensor) -> Tensor:
@@ -151,7 +137,7 @@ def answers(cfg: Config) -> Answers:
 def target(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
     """Return y `[P, B, (N − d) M]`, in rising order."""
     with torch.no_grad():
-        action, log_pi = _drawn(state, batch.next_obs, draw)
+        action, log_pi = ops.squashed_gaussian(*ops.with_noise(forward(state.actor, batch.next_obs), draw))
         theta = action_value(state.critics_target, batch.next_obs, action)  # [P, M, B, N]
         pooled = (
             theta.transpose(1, 2).flatten(2).sort(dim=-1).values[..., : (cfg.quantiles - cfg.dropped) * cfg.critics]
@@ -178,7 +164,7 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
     entropies: list[Tensor] = []
 
     def climb() -> Tensor:
-        action, log_pi = _drawn(state, batch.obs, draw.part(1))
+        action, log_pi = ops.squashed_gaussian(*ops.with_noise(forward(state.actor, batch.obs), draw.part(1)))
         entropies.append(-log_pi.detach())
         q = _mean(action_value(state.critics.frozen, batch.obs, action))
         return (batch.weight * (state.log_alpha.exp()[:, None] * log_pi - q)).sum(dim=1)

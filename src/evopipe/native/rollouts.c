@@ -16,7 +16,7 @@ typedef struct {
   env_call pool;
   float *obs, *next, *log_probs, *values, *rewards, *memory, *remembered;
   float *shown, *paid, *mean, *scale;  // observations and rewards as they are learned from, by these where normalised
-  double *column;
+  double *merged;  // [N, E], what statistics take in
   void *actions;
   int64_t *found, *seeds;
   uint8_t *given, *begins, *terminated, *truncated, *broken, *over;
@@ -30,7 +30,7 @@ static void lay_out_player(const policy *of, ptrdiff_t envs, arena *from, player
   lay_out_workspace(of, BLOCK, BLOCK, 0, from, &to->with);
   to->obs = take(from, all), to->next = take(from, all), to->shown = take(from, all), to->paid = take(from, envs);
   to->mean = take(from, of->observations), to->scale = take(from, of->observations);
-  to->column = (double *)take(from, 2 * envs);
+  to->merged = (double *)take(from, 2 * largest(all, envs));
   to->log_probs = take(from, envs), to->values = take(from, envs), to->rewards = take(from, envs);
   to->memory = take(from, envs * of->memory), to->remembered = take(from, envs * of->memory);
   to->actions = take(from, 2 * envs * taken_at_once(of));
@@ -79,13 +79,9 @@ static void merge_seen(player *m) {
     m->given[e] = by->healthy[m->p];
     for (ptrdiff_t j = 0; j < s->columns; j++) m->given[e] &= isfinite(m->obs[e * n + by->which[j]]) != 0;
   }
-  const double many = given_of(m->given, envs);
-  for (ptrdiff_t j = 0; j < s->columns; j++) {
-    for (ptrdiff_t e = 0; e < envs; e++) m->column[e] = (double)m->obs[e * n + by->which[j]];
-    if (many > 0.0)
-      merge_column(m->column, m->given, envs, s->count[m->p], many, s->mean + first + j, s->square + first + j);
-  }
-  s->count[m->p] += many;
+  for (ptrdiff_t j = 0; j < s->columns; j++)
+    for (ptrdiff_t e = 0; e < envs; e++) m->merged[j * envs + e] = (double)m->obs[e * n + by->which[j]];
+  merge_member(s, m->p, m->merged, m->given, envs);
   for (ptrdiff_t j = 0; j < s->columns; j++)
     m->mean[j] = (float)s->mean[first + j], m->scale[j] = scale_of(s, m->p, j);
 }
@@ -110,12 +106,10 @@ static const float *pay_rows(player *m) {
     double *value = by->returns + m->row + e;
     m->given[e] = by->healthy[p] && !m->broken[e];
     if (m->given[e]) *value = *value * (double)by->gamma[p] + (double)m->rewards[e];
-    m->column[e] = *value;
+    m->merged[e] = *value;
     if (m->terminated[e] | m->truncated[e] | m->broken[e]) *value = 0.0;
   }
-  const double many = given_of(m->given, envs);
-  if (many > 0.0) merge_column(m->column, m->given, envs, s->count[p], many, s->mean + p, s->square + p);
-  s->count[p] += many;
+  merge_member(s, p, m->merged, m->given, envs);
   const float scale = scale_of(s, p, 0);
   for (ptrdiff_t e = 0; e < envs; e++) m->paid[e] = within(m->rewards[e] * scale, by->limit[p]);
   return m->paid;

@@ -26,6 +26,15 @@ static double given_of(const uint8_t *given, ptrdiff_t n) {
   return many;
 }
 
+// Merge n values of each of a member's columns, `[N, n]`, which of them are `given`.
+static void merge_member(const statistics *s, ptrdiff_t p, const double *values, const uint8_t *given, ptrdiff_t n) {
+  const double many = given_of(given, n);
+  const ptrdiff_t first = p * s->columns;
+  for (ptrdiff_t j = 0; many > 0.0 && j < s->columns; j++)
+    merge_column(values + j * n, given, n, s->count[p], many, s->mean + first + j, s->square + first + j);
+  s->count[p] += many;
+}
+
 // 1 / √(σ² + ε) of a member's column; 1 before the first value.
 static float scale_of(const statistics *s, ptrdiff_t p, ptrdiff_t column) {
   const double count = s->count[p];

@@ -216,6 +216,19 @@ def squashed(x: Tensor) -> Tensor:
     return torch.tanh(x.double()).to(x.dtype) if x.device.type == "cpu" else torch.tanh(x)
 
 
+def mean_and_deviation(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and log-deviation before the hyperbolic tangent, `[…, A]` each, of an actor's outputs `[…, 2 A]`."""
+    mean, log_std = outputs.chunk(2, dim=-1)
+    return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+
+def with_noise(outputs: Tensor, draw: Stream) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `mean_and_deviation` returns, and a draw of standard normal noise: outputs `[P, B, 2 A]` →
+    `[P, B, A]` each."""
+    mean, log_std = mean_and_deviation(outputs)
+    return mean, log_std, draw.normal(mean.numel() // len(mean)).view(mean.shape)
+
+
 def squashed_draw(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
     """Return the actions tanh(mean + exp(log_std) · noise), all `[…, A]`, in float64 on the CPU as in `squashed`."""
     if (found := explore.squashed(mean, log_std, noise)) is not None:

@@ -16,9 +16,9 @@ from functools import cache
 from typing import Any, Self
 
 from evopipe.agents.adapters import AdaptedEnvironment
-from evopipe.agents.adapters.tools import EpisodeLost, ToolsEnvironment, chat_of
+from evopipe.agents.adapters.tools import EpisodeLost, ToolsEnvironment, chat_of, judged
 from evopipe.agents.agent import CallingAgent
-from evopipe.agents.types import RewardFunction, RewardOutput
+from evopipe.agents.types import RewardFunction
 from evopipe.errors import MissingInputError, ParamsError, need_package, said, text_of
 from evopipe.parallel import available_cpus
 
@@ -69,8 +69,7 @@ class McpTools(ToolsEnvironment):
     def compute_final_reward(self) -> Any:
         """Return the reward of the whole episode."""
         if self.reward_fn is not None:
-            found = self.reward_fn(self.task, self.answer)
-            return found.reward if isinstance(found, RewardOutput) else found
+            return judged(self.reward_fn, self.task, self.answer)
         if "answer" not in self.task:
             raise ValueError("the task has no 'answer': pass reward_fn")
         return float(self.answer.strip() == str(self.task["answer"]))

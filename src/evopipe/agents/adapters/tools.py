@@ -104,8 +104,7 @@ class ToolClass(ToolsEnvironment):
         if callable(own := getattr(self.made, "get_reward", None)):
             return _awaited(own())
         if self.reward_fn is not None:
-            found = self.reward_fn(self.row, self.answer)
-            return found.reward if isinstance(found, RewardOutput) else found
+            return judged(self.reward_fn, self.row, self.answer)
         if not hasattr(self.made, "reward"):
             raise ValueError(
                 f"{type(self.made).__name__} has neither get_reward nor an attribute reward: pass reward_fn"
@@ -124,6 +123,12 @@ def _awaited(found: Any) -> Any:
         return await found
 
     return asyncio.run(ended()) if inspect.isawaitable(found) else found
+
+
+def judged(reward_fn: RewardFunction, task: dict[str, Any], answer: str) -> Any:
+    """Return the reward that a reward function gives an answer."""
+    found = reward_fn(task, answer)
+    return found.reward if isinstance(found, RewardOutput) else found
 
 
 def chat_of(prompt: Any, told: str) -> list[Message]:
