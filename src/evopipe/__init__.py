@@ -6,7 +6,8 @@ The library's own names, which `dir(evopipe)` lists:
 - `Population(params)` trains generation by generation in this process, `Policy` is one trained member;
 - `Dataset` makes a dataset of arrays or of a data frame;
 - `Params`, `load_params`, `parse_params` describe a run; `evopipe.errors` has the errors;
-- `evopipe.parts` has the parts of the library's loops, `evopipe.agents` the parts of language agents.
+- `evopipe.parts` has the parts of the library's loops, `evopipe.agents` the parts of language agents, `evopipe.zoo` the
+  repository's trained rows.
 
 The other names of `__all__` are spellings of AgileRL's and rLLM's documents, for scripts that keep to those:
 `evopipe.compat.agilerl` and `evopipe.compat.rllm`. All are imported when first used, so that `import evopipe` costs
@@ -102,7 +103,7 @@ _OWN = {
     "parse_params": ("evopipe.params.load", "parse_params"),
     "EvopipeError": ("evopipe.errors", "EvopipeError"),
 }
-_ROOMS = ("agents", "errors", "parts")
+_ROOMS = ("agents", "errors", "parts", "zoo")
 _OTHERS = {
     "AgentTrainer": ("evopipe.compat.rllm", "AgentTrainer"),
     "initialPopulation": ("evopipe.compat.agilerl.older", "initialPopulation"),

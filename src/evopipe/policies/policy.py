@@ -137,11 +137,16 @@ def load(path: str | Path, member: int | None = None, trust: bool = False) -> Po
     folder = Path(path)
     files = read_folder(folder, only=(POLICY, TENSORS))
     about = parse_json(files[POLICY], str(folder / POLICY))
-    tensors = load_tensors(files[TENSORS], str(folder / TENSORS))
+    return described(about, load_tensors(files[TENSORS], str(folder / TENSORS)), folder / POLICY, trust)
+
+
+def described(about: Any, tensors: Mapping[str, torch.Tensor], where: Path, trust: bool = False) -> Policy | TeamPolicy:
+    """Return the policy of a description and its tensors, as a policy's folder has them in two files; errors are those
+    of `loading.load`, and begin with `where`."""
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         found = about.get("format") if isinstance(about, dict) else None
-        raise DataError(f"{folder / POLICY}: format {found!r:.40} is not known to this version of evopipe")
-    with _fitting(folder):
+        raise DataError(f"{where}: format {found!r:.40} is not known to this version of evopipe")
+    with _fitting(where.parent if where.name == POLICY else where):
         stored, algo, cfg, spaces = _read(about)
         arch, widths = _known(read_architecture(stored.arch), trust), algo.networks(cfg, spaces)
         rows = {name: _flat(arch, widths[name], tensors) for name in acting_networks(algo.POLICY, widths)}
