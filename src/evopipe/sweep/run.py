@@ -73,13 +73,8 @@ class SweptRun:
         found = read_json(folder / layout.EVALUATION)
         try:
             mean, (low, high) = found["elite"]["mean"], found["elite"]["interval"]
-            return cls(
-                setting,
-                folder,
-                float(mean),
-                (float(low), float(high)),
-                *(sum(each.values()) for each in _spent(folder)),
-            )
+            spent = (sum(each.values()) for each in _spent(folder))
+            return cls(setting, folder, float(mean), (float(low), float(high)), *spent)
         except (KeyError, TypeError, ValueError):
             raise DataError(f"{folder / layout.EVALUATION}: is of no run; delete {folder} to run it again") from None
 
