@@ -23,7 +23,7 @@ import typer
 
 from evopipe import layout
 from evopipe.cli_agent import agent
-from evopipe.cli_zoo import zoo
+from evopipe.cli_zoo import pull, push, zoo
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, suggestion
 from evopipe.version import __version__
 
@@ -53,6 +53,8 @@ _track = _group("track", "See and compare runs in MLflow, Weights & Biases, Tens
 _env = _group("env", "Try environments.")
 app.add_typer(agent, name="agent")
 app.add_typer(zoo, name="zoo")
+app.command("push")(push)
+app.command("pull")(pull)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The command line's group `zoo`, see `evopipe.cli`."""
+"""The command line's group `zoo`, and what goes to the hub and comes from there, see `evopipe.cli`."""
 
 from __future__ import annotations
 
@@ -107,3 +107,35 @@ def _verify(
 
     tell = context.obj.tell
     verify(find(name, folder), None if seeds is None else seeds_of(seeds), jobs, tell, partial(tell, err=True), warn)
+
+
+_Repo = Annotated[str, typer.Argument(metavar="USER/NAME", help="A repository of the Hugging Face hub.")]
+
+
+def push(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An exported policy, such as models/elite.")],
+    repo: _Repo,
+    dry_run: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the folder as it would be pushed; no network.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make a repository that is new private.")] = False,
+    film: Annotated[bool, typer.Option("--film/--no-film", help="Film the elite.")] = True,
+) -> None:
+    """Push an elite to the Hugging Face hub, with its card, film, lineage and parameters."""
+    from evopipe import hub
+    from evopipe.stages.tell import warn
+
+    hub.push(folder, repo, dry_run, private, film, context.obj.tell, warn)
+
+
+def pull(
+    context: typer.Context,
+    repo: _Repo,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to: a folder that is not there yet.")],
+    revision: Annotated[str | None, typer.Option(metavar="REV", help="A branch, a tag or a commit.")] = None,
+) -> None:
+    """Fetch an elite from the Hugging Face hub; every file is checked before the folder is there."""
+    from evopipe import hub
+
+    hub.pull(repo, folder, revision, context.obj.tell)

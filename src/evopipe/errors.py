@@ -87,6 +87,10 @@ class TrackerError(EvopipeError, exit_code=75):
     """A tracker could not take what it was given."""
 
 
+class HubError(EvopipeError, exit_code=75):
+    """A hub could not be reached, or did not take what it was given."""
+
+
 class Interrupted(SystemExit):
     """A signal asked the run to stop; its state was saved first.
 
