@@ -24,7 +24,7 @@ $(shell rm -f $(READY))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow sanitize lint check docs bench bench-search setup clean
+.PHONY: help run test test-slow sanitize lint check docs bench bench-search zoo setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,10 @@ bench-search: setup ## search strategies against tuners, by real runs (hours; go
 	  python benchmarks/search.py $$task --space $$space --seeds $(or $(SEARCH_SEEDS),20) || exit 1; \
 	done; done
 	python benchmarks/make_page.py
+
+zoo: setup ## train what is missing of the zoo, the cheapest rows first (hours; goes on where it was; ZOO_SEEDS=1-5)
+	python -m evopipe zoo train --seeds $(or $(ZOO_SEEDS),1-5)
+	python docs/make_zoo.py
 
 setup: $(READY) ## set up only
 	@# An unpacked archive has no git, and each DVC project must be told.

@@ -137,5 +137,6 @@ def pull(
 ) -> None:
     """Fetch an elite from the Hugging Face hub; every file is checked before the folder is there."""
     from evopipe import hub
+    from evopipe.stages.tell import warn
 
-    hub.pull(repo, folder, revision, context.obj.tell)
+    hub.pull(repo, folder, revision, context.obj.tell, warn)

@@ -21,7 +21,7 @@ from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, HubError, MissingInputError, UsageError
 from evopipe.language.hub import REACH_SECONDS, first_line, reach
 from evopipe.params.load import load_params
-from evopipe.policies import film, play
+from evopipe.policies import film, numpy_policy, play
 from evopipe.policies.card import render
 from evopipe.policies.policy import CARD, POLICY, Policy, TeamPolicy, load
 from evopipe.report import draw, figures
@@ -72,7 +72,7 @@ def push(folder: Path, repo: str, dry_run: Path | None, private: bool, filmed: b
     tell(f"pushed: {repo}, {size}: {pushed.commit_url}")
 
 
-def pull(repo: str, folder: Path, revision: str | None, tell: _Tell) -> None:
+def pull(repo: str, folder: Path, revision: str | None, tell: _Tell, warn: _Tell) -> None:
     """Fetch an elite from a repository of the hub into a folder, which `evopipe.load` then reads.
 
     What comes is checked before the folder is there: every file against the manifest, and description and tensors
@@ -99,6 +99,9 @@ def pull(repo: str, folder: Path, revision: str | None, tell: _Tell) -> None:
         files = read_folder(whole)
         policy = load(whole)
     write_folder(folder, files)
+    for name in files:
+        if name.endswith(".py") and files[name] != Path(numpy_policy.__file__).read_bytes():
+            warn(f"pull: {folder / name} is code that is not this version's own: read it before you run it")
     tell(f"pulled: {repo} to {folder}: {policy!r}")
 
 

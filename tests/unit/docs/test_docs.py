@@ -51,8 +51,9 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.syspath_prepend(str(DOCS))
     import make_algorithms
     import make_parameters
+    import make_zoo
 
-    return [make_parameters, make_algorithms]
+    return [make_parameters, make_algorithms, make_zoo]
 
 
 def test_generated_pages_are_fresh(scripts: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
