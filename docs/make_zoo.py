@@ -9,7 +9,7 @@ from make_parameters import publish
 
 from evopipe import zoo
 from evopipe.formats import duration, number, score
-from evopipe.zoo.rows import SHARE, Row, sources
+from evopipe.zoo.row import SHARE, Row, sources
 
 PAGE = Path(__file__).parent / "zoo.md"
 HOME = Path(__file__).parents[1]

@@ -60,7 +60,7 @@ def _show(
 ) -> None:
     """Show a row: each seed's score and cost, what was published, how to rebuild it."""
     from evopipe.zoo import shown
-    from evopipe.zoo.rows import find, sources
+    from evopipe.zoo.row import find, sources
 
     row = find(name, folder)
     for line in shown.described(row, sources(folder)):
@@ -83,7 +83,7 @@ def _train(
 ) -> None:
     """Train what is missing and record it in zoo/. The same command continues what was stopped."""
     from evopipe.stages.tell import warn
-    from evopipe.zoo.rows import find, rows
+    from evopipe.zoo.row import find, rows
     from evopipe.zoo.train import train
 
     chosen = [find(name, folder) for name in dict.fromkeys(names)] if names else [*rows(folder).values()]
@@ -102,7 +102,7 @@ def _verify(
     from functools import partial
 
     from evopipe.stages.tell import warn
-    from evopipe.zoo.rows import find
+    from evopipe.zoo.row import find
     from evopipe.zoo.verify import verify
 
     tell = context.obj.tell

@@ -207,9 +207,10 @@ def _check_name(repo: str) -> None:
 def _client(repo: str) -> Iterator[Any]:
     """Yield the hub's client in a `with` block, once it was seen to answer; its errors become ours."""
     from huggingface_hub import HfApi, errors
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars, logging
 
     disable_progress_bars()
+    logging.set_verbosity_error()  # its warnings tell each of its tries
     api = HfApi(library_name="evopipe")
 
     def ask() -> None:

@@ -14,13 +14,13 @@ from evopipe.compare import Finished
 from evopipe.compare import Row as Compared
 from evopipe.errors import MissingInputError, UsageError
 from evopipe.formats import columns, duration, number, score
-from evopipe.zoo.rows import SHARE, Curve, Published, Row, load, rows
+from evopipe.zoo.row import SHARE, Curve, Published, Row, load, rows
 
 REACHED = {None: "", True: "yes", False: "no"}
 
 
 def table(folder: Path | None = None) -> list[str]:
-    """Return the lines of a table of all rows; arguments and errors are those of `rows.rows`."""
+    """Return the lines of a table of all rows; arguments and errors are those of `row.rows`."""
     lines = [("row", "seeds", "IQM", "95 % interval", "steps", "CPU", "published", f"{SHARE:g} of it")]
     for name, row in rows(folder).items():
         over = row.over()

@@ -23,7 +23,7 @@ from evopipe.storage.keys import state_folder
 from evopipe.storage.tensors import dump_tensors, load_tensors
 from evopipe.sweep.run import SweptRun, sweep
 from evopipe.sweep.settings import settings_of
-from evopipe.zoo.rows import PIPELINES, Curve, Row, Seed, code
+from evopipe.zoo.row import PIPELINES, Curve, Row, Seed, code
 
 _Tell = Callable[[str], None]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from evopipe.errors import DataError, MissingInputError
 from evopipe.formats import score
-from evopipe.zoo.rows import Row, Seed, iqm_over_runs
+from evopipe.zoo.row import Row, Seed, iqm_over_runs
 from evopipe.zoo.train import result, run
 
 _Tell = Callable[[str], None]

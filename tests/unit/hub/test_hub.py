@@ -11,14 +11,19 @@ import pytest
 from huggingface_hub import ModelCard
 
 import evopipe
+import tiny
 from evopipe.policies.policy import load
 from evopipe.storage.files import read_json
 from evopipe.storage.folders import write_folder
 from hub_server import COMMIT, TOKEN, Hub, hub
-from tiny import call, params, write_params
+from tiny import params, write_params
 
 TINY = {"train.max_steps": 400, "population.size": 2}
 ELITE = "models/elite"
+
+
+def call(*words: str) -> tiny.Answer:
+    return tiny.call(Path(), *words)
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +46,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with hub() as found:
         for name, value in found.environment().items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)  # it was read when it was imported
+        address(monkeypatch, found.url)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
         yield found
+
+
+def address(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Let the client, which read its environment when it was imported, ask there."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+    files = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -119,7 +131,7 @@ def test_nothing_is_pushed_where_the_commit_is_refused(run: Path, server: Hub) -
 
 
 def test_a_hub_that_cannot_be_reached(run: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    address(monkeypatch, "http://127.0.0.1:9")
     for words in (("push", "run", "me/cart", "--no-film"), ("pull", "me/cart", "fetched")):
         code, _, wrong = call(*words)
         assert (code, wrong.count("\n")) == (75, 1), wrong

@@ -1,4 +1,4 @@
-"""`evopipe zoo`: what a row is, its scores over seeds, training that goes on, and rebuilding; the repository's own rows."""
+"""`evopipe zoo`: rows, scores over seeds, training that goes on, rebuilding; and the rows of the repository."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ import numpy as np
 import pytest
 
 import evopipe
+import tiny
 from evopipe.cli_zoo import seeds_of
 from evopipe.errors import DataError, MissingInputError, UsageError
 from evopipe.schema.write import dump_yaml
 from evopipe.storage.files import read_json
 from evopipe.storage.tensors import dump_tensors, load_tensors
-from evopipe.zoo import rows as zoo
+from evopipe.zoo import row as zoo
 from evopipe.zoo import train as training
-from evopipe.zoo.rows import Curve, Entry, Published, Row, Seed
+from evopipe.zoo.row import Curve, Entry, Published, Row, Seed
 from evopipe.zoo.verify import Compared, judge
-from tiny import ROOT, call, environment, wait_for, write_params
+from tiny import ROOT, environment, wait_for, write_params
 
 CURVE = Curve(env_steps=(10, 20), eval_steps=(1, 2), elite=(1.0, 2.0), seconds=(0.1, 0.1))
 RECORDED = sorted(path.stem for path in (ROOT / "zoo").glob("*.json"))
 TINY = {"train.max_steps": 800, "population.size": 2}
+
+
+def call(*words: str) -> tiny.Answer:
+    return tiny.call(Path(), *words)
 
 
 def seed_of(mean: float, **others: Any) -> Seed:
@@ -166,7 +171,7 @@ def test_damaged_results_are_told(clone: Path) -> None:
     with pytest.raises(DataError, match=r"small\.safetensors"):
         evopipe.zoo.load("small", clone)
     row.file.write_text(row.file.read_text().replace('"mean"', '"means"'))
-    with pytest.raises(DataError, match=r"small\.json: seeds.*means"):
+    with pytest.raises(DataError, match=r"small\.json: seeds\.1\.mean: missing key"):
         row.seeds()
 
 
@@ -255,7 +260,7 @@ def test_training_that_was_stopped_goes_on(clone: Path) -> None:
     process = subprocess.Popen(
         words, cwd=clone, env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
-    wait_for(lambda: (clone / "zoo/small.json").exists(), process)
+    assert wait_for((clone / "zoo/small.json").exists)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     (kept,) = zoo.find("small", clone).trained()
