@@ -8,6 +8,7 @@ tensors are JSON and safetensors; no file of it is ever unpickled, and no code i
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -191,7 +192,7 @@ def _title(files: dict[str, bytes]) -> str:
 
 def _check_name(repo: str) -> None:
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(repo)
@@ -207,10 +208,10 @@ def _check_name(repo: str) -> None:
 def _client(repo: str) -> Iterator[Any]:
     """Yield the hub's client in a `with` block, once it was seen to answer; its errors become ours."""
     from huggingface_hub import HfApi, errors
-    from huggingface_hub.utils import disable_progress_bars, logging
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     disable_progress_bars()
-    logging.set_verbosity_error()  # its warnings tell each of its tries
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its warnings tell each of its tries
     api = HfApi(library_name="evopipe")
 
     def ask() -> None:
