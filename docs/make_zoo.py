@@ -9,7 +9,7 @@ from make_parameters import publish
 
 from evopipe import zoo
 from evopipe.formats import duration, number, score
-from evopipe.zoo.row import SHARE, Row, sources
+from evopipe.zoo.row import SHARE, ZooRow, sources
 
 PAGE = Path(__file__).parent / "zoo.md"
 HOME = Path(__file__).parents[1]
@@ -89,7 +89,7 @@ def render() -> str:
     return "\n".join(parts)
 
 
-def _line(row: Row) -> tuple[str, ...]:
+def _line(row: ZooRow) -> tuple[str, ...]:
     over, reached = row.over(), row.reached()
     assert over is not None
     low, high = map(score, over.interval)

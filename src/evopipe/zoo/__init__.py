@@ -7,6 +7,6 @@ best seed is `zoo/ROW.safetensors`. Both belong to the repository: an installed 
 - `rows()` returns all rows with their results.
 """
 
-from evopipe.zoo.row import Row, load, rows
+from evopipe.zoo.row import ZooRow, load, rows
 
-__all__ = ["Row", "load", "rows"]
+__all__ = ["ZooRow", "load", "rows"]

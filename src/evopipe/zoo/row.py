@@ -125,7 +125,7 @@ class Over:
 
 
 @dataclass(frozen=True)
-class Row:
+class ZooRow:
     """A row: its name, what `zoo/rows.yaml` says of it, and the repository's folder."""
 
     name: str
@@ -210,7 +210,7 @@ class Row:
         write_json(self.file, {"format": FORMAT, "seeds": {str(number): each for number, each in every.items()}})
 
 
-def rows(folder: str | Path | None = None) -> dict[str, Row]:
+def rows(folder: str | Path | None = None) -> dict[str, ZooRow]:
     """Return the rows by name, the cheapest first.
 
     Args:
@@ -221,7 +221,7 @@ def rows(folder: str | Path | None = None) -> dict[str, Row]:
         DataError: `zoo/rows.yaml` cannot be used.
     """
     home = _home(folder)
-    return {name: Row(name, entry, home) for name, entry in _read(home).rows.items()}
+    return {name: ZooRow(name, entry, home) for name, entry in _read(home).rows.items()}
 
 
 def sources(folder: str | Path | None = None) -> dict[str, str]:
@@ -229,7 +229,7 @@ def sources(folder: str | Path | None = None) -> dict[str, str]:
     return dict(_read(_home(folder)).sources)
 
 
-def find(name: str, folder: str | Path | None = None) -> Row:
+def find(name: str, folder: str | Path | None = None) -> ZooRow:
     """Return a row by its name; errors are those of `rows`, and `UsageError` where there is no such row."""
     known = rows(folder)
     if name not in known:

@@ -14,7 +14,7 @@ from evopipe.compare import Finished
 from evopipe.compare import Row as Compared
 from evopipe.errors import MissingInputError, UsageError
 from evopipe.formats import columns, duration, number, score
-from evopipe.zoo.row import SHARE, Curve, Published, Row, load, rows
+from evopipe.zoo.row import SHARE, Curve, Published, ZooRow, load, rows
 
 REACHED = {None: "", True: "yes", False: "no"}
 
@@ -36,7 +36,7 @@ def table(folder: Path | None = None) -> list[str]:
     return columns(lines)
 
 
-def described(row: Row, sources: Mapping[str, str]) -> Iterator[str]:
+def described(row: ZooRow, sources: Mapping[str, str]) -> Iterator[str]:
     """Yield lines about a row: its seeds, its score, what was published, and the commands that rebuild it."""
     yield f"{row.name}: {row.entry.family}, parameters in {row.folder / 'params.yaml'}"
     found, over = row.seeds(), row.over()
@@ -71,7 +71,7 @@ def told(published: Published, sources: Mapping[str, str]) -> str:
     return f"{published.by}: {score(published.score)}{spread}{steps} ({sources[published.by]})"
 
 
-def draw(row: Row, path: Path) -> None:
+def draw(row: ZooRow, path: Path) -> None:
     """Draw the elite's fitness over steps and over seconds: the mean over seeds, with a 95 % band.
 
     Raises:
@@ -91,7 +91,7 @@ def draw(row: Row, path: Path) -> None:
     draw_curves([Compared(row.name, f"{over.seeds} seeds", runs, means, over.iqm, over.interval, over.iqm)], path)
 
 
-def film(row: Row, path: Path) -> None:
+def film(row: ZooRow, path: Path) -> None:
     """Film the elite of a row in one episode, as an animated GIF.
 
     Raises:

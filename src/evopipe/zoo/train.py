@@ -23,12 +23,12 @@ from evopipe.storage.keys import state_folder
 from evopipe.storage.tensors import dump_tensors, load_tensors
 from evopipe.sweep.run import SweptRun, sweep
 from evopipe.sweep.settings import settings_of
-from evopipe.zoo.row import PIPELINES, Curve, Row, Seed, code
+from evopipe.zoo.row import PIPELINES, Curve, Seed, ZooRow, code
 
 _Tell = Callable[[str], None]
 
 
-def train(rows: Sequence[Row], seeds: Sequence[int], jobs: int | None, tell: _Tell, warn: _Tell) -> None:
+def train(rows: Sequence[ZooRow], seeds: Sequence[int], jobs: int | None, tell: _Tell, warn: _Tell) -> None:
     """Train what is missing of rows, one after another, `jobs` seeds at a time, and record it in `zoo/`.
 
     A seed that was stopped or killed goes on where it was, as long as the code is the same. A row that fails does not
@@ -39,6 +39,8 @@ def train(rows: Sequence[Row], seeds: Sequence[int], jobs: int | None, tell: _Te
         EvopipeError: a row failed; the others have ended. The exit code is that of the first.
         Interrupted: a signal arrived; what has ended is recorded, and the rest saved.
     """
+    if rows and not committed(rows[0].home):
+        warn("zoo: code or pipelines are not as committed: what is recorded names no revision")
     failed: dict[str, EvopipeError] = {}
     for row in rows:
         try:
@@ -62,7 +64,7 @@ def train(rows: Sequence[Row], seeds: Sequence[int], jobs: int | None, tell: _Te
 
 
 def run(
-    row: Row, seeds: Sequence[int], top: Path, jobs: int | None, tell: _Tell, warn: _Tell,
+    row: ZooRow, seeds: Sequence[int], top: Path, jobs: int | None, tell: _Tell, warn: _Tell,
     keep: Callable[[SweptRun], None] = lambda swept: None,
 ) -> list[SweptRun]:  # fmt: skip
     """Run a row's pipeline with these seeds, each in a folder of its own below `top`, from the pipeline's own folder,
@@ -75,7 +77,7 @@ def run(
         return sweep(settings, top, jobs or available_cpus(), False, lambda line: None, warn, keep)
 
 
-def _record(row: Row, tell: _Tell, swept: SweptRun) -> None:
+def _record(row: ZooRow, tell: _Tell, swept: SweptRun) -> None:
     """Record a run that has ended."""
     found, archive = result(row, swept)
     seed = swept.setting.params.seed
@@ -85,7 +87,7 @@ def _record(row: Row, tell: _Tell, swept: SweptRun) -> None:
     tell(f"{row.name}: seed {seed}: {score(found.mean)} [{low}, {high}], {cost}")
 
 
-def result(row: Row, swept: SweptRun) -> tuple[Seed, bytes]:
+def result(row: ZooRow, swept: SweptRun) -> tuple[Seed, bytes]:
     """Return what a run came to, and its elite as an archive: the tensors, with their description as a note.
 
     Raises:

@@ -11,7 +11,7 @@ import numpy as np
 
 from evopipe.errors import DataError, MissingInputError
 from evopipe.formats import score
-from evopipe.zoo.row import Row, Seed, iqm_over_runs
+from evopipe.zoo.row import Seed, ZooRow, iqm_over_runs
 from evopipe.zoo.train import result, run
 
 _Tell = Callable[[str], None]
@@ -49,7 +49,7 @@ class Compared:
         return f"{begin}, recorded {self.there.elite[:12]}, {what}; {scores}"
 
 
-def verify(row: Row, seeds: Sequence[int] | None, jobs: int | None, show: _Tell, tell: _Tell, warn: _Tell) -> None:
+def verify(row: ZooRow, seeds: Sequence[int] | None, jobs: int | None, show: _Tell, tell: _Tell, warn: _Tell) -> None:
     """Train seeds of a row anew in an empty folder, and compare their elites with those that were recorded.
 
     Equal hashes settle it. Where they differ and the same code ran on a like machine, the row is not reproduced. Where

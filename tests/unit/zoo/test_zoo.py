@@ -24,7 +24,7 @@ from evopipe.storage.files import read_json
 from evopipe.storage.tensors import dump_tensors, load_tensors
 from evopipe.zoo import row as zoo
 from evopipe.zoo import train as training
-from evopipe.zoo.row import Curve, Entry, Published, Row, Seed
+from evopipe.zoo.row import Curve, Entry, Published, Seed, ZooRow
 from evopipe.zoo.verify import Compared, judge
 from tiny import ROOT, environment, wait_for, write_params
 
@@ -299,7 +299,7 @@ def test_every_row_is_a_pipeline() -> None:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_recorded_row_is_whole(name: str) -> None:
-    row: Row = zoo.find(name, ROOT)
+    row: ZooRow = zoo.find(name, ROOT)
     seeds, data = row.seeds(), row.archive.read_bytes()
     best = max(seeds.values(), key=lambda each: each.mean)
     assert len(data) < 1_000_000
