@@ -428,8 +428,8 @@ async def serve(
     decode: Callable[[Sequence[Request]], Sequence[Reply]], served: str, port: int,
     ready: Callable[[Connection], None], stopped: Callable[[], bool],
 ) -> list[AgentSession]:  # fmt: skip
-    """Run an endpoint until `stopped` returns True; return the sessions that clients have opened, at most the last
-    1024.
+    """Run an endpoint until `stopped` returns True; return the sessions that clients have named in the address or
+    header, at most the last 1024.
 
     Args:
         make: makes the model of a session, from the session's key and a function that submits requests.
