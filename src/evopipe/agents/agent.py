@@ -12,8 +12,7 @@ from evopipe.language import tool_calls
 
 class BaseAgent(ABC):
     """The base class of agents. An agent holds the chat and the trajectory of one episode at a time; `reset` begins the
-    next episode.
-    """
+    next episode."""
 
     @property
     @abstractmethod
@@ -44,14 +43,12 @@ class BaseAgent(ABC):
     @abstractmethod
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         """Add the completion `response` to the chat and a step for it to the trajectory; return the action that the
-        completion expresses.
-        """
+        completion expresses."""
 
     @property
     def offered(self) -> list[dict[str, Any]]:
         """The schemas of the tools that the model may call, in the form of OpenAI's API; the chat template shows them
-        to the model. Empty by default.
-        """
+        to the model. Empty by default."""
         return []
 
     def get_current_state(self) -> Step | None:

@@ -38,7 +38,8 @@ class _Round:
 
 
 class Ahead:
-    """The rounds of episodes that threads play while members still learn from earlier rounds, keyed by tick.
+    """The rounds of episodes that threads play while members still learn from earlier rounds, keyed by tick. A tick is
+    the number of a round.
 
     Args:
         play: a function that plays a round and returns its episodes. It runs in a thread of its own.

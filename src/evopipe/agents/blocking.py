@@ -28,8 +28,7 @@ _BEGINNING = 120.0  # seconds that a process may take to begin, and to import wh
 
 class Process:
     """A child process that executes one call at a time. It ends when its last reference is dropped, or with this
-    process.
-    """
+    process."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of this process hold
@@ -78,8 +77,7 @@ class Process:
 
 class Processes:
     """A pool of processes for up to `most` calls at a time. A process is started when a call needs one, and reused
-    until `close`.
-    """
+    until `close`."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -115,8 +113,7 @@ def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 def step_apart(env: Any, method: str, args: tuple[Any, ...]) -> tuple[Any, dict[str, Any]]:
     """Call a method of an environment, in a child process; return the method's result, and the environment's attributes
-    after the call, so that the caller can copy them to its own instance.
-    """
+    after the call, so that the caller can copy them to its own instance."""
     return getattr(env, method)(*args), vars(env)
 
 
@@ -217,8 +214,7 @@ def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None, u
 
 class Threads:
     """A pool of threads for up to `most` blocking calls at a time. A call that exceeds its time limit keeps its thread,
-    and a new thread replaces that one in the pool.
-    """
+    and a new thread replaces that one in the pool."""
 
     def __init__(self, most: int, processes: Processes) -> None:
         self._slots, self._turns = asyncio.Semaphore(most), asyncio.Semaphore(processes.most)

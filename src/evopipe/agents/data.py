@@ -23,8 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 class Tasks:
     """A dataset for agents: a list of tasks, each a mapping. `name` and `split` say under which names the registry has
-    the dataset; they may be None.
-    """
+    the dataset; they may be None."""
 
     def __init__(self, data: Sequence[Mapping[str, Any]], name: str | None = None, split: str | None = None) -> None:
         self.data = [dict(row) if isinstance(row, Mapping) else row for row in data]
@@ -96,8 +95,7 @@ class Tasks:
 
 class DatasetRegistry:
     """A registry of datasets by name and split. Its files are `data/agents/<name>/<split>.jsonl` in the project's
-    folder.
-    """
+    folder."""
 
     @staticmethod
     def path(name: str, split: str = "default", folder: Path | None = None) -> Path:
@@ -109,8 +107,7 @@ class DatasetRegistry:
     @classmethod
     def register_dataset(cls, name: str, data: Any, split: str = "default") -> Tasks:
         """Write a split of a dataset to the registry, and return it. `data` is a list of mappings or a Hugging Face
-        dataset.
-        """
+        dataset."""
         made = Tasks([dict(row) for row in data], name, split)
         path = cls.path(name, split)
         path.parent.mkdir(parents=True, exist_ok=True)

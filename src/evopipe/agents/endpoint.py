@@ -52,8 +52,7 @@ class Connection:
 
 class Answer(NamedTuple):
     """A completion in the form of an answer: the assistant's message, or for a text completion its text, with the
-    finish reason.
-    """
+    finish reason."""
 
     out: ModelOutput
     message: dict[str, Any]
@@ -62,8 +61,7 @@ class Answer(NamedTuple):
 
 class AgentSession:
     """The requests of one episode to the endpoint, and their completions as steps. `name` seeds the random draws of the
-    completions.
-    """
+    completions."""
 
     def __init__(self, name: str, model: Model) -> None:
         self.name, self.model = name, model
@@ -199,8 +197,7 @@ class Endpoint:
 
     def begin(self) -> None:
         """Begin a round of episodes: reset the count of attempts by episode name, because names repeat from round to
-        round.
-        """
+        round."""
         self._attempts.clear()
 
     def connection(self, key: str | None = None) -> Connection:
@@ -454,8 +451,7 @@ async def serve(
 
 class Waves:
     """A queue that batches the requests of independent clients. Requests that arrive within a few milliseconds are
-    decoded together, as one wave; later requests wait for the next wave.
-    """
+    decoded together, as one wave; later requests wait for the next wave."""
 
     def __init__(self, decode: Callable[[Sequence[Request]], Sequence[Reply]]) -> None:
         self._decode, self._asked = decode, asyncio.Event()
@@ -468,8 +464,7 @@ class Waves:
 
     async def run(self) -> None:
         """Decode one wave of requests after another, until cancelled. If decoding a wave raises an exception, each of
-        its requests gets that exception.
-        """
+        its requests gets that exception."""
         while True:
             await self._asked.wait()
             await asyncio.sleep(_GATHER)

@@ -47,7 +47,7 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class EpisodeJob:
-    """An episode to run: one rollout of a task by the member in `slot`.
+    """An episode to run: one rollout of a task by the member with the index `slot` in the population.
 
     `place` is the episode's number among those of its member in the round, and fixes the random draws. `uid` names the
     episode, and `how` says how its completions are sampled.
@@ -63,8 +63,7 @@ class EpisodeJob:
 @dataclass
 class Done:
     """A finished job: the episode, the number of attempts, and the entropies of the tokens of each completion, keyed by
-    `id()` of the `ModelOutput`.
-    """
+    `id()` of the `ModelOutput`."""
 
     job: EpisodeJob
     episode: Episode

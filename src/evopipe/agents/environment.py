@@ -45,8 +45,7 @@ class BaseEnv(ABC):
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:
         """Make an environment from a task `info`. Entries with the name of a constructor's argument become that
-        argument; the remaining entries become the argument `task`.
-        """
+        argument; the remaining entries become the argument `task`."""
         named = _arguments(cls)
         given = {name: value for name, value in info.items() if name in named}
         if "task" in named and "task" not in given:
@@ -60,8 +59,7 @@ class BaseEnv(ABC):
 
 class MultiTurnEnvironment(BaseEnv):
     """A task of at most `max_turns` turns. Subclasses define the reward and the next observation in
-    `get_reward_and_next_obs`.
-    """
+    `get_reward_and_next_obs`."""
 
     def __init__(self, task: dict[str, Any] | None = None, max_turns: int = 3) -> None:
         self.task, self.max_turns = task or {}, max_turns
@@ -130,8 +128,7 @@ class ToolEnvironment(BaseEnv):
 
     def call(self, tool: str, value: Any) -> str:
         """Call a tool with the argument `value`; return its output as text. An unknown name or an exception gives an
-        error message for the agent.
-        """
+        error message for the agent."""
         if tool not in self.tools:
             return f"error: no tool {tool}"
         try:

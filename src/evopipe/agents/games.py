@@ -18,8 +18,7 @@ from evopipe.language.tasks.words import Vocabulary, WordGames, read_words
 
 class CopyGame(MultiTurnEnvironment):
     """A game in which the agent copies the digit that it sees. A task is `{"digits": "472"}`; each turn shows one
-    digit, and a correct copy has the reward 1.
-    """
+    digit, and a correct copy has the reward 1."""
 
     blocking: ClassVar[bool] = False
 
@@ -92,8 +91,7 @@ class Calculator(ToolEnvironment):
         n: int, seed: int = 0, smallest: int = 1, largest: int = 99, operators: str = "*"
     ) -> list[dict[str, Any]]:
         """Return `n` random tasks, each with one operator from `operators` between two whole numbers from `smallest` to
-        `largest`.
-        """
+        `largest`."""
         chance = np.random.default_rng(seed)
         draws = chance.integers(smallest, largest + 1, size=(n, 2)).tolist()
         signs = chance.integers(len(operators), size=n).tolist()
@@ -139,8 +137,7 @@ class FrozenLake(BaseEnv):
 
     def moved(self, place: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
         """Return the place (row, column) that a move leads to without a slip. A move off the lake returns `place`
-        unchanged.
-        """
+        unchanged."""
         r, c = place[0] + move[0], place[1] + move[1]
         return (r, c) if 0 <= r < len(self.map) and 0 <= c < len(self.map[0]) else place
 

@@ -16,9 +16,8 @@ from evopipe.types import Text
 
 
 class TokenValues(NamedTuple):
-    """The advantages and log-probabilities of the tokens after a row's prompt, one value a token. Values beyond the end
-    of the row are padding.
-    """
+    """The advantages and log-probabilities of the tokens after the prompt in a row (a sequence of tokens that members
+    learn from), one value a token. Values beyond the end of the row are padding."""
 
     advantage: list[float]
     log_prob: list[float]  # for the members that have learned
@@ -48,8 +47,8 @@ def token_values(
         wanted: the `id()` of each trajectory whose values are wanted.
 
     Returns:
-        a mapping from the `id()` of a trajectory to the values of each of its rows, in order; empty if the batch has no
-            such trajectory.
+        A mapping from the `id()` of a trajectory to the values of each of its rows, in order; empty if the batch has no
+        such trajectory.
     """
     rows = [
         [b for b, i in enumerate(owner) if id(member[i].trajectory) in wanted]

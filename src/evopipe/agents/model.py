@@ -44,8 +44,7 @@ class Request:
 
 class Reply(NamedTuple):
     """The answer to a request: the completion's tokens, their log-probabilities, and the entropies of the distributions
-    that they were drawn from.
-    """
+    that they were drawn from."""
 
     ids: list[int]
     log_probs: list[float]
@@ -80,7 +79,7 @@ class Tokens:
             tools: the tools that the model may call.
 
         Returns:
-            the tokens, or None if the template does not show each of these messages exactly once; see `Base.between`.
+            The tokens, or None if the template does not show each of these messages exactly once; see `Base.between`.
         """
         held = [dict(message) for message in messages]
         for place in replies:

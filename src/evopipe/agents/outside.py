@@ -34,8 +34,7 @@ class _Untimed(contextlib.nullcontext[None]):
 
 class Loop:
     """A thread with an event loop for agents' coroutines, separate from the loop that serves the endpoint. All episodes
-    of a run share the loop, so that its agents can share one HTTP client.
-    """
+    of a run share the loop, so that its agents can share one HTTP client."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -43,8 +42,7 @@ class Loop:
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run a coroutine function in the loop's thread; return its result, or raise its exception. Tasks that the
-        coroutine started and left running are cancelled.
-        """
+        coroutine started and left running are cancelled."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._loop.set_task_factory(task_of)
@@ -58,8 +56,7 @@ class Loop:
 
     def close(self) -> None:
         """Stop the loop and its thread. If a coroutine blocks the thread for more than 2 seconds, the thread is
-        abandoned.
-        """
+        abandoned."""
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_GRACE)
@@ -77,8 +74,7 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 
 class OutsideAgents:
     """The parts of a run whose agents call the model over HTTP: the endpoint, and the event loops of the endpoint and
-    of the agents.
-    """
+    of the agents."""
 
     settle = 0.002
 

@@ -28,8 +28,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 class Refused(Exception):
     """Raised for a request that is answered with an error of OpenAI's API: a sentence, the HTTP status, the name of the
-    faulty field (`param`), and an error code.
-    """
+    faulty field (`param`), and an error code."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -104,8 +103,7 @@ class ChatAsked(_Asked):
     @property
     def offered(self) -> list[dict[str, Any]]:
         """The schemas of the tools that the model may call, as the client sent them. Empty if `tool_choice` is
-        `none`.
-        """
+        `none`."""
         none = (self.model_extra or {}).get("tool_choice") == "none"
         return [] if none else [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
 
@@ -222,8 +220,7 @@ def usage(outs: Sequence[ModelOutput], prompts: int) -> dict[str, int]:
 
 def answer(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
     """Return a completion as an assistant's message of OpenAI's API. `ids` are the ids of its tool calls. The content
-    is null if the completion has tool calls and no other text.
-    """
+    is null if the completion has tool calls and no other text."""
     message = spoken(said, ids)
     return message if said.content or not said.calls else {**message, "content": None}
 
@@ -239,8 +236,7 @@ def log_probs(base: Base, out: ModelOutput) -> list[dict[str, Any]]:
 
 def text_log_probs(base: Base, out: ModelOutput) -> dict[str, Any]:
     """Return a completion's tokens with their log-probabilities, in the form that OpenAI's API has for text
-    completions.
-    """
+    completions."""
     texts = [base.show([token]) for token in out.completion_ids]
     offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
     values = [_finite(value) for value in out.logprobs]
@@ -253,8 +249,7 @@ def _finite(value: float) -> float:
 
 def pieces(base: Base, out: ModelOutput, text: str) -> list[tuple[str, range]]:
     """Divide a completion's text into at most about 64 pieces for a stream; return each piece with the range of its
-    tokens.
-    """
+    tokens."""
     n, found, done, first = out.completion_length, [], 0, 0
     stride = max(1, -(-n // _PIECES))
     for end in [*range(stride, n, stride), n]:

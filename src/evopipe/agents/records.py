@@ -49,8 +49,7 @@ def reason(done: Done) -> str:
 
 def summary(records: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence that summarises recorded episodes: their number, tasks, mean reward, right answers, and how
-    they ended.
-    """
+    they ended."""
     endings = Counter(str(each["termination_reason"]) for each in records)
     tasks = len({each["id"].rpartition(":")[0] for each in records})
     mean = sum(map(reward_of, records)) / max(1, len(records))
@@ -66,8 +65,7 @@ def _many(n: int, what: str) -> str:
 
 def show(title: str, files: Mapping[str, Path], page: Path) -> None:
     """Write an HTML page of the episodes in `files`, a mapping from headings to JSON-lines files. Missing files are
-    skipped; if all are missing, no page is written.
-    """
+    skipped; if all are missing, no page is written."""
     there = {name: read_episodes(path) for name, path in files.items() if path.exists()}
     if there:
         write_text(page, episodes_page(title, there))

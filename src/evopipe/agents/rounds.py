@@ -143,16 +143,15 @@ class Rounds:
         return member
 
     def inherit(self, parents: Sequence[int] | None) -> None:
-        """Do nothing: this regime keeps nothing for each member."""
+        """Do nothing, because this regime keeps no state for each member that children could inherit."""
 
     def ended(self) -> np.ndarray:
         """Return NaN for every member, `[P]`: this regime reports no returns of training episodes here. See
-        `Regime.ended`.
-        """
+        `Regime.ended`."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Do nothing: this regime keeps nothing for a slot."""
+        """Do nothing, because this regime keeps no state for each slot that a new member would have to reset."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self._ahead.drop()
@@ -203,8 +202,7 @@ class Rounds:
 
     def decoder(self, member: Member) -> Callable[[Sequence[Request]], list[Reply]]:
         """Return a function that completes requests with a member's present weights, and with the random draws of
-        validations.
-        """
+        validations."""
         return partial(_decode, self.spec, self.spec.form_alone(member), Purpose.EVALUATE, 0)
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
@@ -225,8 +223,7 @@ class Rounds:
 
     def advance(self, most: int = 1) -> None:
         """Let every member play one round of episodes and learn from it: one tick. If the run is asked to stop, the
-        round is not counted, and is played again when the run continues.
-        """
+        round is not counted, and is played again when the run continues."""
         self.whole = False
         self.whole = True  # nothing has changed if an episode fails the run
         try:
@@ -446,8 +443,7 @@ class Rounds:
         self, tasks: Sequence[Mapping[str, Any]], slots: Sequence[int], names: Sequence[Any]
     ) -> list[EpisodeJob]:
         """Return the jobs of a validation: each member in `slots` plays each task `agents.samples` times. `names` has a
-        name for each task.
-        """
+        name for each task."""
         k, how = self.agents.samples, Sampled(self.agents.temperature)
         return [
             EpisodeJob(slot, n * k + s, f"{name}:{s}", own(task), how)

@@ -20,8 +20,7 @@ Level = Literal["trajectory", "step", "turn"]
 @dataclass
 class TokenRow:
     """A sequence of tokens to learn from: a prompt, then completions of the model and replies of the environment in
-    turn. `mask` is true for tokens that the model wrote.
-    """
+    turn. `mask` is true for tokens that the model wrote."""
 
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
@@ -46,8 +45,7 @@ class RoundTrajectory(NamedTuple):
 
 def rows_of(trajectory: Trajectory) -> list[TokenRow]:
     """Return a trajectory as rows of tokens. A step whose prompt begins with all tokens of the previous row extends
-    that row; any other step begins a new row.
-    """
+    that row; any other step begins a new row."""
     rows: list[TokenRow] = []
     for number, step in enumerate(trajectory.steps):
         out = step.model_output
@@ -64,8 +62,7 @@ def rows_of(trajectory: Trajectory) -> list[TokenRow]:
 
 def returns(steps: Sequence[Step], gamma: float) -> list[float]:
     """Compute the discounted return Σ γᵏ r from every step on; store each in its step (`mc_return`), and return all of
-    them.
-    """
+    them."""
     later = 0.0
     for step in reversed(steps):
         later = step.reward + gamma * later

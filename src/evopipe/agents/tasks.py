@@ -24,8 +24,7 @@ class Turns(AbstractContextManager[None], Protocol):
 
 class Brood(NamedTuple):
     """The asyncio tasks that an episode has started, and the context manager (`Turns`) that is entered for each of
-    their steps.
-    """
+    their steps."""
 
     tasks: set[asyncio.Task[Any]]
     turns: Turns
@@ -33,8 +32,7 @@ class Brood(NamedTuple):
 
 class Steps:
     """An awaitable that runs a user's coroutine, and enters the context manager `turns` for each step from one `await`
-    to the next.
-    """
+    to the next."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], turns: Turns) -> None:
         self.work, self.turns = work, turns
@@ -64,8 +62,7 @@ _brood: ContextVar[Brood | None] = ContextVar("evopipe_brood", default=None)
 
 def task_of(loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
     """Return a new asyncio task for the coroutine `work`. If an episode's code creates the task, the task is registered
-    with the episode, which cancels it at its end.
-    """
+    with the episode, which cancels it at its end."""
     if (brood := _brood.get()) is None:
         return asyncio.Task(work, loop=loop, **how)
     task = asyncio.Task(_stepwise(work, brood.turns), loop=loop, **how)

@@ -70,8 +70,7 @@ class TerminationReason(Enum):
 
 class TerminationEvent(Exception):
     """Raised by a workflow to end its episode for a reason. The trajectories that the workflow has collected by then
-    are kept.
-    """
+    are kept."""
 
     def __init__(self, reason: TerminationReason = TerminationReason.UNKNOWN) -> None:
         super().__init__(reason.value)
@@ -81,8 +80,7 @@ class TerminationEvent(Exception):
 @dataclass
 class ModelOutput:
     """A completion of the model: its text and tool calls, the tokens of its prompt, and its own tokens with their
-    log-probabilities.
-    """
+    log-probabilities."""
 
     text: str = ""
     content: str = ""
@@ -151,9 +149,8 @@ class Step:
 
 @dataclass
 class Trajectory:
-    """The steps of one agent in an episode. `name` is the agent's role: only trajectories of the same name are
-    compared.
-    """
+    """The steps of one agent in an episode. `name` is the agent's role; advantages compare only trajectories of the
+    same name."""
 
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     name: str = "agent"

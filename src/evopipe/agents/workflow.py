@@ -22,8 +22,7 @@ from evopipe.errors import said
 
 class EpisodeRunner:
     """A runner of an episode's blocking calls: it gives the engine's threads to the episode, and applies the time
-    limits of environments.
-    """
+    limits of environments."""
 
     def __init__(
         self, threads: Threads, env_seconds: float | None, close_seconds: float, lock: asyncio.Lock,
@@ -35,8 +34,7 @@ class EpisodeRunner:
 
     async def call(self, function: Callable[..., Any], *args: Any, safe: bool = True, **how: Any) -> Any:
         """Call a function by `Threads.call`, which has the arguments `how`. If `safe` is False, the call waits until no
-        other unsafe call of the engine runs.
-        """
+        other unsafe call of the engine runs."""
         self.running += 1
         try:
             async with contextlib.nullcontext() if safe else self._lock:
@@ -82,8 +80,7 @@ class Workflow(ABC):
 
     async def run_in_executor(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a blocking function with the time limit of an environment's call, `agents.env_seconds`: in a process if
-        its attribute `blocking` is `"process"`, else in a thread.
-        """
+        its attribute `blocking` is `"process"`, else in a thread."""
         how = _blocks(function)
         return await self.executor.call(function, *args, blocking=how or True, seconds=self.executor.env_seconds)
 
@@ -146,8 +143,7 @@ class Workflow(ABC):
 
     def collect_trajectories(self) -> list[Trajectory]:
         """Return the committed trajectories, then those of the workflow's agents that have steps and were not
-        committed.
-        """
+        committed."""
         rest = [agent.trajectory for agent in self._own(BaseAgent)]
         return [*self._committed, *(each for each in rest if each.steps and each.uid not in self._told)]
 
@@ -155,8 +151,7 @@ class Workflow(ABC):
         self, episode: Episode | None, task: dict[str, Any], uid: str, reason: TerminationReason | None
     ) -> Episode:
         """Set an episode's id, task, rewards, metrics and termination reason after `run`; return the episode. If
-        `episode` is None, it is made of the collected trajectories.
-        """
+        `episode` is None, it is made of the collected trajectories."""
         if episode is None:
             episode = Episode(trajectories=self.collect_trajectories())
         episode.id, episode.task = uid, task
@@ -180,8 +175,7 @@ class Workflow(ABC):
 
     def adjust_step_rewards(self, trajectory: Trajectory) -> None:
         """Adjust the rewards of a trajectory's steps, in place: add the bonus of `reward_bonus_coeff`, then replace
-        rewards by discounted returns if `gamma` is above 0.
-        """
+        rewards by discounted returns if `gamma` is above 0."""
         steps = trajectory.steps
         if len(steps) < 2:
             return
@@ -198,8 +192,7 @@ class Workflow(ABC):
 
     async def close(self) -> str | None:
         """Close every environment that is an attribute of the workflow. Return a message of the last error; None if
-        there was none.
-        """
+        there was none."""
         wrong = None
         for env in self._own(BaseEnv):
             if type(env).close is BaseEnv.close:  # nothing to let go
@@ -241,8 +234,7 @@ def _close_quietly(env: Any) -> None:
 
 class MultiTurnWorkflow(Workflow):
     """A workflow of one agent in one environment. The episode ends when the environment is done, or after `max_steps`
-    completions.
-    """
+    completions."""
 
     cumulative = False
 
@@ -309,8 +301,7 @@ class MultiTurnWorkflow(Workflow):
 
 class CumulativeWorkflow(MultiTurnWorkflow):
     """A workflow of one agent in one environment, in which all completions and observations of the episode together
-    have at most as many tokens as one completion may have.
-    """
+    have at most as many tokens as one completion may have."""
 
     cumulative = True
 

@@ -76,7 +76,7 @@ class CompiledPool:
         return begins
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
-        """Begin a new episode in `rows` `[n]`, each from its own seed `[n]`."""
+        """Begin a new episode in the environments `rows` `[n]`, each from its own seed `[n]`."""
         self._states.reset(torch.as_tensor(rows), torch.as_tensor(seeds))
 
     def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
@@ -103,14 +103,12 @@ class CompiledPool:
 
     def place(self, numbers: Any) -> bool:
         """Set the state of environment 0 to that of a Gymnasium environment, given as its numbers; return False if the
-        C environment cannot be set so.
-        """
+        C environment cannot be set so."""
         return self._states.place(numbers)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state from which `restore` rebuilds the pool: `state` `[R, S]` uint8, and `length` and `seed`
-        `[R]`.
-        """
+        `[R]`."""
         kept = {"state": self.memory, "length": self.length, "seed": self._seeds}
         return {name: value.numpy().copy() for name, value in kept.items()}
 

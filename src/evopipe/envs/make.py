@@ -94,8 +94,7 @@ def opened(cfg: EnvConfig) -> Iterator[gymnasium.Env[Any, Any]]:
 
 def names_limit(env: gymnasium.Env[Any, Any]) -> bool:
     """Return whether an environment declares a time limit: `max_episode_steps` of its spec, or a team's
-    `max_cycles`.
-    """
+    `max_cycles`."""
     if isinstance(env, TeamEnv):
         return getattr(getattr(env.parallel, "unwrapped", None), "max_cycles", None) is not None
     return env.spec is not None and env.spec.max_episode_steps is not None
@@ -135,8 +134,7 @@ def refuse(cfg: EnvConfig, names: Iterable[str]) -> None:
 
 def has_threads(cfg: EnvConfig) -> bool:
     """Return whether making this environment, or importing its module, has started threads in this process at
-    any time.
-    """
+    any time."""
     return cfg.id in _with_threads
 
 

@@ -57,8 +57,7 @@ def import_home(env_id: str) -> None:
 
 def suggested(env_id: str) -> str:
     """Return the end of an error message about an unknown id: a similar id, the package to install, or where to
-    look.
-    """
+    look."""
     module, colon, name = env_id.rpartition(":")
     known = [*gymnasium.registry]
     if colon:

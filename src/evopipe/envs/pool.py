@@ -35,8 +35,8 @@ _FIRST_LOG = 256
 
 
 class EnvPool:
-    """A pool of `R` independent environments, one a row. After the end of an episode, the caller must reset the row
-    with the next episode's seed.
+    """A pool of `R` independent environments, one in each row of its arrays. After the end of an episode, the caller
+    must reset the row with the next episode's seed.
 
     Args:
         cfg: the block `env` of `params.yaml`.
@@ -145,23 +145,19 @@ class EnvPool:
     @property
     def begins(self) -> Bools:
         """Whether each environment is at the beginning of an episode, `[R]` bool. For a team `[R, K]`: whether the
-        agent acts next and did not act in the step before.
-        """
+        agent acts next and did not act in the step before."""
         return np.asarray(self.episode_length == 0, np.bool_) if self.team is None else self._joined
 
     @property
     def idle(self) -> Bools:
-        """Whether each agent of a team does not choose its next action, `[R, K]`: it is absent, or the environment sets
-        its action.
-        """
+        """Whether each agent of a team is idle, `[R, K]`: it is absent, or the environment sets its next action."""
         idle: Bools = ~self.alive | self.is_forced
         return idle
 
     @property
     def row_space(self) -> gymnasium.Space[Any]:
         """The Gymnasium space of the pool's flat observations. It is the environment's own space if that is flat
-        already.
-        """
+        already."""
         if self.observations.plain:
             return self.observation_space
         return gymnasium.spaces.Box(-np.inf, np.inf, (self.obs_size,), np.float32)
@@ -234,8 +230,7 @@ class EnvPool:
 
     def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
         """Return a team's actions `[n, K, …]` as they are executed: actions that the environment sets itself replace
-        the policy's.
-        """
+        the policy's."""
         if not self.is_forced.any():
             return actions
         index = self._all if rows is None else np.asarray(rows, np.int64)
@@ -312,7 +307,7 @@ class EnvPool:
 
         Returns:
             `[R]` bool, True for rows whose episode differs from the saved one, because the environment is not
-                deterministic. The caller must reset these rows.
+            deterministic. The caller must reset these rows.
 
         Raises:
             DataError: the state belongs to another pool.

@@ -35,8 +35,7 @@ Upcoming: TypeAlias = "Callable[[Ints, int], Ints] | None"  # see `EnvPool.upcom
 
 class Fault(Exception):
     """Raised if an environment raised an exception, hung, or returned a value that cannot be used. It holds the
-    environment's row in the pool and a description.
-    """
+    environment's row in the pool and a description."""
 
     def __init__(self, row: int, text: str) -> None:
         super().__init__(row, text)  # both, so that it can go from one process to another
@@ -78,8 +77,7 @@ class RowStep:
         cls, actions: ActionSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, mask: Bools | None
     ) -> RowStep:
         """Build the results of a step, and find the broken rows: those with a reward or observation that is not finite,
-        or without a legal action. Without a `mask` every action is legal.
-        """
+        or without a legal action. Without a `mask` every action is legal."""
         broken: Bools = ~(np.logical_and.reduce(np.isfinite(obs), axis=1) & np.isfinite(reward))
         if mask is None:
             mask = _every_legal(len(obs), actions.size)
@@ -96,8 +94,7 @@ class RowStep:
     @property
     def next_alive(self) -> Floats:
         """The state of each agent of a team after the step, `[n, K]` float32: GONE, ACTS or CUT, see
-        `evopipe.types`.
-        """
+        `evopipe.types`."""
         assert self.alive is not None
         cut = self.truncated & ~self.terminated
         return np.where(self.alive, np.float32(ACTS), np.where(cut, np.float32(CUT), np.float32(GONE)))
@@ -177,7 +174,7 @@ class Rows:
         return Begun(observations, masks if self._masked[0] else None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Do nothing: `receive` does the work."""
+        """Do nothing, because `receive` steps these environments."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """Step the environments `rows` `[n]` with actions in the algorithm's encoding, indices `[n]` or `[n, D]`, or
@@ -243,8 +240,7 @@ class Rows:
 
 class calling:  # noqa: N801  # a context, like those of `contextlib`
     """A context for a block that calls environments, with a time limit. If the block raises an exception or hangs, the
-    context raises a Fault for the row in `turn`.
-    """
+    context raises a Fault for the row in `turn`."""
 
     __slots__ = "_turn", "_watched", "_what"
 
@@ -285,8 +281,7 @@ def make_rows(
     cfg: EnvConfig, numbers: range, made: Sequence[gymnasium.Env[Any, Any]], turn: Ints
 ) -> dict[int, gymnasium.Env[Any, Any]]:
     """Return the environments of the rows `numbers`, by row. Those in `made` serve the first rows; the others are
-    constructed. For `turn` see `Rows`.
-    """
+    constructed. For `turn` see `Rows`."""
     envs = [*made]
     while len(envs) < len(numbers):
         envs.append(make_env(cfg))

@@ -26,8 +26,7 @@ _HAS = (*_METHODS, "draws", "observation_space", "action_space")
 
 def is_tensor_class(found: Any) -> bool:
     """Return whether an object is the class of a tensor environment: a class with the methods `start`, `advance` and
-    `observe`.
-    """
+    `observe`."""
     return isinstance(found, type) and all(callable(getattr(found, name, None)) for name in _METHODS)
 
 
@@ -70,8 +69,7 @@ class OneRow(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the episode of this seed, which is the same episode as in a `TensorPool`; return its observation and an
-        empty info.
-        """
+        empty info."""
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         draw = Stream(torch.tensor([chosen]), Purpose.EPISODE, torch.zeros(1, dtype=torch.int64))
@@ -124,8 +122,7 @@ class RowInC(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the episode of this seed, which is the same episode as in a `CompiledPool`; return its observation and
-        an empty info.
-        """
+        an empty info."""
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         self._states.reset(torch.zeros(1, dtype=torch.int64), torch.tensor([chosen]))

@@ -39,7 +39,8 @@ _Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a possibly nested observation, and its conversion to columns of a flat row."""
+    """One array of a possibly nested observation, and its conversion to columns of a flat row, a vector with all
+    numbers of the observation."""
 
     path: _Path  # keys and indices from the observation to it; empty where it is the observation
     shape: tuple[int, ...]  # of the environment's own array, `()` for a number
@@ -115,7 +116,7 @@ class ObservationSpace:
 
     @classmethod
     def of(cls, space: object) -> ObservationSpace:
-        """Make the conversion for a Gymnasium space.
+        """Return the `ObservationSpace` of a Gymnasium observation space.
 
         Raises:
             ParamsError: the space has an unsupported part, no numbers, or too many numbers.
@@ -161,7 +162,7 @@ class ObservationSpace:
         """Flatten one observation to a row `[O]` float32.
 
         Raises:
-            ValueError: the observation does not fit the space. The message is the end of a sentence that begins with
+            ValueError: the observation does not fit the space. The error's text is written to follow the word
                 "returned".
         """
         rows, single = self.read(obs)
@@ -175,7 +176,7 @@ class ObservationSpace:
         has a first axis `n`.
 
         Returns:
-            the rows `[n, O]` float32, and whether `obs` was a single observation; then n is 1.
+            The rows `[n, O]` float32, and whether `obs` was a single observation; then n is 1.
 
         Raises:
             ValueError: see `row`.
@@ -227,8 +228,7 @@ NO_MASK = (
 @dataclass(frozen=True, eq=False)
 class ActionSpace:
     """An environment's action space, which converts actions between the algorithm's encoding and the
-    environment's own.
-    """
+    environment's own."""
 
     kind: str  # see `Spaces`
     shape: tuple[int, ...]  # of the environment's own action
@@ -238,7 +238,7 @@ class ActionSpace:
 
     @classmethod
     def of(cls, space: object) -> ActionSpace:
-        """Make the conversion for a Gymnasium space.
+        """Return the `ActionSpace` of a Gymnasium action space.
 
         Raises:
             ParamsError: the space is not supported.
@@ -265,8 +265,7 @@ class ActionSpace:
     @cached_property
     def size(self) -> int:
         """The width `A` of masks and logits: the number of choices, summed over all parts of a MultiDiscrete space; the
-        number of bits of a MultiBinary space; or the numbers of a Box.
-        """
+        number of bits of a MultiBinary space; or the numbers of a Box."""
         if self.bounds is not None:
             return len(self.bounds[0])
         return len(self.choices) if self.kind == "multibinary" else sum(self.choices)
@@ -285,9 +284,8 @@ class ActionSpace:
         return Spaces(observations.size, self.size, self.continuous, images, self.kind, self.choices, one_hot)
 
     def empty(self, *shape: int) -> npt.NDArray[Any]:
-        """Return an array of zeros for actions in the algorithm's encoding, with the leading axes `shape`: int64 `[…]`
-        or `[…, D]`, or float32 `[…, A]`.
-        """
+        """Return zeros for actions in the algorithm's encoding, with the leading axes `shape`; see `own` for the
+        encoding."""
         if self.continuous:
             return np.zeros((*shape, self.size), np.float32)
         return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
@@ -295,8 +293,8 @@ class ActionSpace:
     def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Convert actions from the algorithm's encoding to the environment's own, `[n, …]`.
 
-        The encoding is indices `[n]` or `[n, D]`, or for a Box numbers `[n, A]`, which are clipped to [-1, 1] and
-        scaled to the bounds. A NaN, from a member that diverged, counts as 0, the middle.
+        The encoding is int64 indices `[n]` or `[n, D]`, or for a Box float32 numbers `[n, A]`, which are clipped to
+        [-1, 1] and scaled to the bounds. A NaN, from a member that diverged, counts as 0, the middle.
         """
         if self.bounds is None:
             if self.kind == "discrete" and not self.starts[0]:
@@ -312,9 +310,7 @@ class ActionSpace:
         return np.minimum(np.maximum(low + share * (high - low), low), high).astype(np.float32).reshape(-1, *self.shape)
 
     def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert the environment's own actions `[n, …]` to the algorithm's encoding: indices, or `[n, A]` in [-1, 1].
-        This is the inverse of `own`.
-        """
+        """Convert the environment's own actions `[n, …]` to the algorithm's encoding. This is the inverse of `own`."""
         flat = own.reshape(len(own), math.prod(self.shape))
         if self.bounds is None:
             indices: npt.NDArray[np.int64] = flat.astype(np.int64) - np.array(self.starts)
@@ -339,8 +335,8 @@ class ActionSpace:
         """Convert an action mask to one array `[…, A]`. Gymnasium's mask of a MultiDiscrete space is a tuple of arrays.
 
         Raises:
-            ValueError: the tuple does not fit the choices, or actions are continuous. The message is the end of a
-                sentence that begins with "returned".
+            ValueError: the tuple does not fit the choices, or actions are continuous. The error's text is written to
+                follow the word "returned".
         """
         if self.continuous:
             raise ValueError(f"an action_mask {NO_MASK}")
@@ -357,8 +353,7 @@ class ActionSpace:
 
     def possible(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return whether masks `[n, A]` allow any action, `[n]` bool. For a MultiBinary space this is always True,
-        because setting no bit is an action, too.
-        """
+        because setting no bit is an action, too."""
         if self.kind == "multibinary":
             return np.ones(len(mask), np.bool_)
         return np.asarray(np.logical_or.reduceat(mask, _starts(self.choices or (self.size,)), axis=1).all(axis=1))

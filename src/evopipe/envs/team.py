@@ -109,7 +109,7 @@ class Situation(NamedTuple):
 
 @dataclass(frozen=True)
 class TeamSpace:
-    """The spaces of a team's K agents, which convert between dictionaries by agent and rows of K agents."""
+    """The spaces of a team's K agents. They convert between dictionaries by agent and arrays with an axis K."""
 
     ids: tuple[Any, ...]  # as the environment has them: text or whole numbers
     observations: tuple[ObservationSpace, ...]
@@ -118,7 +118,7 @@ class TeamSpace:
 
     @classmethod
     def of(cls, env: TeamEnv) -> TeamSpace:
-        """Make the conversion for an environment of several agents.
+        """Return the `TeamSpace` of an environment of several agents.
 
         Raises:
             ParamsError: an agent's spaces are not supported, or the agents' spaces differ too much.
@@ -170,16 +170,15 @@ class TeamSpace:
 
     @cached_property
     def observation(self) -> ObservationSpace:
-        """The observation space of one agent in a row: the space that all agents share, or else vectors of the longest
-        agent's length.
-        """
+        """The observation space of one agent in an array `[K, O]`: the space that all agents share, or else vectors of
+        the longest agent's length."""
         if len({*self.observations}) == 1:
             return self.observations[0]
         return ObservationSpace.vector(max(space.size for space in self.observations))
 
     @cached_property
     def action(self) -> ActionSpace:
-        """The action space of one agent in a row: that of the agent with the most actions."""
+        """The action space of one agent in an array with an axis K: that of the agent with the most actions."""
         kind, size = self.actions[0].kind, max(action.size for action in self.actions)
         if kind == "continuous":
             return ActionSpace(kind, (size,), bounds=(np.full(size, -1.0), np.ones(size)))
@@ -218,8 +217,7 @@ class TeamSpace:
     @property
     def masked(self) -> bool:
         """Whether some actions can be illegal, because an agent's observation has a mask or an agent has fewer actions
-        than others.
-        """
+        than others."""
         return any(self.masks) or not bool(self.free.all())
 
     def legal(self, alive: npt.NDArray[np.bool_], given: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
@@ -235,7 +233,7 @@ class TeamSpace:
         """Convert observations by agent to a row `[K, O]` float32, with zeros for agents that are not `alive` `[K]`.
 
         Raises:
-            ValueError: an observation is missing or does not fit. The message is the end of a sentence that begins with
+            ValueError: an observation is missing or does not fit. The error's text is written to follow the word
                 "returned".
         """
         row = np.zeros((len(self.ids), self.observation.size), np.float32)
@@ -313,14 +311,12 @@ class TeamSpace:
 
     def own(self, actions: npt.NDArray[Any]) -> dict[Any, Any]:
         """Convert one action of a team, `[K, …]` in the algorithm's encoding, to each agent's own action, by the
-        agent's id.
-        """
+        agent's id."""
         return {agent: own[0] for agent, own in zip(self.ids, self.own_each(actions[None]), strict=True)}
 
     def own_each(self, actions: npt.NDArray[Any]) -> list[Any]:
         """Convert a team's actions `[n, K, …]` from the algorithm's encoding to a list of each agent's own actions `[n,
-        …]`. Discrete actions are lists, not arrays.
-        """
+        …]`. Discrete actions are lists, not arrays."""
         parts = [(space, actions[:, place]) for place, space in enumerate(self.actions)]
         if self.action.kind == "discrete":
             return [space.own(part).tolist() for space, part in parts]

@@ -107,12 +107,11 @@ class TeamRows:
         return Begun(seen.obs, mask, alive, seen.forced)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Do nothing: `receive` does the work."""
+        """Do nothing, because `receive` steps these environments."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """Step the environments `rows` `[n]` with actions `[n, K, …]` in the algorithm's encoding, of which only those
-        of living agents are executed. See `Rows.receive`.
-        """
+        of living agents are executed. See `Rows.receive`."""
         seen, ids = _Seen(self._space, len(rows), self._forces), self._space.ids
         own, turn = self._space.own_each(actions), self._turn
         with calling(self._guard, turn, "step"):
@@ -129,8 +128,7 @@ class TeamRows:
 
     def legal(self, alive: Bools) -> Bools:
         """Return the legal actions `[n, K, A]` if environments have no masks. `alive` `[n, K]` says which
-        agents act.
-        """
+        agents act."""
         return self._space.legal(alive)
 
     def close(self) -> None:

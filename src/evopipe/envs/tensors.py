@@ -306,15 +306,14 @@ class TensorPool:
         return self.length == 0
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
-        """Begin a new episode in `rows` `[n]`, each from its own seed `[n]`."""
+        """Begin a new episode in the environments `rows` `[n]`, each from its own seed `[n]`."""
         index, drawn = (torch.as_tensor(x, device=self.device) for x in (rows, seeds))
         self._columns[:, index] = self._start(drawn)
         self.length[index] = 0
 
     def reset_where(self, over: torch.Tensor, seeds: torch.Tensor) -> None:
         """Begin a new episode in each environment for which `over` `[R]` is True, from `seeds` `[R]`, without
-        synchronising with the device.
-        """
+        synchronising with the device."""
         torch.where(over, self._start(seeds), self._columns, out=self._columns)
         self.length.masked_fill_(over, 0)
 
@@ -363,8 +362,7 @@ class TensorPool:
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
         """Restore the state that `state` returned. Return False for every environment, `[R]`: each continues exactly as
-        saved.
-        """
+        saved."""
         self.physics.copy_(torch.from_numpy(state["state"]))
         self.length.copy_(torch.from_numpy(state["length"]))
         return np.zeros(self.rows, np.bool_)
@@ -412,7 +410,7 @@ class TensorRows:
         return Begun(self._pool.obs.numpy()[rows], None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Do nothing: `receive` does the work."""
+        """Do nothing, because `receive` steps these environments."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """Take the step, and return its results. See `RowStepper.receive`."""

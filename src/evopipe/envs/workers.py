@@ -90,8 +90,7 @@ class Workers:
 
     def step_cost(self, cfg: EnvConfig) -> float | None:
         """Return the mean microseconds of a step of this environment, as measured in the pools of these workers; None
-        if no step was taken.
-        """
+        if no step was taken."""
         pools = [pool.shared for pool in self._pools if pool.cfg.on_gymnasium == cfg.on_gymnasium]
         steps = sum(int(shared["stepped"].sum()) for shared in pools)
         return sum(int(shared["spent"].sum()) for shared in pools) / steps / 1000 if steps else None
@@ -101,8 +100,8 @@ class Workers:
         threads.
 
         Returns:
-            the pool's environments in worker processes; their method `open` decides how many processes are kept. None
-                if there are no workers.
+            The pool's environments in worker processes; their method `open` decides how many processes are kept. None
+            if there are no workers.
 
         Raises:
             ParamsError: a number of workers was given, and a process cannot be forked.

@@ -26,8 +26,7 @@ from evopipe.types import Tensor, Text, TokenScores
 
 class Adapted(Widths):
     """The input and output widths of a network that adapts a base model, together with that base. Other networks have
-    plain `Widths`.
-    """
+    plain `Widths`."""
 
     base: Base
 
@@ -45,8 +44,7 @@ def _of_head(widths: Widths) -> Shapes:
 @dataclass(frozen=True)
 class LoRA:
     """The architecture of a member that is a low-rank adapter (LoRA) of the base model: matrices A `[in, rank]` and B
-    `[rank, out]` beside every linear layer.
-    """
+    `[rank, out]` for every linear layer."""
 
     rank: int
     scale: float = 2.0
@@ -78,8 +76,7 @@ class LoRA:
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """Draw first weights: A from U(−1/√in, 1/√in), as PEFT does; B is 0, so that the member starts as the base
-        model.
-        """
+        model."""
         row = torch.zeros(self.size(widths))
         for name, part in self.named(widths, row).items():
             if name.endswith(".a"):
@@ -117,8 +114,7 @@ class LoRA:
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
         """Return the low-rank terms of every linear layer of the base, by the layer's module name, for
-        `hooks.adapting`. `views` holds A and B of each layer in turn, `[P, in, rank]` and `[P, rank, out]`.
-        """
+        `hooks.adapting`. `views` holds A and B of each layer in turn, `[P, in, rank]` and `[P, rank, out]`."""
         pairs = zip(base.linear, views[::2], views[1::2], strict=True)
         return {layer.name: hooks.LowRank(a, b, self.scale) for layer, a, b in pairs}
 
@@ -140,8 +136,7 @@ class LoRA:
 @dataclass(frozen=True)
 class Full:
     """The architecture of a member that changes every weight of the base model by an added term, which is 0 at first.
-    With a tiny base, it learns a language model from scratch.
-    """
+    With a tiny base, it learns a language model from scratch."""
 
     activation: str = ""
     family: str = "full"
@@ -179,8 +174,7 @@ class Full:
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
         """Return the added terms of all weights, by the name of the module that uses them, for `hooks.adapting`.
-        `views` holds one tensor for each weight of the base.
-        """
+        `views` holds one tensor for each weight of the base."""
         found: dict[str, hooks.WeightDelta] = {}
         for layer, view in zip(base.weights, views, strict=True):
             for module, kind in layer.modules:

@@ -67,7 +67,8 @@ class Base:
 
     @cached_property
     def linear(self) -> tuple[BaseWeight, ...]:
-        """All linear layers of the model except the one that computes the logits; LoRA adapters stand beside these."""
+        """All linear layers of the model except the one that computes the logits. LoRA adapters are added to these
+        layers."""
         return linear_layers(self.model, self.model.get_output_embeddings(), self.name)
 
     @cached_property
@@ -220,7 +221,7 @@ class Base:
             tools: the schemas of tools that the template shows.
 
         Returns:
-            the tokens, or None if there is no chat template, or if it does not show each reply exactly once.
+            The tokens, or None if there is no chat template, or if it does not show each reply exactly once.
 
         Raises:
             DataError: see `prompt`.
@@ -300,8 +301,7 @@ def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.de
 
 def tokens_alone(tokens: Sequence[str], length: int, hidden: int, device: torch.device | None = None) -> Base:
     """Return a base without a model, for members that are small GPTs: it holds only a vocabulary, in which token 0 is
-    the pad.
-    """
+    the pad."""
     digest = hashlib.sha256(json.dumps([*tokens, length]).encode()).hexdigest()[:32]
     words, device = Words(len(tokens), hidden), device or torch.device("cpu")
     return Base("gpt", None, tuple(tokens), digest, words, (), 0, device, length=length)
@@ -472,8 +472,7 @@ def _digest_of_files(folder: Path) -> str:
 
 def stacked(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:
     """Pad rows of tokens to one length, on the left or on the right; return them, `[n, L]` int64, and a mask `[n, L]`
-    bool that is False for pads.
-    """
+    bool that is False for pads."""
     width = max((len(row) for row in rows), default=0)
     ids = torch.full((len(rows), width), pad, dtype=torch.int64)
     real = torch.zeros(len(rows), width, dtype=torch.bool)

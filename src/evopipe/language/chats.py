@@ -139,8 +139,7 @@ def _turn_end(tokenizer: Any, template: str) -> str:
 
 def turn_end(tokenizer: Any) -> str:
     """Return the text with which the chat template ends the model's turn, up to and including its first special token;
-    empty if the template has no such end.
-    """
+    empty if the template has no such end."""
     return _turn_end(tokenizer, str(tokenizer.chat_template)) if tokenizer.chat_template else ""
 
 

@@ -46,7 +46,8 @@ Row = dict[str, Any]
 
 
 def check_row(row: Any, form: str, where: str) -> None:
-    """Check that a row has the fields of its form, of the right types.
+    """Check that a row has the fields of its form, of the right types. The forms are `reasoning`, `preference`,
+    `labelled`, `supervised` and `games`.
 
     Raises:
         DataError: the row is no mapping, or a field is missing or of a wrong type; the message begins with `where`.
@@ -87,8 +88,7 @@ def is_pair(row: Mapping[str, Any]) -> bool:
 
 def unpaired(rows: Sequence[Row]) -> list[Row]:
     """Return labelled rows: each pair becomes two, the chosen completion with the label true, then the rejected one
-    with false. Other rows are unchanged.
-    """
+    with false. Other rows are unchanged."""
     found: list[Row] = []
     for row in rows:
         if not is_pair(row):
@@ -139,8 +139,7 @@ def _kind(value: Any) -> str:
 
 def same(one: Sequence[Any], others: Sequence[Any]) -> list[int]:
     """Return the indices of the JSON values in `others` that are equal to some value in `one`. Values are compared by
-    hash.
-    """
+    hash."""
 
     def key(value: Any) -> bytes:
         return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).digest()
@@ -151,8 +150,7 @@ def same(one: Sequence[Any], others: Sequence[Any]) -> list[int]:
 
 def asked(row: Mapping[str, Any]) -> Any:
     """Return the question of a row, by which overlapping rows are found: its prompt, or its messages without those of
-    the assistant.
-    """
+    the assistant."""
     if "messages" in row:
         return [message for message in row["messages"] if message["role"] != "assistant"]
     return row.get("prompt")
@@ -162,7 +160,8 @@ def asked(row: Mapping[str, Any]) -> Any:
 
 
 def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
-    """Return `n` rows that a task makes, drawn with the run's seed. Of `labelled` rows, two have the same prompt.
+    """Return `n` rows that a task makes, drawn with the run's seed. If the form is `labelled`, each prompt has two
+    rows: one with a desirable completion, one with an undesirable one.
 
     Raises:
         EnvironmentFailed: the task raised an exception.

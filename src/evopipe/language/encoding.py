@@ -23,8 +23,7 @@ _PRIVATE = 0xE000  # the first character of Unicode's private use area
 @dataclass(frozen=True)
 class Marked:
     """A text, and the ranges `(start, end)` of its characters that are data, in order. Special tokens in data have no
-    effect.
-    """
+    effect."""
 
     text: str
     data: tuple[tuple[int, int], ...] = ()
@@ -43,8 +42,7 @@ class Marked:
 
     def part(self, first: int, end: int | None = None) -> Marked:
         """Return the characters from `first` up to, but not including, `end`, with their marks; None as `end` is the
-        end of the text.
-        """
+        end of the text."""
         last = len(self.text) if end is None else end
         data = ((max(a, first) - first, min(b, last) - first) for a, b in self.data)
         return Marked(self.text[first:last], tuple((a, b) for a, b in data if a < b))
@@ -74,7 +72,7 @@ def encoder_of(tokenizer: Any, size: int) -> Encoder:
 class Encoder:
     """A converter of marked text to tokens, in which special tokens are recognised only outside data.
 
-    Inside, special tokens have private names that no data can contain.
+    Internally, special tokens have private names that no data can contain.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -118,8 +116,7 @@ class Encoder:
 
     def holds_special(self, text: str) -> bool:
         """Return whether a text contains a special token's text, which would take effect if the text were not marked as
-        data.
-        """
+        data."""
         return self._special.search(text) is not None
 
     def encode(self, text: Marked) -> list[int]:
@@ -127,7 +124,7 @@ class Encoder:
         return self._tokens(text).ids
 
     def tokens_from(self, text: Marked, at: int) -> list[int]:
-        """Return the tokens of a text from the character `at` on, if the whole text is tokenised at once.
+        """Tokenise a whole text, and return only its tokens from the character `at` on.
 
         If a token would lie on both sides of that character, the rest is tokenised separately, as a `continuation`.
         """
@@ -138,9 +135,8 @@ class Encoder:
         return [token for token, (start, _) in zip(ids, offsets, strict=True) if start >= cut]
 
     def continuation(self, text: Marked) -> list[int]:
-        """Return the tokens of a text that follows an unknown text, so that a tokenizer adds no space as at a text's
-        beginning.
-        """
+        """Return the tokens of a text that follows another, unknown text. A tokenizer then adds no space as at the
+        beginning of a text."""
         if not self._renamed[0].encode(PLACE, add_special_tokens=False).ids:  # it leaves out what it does not know
             return self.encode(text)
         ids, offsets, _ = self._tokens(text, PLACE)

@@ -38,16 +38,14 @@ class Sampling(NamedTuple):
 
     def rows(self, each: int) -> Sampling:
         """Repeat settings `[P]` for `each` completions of a member: `[P, R]`. Settings that are `[P, R]` already stay
-        unchanged.
-        """
+        unchanged."""
         return Sampling(*(x[:, None].expand(-1, each) if x.ndim == 1 else x for x in self))
 
 
 @dataclass(frozen=True)
 class Written:
     """The completions of `P` members, `[P, R, T]`: `R` completions of at most `T` tokens each. Completions of the same
-    prompt are adjacent; pads follow a completion's end.
-    """
+    prompt are adjacent; pads follow a completion's end."""
 
     ids: Tensor
     mask: Tensor  # bool, tokens that the model wrote, that which ends it included
@@ -186,8 +184,7 @@ def _stopped(base: Base, ids: Tensor, place_of: Tensor, alive: Tensor, group: in
 
 def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
     """Return the completions of every member as texts, cut before the stop text that ended them. For `stop` see
-    `generate`.
-    """
+    `generate`."""
     members, rows, _ = written.ids.shape
     found = []
     for p, (ids, lengths) in enumerate(zip(written.ids.tolist(), written.lengths.tolist(), strict=True)):
@@ -202,8 +199,7 @@ def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
 
 def before(text: str, stop: Sequence[str]) -> str:
     """Return the part of a text before the first occurrence of any of the texts `stop`; the whole text if there is
-    none.
-    """
+    none."""
     return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
 
 

@@ -42,8 +42,7 @@ class TransformerLayer(NamedTuple):
 @dataclass(frozen=True)
 class GPT:
     """The architecture of a member that is a small GPT. Methods without a docstring are documented in
-    `core.structure.Architecture`.
-    """
+    `core.structure.Architecture`."""
 
     layers: tuple[TransformerLayer, ...]
     hidden: int  # `H`, width of the stream; a multiple of 16, as are `head` and all nodes
@@ -54,8 +53,7 @@ class GPT:
     @classmethod
     def start(cls, cfg: LanguageConfig.Gpt, length: int) -> GPT:
         """Return the architecture of the first generation, as `params.yaml` describes it. `length` is the most tokens
-        of a row.
-        """
+        of a row."""
         return cls((TransformerLayer(cfg.heads, cfg.feedforward),) * cfg.layers, cfg.hidden, cfg.head, length)
 
     @property
@@ -68,8 +66,7 @@ class GPT:
 
     def describe(self) -> str:
         """Return a short description: `gpt 64: 4h 256, 2h 128` is 64 wide and has two layers, of 4 and 2 heads, and 256
-        and 128 nodes.
-        """
+        and 128 nodes."""
         return f"gpt {self.hidden}: " + ", ".join(f"{block.heads}h {block.nodes}" for block in self.layers)
 
     def to_json(self) -> dict[str, Any]:

@@ -37,8 +37,7 @@ class LowRank(NamedTuple):
 
 class WeightDelta(NamedTuple):
     """The terms that `P` members add to the weight and bias of one of the base's modules, by kind of parameter; the
-    kinds are those of `language.layers.BaseWeight`.
-    """
+    kinds are those of `language.layers.BaseWeight`."""
 
     parts: dict[str, Tensor]  # [P, rows, columns] each
 
@@ -70,8 +69,8 @@ def _add(base: Base, name: str, module: nn.Module, args: Any, out: Any) -> Any:
 
 @contextmanager
 def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
-    """Return a context in which the base's model computes with members' changes, for batches of members' rows `[P · B,
-    …]`.
+    """Return a context in which the base's model computes with members' changes, for batches `[P · B, …]` of the rows
+    of all members.
 
     `changes` has a `LowRank` or `WeightDelta` by module name. The context yields the model. The forward hooks are
     registered at the first use.
@@ -107,7 +106,7 @@ def score(
         leaves: the tensors that the context uses, for gradients.
 
     Returns:
-        the hidden states or None, and the scores. Tokens after the last one that counts have log-probability 0.
+        The hidden states or None, and the scores. Tokens after the last one in `text.mask` have log-probability 0.
     """
     (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
     each = base.rows_at_once or rows
@@ -138,7 +137,8 @@ def score(
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """Return the rows with indices `rows` `[P, b]` of each member's `x`, `[P, B]` or `[P, B, L]`."""
+    """Select rows of `x`, `[P, B]` or `[P, B, L]`, by each member's indices `rows` `[P, b]`; return `[P, b]` or `[P, b,
+    L]`."""
     return x.gather(1, rows if x.ndim == 2 else rows[..., None].expand(-1, -1, x.shape[-1]))
 
 
@@ -235,23 +235,20 @@ def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> 
 @torch.no_grad()
 def reference(base: Base, text: Text) -> Tensor:
     """Return the log-probabilities `[P, B, T]` of a text's last `T` tokens under the unchanged base; 0 outside the
-    mask.
-    """
+    mask."""
     _, scored = score(base, text)
     return scored.log_prob.masked_fill(~text.mask, 0.0)
 
 
 def padded(real: Tensor) -> bool:
     """Return whether any row begins with pads. Only such pads need an attention mask, because no token attends to pads
-    after it.
-    """
+    after it."""
     return not bool(real[..., 0].all())
 
 
 def attention_inputs(real: Tensor) -> dict[str, Tensor]:
     """Return the attention mask and the positions that a model of `transformers` needs for rows `[n, L]` that begin
-    with pads. `real` is False for pads.
-    """
+    with pads. `real` is False for pads."""
     return {"attention_mask": real.long(), "position_ids": positions(real)}
 
 

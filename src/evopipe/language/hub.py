@@ -13,8 +13,7 @@ REACH_SECONDS = 8.0
 
 def reach(ask: Callable[[], object], seconds: float = REACH_SECONDS) -> str | None:
     """Call `ask`, which sends a request to the hub, in a thread with a time limit. Return None if it succeeded, else
-    why it failed.
-    """
+    why it failed."""
     said: list[str | None] = [f"no answer within {seconds:g} s"]
 
     def run() -> None:
@@ -38,8 +37,7 @@ def first_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def quiet(logging: Any) -> Iterator[None]:
     """Silence a library's progress bars and warnings while the context is open. `logging` is the library's module
-    `utils.logging`.
-    """
+    `utils.logging`."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -42,11 +42,11 @@ _FUSED = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 
 
 def linear_layers(model: nn.Module, last: nn.Module, called: str) -> tuple[BaseWeight, ...]:
-    """Return every linear layer of a model that a LoRA adapter can stand beside: all except `last`, which computes the
-    logits, and except layers of Mamba that PEFT refuses.
+    """Return every linear layer of a model that can have a LoRA adapter: all except `last`, which computes the logits,
+    and except layers of Mamba that PEFT refuses.
 
     Raises:
-        DataError: the model, `called` so in the message, has no such layer.
+        DataError: the model has no such layer. The message names the model as `called`.
     """
     found = []
     fused = getattr(model.config, "model_type", None) in _FUSED
@@ -92,14 +92,16 @@ def _kind_of(module: nn.Module, name: str, part: str, called: str) -> str:
 
 
 def numbers(shapes: Shapes) -> int:
-    """Return the length of a flat row that holds matrices of these shapes: the sum of their sizes."""
+    """Return the length of a flat row, a vector of all weights one after another, that holds matrices of these
+    shapes."""
     return sum(math.prod(shape) for shape in shapes.values())
 
 
 def size_of(self: Any, widths: Widths) -> int:
-    """Return the length of a member's flat row: the method `Architecture.size` for a class that has `shapes`.
+    """Return the length of a member's flat row, a vector of all its weights. Classes with a method `shapes` use this
+    function as their method `Architecture.size`.
 
-    `parts_of` and, for structures, `pack`, `unpack`, `part` and `repeat` are methods in the same way.
+    In the same way they use `parts_of` and, if they are structures, `pack`, `unpack`, `part` and `repeat`.
     """
     return numbers(self.shapes(widths))
 
@@ -110,24 +112,21 @@ def parts_of(self: Any, widths: Widths, row: Tensor) -> dict[str, Tensor]:
 
 def split(row: Tensor, shapes: Shapes) -> dict[str, Tensor]:
     """Return views of the matrices in a flat row, by name. Numbers at the end of the row that belong to no matrix are
-    ignored.
-    """
+    ignored."""
     parts = row[: numbers(shapes)].split([math.prod(shape) for shape in shapes.values()])
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def place(source: Tensor, target: Tensor) -> None:
     """Copy `source` into `target` in the index range that both have, for example the upper left corner of a larger
-    matrix.
-    """
+    matrix."""
     corner = tuple(slice(min(a, b)) for a, b in zip(source.shape, target.shape, strict=True))
     target[corner] = source[corner]
 
 
 def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
     """Stack members' flat rows, each of its own architecture, as one tensor `[P, N]`, padded with zeros to the common
-    `shapes`: the method `Structure.pack`.
-    """
+    `shapes`. Classes use this function as their method `Structure.pack`."""
     found = torch.zeros(len(rows), self.size)
     for arch, row, whole in zip(self.archs, rows, found, strict=True):
         into = split(whole, self.shapes)

@@ -25,7 +25,8 @@ _PREFIX = "base_model.model."
 
 
 def adapter_files(base: Base, arch: LoRA, row: Tensor) -> dict[str, bytes]:
-    """Return a LoRA adapter, a flat row, as PEFT's two files: file contents by name."""
+    """Convert a LoRA adapter, given as a flat row of its weights, to PEFT's two files; return the files' contents by
+    name."""
     tensors = {}
     for name, part in arch.named(Adapted.of(base), row).items():
         layer, _, which = name.rpartition(".")
@@ -112,8 +113,7 @@ def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
 
 def doubt(folder: Path, base: Base) -> str | None:
     """Return a warning that an adapter may belong to another base, although its shapes fit; None if its configuration
-    names this base.
-    """
+    names this base."""
     named = parse_json(read_bytes(folder / CONFIG), str(folder / CONFIG)).get("base_model_name_or_path")
     if isinstance(named, str) and named and Path(named).resolve() == Path(base.name).resolve():
         return None

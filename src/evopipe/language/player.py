@@ -34,8 +34,7 @@ POLICY, WEIGHTS = "policy.json", "weights.safetensors"
 
 class GamePolicy:
     """A trained player of a task's games, such as Wordle. `about` is the content of its `policy.json`: scores, lineage
-    and provenance.
-    """
+    and provenance."""
 
     def __init__(
         self, about: Mapping[str, Any], task: Any, algo: Any, cfg: Any, hyper: Hyper, nets: Mapping[str, Net]
@@ -50,14 +49,12 @@ class GamePolicy:
 
     def act(self, seeds: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """Return a function that chooses the next tokens of one game for each of `seeds` `[n]`, for the task's
-        `play`.
-        """
+        `play`."""
         return joint_writer([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
 
     def play(self, games: int = 1, seed: int = 0) -> Any:
         """Play `games` games; return what the task's `play` returns: the return and the number of tries of each game,
-        whether it was won, and the games as data.
-        """
+        whether it was won, and the games as data."""
         seeds = rng.seeds(np.full(games, rng.run_key(seed)), Purpose.EPISODE, np.arange(games))
         return self.task.play(seeds, self.act(seeds))
 
@@ -65,8 +62,7 @@ class GamePolicy:
         self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
     ) -> None:
         """Play games for a user: call `show` with each game as text, and `tell` with its return, at the end with the
-        mean. `ask` is not used.
-        """
+        mean. `ask` is not used."""
         played = self.play(games, seed)
         for row, total in zip(played.rows, played.returns, strict=True):
             show("\n".join(squares(row)) if "guesses" in row else json.dumps(row))
@@ -87,7 +83,7 @@ class GamePolicy:
             seed: seed of the random draws.
 
         Returns:
-            the new tokens as text, or a list of texts for a list of prompts.
+            The new tokens as text, or a list of texts for a list of prompts.
 
         Raises:
             UsageError: a value is out of its range, or a prompt has unknown tokens or is too long.
@@ -158,8 +154,8 @@ def read(
     """Read an exported player; `about` is the content of its `policy.json`.
 
     Returns:
-        the block `language` of the parameters, the task, the algorithm's configuration, the architecture, and a flat
-            row of each network that chooses tokens, by name.
+        The block `language` of the parameters, the task, the algorithm's configuration, the architecture, and a flat
+        row of each network that chooses tokens, by name.
 
     Raises:
         DataError: a file is damaged, or the task now has other tokens.
@@ -204,8 +200,7 @@ def load(folder: Path, about: Mapping[str, Any], algo: Any) -> GamePolicy:
 
 def squares(row: Mapping[str, Any]) -> list[str]:
     """Return the turns of a word game, each as a line of coloured letters for terminals, followed by its colours as
-    text.
-    """
+    text."""
     shades = {"g": "green", "y": "yellow", "b": "bright_black"}
     turns = []
     for guess, told in zip(row["guesses"], row["colours"], strict=True):

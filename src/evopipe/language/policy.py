@@ -80,8 +80,7 @@ class LanguagePolicy:
         self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
     ) -> None:
         """Chat with a user: complete each line that `ask` returns, and call `show` with the completion, until `ask`
-        returns an empty line. The other arguments are not used.
-        """
+        returns an empty line. The other arguments are not used."""
         while line := ask():
             show(self.generate(line))
 
@@ -102,7 +101,7 @@ class LanguagePolicy:
             stop: one text or several that end a completion and are removed from it; None for those of training.
 
         Returns:
-            a text for a text, a list of texts for a list. If `samples` is above 1, each text is a list of that many.
+            A text for a text, a list of texts for a list. If `samples` is above 1, each text is a list of that many.
 
         Raises:
             UsageError: a value is out of its range, or prompt and completion are longer than the base's context length.
@@ -234,7 +233,6 @@ def read_change(folder: Path, base: Base) -> Tensor:
 
 def described(folder: Path) -> dict[str, Any] | None:
     """Return the content of `policy.json` in an exported folder, if that holds a language model or a player of games;
-    None if it holds another kind of policy.
-    """
+    None if it holds another kind of policy."""
     about = parse_json(read_folder(folder, only=(POLICY,))[POLICY], str(folder / POLICY))
     return about if isinstance(about, dict) and "base" in about else None

@@ -18,8 +18,7 @@ from torch import Tensor, distributed
 @dataclass(frozen=True)
 class Together:
     """The group of processes that compute one member together, including this process. A group of one process sends
-    nothing.
-    """
+    nothing."""
 
     size: int = 1
     place: int = 0  # of this process among them
@@ -36,8 +35,7 @@ class Together:
 
     def tell(self, part: int, *tensors: Tensor) -> None:
         """Broadcast tensors from the process that computes the part to all other processes of the group, which receive
-        them in place.
-        """
+        them in place."""
         if self.size == 1:
             return
         for tensor in tensors:
@@ -49,7 +47,7 @@ class Together:
     def agreed(self, stopped: Callable[[], bool], device: torch.device) -> Callable[[], bool]:
         """Return a function that returns the same in all processes: whether the first process's `stopped` is true.
 
-        All processes must call the function at the same points of their work. `device` is that of the message.
+        All processes must call the function at the same points of their work. `device` holds the message.
         """
         if self.size == 1:
             return stopped

@@ -58,7 +58,8 @@ class _Ragged:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A dataset of text as rows of JSON data and as tokens, with its splits."""
+    """A dataset of text as rows of JSON data and as tokens, with the indices of its training, validation and
+    test rows."""
 
     form: Form  # of the rows
     rows: Sequence[Mapping[str, Any]]  # as they were read
@@ -72,8 +73,7 @@ class Corpus:
 
     def prompt_batch(self, index: Rows, pad: int) -> tuple[Tensor, Tensor]:
         """Return the prompts of some rows, `[n, L]` int64 padded on the left, and a mask `[n, L]` bool that is False
-        for pads.
-        """
+        for pads."""
         return stacked([self.prompts[int(i)] for i in index], pad, left=True)
 
     def batch(self, index: Rows, pad: int) -> Text:
@@ -139,8 +139,7 @@ def tokenise(
 
 def seen(rows: Sequence[Mapping[str, Any]], splits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the indices of validation rows and of test rows whose prompt is also the prompt of a training row, by the
-    split's name.
-    """
+    split's name."""
     of = {name: [data.asked(rows[i]) for i in index.tolist()] for name, index in splits.items()}
     return {name: splits[name][data.same(of["train"], of[name])] for name in SPLITS[1:]}
 

@@ -51,8 +51,7 @@ class VLLMEngine:
         how: Sampling, keys: Tensor, when: int, stop: Stops = (),
     ) -> Written:  # fmt: skip
         """Complete prompts of all members with their adapters. For arguments and result see
-        `language.generate.generate`; entropies are 0.
-        """
+        `language.generate.generate`; entropies are 0."""
         import vllm
         from vllm.lora.request import LoRARequest
 

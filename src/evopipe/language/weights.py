@@ -91,8 +91,7 @@ def _told(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 def misfit(config: Any, held: Mapping[str, Header]) -> str | None:
     """Return a message that names a stored tensor of another shape than the `transformers` configuration requires; None
-    if all fit. No memory is allocated for the model.
-    """
+    if all fit. No memory is allocated for the model."""
     from transformers import AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_config

@@ -20,7 +20,7 @@ Logits = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class Writer:
-    """A function object that chooses the next token of every game: `n` games of each of `P` members.
+    """A callable object that returns the next token of every game: of `n` games of each of `P` members.
 
     Keys and values of earlier tokens are cached, so that no token is computed twice. A game's random draws depend only
     on its own seed and the token's position. Members are therefore compared on the same draws.
@@ -106,8 +106,7 @@ def joint_writer(
     writers: Sequence[tuple[Writer, np.ndarray]], turn: int
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Return one function that chooses tokens for the games of several writers. Each pair in `writers` is a writer and
-    the indices of the rows that it plays; `turn` is the number of tokens in a turn.
-    """
+    the indices of the rows that it plays; `turn` is the number of tokens in a turn."""
 
     def act(ids: np.ndarray, used: np.ndarray) -> np.ndarray:
         found = np.zeros(len(ids), np.int64)

@@ -85,8 +85,7 @@ def _number(value: Any) -> Any:
 
 def seeds(n: int, seed: int) -> list[dict[str, Any]]:
     """Return `n` tasks, each `{"seed": …}` with a seed of its own; another `seed` (for n up to a million) gives other
-    tasks.
-    """
+    tasks."""
     return [{"seed": seed * 1_000_000 + i} for i in range(n)]
 
 

@@ -24,14 +24,12 @@ _LONGEST = 20_000  # characters of a tool's output that an agent is told
 
 class EpisodeLost(Exception):
     """Raised when the server that answers tool calls has died or is too late: the episode fails. Other exceptions of
-    tools become messages for the agent.
-    """
+    tools become messages for the agent."""
 
 
 class ToolsEnvironment(BaseEnv):
     """The base class of environments that offer tools to a `CallingAgent`. An episode ends with a completion that calls
-    no tool.
-    """
+    no tool."""
 
     scores_cut: ClassVar[bool] = True
     answer = ""  # the last completion, without its calls
@@ -44,8 +42,7 @@ class ToolsEnvironment(BaseEnv):
     @abstractmethod
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Call a tool by its name and return its result. `step` converts an exception to a message for the agent,
-        except `EpisodeLost`, which ends the episode.
-        """
+        except `EpisodeLost`, which ends the episode."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         calls = action["calls"] if isinstance(action, Mapping) else []
@@ -141,8 +138,7 @@ def _awaited(found: Any) -> Any:
 
 def judged(reward_fn: RewardFunction, task: dict[str, Any], answer: str) -> Any:
     """Call a reward function with a task and the agent's answer, and return the reward as a plain value, not as a
-    `RewardOutput`.
-    """
+    `RewardOutput`."""
     found = reward_fn(task, answer)
     return found.reward if isinstance(found, RewardOutput) else found
 

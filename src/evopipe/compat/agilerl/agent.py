@@ -86,8 +86,7 @@ class Agent(View):
     @property
     def learn_step(self) -> int:
         """The number of environment steps between two updates; for on-policy algorithms, the number of steps in a
-        rollout.
-        """
+        rollout."""
         return int(self._setting("learn_step"))
 
     def _setting(self, name: str) -> float:
@@ -124,8 +123,7 @@ class Agent(View):
 
     def live(self) -> Cohort:
         """Return the tensors with which the agent acts and learns, as a cohort of this one member. They change in
-        place.
-        """
+        place."""
         if self._cohort is None:
             (self._cohort,) = self.breed.spec.form([self._member])
         return self._cohort
@@ -148,10 +146,10 @@ class Agent(View):
                 `[n, K, M]`; None at the beginning of episodes.
 
         Returns:
-            actions as the environment takes them, `[n, …]`, or a single action for a single observation; for a team, a
-                dictionary by agent. Algorithms that learn from rollouts return (action, log-probability, entropy,
-                value), `[n]` each; a recurrent agent also returns its new hidden state. The continuous actions of these
-                algorithms are not clipped: clip them to the environment's bounds.
+            Actions as the environment takes them, `[n, …]`, or a single action for a single observation; for a team, a
+            dictionary by agent. Algorithms that learn from rollouts return (action, log-probability, entropy, value),
+            `[n]` each; a recurrent agent also returns its new hidden state. The continuous actions of these algorithms
+            are not clipped: clip them to the environment's bounds.
 
         Raises:
             UsageError: a shape does not fit.
@@ -227,7 +225,7 @@ class Agent(View):
                 step.
 
         Returns:
-            the loss; NaN after the agent has diverged.
+            The loss; NaN after the agent has diverged.
 
         Raises:
             UsageError: there is nothing to learn from, or a shape does not fit.
@@ -283,8 +281,7 @@ class Agent(View):
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
         """Copy the counters of `parent`, and the position in the random draws of `slot`, the agent that this agent
-        replaces.
-        """
+        replaces."""
         super().go_on_from(parent, slot)
         self._acted, self._learned, self.training = slot._acted, slot._learned, parent.training
 

@@ -47,8 +47,7 @@ class Breed:
     @property
     def about(self) -> dict[str, Any]:
         """The algorithm, its configuration and the spaces as JSON data, in the form of an exported policy's
-        `policy.json`.
-        """
+        `policy.json`."""
         own = self.team.to_json() if self.team is not None else self.actions.to_json() | self.observations.to_json()
         return settings_of(self.params.env, self.params.train.algo, self.params.algo_config) | own
 
@@ -82,8 +81,7 @@ class Breed:
 
     def drawn(self, own: Any, count: int, space: ActionSpace | None = None) -> torch.Tensor:
         """Convert `count` actions from the environment's units to the algorithm's encoding, `[n, …]` without pads. This
-        is the inverse of `undrawn`.
-        """
+        is the inverse of `undrawn`."""
         space = space or self.actions
         array = np.asarray(own).reshape(count, *space.shape)
         if space.bounds is None:
@@ -96,8 +94,7 @@ class Breed:
 
     def with_params(self, params: Params, spec: EnvSpec, spaces: tuple[Any, Any] | None = None) -> Breed:
         """Return a copy with other parameters and another run configuration `spec`. If `spaces` is given, it replaces
-        the observation and action space.
-        """
+        the observation and action space."""
         if spaces is None:
             return replace(self, spec=spec, params=params)
         return replace(_of_spaces(*spaces, self.team is not None), spec=spec, params=params)
@@ -142,15 +139,13 @@ def build(params: Params, observations: Any, actions: Any) -> Breed:
 
 def by_agent(spaces: Any) -> bool:
     """Return whether `spaces` belongs to a team: whether it is a dictionary of spaces by agent, not a Gymnasium
-    space.
-    """
+    space."""
     return isinstance(spaces, Mapping) and not isinstance(spaces, gymnasium.Space)
 
 
 def spaces_of(breed: Breed) -> Spaces:
     """Return a population's spaces in the form that algorithms use: the widths and kinds of observations and
-    actions.
-    """
+    actions."""
     found: Spaces = breed.actions.spaces(breed.observations) if breed.team is None else breed.team.spaces
     return found
 

@@ -29,8 +29,7 @@ _SPELLED = {"obs": "state", "next_obs": "next_state", "terminated": "done"}
 
 class Memory(ABC):
     """The base class of replay buffers. A transition has five parts: state, action, reward, next state and done;
-    `field_names` says in which order they are saved.
-    """
+    `field_names` says in which order they are saved."""
 
     def __init__(self, memory_size: int, field_names: Sequence[str]) -> None:
         self._names = [_SPELLED.get(name, name) for name in field_names]
@@ -362,8 +361,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def update_priorities(self, index: Any, priorities: Any) -> None:
         """Set the priorities `[B]` of the transitions with the row indices `index` `[B]`. `agent.learn` calls it by
-        itself.
-        """
+        itself."""
         assert self.replay.priorities is not None
         at, errors = (torch.as_tensor(x).reshape(1, -1) for x in (index, priorities))
         self.replay.priorities.update(torch.zeros(1, dtype=torch.int64), at.long(), errors.float())

@@ -86,8 +86,7 @@ def remember(env: Any, config: EnvConfig) -> None:
 
 def evaluation_pool(env: Any, rows: int) -> EnvPool:
     """Return a pool of at least `rows` environments like `env` for testing agents. The pool is closed when `env` is
-    garbage-collected.
-    """
+    garbage-collected."""
     if env not in _pools or _pools[env].rows < rows:
         if env in _pools:
             _pools.pop(env).close()

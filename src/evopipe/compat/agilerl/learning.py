@@ -25,8 +25,7 @@ from evopipe.types import ACTS, GONE, Batch, Chosen, Tensor
 @dataclass(frozen=True)
 class RecordedStep:
     """A step of `E` environments in the algorithm's encoding, as rollouts hold it. For a team, `E` is the number of
-    environments times the number of agents.
-    """
+    environments times the number of agents."""
 
     obs: np.ndarray  # `[E, O]` float32, the true next observation
     action: torch.Tensor  # `[E, …]`, see `Batch.action`
@@ -86,8 +85,7 @@ class RolloutBuffer:
 
     def cut(self) -> None:
         """Mark running episodes as truncated after the last step, because the environments are reset before the next
-        step.
-        """
+        step."""
         if self.taken:
             last = self.taken[-1]
             self.taken[-1] = replace(last, truncated=last.truncated | ~(last.terminated | last.idle))

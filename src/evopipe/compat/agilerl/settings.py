@@ -218,8 +218,7 @@ def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[st
 
 def own_names(algo: str, name: str) -> list[str]:
     """Return evopipe's names of a hyper-parameter that may mutate: an empty list if the algorithm has none, one name,
-    or for `lr` the names of all learning rates.
-    """
+    or for `lr` the names of all learning rates."""
     able = evolvable(algos.get(algo).Config)
     if "lr_value" in able:  # of language models: the actor's is `lr` itself
         name = {"lr_actor": "lr_policy", "lr_critic": "lr_value"}.get(name, name)
@@ -232,8 +231,7 @@ def own_names(algo: str, name: str) -> list[str]:
 
 class LanguageSettings(TypedDict, total=False):
     """Hyper-parameters of algorithms for language models. Those that are not given have the algorithm's defaults
-    (`evopipe params block`). An error is raised for a hyper-parameter that the algorithm does not have.
-    """
+    (`evopipe params block`). An error is raised for a hyper-parameter that the algorithm does not have."""
 
     batch_size: int
     """Completions an update; None or more than a step has: all of a step."""

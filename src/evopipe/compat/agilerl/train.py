@@ -80,8 +80,7 @@ def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
 
 def entering(agents: Sequence[Any], seed: int) -> list[Member]:
     """Return the agents' members in order, with the slots, ids and random keys that they have in a run with
-    this seed.
-    """
+    this seed."""
     keys, members = rng.member_keys(seed, range(len(agents))), [agent.member for agent in agents]
     ids = [member.id for member in members]
     if len({*ids}) < len(ids):

@@ -22,8 +22,7 @@ _Bools = npt.NDArray[np.bool_]
 
 class Marks(NamedTuple):
     """Flags of `n` environments for the step that led to their observations, bool `[n]` each: whether the step was a
-    reset, and whether it terminated or truncated the episode.
-    """
+    reset, and whether it terminated or truncated the episode."""
 
     began: _Bools  # nothing: a reset, whatever action was given
     terminated: _Bools

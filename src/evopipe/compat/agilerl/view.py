@@ -15,8 +15,7 @@ from evopipe.mutations import NONE, Mutation
 
 class View:
     """The base class of agents: a view of one member, with the attributes that AgileRL's scripts read and write. See
-    `Agent` and `LanguageAgent`.
-    """
+    `Agent` and `LanguageAgent`."""
 
     def __init__(self, breed: Any, member: Member, mutation: Mutation = NONE) -> None:
         self.breed, self._member, self.mutation = breed, member, mutation
@@ -42,8 +41,7 @@ class View:
     @property
     def hp(self) -> Mapping[str, float]:
         """The agent's values of the hyper-parameters that may mutate, by name. Other hyper-parameters are the same for
-        the whole population.
-        """
+        the whole population."""
         return MappingProxyType(dict(self._member.hyper))
 
     @property

@@ -24,8 +24,7 @@ class _To(NamedTuple):
 
 def truth(value: Any) -> bool:
     """Convert a value of a configuration to a bool. A text is True if it is `true`, `1` or `yes`, in any case of
-    letters.
-    """
+    letters."""
     return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
 
 
@@ -232,8 +231,7 @@ def _loggers(documented: Values) -> list[str]:
 
 def masks(documented: Values) -> list[str]:
     """Return the termination reasons of episodes from which members do not learn, according to rLLM's
-    documented keys.
-    """
+    documented keys."""
     found = []
     if truth(documented.get("rllm.compact_filtering.enable", False)):
         found = [name for key, name in FILTERS.items() if truth(documented.get(key, False))]

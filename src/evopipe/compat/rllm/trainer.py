@@ -208,8 +208,7 @@ class AgentTrainer:
 
     def make(self, outside: Any = None) -> Callable[..., Workflow]:
         """Return the function that makes the workflow of one episode. `outside` is the server for agents that call the
-        model over HTTP; None if there are no such agents.
-        """
+        model over HTTP; None if there are no such agents."""
         agents, own = self.resolved.agents, cast("Any", self.workflow_class)
         if outside is not None:
             return cast("Callable[..., Workflow]", outside.make)
@@ -228,8 +227,7 @@ class AgentTrainer:
 
     def explain(self) -> str:
         """Return the configuration in effect as text: a line for each key with its value and the value's source, then
-        the keys that have no effect.
-        """
+        the keys that have no effect."""
         found: list[str] = []
         params = self.resolved.params
         blocks = {
@@ -272,8 +270,7 @@ class AgentTrainer:
 
     def evaluate(self) -> dict[str, Any]:
         """Score the untrained base model, or the first member of `population.start`, on the test or validation tasks;
-        return mean, interval, pass@1 and pass@k.
-        """
+        return mean, interval, pass@1 and pass@k."""
         with self._idle() as (regime, member):
             return self._reported(regime, member)
 
@@ -285,7 +282,7 @@ class AgentTrainer:
             tasks: a `Dataset`, a list of mappings, or a file of tasks; None for the validation tasks.
 
         Returns:
-            the episodes as JSON data, failed ones included, in the order of the tasks; `Episode.from_dict` reads them.
+            The episodes as JSON data, failed ones included, in the order of the tasks; `Episode.from_dict` reads them.
         """
         given = _dataset_of(tasks, "tasks") if tasks is not None else self.val_dataset
         assert given is not None
@@ -307,7 +304,7 @@ class AgentTrainer:
             stopped: a function that is called repeatedly; it returns whether to stop.
 
         Returns:
-            the sessions that clients have named, as episodes in JSON data; at most the last 1024.
+            The sessions that clients have named, as episodes in JSON data; at most the last 1024.
 
         Raises:
             UsageError: the port is in use.

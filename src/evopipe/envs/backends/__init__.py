@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 class RowStepper(Protocol):
     """The interface of an object that steps the `R` environments of a pool. Each call names some of its rows, `[n]`; a
-    row is one environment.
-    """
+    row is one environment."""
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in each of these rows `[n]`, from its own seed `[n]`; return the first observations and
@@ -42,7 +41,8 @@ class RowStepper(Protocol):
         """
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Start a step of these rows, with actions in the algorithm's encoding; `receive` finishes it."""
+        """Start a step of these rows, with actions in the algorithm's encoding (see `EnvPool.step`); `receive` finishes
+        it."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """Finish the step that `send` started with the same arguments, and return its results.
@@ -57,8 +57,7 @@ class RowStepper(Protocol):
 
 class Backend(NamedTuple):
     """The functions `rows` and `tensors` of a backend's module, each None if the module lacks it, and whether the
-    backend supports teams.
-    """
+    backend supports teams."""
 
     rows: Callable[..., RowStepper] | None
     tensors: Callable[..., Any] | None
@@ -87,6 +86,5 @@ def get(cfg: EnvConfig) -> Backend:
 
 def as_tensors(cfg: EnvConfig) -> Callable[..., Any] | None:
     """Return the function of `env.backend` that makes a `TensorPool` or an object like it; None if the backend has no
-    such function.
-    """
+    such function."""
     return get(cfg).tensors

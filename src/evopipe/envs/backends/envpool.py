@@ -51,8 +51,7 @@ class EnvpoolRows:
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in each of these rows, in an environment of envpool that was constructed with the episode's
-        seed. See `RowStepper.reset`.
-        """
+        seed. See `RowStepper.reset`."""
         if any(not self._spares.get(seed) for seed in seeds.tolist()):
             self._restock(seeds, upcoming)
         for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):

@@ -17,8 +17,7 @@ _DRAWS = 20  # of an expression that is to be new
 
 class Arithmetic(Schema):
     """A task of calculating with integers, such as `12+7=` → `19`; products come before sums. The last number in a
-    completion is its answer.
-    """
+    completion is its answer."""
 
     operations: Annotated[tuple[Literal["+", "-", "*"], ...], Field(strict=False, min_length=1)] = Field(
         ("+",), description="what joins two numbers, each as often as the others"
@@ -40,8 +39,7 @@ class Arithmetic(Schema):
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
         """Make rows of random expressions, without duplicates if there are enough of them. The rejected answer of a
-        pair differs from the right one by 1 to 9.
-        """
+        pair differs from the right one by 1 to 9."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):

@@ -51,8 +51,7 @@ class GymTask(Schema):
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
         """Make rows of questions. If a question has no single answer, its `answer` is empty, and it has no
-        `completion`.
-        """
+        `completion`."""
         seed = int(rng.integers(2**31))
         made = self._questions(seed, n)
         return [_row(each, seed, n, index) for index, each in zip(range(n), made, strict=False)]

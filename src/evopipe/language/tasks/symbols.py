@@ -53,8 +53,7 @@ class Symbols(Schema):
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
         """Make rows of random prompts, without duplicates if there are enough of them. The two completions of a pair
-        differ; a row has no pair if its operations all give the same.
-        """
+        differ; a row has no pair if its operations all give the same."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):
@@ -85,8 +84,7 @@ class Symbols(Schema):
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
         """Return 1 if the completion is the answer, else 0. With `by_place`, return the share of positions at which
-        both agree.
-        """
+        both agree."""
         answer = str(row["answer"])
         if not self.by_place:
             return float(completion == answer)

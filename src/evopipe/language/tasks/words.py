@@ -25,8 +25,7 @@ COLOURS = "byg"
 
 class Vocabulary:
     """A list of words of the same length, without duplicates (see `read_words`), and the colours that each guess gets
-    for each secret word.
-    """
+    for each secret word."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
@@ -41,8 +40,7 @@ class Vocabulary:
     @cached_property
     def codes(self) -> np.ndarray:
         """The colours that each word gets as a guess for each secret word, as codes (see `code`): `[guesses, words]`
-        uint16.
-        """
+        uint16."""
         text = np.array(self.words).view(np.uint32).reshape(len(self), self.length)
         rows = max(1, _AT_ONCE // (len(self) * self.length**2))
         return np.concatenate([code(text[i : i + rows, None], text) for i in range(0, len(self), rows)])
@@ -57,8 +55,7 @@ class Vocabulary:
 
     def gains(self, possible: np.ndarray) -> np.ndarray:
         """Return the expected information of every word as a guess, `[V]` in bits, if all `possible` words (bool `[V]`)
-        are equally likely. This is the entropy of the colours that the guess gets.
-        """
+        are equally likely. This is the entropy of the colours that the guess gets."""
         codes = self.codes[:, possible]
         n, k = codes.shape
         at = codes + np.arange(n)[:, None] * 3**self.length
@@ -68,8 +65,7 @@ class Vocabulary:
 
     def best(self, possible: np.ndarray) -> int:
         """Return the index of the guess with the most expected information. Ties go to a possible word, then to the
-        lowest index.
-        """
+        lowest index."""
         key = np.packbits(possible).tobytes()
         if key not in self._best:
             self._best[key] = int(np.argmax(np.round(self.gains(possible), 9) + 1e-10 * possible))
@@ -96,8 +92,7 @@ def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
 
 class WordGames:
     """The state of `rows` running Wordle games. A game has no fixed secret: each guess is answered for a word that is
-    drawn among those that agree with all earlier colours.
-    """
+    drawn among those that agree with all earlier colours."""
 
     def __init__(self, vocabulary: Vocabulary, rows: int) -> None:
         self.vocabulary = vocabulary
@@ -124,8 +119,7 @@ class WordGames:
 
 def draw(allowed: np.ndarray, chance: np.ndarray) -> np.ndarray:
     """Draw an index in each row, `[R]`, uniformly among the `allowed` ones (bool `[R, V]`), or among all if none is
-    allowed. `chance` `[R]` has random numbers in [0, 1).
-    """
+    allowed. `chance` `[R]` has random numbers in [0, 1)."""
     allowed = allowed | ~allowed.any(axis=1, keepdims=True)
     count = allowed.cumsum(axis=1)
     place: np.ndarray = (count > (chance * count[:, -1]).astype(np.int64)[:, None]).argmax(axis=1)
@@ -172,8 +166,9 @@ def read_words(source: str | Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         MissingInputError: the file does not exist.
-        DataError, ParamsError: there are duplicates, words of different lengths, or entries that are no words. The
-            first is for a file, and names the line; the second for a list.
+        DataError: a file has duplicates, words of different lengths, or lines that are no words; the message names the
+            line.
+        ParamsError: the list has duplicates, words of different lengths, or entries that are no words.
     """
     if source == "tiny":
         return tuple(map("".join, product("abcd", repeat=2)))
