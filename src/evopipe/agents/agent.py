@@ -1,4 +1,4 @@
-"""Agents: they turn observations into a chat, and a completion into an action."""
+"""Agents, which convert observations to a chat, and the model's completions to actions."""
 
 from __future__ import annotations
 

@@ -236,7 +236,8 @@ class Threads:
             *args: its arguments.
             blocking: True for a thread, `"process"` for a process, False for neither.
             seconds: the time limit; None for no limit.
-            undo: is called with the result of a call that returns after its time limit, in a thread.
+            undo: a function that gets the result of a thread's call that returns only after its time limit; None for
+                none.
 
         Raises:
             TimeoutError: the call takes longer than `seconds`.

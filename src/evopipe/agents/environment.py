@@ -1,4 +1,4 @@
-"""Environments of agents: they say what actions lead to, and reward them."""
+"""Environments of agents: base classes, and adapters for tools and for Gymnasium."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round taught, token by token, of some of its episodes: advantages, and probabilities after the update."""
+"""Advantages of tokens, and their log-probabilities after the update, for some episodes of a round."""
 
 from __future__ import annotations
 

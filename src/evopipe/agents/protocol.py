@@ -1,4 +1,4 @@
-"""What OpenAI's API says, as data: requests are checked, completions become answers, faults become errors."""
+"""OpenAI's API as data: checks of requests, and conversion of completions to answers and of failures to errors."""
 
 from __future__ import annotations
 

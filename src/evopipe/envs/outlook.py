@@ -1,4 +1,4 @@
-"""What random play shows of an environment before anybody trains in it: scales, rewards, lengths, speed."""
+"""Findings about an environment from random play: scales of observations, rewards, episode lengths and speed."""
 
 from __future__ import annotations
 

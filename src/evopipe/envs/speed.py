@@ -1,4 +1,4 @@
-"""How fast an environment steps here, by backend and by number of worker processes."""
+"""Measurements of an environment's speed on this machine, by backend and by number of worker processes."""
 
 from __future__ import annotations
 

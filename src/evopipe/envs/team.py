@@ -170,15 +170,15 @@ class TeamSpace:
 
     @cached_property
     def observation(self) -> ObservationSpace:
-        """The observation space of one agent in an array `[K, O]`: the space that all agents share, or else vectors of
-        the longest agent's length."""
+        """The observation space that fits every agent: the space that all agents share, or else vectors of the longest
+        agent's length."""
         if len({*self.observations}) == 1:
             return self.observations[0]
         return ObservationSpace.vector(max(space.size for space in self.observations))
 
     @cached_property
     def action(self) -> ActionSpace:
-        """The action space of one agent in an array with an axis K: that of the agent with the most actions."""
+        """The action space that fits every agent. Its width is that of the agent with the most actions."""
         kind, size = self.actions[0].kind, max(action.size for action in self.actions)
         if kind == "continuous":
             return ActionSpace(kind, (size,), bounds=(np.full(size, -1.0), np.ones(size)))

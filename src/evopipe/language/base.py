@@ -185,12 +185,12 @@ class Base:
     def conversation(
         self, messages: Sequence[Mapping[str, str]], system: str | None
     ) -> tuple[list[int], list[tuple[list[int], bool]]]:
-        """Return the tokens of a chat before its first answer, and the rest in pieces, each with a flag that is true
-        for an answer.
+        """Return the tokens of a chat before its first answer, and the rest of the chat in pieces, each with a flag
+        that is true for an answer.
 
-        An answer is a message of the assistant with the end of its turn, which members learn; the other pieces are the
-        text between answers. The chat is tokenised as one text; for tokens that would lie on both sides of a cut see
-        `completed`.
+        An answer is a message of the assistant with the end of its turn; members learn to write answers. The other
+        pieces are the text between them. The chat is tokenised as one text; for tokens that would belong to two pieces
+        see `completed`.
 
         Raises:
             DataError: see `chats.answers`.

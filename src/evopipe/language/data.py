@@ -100,7 +100,8 @@ def unpaired(rows: Sequence[Row]) -> list[Row]:
 
 
 def check_rows(rows: Sequence[Any], form: str, where: str) -> None:
-    """Check that there are rows, and that each has the fields of its form; see `check_row`. Messages count rows from 1.
+    """Check that there is at least one row, and that each row has the fields of `form`; see `check_row`. Error messages
+    begin with `where` and number rows from 1.
 
     Raises:
         DataError: a row does not have the form, or there are no rows.

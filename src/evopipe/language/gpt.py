@@ -85,7 +85,8 @@ class GPT:
         return cls(tuple(TransformerLayer(*block) for block in told.layers), told.hidden, told.head, told.length)
 
     def shapes(self, widths: Widths) -> Shapes:
-        """Return the shape of every weight matrix by name, in their order in a member's flat row.
+        """Return the shape of every weight matrix by name, in the order in which a member's flat row (a vector of all
+        its weights) holds the matrices.
 
         The columns of `attend` are query, key and value of each head in turn.
         """

@@ -22,7 +22,7 @@ _MORE = 7  # parts, at most, that rows are divided into for their lengths' sake
 
 
 class LowRank(NamedTuple):
-    """A LoRA term of `P` members beside a linear layer of the base: `W x + s · B A x`."""
+    """A LoRA term of `P` members that is added to the output of a linear layer of the base: `W x + s · B A x`."""
 
     a: Tensor  # [P, in, r]
     b: Tensor  # [P, r, out]

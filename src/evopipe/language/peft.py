@@ -47,7 +47,8 @@ def adapter_files(base: Base, arch: LoRA, row: Tensor) -> dict[str, bytes]:
 
 
 def read_adapter(folder: Path, base: Base) -> tuple[LoRA, Tensor]:
-    """Read a LoRA adapter for this base from a folder that PEFT wrote; return its architecture and its flat row.
+    """Read a LoRA adapter for this base from a folder that PEFT wrote; return its architecture, and its weights as one
+    vector, a flat row.
 
     Raises:
         MissingInputError: one of its files is missing.

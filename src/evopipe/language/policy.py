@@ -216,7 +216,8 @@ def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePol
 
 
 def read_change(folder: Path, base: Base) -> Tensor:
-    """Read the exported change of all weights (`language.full`) of the best member, as a flat row.
+    """Read the exported changes of all weights (`language.full`) of the best member; return them as one vector, a flat
+    row.
 
     Raises:
         MissingInputError: the file is missing.

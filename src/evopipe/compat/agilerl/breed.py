@@ -1,4 +1,4 @@
-"""What all agents of a population have in common: algorithm, parameters and spaces."""
+"""The algorithm, the parameters and the spaces that all agents of a population share."""
 
 from __future__ import annotations
 

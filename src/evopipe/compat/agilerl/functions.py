@@ -1,4 +1,5 @@
-"""`train_off_policy` and its like: each returns the trained population and every generation's fitnesses."""
+"""`train_off_policy` and the other training functions. Each returns the trained population and the fitnesses of every
+generation."""
 
 from __future__ import annotations
 
@@ -211,8 +212,8 @@ def train_offline(
             `rewards`, `terminals` and, if there are any, `timeouts` and `next_observations`. None if
             `minari_dataset_id` is given.
         memory: an empty replay buffer, whose capacity is the number of the dataset's last transitions that are used.
-        max_steps, evo_steps: as in `train_off_policy`, but a step is a chance of each agent to learn: an agent with a
-            learn step of 1 makes one update in each.
+        max_steps, evo_steps: as in `train_off_policy`, but without environments a step counts as one update of an agent
+            whose learn step is 1; an agent with a learn step of n makes an update in every n-th step.
         minari_dataset_id: a Minari dataset, a folder or an id.
         remote: whether Minari may download the dataset.
 

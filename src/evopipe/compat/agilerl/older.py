@@ -1,4 +1,4 @@
-"""The names of AgileRL's first versions: one table, each with a sentence that says its name now.
+"""The names of AgileRL's first versions, as functions and methods that warn and call the present ones.
 
 Their training functions counted episodes, by default of 500 steps of the vector of environments. `docs/scripts.md` has
 the import lines.

@@ -1,4 +1,4 @@
-"""What the training functions share: they convert their arguments to `Params`, and start a run."""
+"""Code that the training functions share: it converts their arguments to `Params`, and runs a training."""
 
 from __future__ import annotations
 

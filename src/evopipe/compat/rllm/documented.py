@@ -23,8 +23,8 @@ class _To(NamedTuple):
 
 
 def truth(value: Any) -> bool:
-    """Convert a value of a configuration to a bool. A text is True if it is `true`, `1` or `yes`, in any case of
-    letters."""
+    """Convert a value of a configuration to a bool. A text is True if it is `true`, `1` or `yes`, in upper or lower
+    case."""
     return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
 
 
