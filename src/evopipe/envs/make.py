@@ -103,7 +103,7 @@ def names_limit(env: gymnasium.Env[Any, Any]) -> bool:
 def guard(cfg: EnvConfig, progress: Callable[[], object] = lambda: None, factor: float = 1.0) -> Watchdog:
     """Return a context that limits the time of an environment's own code to `factor` times `env.step_seconds`.
 
-    The limit starts anew whenever the value that `progress` returns changes.
+    The time starts again whenever the value that `progress` returns changes.
     """
     return Watchdog(factor * cfg.step_seconds, "env.step_seconds", progress)
 
@@ -111,7 +111,7 @@ def guard(cfg: EnvConfig, progress: Callable[[], object] = lambda: None, factor:
 def close(*envs: gymnasium.Env[Any, Any]) -> None:
     """Close environments within 10 seconds in all. Errors of closing are ignored.
 
-    An environment that hangs while it closes is given up, and the others are closed in the remaining time.
+    An environment that hangs while it closes is abandoned, and the next environments are closed in the remaining time.
     """
     end, most = time.monotonic() + _CLOSING, _CLOSING / 2
     for env in envs:

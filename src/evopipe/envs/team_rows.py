@@ -44,8 +44,8 @@ def team_step(
     """Build the results of a team's step, and find the broken rows: those with a value that is not finite, or with an
     agent that acts next and has no legal action.
 
-    Without masks every action that an agent has is legal. The same holds for a truncated agent whose last mask allows
-    no action.
+    Without masks every action that an agent has is legal. All actions of a truncated agent are legal, too, if its last
+    mask allows no action.
     """
     broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
     cut = truncated & ~terminated & ~alive
@@ -110,8 +110,8 @@ class TeamRows:
         """Do nothing, because `receive` steps these environments."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Step the environments `rows` `[n]` with actions `[n, K, …]` in the algorithm's encoding, of which only those
-        of living agents are executed. See `Rows.receive`."""
+        """Step the environments `rows` `[n]` with actions `[n, K, …]` in the algorithm's encoding; actions of agents
+        that are not alive are ignored. See `Rows.receive`."""
         seen, ids = _Seen(self._space, len(rows), self._forces), self._space.ids
         own, turn = self._space.own_each(actions), self._turn
         with calling(self._guard, turn, "step"):

@@ -45,7 +45,7 @@ class Together:
                 tensor.copy_(whole)
 
     def agreed(self, stopped: Callable[[], bool], device: torch.device) -> Callable[[], bool]:
-        """Return a function that returns the same in all processes: whether the first process's `stopped` is true.
+        """Return a function that returns, in every process of the group, the value of the first process's `stopped`.
 
         All processes must call the function at the same points of their work. `device` holds the message.
         """

@@ -219,10 +219,10 @@ class Agent(View):
             experiences: for algorithms with a replay buffer, a batch that `memory.sample` or `sampler.sample` returned,
                 or arrays (state, action, reward, next_state, done) `[B, …]`. For algorithms that learn from rollouts,
                 lists (observations, actions, log-probabilities, rewards, dones, values) with one entry for each step,
-                then the next observation; if `dones` are those before each step, also the next done. None takes the
-                steps in `rollout_buffer`. For a team, each entry is a dictionary by agent, or each list is a dictionary
-                of equally long lists by agent. An agent that is missing from a step's observation is absent in that
-                step.
+                then the next observation. If `dones` has for each step the done before the step, not after it, the done
+                after the last step follows. None takes the steps in `rollout_buffer`. For a team, each entry is a
+                dictionary by agent, or each list is a dictionary of equally long lists by agent. An agent that is
+                missing from a step's observation is absent in that step.
 
         Returns:
             The loss; NaN after the agent has diverged.
