@@ -143,7 +143,7 @@ class Rounds:
         return member
 
     def inherit(self, parents: Sequence[int] | None) -> None:
-        """Do nothing, because this regime keeps no state for each member that children could inherit."""
+        """Do nothing, because this regime keeps no state that children could inherit."""
 
     def ended(self) -> np.ndarray:
         """Return NaN for every member, `[P]`: this regime reports no returns of training episodes here. See
@@ -151,7 +151,7 @@ class Rounds:
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Do nothing, because this regime keeps no state for each slot that a new member would have to reset."""
+        """Do nothing, because this regime keeps no state for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self._ahead.drop()
