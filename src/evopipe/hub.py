@@ -55,8 +55,8 @@ def push(folder: Path, repo: str, dry_run: Path | None, private: bool, filmed: b
         HubError: the hub cannot be reached, or refuses.
     """
     _check_name(repo)
-    if dry_run is not None and dry_run.exists() and not (dry_run / MANIFEST).is_file():
-        raise UsageError(f"push: {dry_run} is there and was not written by this; name a folder that is not there yet")
+    if dry_run is not None:
+        _check_free("push", dry_run)
     files = assemble(folder, repo, filmed, warn)
     size = f"{len(files)} files, {sum(map(len, files.values())) / 1e6:.1f} MB"
     if dry_run is not None:
@@ -86,8 +86,7 @@ def pull(repo: str, folder: Path, revision: str | None, tell: _Tell, warn: _Tell
         HubError: the hub cannot be reached.
     """
     _check_name(repo)
-    if folder.exists() and not (folder / POLICY).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"pull: {folder} is there and holds no elite; name a folder that is not there yet")
+    _check_free("pull", folder)
     with tempfile.TemporaryDirectory(prefix="evopipe-pull-") as temporary, _client(repo) as api:
         whole = Path(temporary) / "elite"
         fetch = partial(api.hf_hub_download, repo, revision=revision, local_dir=whole)
@@ -127,7 +126,7 @@ def assemble(folder: Path, repo: str, filmed: bool, warn: _Tell) -> dict[str, by
     made: dict[str, bytes] = {}
     makers: dict[str, Callable[[], bytes]] = {
         PARAMS: partial(_params, run, about),
-        LINEAGE: partial(_lineage, run),
+        LINEAGE: partial(_lineage, run, elite),
         FILM: partial(_film, policy),
     }
     if not filmed:
@@ -148,8 +147,10 @@ def _params(run: Path, about: dict[str, Any]) -> bytes:
     return read_bytes(run / PARAMS)
 
 
-def _lineage(run: Path) -> bytes:
+def _lineage(run: Path, elite: Path) -> bytes:
     """Return the picture of the lineage that the report has, with the page's colours inside itself."""
+    if (run / layout.ELITE).resolve() != elite.resolve():
+        raise MissingInputError(f"{elite} does not lie in the folder of its run, which has the reports")
     with draw.style():
         svg = figures.lineage(read(run), _WIDTH, Markup("The lineage"))
     colours = "".join(f"--{name}: {colour}; " for name, colour in draw.PALETTE.items())
@@ -202,6 +203,11 @@ def _check_name(repo: str) -> None:
         wrong = repo.count("/") != 1
     if wrong:
         raise UsageError(f"hub: {repo!r} is no name of a repository: write USER/NAME, of letters, digits, -, _ and .")
+
+
+def _check_free(what: str, folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{what}: {folder} is there, and nothing is overwritten; name a folder that is not there yet")
 
 
 @contextlib.contextmanager

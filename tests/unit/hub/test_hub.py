@@ -115,6 +115,15 @@ def test_what_is_not_of_the_elite_is_left_out_and_told(run: Path) -> None:
     assert load("dry")
 
 
+def test_an_elite_away_from_its_run_has_no_lineage(run: Path) -> None:
+    shutil.copytree(run / ELITE, run / "kept/elite")  # two folders below another run, as its own elite is
+    code, _, wrong = call("push", "run/kept/elite", "me/cart", "--dry-run", "dry", "--no-film")
+    assert code == 0
+    assert "lineage.svg is left out" in wrong
+    assert "params.yaml" not in wrong
+    assert "lineage.svg" not in contents(Path("dry"))
+
+
 def test_another_elite_replaces_the_whole(run: Path, server: Hub) -> None:
     server.repos["me/cart"] = {"old.bin": b"1", "README.md": b"old"}
     assert call("push", "run", "me/cart", "--no-film")[0] == 0
