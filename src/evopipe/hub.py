@@ -33,6 +33,7 @@ from evopipe.storage.keys import content_key
 
 FILM, LINEAGE, PARAMS = "replay.gif", "lineage.svg", "params.yaml"
 _WIDTH = 960  # pixels of the lineage
+_HALO = ".halo { paint-order: stroke; stroke: var(--surface); stroke-width: 4px; }"  # as on the page
 _FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _Tell = Callable[[str], None]
 
@@ -152,10 +153,12 @@ def _lineage(run: Path, elite: Path) -> bytes:
     if (run / layout.ELITE).resolve() != elite.resolve():
         raise MissingInputError(f"{elite} does not lie in the folder of its run, which has the reports")
     with draw.style():
-        svg = figures.lineage(read(run), _WIDTH, Markup("The lineage"))
+        svg = str(figures.lineage(read(run), _WIDTH, Markup("The lineage")))
     colours = "".join(f"--{name}: {colour}; " for name, colour in draw.PALETTE.items())
     looks = f'style="{colours}background: {draw.PALETTE["surface"]}; font-family: sans-serif"'
-    return svg.replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" {looks} ', 1).encode()
+    begin, _, rest = svg.partition(">")
+    begin = begin.replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" {looks} ')
+    return f"{begin}><style>{_HALO}</style>{rest}".encode()
 
 
 def _film(policy: Policy | TeamPolicy) -> bytes:

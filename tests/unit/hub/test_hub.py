@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from huggingface_hub import ModelCard
@@ -96,8 +98,11 @@ def test_the_card_is_what_leaderboards_read(run: Path) -> None:
         assert name in files
     assert files["replay.gif"].startswith(b"GIF89a")
     assert files["params.yaml"] == Path("run/params.yaml").read_bytes()
-    assert b"var(--elite)" in files["lineage.svg"]
-    assert b"--elite: #" in files["lineage.svg"]
+    picture = ElementTree.fromstring(files["lineage.svg"])
+    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+    used = {*re.findall(r"var\(--(\w+)\)", files["lineage.svg"].decode())}
+    assert "elite" in used
+    assert used <= {*re.findall(r"--(\w+): #", picture.attrib["style"])}
     assert call("push", "run", "me/cart", "--dry-run", "again")[0] == 0
     assert contents(Path("again")) == files
 
