@@ -39,8 +39,6 @@ def train(rows: Sequence[ZooRow], seeds: Sequence[int], jobs: int | None, tell: 
         EvopipeError: a row failed; the others have ended. The exit code is that of the first.
         Interrupted: a signal arrived; what has ended is recorded, and the rest saved.
     """
-    if rows and not committed(rows[0].home):
-        warn("zoo: code or pipelines are not as committed: what is recorded names no revision")
     failed: dict[str, EvopipeError] = {}
     for row in rows:
         try:
@@ -49,6 +47,9 @@ def train(rows: Sequence[ZooRow], seeds: Sequence[int], jobs: int | None, tell: 
             if not missing:
                 tell(f"{row.name}: was trained with all of these seeds")
                 continue
+            _need(row)
+            if not committed(row.home):
+                warn("zoo: code or pipelines are not as committed: what is recorded names no revision")
             where = state_folder("zoo", f"{row.name}-{code()[:12]}", row.folder)
             tell(f"{row.name}: seeds {', '.join(map(str, missing))}")
             run(row, missing, where, jobs, tell, warn, partial(_record, row, tell))
@@ -70,11 +71,15 @@ def run(
     """Run a row's pipeline with these seeds, each in a folder of its own below `top`, from the pipeline's own folder,
     where modules of its own are found; errors are those of `sweep.run.sweep`, and `MissingInputError` if a package is
     not installed."""
-    if row.entry.extra is not None:
-        need_package(row.entry.extra, row.entry.extra, f"zoo: {row.name}")
+    _need(row)
     with contextlib.chdir(row.folder):
         settings = settings_of("params.yaml", [f"seed={','.join(map(str, seeds))}"], (), None, "random", False)
         return sweep(settings, top, jobs or available_cpus(), False, lambda line: None, warn, keep)
+
+
+def _need(row: ZooRow) -> None:
+    if row.entry.extra is not None:
+        need_package(row.entry.extra, row.entry.extra, f"zoo: {row.name}")
 
 
 def _record(row: ZooRow, tell: _Tell, swept: SweptRun) -> None:
