@@ -37,14 +37,17 @@ ERROR, OBSERVED = "losses/td_error", "charts/observation_size"
 
 
 class Probe:
-    """The probe of a regime's members, and its `diagnostics`. It is asked after the ticks of a run.
+    """The recorder of training metrics: now and then it makes an extra update on copies of the members, and records
+    metrics.
+
+    The copies are discarded, so the run's results do not depend on it. The regime calls it after ticks; `diagnostics`
+    holds what it recorded in the present generation.
 
     Args:
-        spec: configuration.
-        clock: the run's.
+        spec: the run's configuration.
+        clock: the run's clock.
         offline: whether members learn from a dataset alone.
-        sparse: whether environments are tensors. Generations of few updates are then over so soon that not each has a
-            probe.
+        sparse: whether environments are tensors. Generations with few updates are then so short that some get no probe.
     """
 
     def __init__(self, spec: Any, clock: Clock, offline: bool = False, sparse: bool = False) -> None:
@@ -52,21 +55,25 @@ class Probe:
         self.diagnostics = Diagnostics(clock.members, spec.device)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Begin a generation of these cohorts."""
+        """Begin a generation of these cohorts: clear what was recorded for their slots."""
         for cohort in cohorts:
             self.diagnostics.forget(cohort.slots, getattr(cohort.state, "updates", None))
 
     def due(self, updates: float, moment: int, moments: int) -> bool:
         """Return whether a cohort is to be probed now.
 
-        That is so at the last of a generation's `moments`, and before that as often as `EVERY` and `MOST` say for a
-        cohort that makes `updates` of them; a sparse probe skips whole generations. `moment` counts from 0.
+        A generation has `moments` moments at which that is possible; `moment` counts them from 0. A cohort is probed at
+        the last, and before that at intervals that follow from `EVERY`, `MOST` and its number of `updates` in the
+        generation. A sparse probe leaves out whole generations.
         """
         return self.ahead(updates, moment, moments) == 1
 
     def ahead(self, updates: float, moment: int, moments: int) -> int:
-        """Return how many moments there are from this one to the next at which a cohort is to be probed, both
-        included."""
+        """Return how many moments away the next probe of a cohort is, for the arguments of `due`; 1 means that it is
+        now.
+
+        If a sparse probe leaves out this generation, the result is beyond its end.
+        """
         if self._sparse and self._clock.generation % min(SPARSE, math.ceil(2 * EVERY / max(1.0, updates))):
             return moments - moment + 1
         count = min(MOST, moments, max(1, int(updates) // EVERY))
@@ -76,21 +83,27 @@ class Probe:
         self, cohort: Cohort, batch: Any, draw: Stream, more: Mapping[str, Tensor],
         hyper: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Compute the signals of a cohort on a minibatch and record them, with those in `more`. `hyper` takes the place
-        of the members' own hyper-parameters."""
+        """Make an extra update of copies of a cohort's members on a minibatch, and record its metrics, and those in
+        `more`.
+
+        `hyper` replaces the members' own hyper-parameters, if it is given.
+        """
         hyper = cohort.hyper if hyper is None else hyper
         self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper, self._offline), **more})
 
     def note(self, cohort: Cohort, values: Mapping[str, Tensor]) -> None:
-        """Record signals `[P]` of a cohort's members, by name."""
+        """Record metrics `[P]` of a cohort's members, by name."""
         self.diagnostics.note(cohort.slots, values)
 
     def end(
         self, cohorts: Sequence[Cohort], more: Callable[[Cohort], Mapping[str, Tensor]] = lambda cohort: {},
         tally: Tally | None = None,
     ) -> None:  # fmt: skip
-        """Record the signals of each cohort's members that are known when a generation ends: learning rates, the norm
-        of the weights, updates per step, those that `more` returns, and, if there is a `tally`, episodes."""
+        """Record the metrics of each cohort's members that are known when a generation ends.
+
+        They are learning rates, the norm of the weights, updates per step, those that `more` returns, and, if there is
+        a `tally`, those of the episodes that ended.
+        """
         for cohort in cohorts:
             if tally is not None:
                 tally.into(self.diagnostics, cohort.slots)
@@ -105,7 +118,11 @@ class Probe:
 def probe(
     spec: Any, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[str, Tensor], offline: bool = False
 ) -> dict[str, Tensor]:
-    """Return the signals `[P]` of an update on a minibatch, of which nothing remains; see `told.of_batch`."""
+    """Return metrics `[P]` by name of an update on a minibatch, which is made on copies of the members.
+
+    They include those of `told.of_batch`, the norm of the gradient, and the size of the errors. `hyper` are the
+    hyper-parameters; `offline` says whether members learn from a dataset alone.
+    """
     algo, cfg, state = spec.algo, spec.algo_config, cohort.copied_state()
     found: dict[str, Tensor] = {}
     if isinstance(batch, Batch | Sequences):
@@ -143,8 +160,10 @@ def _dormant(spec: Any, state: Any, batch: Any) -> dict[str, Tensor]:
 
 
 def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Return the norm of all gradients of one update together, and whether any was clipped, of what
-    `optim.watched` saw."""
+    """Return metrics `[P]` of one update: the norm of all its gradients together, and whether any gradient was clipped.
+
+    `seen` is what `optim.watched` recorded during the update. The result is empty if nothing was recorded.
+    """
     if not seen:
         return {}
     norms, over = (torch.stack(each, dim=1) for each in zip(*seen, strict=True))
@@ -152,7 +171,7 @@ def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 
 
 def rates(hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the learning rates among hyper-parameters, by the names of their signals."""
+    """Return the learning rates among hyper-parameters, by the names of their metrics."""
     return {RATE + name.removeprefix("lr"): value for name, value in hyper.items() if name.split("_")[0] == "lr"}
 
 
