@@ -87,7 +87,12 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Compute the advantages of completions within each prompt, whose `group` completions are adjacent."""
+    """Return the completions of a round with their advantages, which are relative to the other completions of the
+    prompt.
+
+    The `group` completions of a prompt are adjacent. Completions of a group whose rewards are all equal are marked as
+    left out.
+    """
     reward = given(done.reward)
     found = ops.group_advantages(
         reward, _language.groups_of(reward, group), _language.present(done), "mean" if cfg.dr else "standardised"

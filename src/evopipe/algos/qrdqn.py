@@ -70,7 +70,7 @@ def _of_action(theta: Tensor, action: Tensor) -> Tensor:
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return Q(s, ·), the means of quantiles: obs `[P, E, O]` → `[P, E, A]`."""
+    """Return the action values Q(s, ·), the means of the quantiles: obs `[P, E, O]` → `[P, E, A]`."""
     with torch.no_grad():
         return _quantiles(cfg, state.q, obs).mean(dim=-1)
 
@@ -84,7 +84,11 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
 
 
 def target(cfg: Config, state: State, batch: Batch) -> Tensor:
-    """Return y `[P, B, N]`; the online network chooses the action if `cfg.double`, else the target network."""
+    """Return the N target quantiles y of each transition, `[P, B, N]`.
+
+    If `cfg.double`, the online network chooses the next action that the target network evaluates; else the target
+    network does.
+    """
     with torch.no_grad():
         theta_t = _quantiles(cfg, state.target, batch.next_obs)  # [P, B, A, N]
         selector_t = values(cfg, state, batch.next_obs) if cfg.double else theta_t.mean(dim=-1)
@@ -99,7 +103,8 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
 
 
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
-    """Return the ends of the distribution: the mean of its lowest and of its highest quantile."""
+    """Return training metrics `[P]` of a minibatch: the means of the lowest and of the highest quantile of the
+    return."""
     theta = _of_action(_quantiles(cfg, state.q, batch.obs), batch.action)
     ends = told.means(batch.weight, theta.amin(dim=-1), theta.amax(dim=-1)).unbind(dim=1)
     return dict(zip(("losses/quantile_low", "losses/quantile_high"), ends, strict=True))
