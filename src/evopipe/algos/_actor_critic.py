@@ -142,10 +142,10 @@ def clipped_double_loss(
 
 
 def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bool = False) -> Recipe | None:
-    """Return the recipe of a whole update by the C kernels: of a deterministic actor and its critics.
+    """Return the `Recipe` by which the C kernels make a whole update of a deterministic actor and its critics.
 
-    It is None if the kernels cannot do the update, and torch must. `critic` is the name of the critics in the state.
-    With `close`, the actor's loss is that of TD3+BC.
+    It is None if the kernels cannot do the update; then torch does it. `critic` is the name of the critics in the
+    state. With `close`, the actor's loss is that of TD3+BC.
     """
     if not build.serve_wholly(batch.obs) or getattr(state, "encoder", None) is not None:
         return None
@@ -159,7 +159,8 @@ def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bo
 
 
 def choice(cfg: Any, state: Any) -> Choice | None:
-    """Return how the C kernels choose the actions of `act`; None if they cannot, and torch must."""
+    """Return the `Choice` by which the C kernels choose actions as `act` does; None if they cannot, and torch
+    chooses."""
     plain = cfg.noise == "gaussian" and getattr(state, "encoder", None) is None
     return Choice(state.actor, "noisy", cfg.noise_sd) if plain else None
 
@@ -179,14 +180,16 @@ def learn(
     state: Any, critic: str, hp: Hyper, healthy: Tensor, found: tuple[Tensor, Tensor],
     climb: Callable[[], Tensor] | None,
 ) -> Learned:  # fmt: skip
-    """Take the gradient steps of an actor-critic update, in place; return losses, health and errors.
+    """Take the gradient steps of an actor-critic update, in place.
+
+    Return losses, errors, and which members are still healthy (all their numbers are finite).
 
     Args:
         state: the algorithm's state.
         critic: the name of the critics in the state.
         hp: hyper-parameters, `[P]` each.
         healthy: `[P]` bool, the members that learn.
-        found: the critics' losses `[P]`, and errors `[P, B]`. Critics and a shared encoder learn from them.
+        found: the critics' losses `[P]`, and errors `[P, B]`. Critics and a shared encoder learn from the losses.
         climb: returns the actor's losses `[P]`. It is None in updates that leave out the actor and the target networks.
     """
     losses, errors = found

@@ -132,8 +132,10 @@ def wants_reference(cfg: Any) -> bool:
 
 
 def counted(batch: Text) -> Tensor:
-    """Return the mask `[P, B, T]` of the tokens to learn from: the completions' tokens, without rows that are left
-    out."""
+    """Return the mask `[P, B, T]` of the tokens from which members learn.
+
+    They are the tokens in `batch.mask` whose completion is in `batch.keep`; if `keep` is None, all completions are.
+    """
     return batch.mask if batch.keep is None else batch.mask & batch.keep[..., None]
 
 
@@ -156,9 +158,9 @@ def completion_sums(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
 
 
 def pair_weights(batch: Text) -> Tensor:
-    """Return the weights `[P, n]` of the pairs in a batch, which sum to 1 for each member.
+    """Return the weights `[P, n]` of the pairs in a batch, which sum to 1 for each member, or to 0 if no pair counts.
 
-    Pairs of which a completion is left out have weight 0; the others have equal weights.
+    A pair has weight 0 if one of its completions has no token to learn from. All other pairs have equal weights.
     """
     first, second = counted(batch).any(dim=-1).chunk(2, dim=1)
     counts = (first & second).to(torch.float32)
@@ -175,7 +177,7 @@ def groups_of(reward: Tensor, size: int) -> Tensor:
 
 
 def present(batch: Text) -> Tensor:
-    """Return which completions of a batch are not left out, `[P, B]` bool."""
+    """Return the mask `[P, B]` of the completions that count: `batch.keep`, or all of them if `keep` is None."""
     return torch.ones_like(batch.mask[..., 0]) if batch.keep is None else batch.keep
 
 

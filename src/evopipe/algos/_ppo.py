@@ -66,9 +66,10 @@ def descend(
     loss: tuple[Tensor, Tensor], log_std: Tensor, pairs: Sequence[tuple[Net | None, optim.Adam | None]], cfg: Any,
     state: Any, hp: Hyper, batch: Sequences, healthy: Tensor, turn: int,
 ) -> Learned:  # fmt: skip
-    """Take one gradient step on a minibatch of a rollout, in place; return losses and health.
+    """Take one gradient step on a minibatch of a rollout, in place.
 
-    A member whose policy is further than `target_kl` from the old policy makes no more updates until its next rollout.
+    Return the losses, and which members are still healthy (all their numbers are finite). A member whose policy is
+    further than `target_kl` from the old policy makes no more updates until its next rollout.
 
     Args:
         loss: the members' losses, and the distances of their policies from the old policies, `[P]` each.
@@ -78,7 +79,7 @@ def descend(
         cfg, state: the algorithm's configuration and state.
         hp: hyper-parameters, `[P]` each.
         batch: the minibatch.
-        healthy: `[P]` bool.
+        healthy: `[P]` bool, the members that learn.
         turn: 0 for the first minibatch of the rollout, else 1.
     """
     learners = [(net, adam) for net, adam in pairs if net is not None and adam is not None]

@@ -80,7 +80,7 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
 
 
 def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None = None) -> Recipe | None:
-    """Return the recipe of a whole update by the C kernels; None if they cannot do it, and torch must.
+    """Return the `Recipe` by which the C kernels make a whole update; None if they cannot, and torch does it.
 
     `alpha` `[P]` is the weight of a conservative term in the loss; None for no such term.
     """
@@ -94,5 +94,5 @@ def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None
 
 
 def choice(cfg: Any, state: State) -> Choice:
-    """Return how the C kernels choose the actions of `act`: by the values of the Q-network."""
+    """Return the `Choice` by which the C kernels choose actions as `act` does, from the values of the Q-network."""
     return Choice(state.q, "best")

@@ -144,9 +144,9 @@ def step(
 def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_alive: Tensor | None = None) -> Tensor:
     """Return the values V(s) `[P, B]` of every agent's observation: obs `[P, B, O]`, where B counts all agents' rows.
 
-    `memory` `[P, B, M]` is the recurrent state before the observation, and `seen` returns what critics read. For value
-    targets, `next_alive` `[P, B]` is each agent's status after the step (see `evopipe.types`), by which critics read
-    zeros for absent agents. Without it, their observations must be zeros already.
+    `memory` `[P, B, M]` is the recurrent state before the observation, and `seen` returns what critics read. Value
+    targets need `next_alive` `[P, B]`, each agent's status after the step (see `evopipe.types`); critics then read
+    zeros for absent agents. Without it, the observations of absent agents must be zeros already.
     """
     of = agent_groups(cfg)
     if (found := policy.value(cfg, state, obs, memory, of.places, next_alive)) is not None:
@@ -236,7 +236,7 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
 def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: Tensor) -> Learned | None:
     """Learn from all minibatches of a rollout, in place, by the C kernels; see `native.policy.learn`.
 
-    Return losses and health; None if the kernels cannot do it, and `update` must.
+    Return None if the kernels cannot do it; then `update` does it, minibatch by minibatch.
     """
     return policy.learn(cfg, state, hp, lessons, healthy, agent_groups(cfg).places)
 

@@ -87,11 +87,10 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Return the completions of a round with their advantages, which are relative to the other completions of the
-    prompt.
+    """Return the completions of a round with their advantages, relative to the other completions of the same prompt.
 
-    The `group` completions of a prompt are adjacent. Completions of a group whose rewards are all equal are marked as
-    left out.
+    The `group` completions of a prompt are adjacent. If all rewards of a prompt are equal, `keep` becomes False for its
+    completions, and members do not learn from them.
     """
     reward = given(done.reward)
     found = ops.group_advantages(

@@ -70,9 +70,10 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Return the completions of a round with their advantages, computed from their returns.
+    """Return the completions of a round with their advantages, which are computed from the completions' returns.
 
-    The `group` completions of a prompt are adjacent. Completions whose group has equal returns are marked as left out.
+    The `group` completions of a prompt are adjacent. Where all returns that are compared are equal, `keep` becomes
+    False, and members do not learn from these completions.
     """
     returns = given(done.reward)
     if done.reference is not None:

@@ -226,17 +226,17 @@ class Arch:
 
     @property
     def family(self) -> Hashable:
-        """The convolutions, by which `Architecture.family` decides whether members may share a cohort (a padded batch).
+        """The convolutions of the architecture, see `Architecture.family`.
 
-        Convolutions are never padded, so the members of a cohort must have equal convolutions.
+        Members with different convolutions never share a cohort (a padded batch), because convolutions are not padded.
         """
         return self.stem
 
     @property
     def signature(self) -> Hashable:
-        """The padded layer widths, and which layers need no pads; for its use see `Architecture.signature`.
+        """The padded width of every layer, and for every layer whether it needs no pads; see `Architecture.signature`.
 
-        A layer without pads is normalised without a mask, which changes the last bits of results.
+        A layer without pads is normalised by another formula, which may change the last bits of results.
         """
         return widest([self]), tuple(block.width % WIDTH_MULTIPLE == 0 for block in self.layers.values())
 

@@ -75,8 +75,11 @@ class Cohort:
 
     @cached_property
     def without_runner(self) -> Cohort:
-        """A copy of the cohort that shares its tensors and has a new runner. The runner's recorded functions use this
-        copy, because a runner must not refer to a cohort that refers to the runner."""
+        """A copy of the cohort with a new runner. It shares all tensors with the cohort.
+
+        Recorded functions refer to this copy, because the runner that holds them must not refer to a cohort that refers
+        to the runner.
+        """
         return replace(self, runner=Runner())
 
     @property
@@ -159,7 +162,8 @@ class Cohort:
         return [tensor for _, _, tensor, _ in _tensors(self.state)]
 
     def normaliser_tensors(self) -> list[Tensor]:
-        """Return the tensors of the observation normaliser, in a fixed order."""
+        """Return the tensors of the normaliser's running statistics, in a fixed order; empty if nothing is
+        normalised."""
         return [] if self.normaliser is None else list(self.normaliser.held.values())
 
 

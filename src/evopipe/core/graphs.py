@@ -74,8 +74,7 @@ class Paths:
 
 
 class Runner:
-    """Cache of one cohort's recorded functions, such as CUDA graphs of `act` and `update`, and the means to replay
-    them."""
+    """Cache of the functions that one cohort recorded for replay, such as CUDA graphs of `act` and `update`."""
 
     def __init__(self, paths: Paths | None = None) -> None:
         self.paths = paths or Paths()

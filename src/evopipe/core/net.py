@@ -57,8 +57,10 @@ class Net:
 
     @cached_property
     def pair(self) -> tuple[Net, Net]:
-        """The first and the second networks, as two `Net`s of constants, of a net that holds two networks for each
-        member."""
+        """The two networks of each member, as two `Net`s of constants: all first networks, and all second networks.
+
+        The net must hold two networks for each member.
+        """
         first, second = (self.frozen.part(i, None, 2) for i in range(2))
         return first, second
 

@@ -119,8 +119,8 @@ def _take_layout_warning() -> None:
 def clip_gradients(net: Net, limit: Tensor) -> Tensor:
     """Clip the gradient norm of every row of a network to its member's `limit` `[P]`, in place.
 
-    Return each member's norm before clipping, `[P]`, as the sum over its rows if it has several. There is no global
-    norm, by which a NaN of one member would reach all.
+    Return each member's norm before clipping, `[P]`; if a member has several rows, it is the sum of their norms. Rows
+    are clipped separately, so that a NaN of one member does not reach others.
     """
     norms: Tensor = torch.linalg.vector_norm(net.grad, dim=1)
     net.grad.mul_((_by_row(limit, net) / (norms + 1e-6)).clamp(max=1.0)[:, None])

@@ -33,7 +33,7 @@ WIDTH_MULTIPLE = 16  # hidden widths are padded to a multiple of this
 
 
 def round_up(value: float, multiple: int) -> int:
-    """Return `value`, truncated to an integer, rounded up to a multiple of `multiple`."""
+    """Return the smallest multiple of `multiple` that is at least int(`value`)."""
     return -(-int(value) // multiple) * multiple
 
 
@@ -170,11 +170,11 @@ class Padded:
         return index.to(self.device)
 
     def own_places(self, last: int) -> Tensor | None:
-        """Return, for each of the `last` layers and each member, the layer's index among the last layers that the
-        member has.
+        """Return the position of each of the `last` padded layers among the member's own layers, `[last, P]`, counted
+        from 0.
 
-        The result is `[last, P]`, counted from 0; an entry is arbitrary where the member lacks the layer. It is None if
-        no member lacks a layer.
+        A member that lacks layers has fewer own layers. The positions are counted from the first of the last layers; an
+        entry is arbitrary where the member lacks the layer. The result is None if no member lacks a layer.
         """
         hidden = self.names[len(self.names) + 1 - last :]
         present = [[name in arch.layers for arch in self.archs] for name in hidden]

@@ -46,7 +46,10 @@ class Stem(NamedTuple):
         return found
 
     def misfit(self) -> str | None:
-        """Return a sentence about an image that is smaller than a kernel; None if every kernel fits."""
+        """Return why the convolutions do not fit the images, as a sentence; None if they fit.
+
+        They do not fit if an image, or an output of a convolution, is smaller than the next kernel.
+        """
         for image in self.images:
             for number, ((_, height, width), conv) in enumerate(zip(self.shapes(image), self.convs, strict=False), 1):
                 if min(height, width) + 2 * conv.padding < conv.kernel:

@@ -29,9 +29,9 @@ class Priorities:
     A row's priority is its error to the power α; α = 0 gives uniform sampling (Schaul et al., ICLR 2016).
 
     Attributes:
-        levels: the levels of the trees, `[P, n]` each, from single rows up to at most `TOP` sums. Each entry is the sum
-            of `FAN_OUT` entries of the level below. Rows that are not filled have priority 0, and so have a few entries
-            beyond the capacity, which fill up the last block.
+        levels: the levels of the trees, `[P, n]` each. The first level holds the priorities of rows. Each entry of a
+            higher level is the sum of `FAN_OUT` entries of the level below; the last level has at most `TOP` entries.
+            Rows that are not filled have priority 0, as have padding entries at the end of a level.
         largest: `[P]`, the largest priority so far, which new rows get.
     """
 

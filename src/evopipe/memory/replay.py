@@ -152,7 +152,7 @@ class RowLayout:
         """Return rows `[P, B, size]` as a `Batch` whose tensors are views of the rows where possible.
 
         There are B transitions for each of P members. `weight` `[P, B]` is the weight of each transition in the loss.
-        By `gamma` `[P]` the rewards of several steps are discounted and summed.
+        `gamma` `[P]` is the discount, by which the rewards of several steps are summed.
         """
         if self.agents:
             return self._unpack_team(rows, weight, gamma)
@@ -353,7 +353,8 @@ class Replay:
     def incoming(self, rows: int, at: np.ndarray | None) -> Incoming | None:
         """Return a buffer from which the C kernels append the transitions of one step, or None if they cannot.
 
-        They cannot with images, n-step returns or a team, nor on a device without kernels.
+        The kernels cannot append transitions with images, n-step returns or the agents of a team, nor on a device
+        without kernels.
 
         Args:
             rows: the number of environments.

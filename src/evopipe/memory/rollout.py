@@ -50,8 +50,9 @@ class Rollout:
 
     Attributes:
         rows: `[P, T, E, size]`, the steps in the form of `layout`.
-        after: `[P, T, E, O + 4]`, the results of each step: next observation, reward, terminated, cut, valid. For a
-            team it is `O + 5`, and `next_alive` comes last.
+        after: `[P, T, E, O + 4]`, the results of each step: next observation, reward, terminated, cut (1 at the last
+            step of an episode), valid (0 if the step must not be learned from). For a team it is `O + 5`, and
+            `next_alive` comes last.
         memory: `[P, T + 1, E, M]`, the recurrent state before each step, and after the last step.
     """
 

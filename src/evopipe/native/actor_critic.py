@@ -67,7 +67,8 @@ def ddpg_update(
 ) -> Learned | None:  # fmt: skip
     """Update critics and, if `actor_learns`, deterministic actors in place, by the C kernels.
 
-    Return losses, health and errors; None if the kernels cannot do the update, and torch must.
+    Return losses, errors, and which members are still healthy (all their numbers are finite). Return None if the
+    kernels cannot do the update; then torch does it.
 
     Args:
         of: the networks and optimisers.

@@ -84,7 +84,10 @@ def serve_wholly(*tensors: Tensor) -> bool:
 
 @contextlib.contextmanager
 def by_operators() -> Iterator[None]:
-    """Let torch compute updates while the `with` block lasts. The kernels compute only single operators in them."""
+    """Let torch compute updates while the `with` block lasts.
+
+    Within an update, the kernels then compute only single operators, such as dense layers.
+    """
     global _wholly
     _wholly = False
     try:
@@ -105,13 +108,13 @@ def by_torch() -> Iterator[None]:
 
 
 def done(starved: int) -> None:
-    """Raise MemoryError if `starved`, a kernel's return value, says that it could not allocate memory."""
+    """Raise MemoryError if `starved`, a kernel's return value, says that the kernel could not allocate memory."""
     if starved:
         raise MemoryError("the kernels need more for an update than there is")
 
 
 class NoKernels(Exception):
-    """Error: the kernels, or a user's environment in C, cannot be compiled or loaded on this machine; the message says
+    """The error that the kernels, or a user's environment in C, cannot be compiled or loaded here; the message says
     why."""
 
 

@@ -88,7 +88,7 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
 def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor | None:
     """Run a structure's dense layers on x `[P, B, inputs]`; return `[P, B, outputs]`.
 
-    P is the number of members, B that of inputs. Return None if the kernels cannot do it, and torch must.
+    P is the number of members, B the number of inputs. Return None if the kernels cannot do it; then torch does it.
     """
     if not layers or not build.serve(x):
         return None

@@ -167,7 +167,8 @@ class States:
     def place(self, numbers: Any) -> bool:
         """Set the state of row 0 from numbers, by the C function `place` of the environment.
 
-        Return whether that was possible: the environment must define the function, and `numbers` must be numbers.
+        Return whether that was possible: the environment must define the function, and `numbers` must convert to
+        float64.
         """
         try:
             given = torch.tensor(numbers, dtype=torch.float64).reshape(-1)

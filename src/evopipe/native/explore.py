@@ -11,13 +11,13 @@ from evopipe.types import Tensor
 
 
 def best_or_random(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
-    """Compute `ops.policy.epsilon_greedy` by the C kernels; return None if they cannot, and torch must."""
+    """Compute `ops.policy.epsilon_greedy` by the C kernels; return None if they cannot, and torch computes it."""
     found = torch.empty(q.shape[:2], dtype=torch.int64)
     return found if _filled("best_or_random", q, legal, epsilon, draw, found) else None
 
 
 def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
-    """Compute `ops.policy.or_random` by the C kernels; return None if they cannot, and torch must."""
+    """Compute `ops.policy.or_random` by the C kernels; return None if they cannot, and torch computes it."""
     found = torch.empty(action.shape)
     return found if _filled("clipped_or_random", action, None, epsilon, draw, found) else None
 
@@ -25,7 +25,7 @@ def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor |
 def squashed(mean: Tensor, log_std: Tensor | None = None, noise: Tensor | None = None) -> Tensor | None:
     """Compute `ops.distributions.squashed` or, with noise, `squashed_draw` by the C kernels.
 
-    Return None if the kernels cannot do it, and torch must.
+    Return None if the kernels cannot do it; then torch does it.
     """
     given = [x for x in (mean, log_std, noise) if x is not None]
     if not build.serve(*given) or any(x.dtype != torch.float32 or x.requires_grad for x in given):

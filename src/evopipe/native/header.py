@@ -79,7 +79,10 @@ class Struct:
         return self.pack(*map(values.get, self.fields, self._nothing))
 
     def changed(self, packed: bytes, **values: Any) -> bytes:
-        """Return the bytes of a struct like `packed`, itself such bytes, with the named fields replaced."""
+        """Return the bytes of a struct that has the values in `packed`, except for the fields that are named.
+
+        `packed` is the bytes of a struct, as the method `packed` returns them.
+        """
         named = dict(zip(self.fields, self._packer.unpack(packed), strict=True))
         assert values.keys() <= named.keys()
         return self.pack(*(named | values).values())

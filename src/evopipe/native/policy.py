@@ -147,8 +147,8 @@ def learn(
 ) -> Learned | None:
     """Learn from all minibatches of a rollout, epoch after epoch, in place, by the C kernels.
 
-    Return the losses `[P]` of each member's last minibatch and the members' health; None if the kernels cannot do it,
-    and torch must. The values of `hp`, and `healthy`, are `[P]`.
+    Return the losses `[P]` of each member's last minibatch, and which members are still healthy (all their numbers are
+    finite). Return None if the kernels cannot do it; then torch does it. The values of `hp`, and `healthy`, are `[P]`.
     """
     policy = described(cfg, state, team)
     if policy is None:
@@ -180,7 +180,8 @@ def act(
     """Sample actions from the policy, or take the most likely actions if `draw` is None, by the C kernels.
 
     `obs` is `[P, E, O]`, and `memory` `[P, E, M]` the recurrent state before the step. Return actions,
-    log-probabilities, values and the recurrent state after the step; None if the kernels cannot do it, and torch must.
+    log-probabilities, values and the recurrent state after the step. Return None if the kernels cannot do it; then
+    torch does it.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):
@@ -195,7 +196,7 @@ def act(
 def value(
     cfg: Any, state: Any, obs: Tensor, memory: Tensor, team: Places | None = None, next_alive: Tensor | None = None
 ) -> Tensor | None:  # fmt: skip
-    """Return the state values V(s) `[P, B]`, by the C kernels; None if they cannot, and torch must.
+    """Return the state values V(s) `[P, B]`, by the C kernels; None if they cannot compute them, and torch does it.
 
     `obs` is `[P, B, O]`, and `memory` `[P, B, M]` the recurrent state before it. For value targets of a team,
     `next_alive` `[P, B]` is the status of each agent after the step, see `evopipe.types`.
@@ -209,7 +210,8 @@ def value(
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places | None = None) -> Tensor | None:
-    """Return the most likely legal actions for obs `[P, E, O]`, by the C kernels; None if they cannot, and torch must.
+    """Return the most likely legal actions for obs `[P, E, O]`, by the C kernels; None if they cannot, and torch does
+    it.
 
     A recurrent policy starts from a zero state.
     """

@@ -37,7 +37,8 @@ class Choice(NamedTuple):
 
 
 class Chooser:
-    """Chooser of exploratory actions for the P members of a cohort, by one call of the C kernels per step.
+    """Callable that chooses the exploratory actions of the P members of a cohort, by one call of the C kernels per
+    step.
 
     Args:
         choice: the way to choose.
@@ -81,8 +82,9 @@ class Chooser:
 
 
 class Updates:
-    """Updater of the P members of a cohort from a replay buffer: one call of the C kernels makes all updates that are
-    due.
+    """Callable that makes the updates of the P members of a cohort from a replay buffer, by one call of the C kernels.
+
+    A call makes all updates that are due.
 
     Args:
         how: the recipe of one update.
@@ -117,9 +119,9 @@ class Updates:
 
     @staticmethod
     def serves(how: Recipe, batches: Batches) -> bool:
-        """Return whether these updates can be made by one prepared call again and again.
+        """Return whether one prepared call of the C kernels can make these updates again and again.
 
-        All tensors that the recipe and the minibatches refer to must then stay at their addresses, so none may be a
+        All tensors of the recipe and of the minibatches must then stay at their addresses, so none may be a temporary
         copy.
         """
         return update.lasting(how) and update.minibatch(batches.batch)[2] is None
@@ -135,13 +137,12 @@ class Updates:
 
 
 class Appender:
-    """Appender of transitions to the ring buffers of a replay buffer, with their first priorities, by one call of the
-    kernels.
+    """An object that appends transitions, with their first priorities, to replay buffers by one call of the C kernels.
 
     Args:
         to: `[M, capacity, size]`, the M ring buffers.
         rows: `[M, n, size]`, the transitions that each call appends.
-        keep: `[M, n]` bool, which of them are appended; transitions that are not finite are left out too.
+        keep: `[M, n]` bool, which of the transitions are appended. Transitions that are not finite are left out too.
         position, filled: `[M]` int64, the index of each buffer's next row and the number of its rows; advanced in
             place.
         priorities: the priorities of the buffers, or None.
@@ -171,7 +172,7 @@ class Appender:
 
 
 class ManyTicks:
-    """Runner of whole ticks for off-policy members whose environment is in C: one call takes many ticks.
+    """Callable that takes many ticks of off-policy members in one call of the C kernels, in environments in C.
 
     A tick is one step in every environment: members choose actions, step, store the transitions and make the updates
     that are due.

@@ -173,7 +173,9 @@ def learn(
     name: str, of: Learners, job: Job, batch: Batch, healthy: Tensor, noise: Tensor | None = None,
     own_noise: Tensor | None = None, actor_learns: bool = True, draw: Stream | None = None,
 ) -> Learned:  # fmt: skip
-    """Make one update from a minibatch, in place, by the kernel of this name; return losses, health and errors.
+    """Make one update from a minibatch, in place, by the kernel of this name.
+
+    Return losses, errors, and which members are still healthy (all their numbers are finite).
 
     Args:
         name: the kernel's name.
@@ -200,10 +202,11 @@ def learn(
 
 
 def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned | None:
-    """Make one update by a recipe, in place; return losses, health and errors, or None if the recipe is None.
+    """Make one update by a recipe, in place; return None, and do nothing, if the recipe is None.
 
-    `turn` is the number of the update within the algorithm's period. `draw` is the stream of random numbers. A recipe
-    is None where the kernels cannot do the update, and torch must.
+    A recipe is None where the kernels cannot do the update, which torch does then. Else return losses, errors, and
+    which members are still healthy (all their numbers are finite). `turn` is the number of the update within the
+    algorithm's period. `draw` is the stream of random numbers.
     """
     if how is None:
         return None

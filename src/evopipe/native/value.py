@@ -19,16 +19,16 @@ def value_recipe(
     of: Learners, rates: Mapping[str, Row], batch: Batch, *, double: bool, huber: bool, dueling: bool = False,
     support: Tensor | None = None,
 ) -> Recipe | None:  # fmt: skip
-    """Return the recipe of an update of one Q-network and its target network; None if the kernels cannot do it.
+    """Return the `Recipe` by which the C kernels update one Q-network and its target network; None if they cannot.
 
     The noise on a noisy network's weights is drawn from the update's stream `part(1)`, and the target network's from
     `part(2)`.
 
     Args:
         of: the learners.
-        rates: numbers `[P]` by name. `lr_critic` is the learning rate and `grad_clip` the limit of gradient norms. The
-            target network follows by the weight `tau` at every update, or is replaced every `interval` updates. `alpha`
-            is the weight of the conservative term.
+        rates: numbers `[P]` by name. `lr_critic` is the learning rate and `grad_clip` the limit of gradient norms. With
+            `tau`, the target network moves towards the online network by this weight at every update; with `interval`,
+            it is replaced by a copy every `interval` updates. `alpha` is the weight of the conservative term.
         batch: a minibatch. Transitions of weight 0 at its end are skipped, and their errors are 0.
         double, huber, dueling: see the algorithms.
         support: `[K]`, the returns of the atoms of a categorical distribution; None if each action has one output.

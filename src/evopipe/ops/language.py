@@ -24,7 +24,7 @@ _EPS = 1e-4
 
 
 class Advantages(NamedTuple):
-    """Advantages of each member's B completions, computed within groups of completions of the same prompt."""
+    """Advantages of each member's B completions, relative to the other completions of the same prompt (the group)."""
 
     value: Tensor  # [P, B], 0 where a completion does not count
     counts: Tensor  # [P, B] bool, whether the completion is there and its group's rewards differ
@@ -70,12 +70,12 @@ def without_spread(reward: Tensor, size: int) -> Tensor:
 
 
 def refill(empty: Tensor, full: Tensor) -> Tensor:
-    """Return which candidate fills each of G places of a batch: int64 `[P, G]`, n for the place's own item n, G + n for
-    the spare item n.
+    """Return which item each of G places holds after empty places were filled with spare items: int64 `[P, G]`.
 
-    `empty` `[P, G]` bool marks the places to fill with a spare item; `full` `[P, G]` bool marks the usable spare items.
-    The first empty place gets the first usable spare, and so on. Empty places beyond the number of usable spares, and
-    all other places, get their own item.
+    There are G own items, one per place, and G spare items. An entry n < G means the own item n; an entry G + n means
+    the spare item n. `empty` `[P, G]` bool marks the places to fill; `full` `[P, G]` bool marks the usable spare items.
+    The first empty place gets the first usable spare item, and so on. When no usable spare item is left, an empty place
+    keeps its own item.
     """
     size, nth = empty.shape[1], empty.cumsum(dim=1)  # from 1
     first = (~full).to(torch.int8).argsort(dim=1, stable=True)  # those of use before all others
@@ -91,9 +91,9 @@ def _within(x: Tensor, mask: Tensor) -> Tensor:
 def token_weights(mask: Tensor, mean: Mean) -> Tensor:
     """Return weights `[P, B, T]` of tokens that sum to 1 for each member, or to 0 if the mask excludes all its tokens.
 
-    `token` weights all tokens equally (Yu et al., "DAPO", 2025). `sequence` weights all sequences equally, and the
-    tokens within a sequence equally, so that a token of a long sequence has a smaller weight. `mask` is `[P, B, T]`
-    bool for B sequences of T tokens of P members.
+    The mean `token` weights all tokens equally (Yu et al., "DAPO", 2025). The mean `sequence` weights all sequences
+    equally, and the tokens within a sequence equally, so that a token of a long sequence has a smaller weight. `mask`
+    is `[P, B, T]` bool for B sequences of T tokens of P members.
     """
     counted = mask.to(torch.float32)
     if mean == "token":
@@ -136,15 +136,16 @@ def importance(log_prob: Tensor, drawn: Tensor, mask: Tensor, how: Correction, l
     """Return the importance weights of tokens that a policy learns from although another policy generated them.
 
     The ratio is π(·) / π_drawn(·) of a token or, for the two `sequence_…` corrections, the product of the ratios over
-    the sequence. `how` says what becomes of it:
+    the sequence. The correction `how` turns the ratio into a weight:
 
     - `…_truncate` clips the ratio to [low, high] (Yao et al., "Your efficient RL framework secretly brings you
       off-policy RL training", 2025).
     - `…_mask` sets a ratio outside [low, high] to 0 (Liu et al., "When speed kills stability: demystifying RL collapse
       from the training-inference mismatch", 2025).
-    - `none` sets every ratio to 1.
+    - `none` sets every weight to 1.
 
-    `log_prob` (of π), `drawn` (log π_drawn) and `mask` are `[P, B, T]`: P members, B sequences, T tokens.
+    `log_prob` (of π), `drawn` (log π_drawn) and `mask` are `[P, B, T]`: P members, B sequences, T tokens. The share of
+    ratios outside [low, high] is returned too.
     """
     gap = _within(log_prob.detach() - drawn, mask)
     if how.startswith("sequence"):
@@ -407,8 +408,10 @@ def desirability(
 
 
 def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor) -> Games:
-    """Convert games stored as tokens `[…, L]` to the player's decisions, a `Games` with one possible decision before
-    each token but the first.
+    """Convert games, which are stored as sequences of L tokens `[…, L]`, to the decisions of the player in them.
+
+    Every token but the first may be a decision. For each of them, the result `Games` holds the reward until the next
+    decision, the state of that next decision, and whether the game is over by then.
 
     Args:
         ids: int64, tokens.

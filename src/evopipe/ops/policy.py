@@ -39,7 +39,7 @@ def best_legal(q: Tensor, legal: Tensor | None) -> Tensor:
 
 
 def likeliest(out: Tensor, legal: Tensor | None, continuous: bool) -> Tensor:
-    """Return the mode of a policy with outputs `[…, A]`.
+    """Return the mode (the most likely action) of a policy with outputs `[…, A]`.
 
     For continuous actions the mode is the outputs' tanh, `[…, A]`; otherwise it is the index `[…]` of the legal action
     with the largest output.
@@ -162,7 +162,8 @@ def proximal(
     chances: Distribution, action: Tensor, log_prob: Tensor, advantage: Tensor, value: Tensor, old_value: Tensor,
     target: Tensor, hp: Hyper, clip_value: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return each step's term of PPO's loss, and its estimate ρ − 1 − log ρ of the divergence from the old policy.
+    """Return each step's term of PPO's loss, and an estimate ρ − 1 − log ρ of the policy's divergence from the old
+    policy.
 
     The loss is −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) + c_v ½ (V − V̂)² − c_h H (Schulman et al., 2017, eq. 9). Both
     results are `[P, …]`, as are all tensors; actions may have one dimension more.
@@ -170,7 +171,7 @@ def proximal(
     Args:
         chances: the current policy's action distribution, for H and the numerator of ρ.
         action: the actions of the rollout.
-        log_prob: their log-probabilities under the old policy, the denominator of ρ.
+        log_prob: the actions' log-probabilities under the old policy, for the denominator of ρ.
         advantage: Â.
         value: the current values V.
         old_value: the values when the rollout was collected, which only `clip_value` needs.

@@ -45,12 +45,12 @@ def deviations(weight: Tensor, *x: Tensor) -> Tensor:
 
 
 def of_rollout(weight: Tensor, value: Tensor, target: Tensor, advantage: Tensor) -> dict[str, Tensor]:
-    """Return training metrics of a rollout of n steps by P members, `[P]` each: explained variance and advantage
-    deviation.
+    """Return metrics `[P]` of a rollout: the explained variance of the values and the standard deviation of the
+    advantages.
 
-    The explained variance of the values is 1 − Var(target − value) / Var(target). It is 1 for perfect values, 0 for a
-    constant, below 0 for values worse than a constant, and NaN where all targets are equal. All arguments are `[P, n]`;
-    steps of weight 0 are left out.
+    The explained variance is 1 − Var(target − value) / Var(target). It is 1 for perfect values, 0 for a constant, below
+    0 for values worse than a constant, and NaN where all targets are equal. All arguments are `[P, n]`, for n steps of
+    P members; steps of weight 0 are left out.
     """
     apart, total, spread = deviations(weight, target.double() - value.double(), target, advantage).unbind(dim=1)
     explained = 1.0 - (apart / total.masked_fill(total == 0, float("nan"))).square()

@@ -501,8 +501,10 @@ def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dic
 
 
 def for_acting(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
-    """Return a copy of the member whose tensors, except those of its trained networks and those that acting needs, are
-    zeros."""
+    """Return a copy of the member that keeps only the tensors of trained networks and those that acting needs.
+
+    All other tensors of the algorithm's state are zeros.
+    """
     online, tensors = {*online_networks(algo, widths).values()}, rows_for_acting(algo, member.tensors)
     for name, (kind, network) in tensor_kinds(algo.State, widths).items():
         if kind == "parameters" and name in online and name in member.tensors:

@@ -99,7 +99,7 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
 def gif(path: Path, fps: int) -> Iterator[Show]:
     """Write an animated GIF, at most 400 pixels wide, at the end of the `with` block.
 
-    The block gets a function, which it calls with each frame `[H, W, 3]` uint8.
+    The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8.
 
     Raises:
         DiskError: the file cannot be written.
@@ -114,7 +114,7 @@ def gif(path: Path, fps: int) -> Iterator[Show]:
 def mp4(path: Path, fps: int) -> Iterator[Show]:
     """Write an H.264 film with every frame in full size, at the end of the `with` block.
 
-    The block gets a function, which it calls with each frame `[H, W, 3]` uint8.
+    The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8.
 
     Raises:
         UsageError: the extra `video` is not installed.

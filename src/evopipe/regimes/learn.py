@@ -181,7 +181,7 @@ class ReplayLearning:
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
-        """After a tick, record training metrics of the cohorts whose turn it is by `Probe.due`.
+        """Record training metrics, after a tick, of the cohorts that are due by `Probe.due`.
 
         The age of the sampled transitions is recorded too, unless training is offline.
         """

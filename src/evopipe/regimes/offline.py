@@ -28,7 +28,8 @@ _PART = 1 << 24  # bytes of rows that are packed at once
 class Offline:
     """The regime (see `Regime`) of offline algorithms: all members learn from one dataset.
 
-    Since members take no environment steps, each tick counts as one step of a member; updates are due by these steps.
+    Members take no environment steps. Wherever steps of a member are counted, a step is one opportunity to learn
+    instead.
 
     Raises:
         DataError: the dataset is empty.

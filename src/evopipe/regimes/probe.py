@@ -37,7 +37,7 @@ ERROR, OBSERVED = "losses/td_error", "charts/observation_size"
 
 
 class Probe:
-    """The recorder of training metrics: now and then it makes an extra update on copies of the members, and records
+    """The recorder of training metrics. Now and then it makes an extra update of copies of the members, and records its
     metrics.
 
     The copies are discarded, so the run's results do not depend on it. The regime calls it after ticks; `diagnostics`
@@ -83,10 +83,9 @@ class Probe:
         self, cohort: Cohort, batch: Any, draw: Stream, more: Mapping[str, Tensor],
         hyper: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Make an extra update of copies of a cohort's members on a minibatch, and record its metrics, and those in
-        `more`.
+        """Make an extra update, on a minibatch, of copies of a cohort's members, and record the metrics of the update.
 
-        `hyper` replaces the members' own hyper-parameters, if it is given.
+        The metrics in `more` are recorded too. `hyper` replaces the members' own hyper-parameters, if it is given.
         """
         hyper = cohort.hyper if hyper is None else hyper
         self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper, self._offline), **more})

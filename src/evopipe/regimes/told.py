@@ -49,7 +49,7 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
 
 
 def of_each(batch: Batch) -> Tensor:
-    """Return the weight of each transition in a minibatch, `[P, B]`; for a team, the weight of each agent's,
+    """Return the weight of each transition in a minibatch, `[P, B]`; for a team, of each agent's transition,
     `[P, B, K]`."""
     return batch.weight if batch.learns is None else batch.weight[..., None] * batch.learns
 

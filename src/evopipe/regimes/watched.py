@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Watched:
     """Recorder of the transitions of evaluation episodes, which are later added to the replay buffers.
 
-    `rows` is the number of environments in an evaluation. The transitions are kept here until a generation is closed;
-    an evaluation that is stopped can be forgotten without a trace.
+    `rows` is the number of environments in an evaluation. The transitions are kept here until a generation is closed,
+    so that those of an evaluation that was stopped can be discarded.
     """
 
     def __init__(self, layout: RowLayout, rows: int) -> None:
