@@ -223,12 +223,12 @@ def update(
 
 
 def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor]:
-    """Return training metrics of critics and actors on a minibatch, `[P]` by name, over all agents that learn and for
-    each.
+    """Return training metrics of critics and actors on a minibatch, `[P]` by name: over all agents together and for
+    each agent.
 
     They are values (of twin critics the smaller), the distance to the target network's values, and for discrete actions
     the entropy. An actor's loss is minus the value of its own best action while the other agents act as in the
-    minibatch.
+    minibatch. Agents that do not learn from a transition are left out there.
     """
     of, steps = agent_groups(cfg), _Steps.of(cfg, batch)
     nets = getattr(state, critic), getattr(state, f"{critic}_target")

@@ -122,8 +122,8 @@ def step(
     """Sample every agent's action, or take the most likely one if `draw` is None.
 
     Return actions, log-probabilities, values and recurrent states after the step. obs is `[P, E, O]` and `memory`
-    `[P, E, M]` the recurrent state before the step, where E counts the agents of all environments. `seen` returns what
-    critics read.
+    `[P, E, M]` the recurrent state before the step, where E counts the agents of all environments. The function `seen`
+    computes the critics' inputs.
     """
     of = agent_groups(cfg)
     if (found := policy.act(cfg, state, obs, legal, memory, draw, of.places)) is not None:
@@ -144,9 +144,9 @@ def step(
 def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_alive: Tensor | None = None) -> Tensor:
     """Return the values V(s) `[P, B]` of every agent's observation: obs `[P, B, O]`, where B counts all agents' rows.
 
-    `memory` `[P, B, M]` is the recurrent state before the observation, and `seen` returns what critics read. Value
-    targets need `next_alive` `[P, B]`, each agent's status after the step (see `evopipe.types`); critics then read
-    zeros for absent agents. Without it, the observations of absent agents must be zeros already.
+    `memory` `[P, B, M]` is the recurrent state before the observation, and the function `seen` computes the critics'
+    inputs. Value targets need `next_alive` `[P, B]`, each agent's status after the step (see `evopipe.types`); critics
+    then read zeros for absent agents. Without it, the observations of absent agents must be zeros already.
     """
     of = agent_groups(cfg)
     if (found := policy.value(cfg, state, obs, memory, of.places, next_alive)) is not None:
@@ -193,8 +193,8 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
 def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
     """Return the policy's action distribution and the values for a minibatch, both over `[P, K, B · L]`.
 
-    The minibatch holds B sequences of L steps for each of K agents and P members; `seen` returns what critics read, and
-    `log_std` are the log standard deviations of continuous actions.
+    The minibatch holds B sequences of L steps for each of K agents and P members. The function `seen` computes the
+    critics' inputs; `log_std` are the log standard deviations of continuous actions.
     """
     of = agent_groups(cfg)
     of_actor, of_critic = memories(batch.memory, state.actor, state.critic)
@@ -213,8 +213,8 @@ def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tens
 def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
     """Return each member's loss, and the distance of its policies from the old policies, `[P]` each.
 
-    The loss is the sum over groups of agents of PPO's mean loss. `seen` returns what critics read, and `log_std` are
-    the log standard deviations of continuous actions.
+    The loss is PPO's mean loss of each group of agents, summed over groups. The function `seen` computes the critics'
+    inputs; `log_std` are the log standard deviations of continuous actions.
     """
     of = agent_groups(cfg)
 
@@ -246,7 +246,7 @@ def update(
 ) -> Learned:
     """Take one gradient step on a minibatch of a rollout, in place, see `_ppo.descend`.
 
-    `seen` returns what critics read; `turn` is 0 for the first minibatch of the rollout, else 1.
+    The function `seen` computes the critics' inputs; `turn` is 0 for the first minibatch of the rollout, else 1.
     """
     log_std = optim.leaf(state.log_std)
     pairs = (state.actor, state.actor_adam), (state.critic, state.critic_adam)

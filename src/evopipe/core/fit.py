@@ -27,8 +27,8 @@ def forms_of_rows(
 ) -> Forms:
     """Return the forms (shape and type) of a member's tensors that do not depend on its architecture, by name.
 
-    They are the rows of the algorithm's state, and all tensors that an observation or reward normaliser may have. The
-    forms are read from a smallest member, which the algorithm's `init` makes.
+    They are the fields of the algorithm's state that `core.member.row` declares, such as update counts, and all tensors
+    that a normaliser may have. The forms are read from a smallest possible member, which the algorithm's `init` makes.
     """
     rows = {name: [torch.zeros(_LEAST.size(each))] for name, each in widths.items()}
     (made,) = create([Member(0, 0, None, 0, _LEAST, {}, {})], init, rows, widths)

@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The parameter tensors of one layer; those that the layer does not have are None.
+    """The places in a flat row of the parameter tensors of one layer; None for a tensor that the layer does not have.
 
     `gain` and `shift` belong to layer normalisation, and `alpha` to a blended layer. `weight` and `bias` of a residual
     block read the residual stream; `back` and `back_bias` compute what is added to it. The `recurrent` weights of an

@@ -173,8 +173,8 @@ class Padded:
         """Return the position of each of the `last` padded layers among the member's own layers, `[last, P]`, counted
         from 0.
 
-        A member that lacks layers has fewer own layers. The positions are counted from the first of the last layers; an
-        entry is arbitrary where the member lacks the layer. The result is None if no member lacks a layer.
+        For a member that lacks the second of three layers, the positions are 0, arbitrary, 1. The result is None if no
+        member lacks a layer.
         """
         hidden = self.names[len(self.names) + 1 - last :]
         present = [[name in arch.layers for arch in self.archs] for name in hidden]

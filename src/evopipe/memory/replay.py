@@ -210,7 +210,8 @@ class Incoming:
     """Buffer of the transitions of one step of all environments, which C kernels append to a `Replay`; see
     `Replay.incoming`.
 
-    `before` writes what is known before the step; `after` writes its outcome and appends the transitions.
+    `before` writes observations and legal actions before the step. `after` writes actions and results, and appends the
+    transitions.
     """
 
     def __init__(self, replay: Replay, rows: int, at: np.ndarray | None) -> None:
@@ -474,8 +475,10 @@ class Replay:
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return the members' slots and what `first` returns for them, `[P]` int64 on the device each. The tensors are
-        cached."""
+        """Return the members' slots, and the index of the first row of each member's buffer (see `first`).
+
+        Both are `[P]` int64 on the device. The tensors are cached.
+        """
         found = self._placed.get(slots)
         if found is None:
             if len(self._placed) >= _COHORTS:

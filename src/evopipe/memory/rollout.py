@@ -76,8 +76,8 @@ class Rollout:
         return part
 
     def enter(self, tick: int, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, chosen: Chosen) -> None:
-        """Store what is known before the step `tick`: observation, legal actions, recurrent state, and the policy's
-        choice.
+        """Store the data before the step `tick`: observations, legal actions, recurrent states, and the policy's
+        choices.
 
         Args:
             tick: the number of the step in the rollout.

@@ -49,7 +49,8 @@ class Places:
 
 
 def gumbels(draw: Stream, n: int) -> Tensor:
-    """Draw the noise of `ops.distributions.gumbel` by the C kernels, as float32 `[P, n]` and at least −40."""
+    """Draw negative Gumbel noise by the C kernels, float32 `[P, n]` and at least −40; see
+    `ops.distributions.gumbel`."""
     found = torch.empty(len(draw.keys), n)
     draws.kernel(build.kernels())("gumbels", draw.keys, salt(draw.purpose), draw.step, found)
     return found

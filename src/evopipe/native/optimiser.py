@@ -31,8 +31,8 @@ def owned(structure: Any) -> Tensor:
     """Return where the parameters of each of R rows are, without pads, as a flat tensor `[n]` int32 for the C kernels.
 
     A row's parameters are a list of spans, in whole cache lines. Entry r of the tensor is the index in the tensor at
-    which the spans of row r begin; entry R is the end of the last. Then come the spans, each as its first and its end
-    index within the row.
+    which the spans of row r begin; entry R is the index at which the last row's spans end. Then come the spans, each as
+    its first and its end index within the row. Two rows with one span each give [3, 5, 7, first₀, end₀, first₁, end₁].
     """
     inner: Any = getattr(structure, "inner", structure)
     copies = structure.copies

@@ -256,9 +256,10 @@ def _say(
 def enter(
     spaces: Spaces, rows: Tensor, obs: Tensor, legal: Tensor | None, begins: Tensor, chosen: Chosen
 ) -> bool:  # fmt: skip
-    """Store what is known before a step in rows `[P, E, …]` of a rollout, see `memory.rollout.Rollout.enter`.
+    """Store the data before a step in rows `[P, E, …]` of a rollout: observations, episode starts, actions and values.
 
-    Return whether the C kernels could do it; if not, nothing is stored.
+    The arguments are those of `memory.rollout.Rollout.enter`. Return whether the C kernels could do it; if not, nothing
+    is stored.
     """
     kinds = (obs, chosen.log_prob, chosen.value) + ((chosen.action,) if spaces.continuous else ())
     if not plain(rows, *kinds):

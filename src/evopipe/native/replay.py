@@ -167,7 +167,10 @@ def add_up_all(levels: Sequence[Tensor]) -> None:
 
 
 def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `Priorities.draw` by the C kernels."""
+    """Draw rows with probability proportional to their priorities, by the C kernels; see `Priorities.draw`.
+
+    Return the row indices and their probabilities, `[P, B]` each.
+    """
     of, u, slots = _Tree(levels), u.contiguous(), slots.contiguous()
     index, chance = torch.empty_like(u, dtype=torch.int64), torch.empty_like(u, dtype=torch.float32)
     (members, n), ends = u.shape, _ends(of, u.shape[1])
@@ -194,7 +197,7 @@ def update(
     levels: Sequence[Tensor], slots: Tensor, index: Tensor, errors: Tensor, alpha: float, least: float, most: float,
     largest: Tensor,
 ) -> None:  # fmt: skip
-    """Compute `Priorities.update` by the C kernels.
+    """Set the priorities of rows from their errors, by the C kernels; see `Priorities.update`.
 
     `least` is added to every error before the power `alpha`; `most` is the largest priority; `largest` `[members]` is
     each member's largest priority so far, raised in place.

@@ -22,8 +22,10 @@ _SECONDS = 0.005  # that a call takes, about: signals are handled, and progress 
 
 
 class WholeTicks:
-    """Runner of several ticks in one call, for off-policy runs whose environment, choices and updates are all C
-    kernels.
+    """An object that takes several ticks of an off-policy run in one call of the C kernels.
+
+    A tick is one step in every environment, and the updates that are due. Environment, choice of actions and updates
+    must all be computed by the kernels.
 
     Args:
         spec: the run's configuration.

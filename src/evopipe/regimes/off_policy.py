@@ -125,8 +125,10 @@ class OffPolicy:
             self.nstep.put(rows, windows)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots for new trials, see `Regime.renew`. A replay buffer that belongs to one slot is
-        emptied."""
+        """Prepare these slots for new trials (new members), see `Regime.renew`: begin new episodes.
+
+        A replay buffer that belongs to one of these slots alone is emptied.
+        """
         rows = self.world.renew(slots)
         if self._whole_ticks is not None:
             self._whole_ticks.adopt(self.cohorts)

@@ -123,7 +123,7 @@ class OnPolicy:
         """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots for new trials: new episodes begin there. See `Regime.renew`."""
+        """Prepare these slots for new trials (new members), see `Regime.renew`: begin new episodes."""
         self.world.renew(slots)
         self.returns[list(slots)] = 0.0
 

@@ -62,17 +62,16 @@ class Probe:
     def due(self, updates: float, moment: int, moments: int) -> bool:
         """Return whether a cohort is to be probed now.
 
-        A generation has `moments` moments at which that is possible; `moment` counts them from 0. A cohort is probed at
-        the last, and before that at intervals that follow from `EVERY`, `MOST` and its number of `updates` in the
-        generation. A sparse probe leaves out whole generations.
+        There are `moments` times in a generation at which a cohort can be probed; `moment`, from 0, is the number of
+        the present one. A cohort is probed at the last one, and before that at intervals that follow from `EVERY`,
+        `MOST` and the number of its `updates` in the generation. A sparse probe leaves out whole generations.
         """
         return self.ahead(updates, moment, moments) == 1
 
     def ahead(self, updates: float, moment: int, moments: int) -> int:
-        """Return how many moments away the next probe of a cohort is, for the arguments of `due`; 1 means that it is
-        now.
+        """Return how many moments away the next probe of a cohort is; 1 means that the cohort is to be probed now.
 
-        If a sparse probe leaves out this generation, the result is beyond its end.
+        The arguments are those of `due`. If a sparse probe leaves out this generation, the result is beyond its end.
         """
         if self._sparse and self._clock.generation % min(SPARSE, math.ceil(2 * EVERY / max(1.0, updates))):
             return moments - moment + 1
@@ -117,9 +116,9 @@ class Probe:
 def probe(
     spec: Any, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[str, Tensor], offline: bool = False
 ) -> dict[str, Tensor]:
-    """Return metrics `[P]` by name of an update on a minibatch, which is made on copies of the members.
+    """Make an update on a minibatch with copies of the members, and return its metrics `[P]` by name.
 
-    They include those of `told.of_batch`, the norm of the gradient, and the size of the errors. `hyper` are the
+    They are those of `told.of_batch`, the norm of the gradient, and the size of the errors. `hyper` are the
     hyper-parameters; `offline` says whether members learn from a dataset alone.
     """
     algo, cfg, state = spec.algo, spec.algo_config, cohort.copied_state()

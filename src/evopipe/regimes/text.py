@@ -191,8 +191,8 @@ def rows_for(spec: TextSpec, corpus: Corpus, index: np.ndarray, members: int, re
 
 
 def scored(spec: TextSpec, cohort: Cohort, batch: Text) -> TokenScores:
-    """Return the log-probabilities of the tokens of a batch under each member, and values if the algorithm needs
-    them."""
+    """Return the log-probabilities of the tokens of a batch under each member's model, and values if the algorithm
+    needs them."""
     value = cohort.state.value.frozen if "value" in spec.algo.asks(spec.algo_config) else None
     return score(getattr(cohort.state, spec.algo.POLICY).frozen, batch, value)
 
