@@ -164,9 +164,9 @@ def working(kind: str | None = "env") -> list[str]:
 
 
 def refused(name: str) -> str | None:
-    """Return why an algorithm of another package cannot be used; None if it can, and for evopipe's own algorithms.
+    """Return why an algorithm of another package cannot be used, as the end of a sentence about `train.algo`.
 
-    The reason is the end of a sentence about `train.algo`.
+    The result is None if the algorithm can be used, as evopipe's own algorithms always can.
     """
     try:
         get(name)

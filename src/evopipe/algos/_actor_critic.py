@@ -56,7 +56,10 @@ def explore(cfg: Any, step: int) -> float:
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the deterministic actions μ(s) of the actor: obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
+    """Return the deterministic actions μ(s) of the actors: obs `[P, E, O]` → `[P, E, A]` in [−1, 1].
+
+    P is the number of members, E the number of environments of each.
+    """
     with torch.no_grad():
         return squashed(forward(state.actor, forward(state.encoder, obs)))
 
@@ -71,7 +74,7 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
 
 
 def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
-    """Return the actor's outputs: obs `[P, E, O]` → `[P, E, A]`, where NaN becomes 0.
+    """Return the actors' outputs: obs `[P, E, O]` → `[P, E, A]` for P members with E environments each; NaN becomes 0.
 
     They are logits of discrete actions, or continuous actions before the tanh.
     """
@@ -80,8 +83,10 @@ def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
 
 
 def best(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the most likely legal action `[P, E]`, or μ(s) `[P, E, A]` for continuous actions, by the outputs of
-    `output`."""
+    """Return the most likely legal actions `[P, E]`; for continuous actions, μ(s) `[P, E, A]`.
+
+    obs is `[P, E, O]` for P members with E environments each. The actors' outputs are those of `output`.
+    """
     return likeliest(output(cfg, state, obs), legal, cfg.spaces.continuous)
 
 
@@ -101,7 +106,8 @@ def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Ten
 
 
 def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
-    """Return min(Q₁, Q₂) of two critics for obs `[P, B, O]`, without gradient.
+    """Return min(Q₁, Q₂) of each member's two critics, without gradient: obs `[P, B, O]` for B observations of P
+    members.
 
     The result is `[P, B]` for the actions given, or `[P, B, A]` for all discrete actions if `action` is None.
     """
@@ -128,7 +134,8 @@ def of_own_action(
 def clipped_double_loss(
     state: Any, hp: Hyper, batch: Batch, draw: Stream, x: Tensor, x_t: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of two critics `[P]` and each transition's error `[P, B]`, by clipped double Q-learning.
+    """Return the loss of each member's two critics `[P]` and each transition's error `[P, B]`, by clipped double
+    Q-learning.
 
     The targets are r + γ min(Q₁⁻, Q₂⁻)(s′, a′), where a′ = μ⁻(s′) with clipped noise (Fujimoto, van Hoof & Meger, 2018,
     eq. 10 and 14). `x` and `x_t` are observations, or features of the shared encoder, before and after the step.
@@ -208,7 +215,10 @@ def learn(
 
 
 def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:
-    """Return Q₁ and Q₂ of the actions taken, `[P, 2, B]`. `action` has the form of `Batch.action`."""
+    """Return the values Q₁ and Q₂ of the actions taken, `[P, 2, B]` for B transitions of P members.
+
+    `x` are observations, or features of the shared encoder; `action` has the form of `Batch.action`.
+    """
     if cfg.spaces.continuous:
         return action_value(critics, x, action)
     return pick(forward(critics, x), action[:, None].expand(-1, 2, -1))

@@ -66,7 +66,8 @@ def _chances(cfg: Any, out: Tensor, legal: Tensor | None) -> Distribution:
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return every agent's greedy action: the tanh of the actor's output, or the most likely legal action.
 
-    obs is `[P, E · K, O]`, the K agents of each environment adjacent; the result is `[P, E · K, A]` or `[P, E · K]`.
+    obs is `[P, E · K, O]` for P members with E environments, the K agents of each environment adjacent. The result is
+    `[P, E · K, A]` for continuous actions, else `[P, E · K]`.
     """
     of, out = agent_groups(cfg), _finite_output(cfg, state, obs)
     best = likeliest(out, of.legal(None if legal is None else of.apart(legal), out), cfg.spaces.continuous)
@@ -77,7 +78,7 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
     """Return every agent's exploratory action: the greedy action with noise, or a sample of the actor's softmax.
 
     With probability ε (`epsilon` `[P]`), independently for each agent, it is a uniformly random action. obs is
-    `[P, E · K, O]`, the K agents of each environment adjacent.
+    `[P, E · K, O]` for P members with E environments, the K agents of each environment adjacent.
     """
     of = agent_groups(cfg)
     if cfg.spaces.continuous:
@@ -97,7 +98,8 @@ def as_numbers(cfg: Any, action: Tensor) -> Tensor:
 def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
     """Return the value Q of every agent's centralised critic, `[P, K, B]`; `[2, P, K, B]` for twin critics.
 
-    A critic reads the observations and actions of all agents; for the shapes see `AgentGroups.together`.
+    There are P members, K agents and B transitions. A critic reads the observations and actions of all agents; for the
+    shapes see `AgentGroups.together`.
     """
     of = agent_groups(cfg)
     return of.run(critic, of.together(obs, actions)).squeeze(-1)
@@ -223,12 +225,11 @@ def update(
 
 
 def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor]:
-    """Return training metrics of critics and actors on a minibatch, `[P]` by name: over all agents together and for
-    each agent.
+    """Return training metrics of critics and actors on a minibatch: over all agents together and for each agent.
 
-    They are values (of twin critics the smaller), the distance to the target network's values, and for discrete actions
-    the entropy. An actor's loss is minus the value of its own best action while the other agents act as in the
-    minibatch. Agents that do not learn from a transition are left out there.
+    They are `[P]` for P members, by name: values (of twin critics the smaller), the distance to the target network's
+    values, and for discrete actions the entropy. An actor's loss is minus the value of its own best action while the
+    other agents act as in the minibatch. Agents that do not learn from a transition are left out there.
     """
     of, steps = agent_groups(cfg), _Steps.of(cfg, batch)
     nets = getattr(state, critic), getattr(state, f"{critic}_target")

@@ -140,18 +140,18 @@ def counted(batch: Text) -> Tensor:
 
 
 def completion_means(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
-    """Return the mean log-probability of the tokens of each chosen and of each rejected completion, `[P, n]` each.
+    """Return the mean log-probability of the tokens of each chosen and of each rejected completion.
 
-    The n chosen completions are the first half of the batch.
+    Both are `[P, n]` for n pairs of P members. The n chosen completions are the first half of the batch.
     """
     chosen, rejected = ops.row_means(log_prob, batch.mask).chunk(2, dim=1)
     return chosen, rejected
 
 
 def completion_sums(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each completion, `[P, n]` each for the first and the second half of the batch.
+    """Return the log-probability of each completion in the first and in the second half of the batch, `[P, n]` each.
 
-    It is the sum over the completion's tokens.
+    It is the sum over the completion's tokens. There are 2 n completions for each of P members.
     """
     first, second = log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).chunk(2, dim=1)
     return first, second
@@ -168,16 +168,18 @@ def pair_weights(batch: Text) -> Tensor:
 
 
 def groups_of(reward: Tensor, size: int) -> Tensor:
-    """Return the group number of each completion, `[P, B]` int64 from 0, where `size` adjacent completions form a
-    group.
+    """Return the group number of each completion, `[P, B]` int64 from 0, for B completions of P members.
 
-    A group is the completions of one prompt. `reward` `[P, B]` gives the shape.
+    A group is `size` adjacent completions, which are of one prompt. `reward` `[P, B]` gives the shape.
     """
     return (torch.arange(reward.shape[1], device=reward.device) // size).expand(reward.shape)
 
 
 def present(batch: Text) -> Tensor:
-    """Return the mask `[P, B]` of the completions that count: `batch.keep`, or all of them if `keep` is None."""
+    """Return the mask of the completions that count, `[P, B]`: `batch.keep`, or all True if `keep` is None.
+
+    There are B completions of P members.
+    """
     return torch.ones_like(batch.mask[..., 0]) if batch.keep is None else batch.keep
 
 
@@ -186,9 +188,9 @@ def surrogate(
 ) -> Tensor:
     """Return the policy loss of every token, `[P, B, T]`: the clipped surrogate minus the weighted entropy.
 
-    If the batch has log-probabilities under the base model, β times the divergence from the base is added. With
-    `cispo`, the surrogate is that of `ops.cispo`. `mask` `[P, B, T]` says which tokens count, and `most` bounds the
-    ratio, see `ops.clipped`.
+    There are T tokens in B completions of P members. If the batch has log-probabilities under the base model, β times
+    the divergence from the base is added. With `cispo`, the surrogate is that of `ops.cispo`. `mask` `[P, B, T]` says
+    which tokens count, and `most` bounds the ratio, see `ops.clipped`.
     """
     ratio = ops.log_ratios(now.log_prob, given(batch.log_prob), mask, cfg.level, batch.turn)
     advantage, low, high = given(batch.advantage), hp["clip_low"], hp["clip_high"]
@@ -219,7 +221,8 @@ def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[
     """Return the function `update` of a language algorithm with this loss.
 
     With `completions`, the algorithm learns from its own completions. Then `update` computes entropies if the loss
-    needs them, and returns as errors `[P, 1]` the largest change of a token's log-probability since it was generated.
+    needs them, and returns as errors, `[P, 1]` for P members, the largest change of a token's log-probability since it
+    was generated.
     """
 
     def update(cfg: Any, state: Any, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:

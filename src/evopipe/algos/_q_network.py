@@ -68,10 +68,10 @@ def act(cfg: Any, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, dra
 
 
 def target(cfg: Any, state: State, batch: Batch) -> Tensor:
-    """Return the target y of each transition, `[P, B]`.
+    """Return the target y of each transition, `[P, B]` for B transitions of P members.
 
-    If `cfg.double`, the online network chooses the next action that the target network evaluates; else the target
-    network does.
+    The online network chooses the next action if `cfg.double`, else the target network. The target network gives its
+    value.
     """
     with torch.no_grad():
         target_t = forward(state.target, batch.next_obs)  # [P, B, A]
@@ -82,7 +82,7 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
 def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None = None) -> Recipe | None:
     """Return the `Recipe` by which the C kernels make a whole update; None if they cannot, and torch does it.
 
-    `alpha` `[P]` is the weight of a conservative term in the loss; None for no such term.
+    `alpha` `[P]`, one number per member, is the weight of a conservative term in the loss; None for no such term.
     """
     rates: dict[str, Row] = {"lr_critic": hp["lr"], "grad_clip": hp["grad_clip"], "tau": hp["tau"]}
     if getattr(cfg, "target", "soft") == "hard":

@@ -122,8 +122,8 @@ def step(
     """Sample every agent's action, or take the most likely one if `draw` is None.
 
     Return actions, log-probabilities, values and recurrent states after the step. obs is `[P, E, O]` and `memory`
-    `[P, E, M]` the recurrent state before the step, where E counts the agents of all environments. The function `seen`
-    computes the critics' inputs.
+    `[P, E, M]` the recurrent state before the step, for P members, where E counts the agents of all environments. The
+    function `seen` computes the critics' inputs.
     """
     of = agent_groups(cfg)
     if (found := policy.act(cfg, state, obs, legal, memory, draw, of.places)) is not None:
@@ -142,7 +142,8 @@ def step(
 
 
 def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_alive: Tensor | None = None) -> Tensor:
-    """Return the values V(s) `[P, B]` of every agent's observation: obs `[P, B, O]`, where B counts all agents' rows.
+    """Return the values V(s) `[P, B]` of every agent's observation: obs `[P, B, O]` for P members, B rows of all
+    agents.
 
     `memory` `[P, B, M]` is the recurrent state before the observation, and the function `seen` computes the critics'
     inputs. Value targets need `next_alive` `[P, B]`, each agent's status after the step (see `evopipe.types`); critics
@@ -177,7 +178,8 @@ def answers(seen: Seen) -> Answers:
 
 
 def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return every agent's most likely legal action: obs `[P, E, O]`, where E counts the agents of all environments.
+    """Return every agent's most likely legal action: obs `[P, E, O]` for P members, where E counts all environments'
+    agents.
 
     A recurrent policy starts from a zero state.
     """

@@ -63,7 +63,7 @@ def asks(cfg: Config) -> frozenset[str]:
 
 
 def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Preference:
-    """Return each pair's loss and reward margin, `[P, n]` each.
+    """Return each pair's loss and reward margin, `[P, n]` each for n pairs of P members.
 
     The first n completions of the batch are the chosen ones, the last n the rejected ones. `beta`, `margin` and
     `nll_alpha` of `hp` are `[P]`.
@@ -92,7 +92,7 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 
 
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
-    """Return statistics of each held-out pair, `[P, n]` by name, for reports.
+    """Return statistics of each held-out pair for reports, by name, `[P, n]` each for n pairs of P members.
 
     They are whether the policy prefers the chosen completion, and the probabilities of both completions.
     """

@@ -91,7 +91,8 @@ class Values(NamedTuple):
 
 
 class Said(NamedTuple):
-    """The outputs `[P, B, L, …]` of the three networks policy, critic and target critic, for B games of L tokens."""
+    """The outputs of the policy, the critic and the target critic, `[P, B, L, …]` each: B games of L tokens of P
+    members."""
 
     policy: Tensor
     critic: Tensor

@@ -126,9 +126,10 @@ def _log_policy(cfg: Config, state: State, batch: Batch) -> Tensor:
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss of V and Q, the loss of the actor, `[P]` each, and each transition's error `[P, B]`.
+    """Return the loss of V and Q, the loss of the actor, and each transition's error.
 
-    No network gets a gradient from another network's loss.
+    The losses are `[P]` for P members, the errors `[P, B]` for B transitions. No network gets a gradient from another
+    network's loss.
     """
     value = forward(state.value, batch.obs).squeeze(-1)  # [P, B]
     with torch.no_grad():

@@ -58,7 +58,7 @@ asks = _language.always("reference")
 
 
 def losses(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> Tensor:
-    """Return the loss of each completion, `[P, n]`.
+    """Return the loss of each completion, `[P, n]` for n completions of P members.
 
     The first n rows of the batch are the completions to learn from. The last n are the same prompts with completions of
     other rows, by which the reference point is estimated. `beta`, `desirable` and `undesirable` of `hp` are `[P]`.
@@ -82,10 +82,10 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 
 
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
-    """Return statistics of each held-out completion, `[P, n]` by name, for reports.
+    """Return statistics of each held-out completion for reports, by name, `[P, n]` each for n completions of P members.
 
     `accuracy` is 1 if the policy makes a desirable completion more likely than the base model does, or an undesirable
-    one less likely; else 0.
+    completion less likely; else 0.
     """
     own, _ = _language.completion_sums(now.log_prob - given(batch.reference), batch)
     desirable = given(batch.reward)[:, : own.shape[1]] > 0

@@ -132,8 +132,10 @@ def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: T
 
 
 def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
-    """Return the state values V(s) `[P, B]`: obs `[P, B, O]`, and `memory` `[P, B, M]`, the recurrent state before
-    it."""
+    """Return the state values V(s) `[P, B]` of obs `[P, B, O]`, for B observations of P members.
+
+    `memory` `[P, B, M]` is the recurrent state before the observation.
+    """
     if (found := policy.value(cfg, state, obs, memory)) is not None:
         return found
     with torch.no_grad():
@@ -155,7 +157,10 @@ def answers(cfg: Config) -> Answers:
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the most likely legal actions for obs `[P, E, O]`. A recurrent policy starts from a zero state."""
+    """Return the most likely legal actions for obs `[P, E, O]`, of P members with E environments each.
+
+    A recurrent policy starts from a zero state.
+    """
     if (best := policy.greedy(cfg, state, obs, legal)) is not None:
         return best
     with torch.no_grad():

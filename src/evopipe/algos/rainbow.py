@@ -125,7 +125,10 @@ def _mean(cfg: Config, out: Tensor) -> Tensor:
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return the action values Q(s, ·), without noise on the weights: obs `[P, E, O]` → `[P, E, A]`."""
+    """Return the action values Q(s, ·), without noise on the weights: obs `[P, E, O]` → `[P, E, A]`.
+
+    There are E observations of P members.
+    """
     with torch.no_grad():
         return _mean(cfg, _logits(cfg, state.q, obs, None))
 
@@ -166,7 +169,8 @@ def _of_action(out: Tensor, action: Tensor) -> Tensor:
 
 
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
-    """Return training metrics `[P]` of a minibatch: the mean probabilities of the lowest and of the highest atom.
+    """Return training metrics of each member on a minibatch, `[P]` by name: mean probabilities of the lowest and
+    highest atom.
 
     Large values show that `v_min` or `v_max` cuts off the return's distribution. Without a distribution, the result is
     empty.

@@ -46,7 +46,7 @@ asks = _language.always("value", "end")
 
 
 def margins(now: TokenScores, batch: Text) -> Tensor:
-    """Return the reward difference r(chosen) − r(rejected) of each pair, `[P, n]`.
+    """Return the reward difference r(chosen) − r(rejected) of each pair, `[P, n]` for n pairs of P members.
 
     The first n completions of the batch are the chosen ones, the last n the rejected ones.
     """
@@ -55,14 +55,18 @@ def margins(now: TokenScores, batch: Text) -> Tensor:
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out pair, `[P, n]`: the log-probability, in nats, that the chosen completion is
-    preferred."""
+    """Return the score of each held-out pair: the log-probability, in nats, that the chosen completion is preferred.
+
+    It is `[P, n]` for n pairs of P members.
+    """
     return ops.preferred(margins(now, batch))
 
 
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
-    """Return statistics of each held-out pair, `[P, n]` by name, for reports: whether the chosen completion has the
-    higher reward."""
+    """Return statistics of each held-out pair for reports, by name, `[P, n]` each for n pairs of P members.
+
+    `accuracy` is 1 if the chosen completion has the higher reward, else 0.
+    """
     return {"accuracy": (margins(now, batch) > 0).float()}
 
 

@@ -106,7 +106,10 @@ explore = _actor_critic.explore
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the greedy actions, the tanh of the policy's mean: obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
+    """Return the greedy actions, the tanh of the policy's mean: obs `[P, E, O]` → `[P, E, A]` in [−1, 1].
+
+    There are P members with E environments each.
+    """
     with torch.no_grad():
         return likeliest(forward(state.actor, obs)[..., : cfg.spaces.actions], legal, continuous=True)
 
@@ -143,7 +146,8 @@ def answers(cfg: Config) -> Answers:
 def target(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
     """Return the target quantiles y of each transition, `[P, B, (N − d) M]`, in rising order.
 
-    They are the N quantiles of M target critics, pooled, without the d M largest.
+    There are B transitions of P members. The N quantiles of each of M target critics are pooled, and the d M largest
+    are left out.
     """
     with torch.no_grad():
         action, log_pi = ops.squashed_gaussian(*ops.with_noise(forward(state.actor, batch.next_obs), draw))
@@ -163,8 +167,10 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
 
 
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
-    """Return training metrics `[P]` of a minibatch: the means of the lowest and of the highest quantile of all
-    critics."""
+    """Return training metrics of each member on a minibatch, `[P]` by name: the lowest and the highest quantile.
+
+    They are means over the minibatch of the lowest and of the highest quantile of all critics.
+    """
     theta = action_value(state.critics, batch.obs, batch.action)
     ends = told.means(batch.weight, theta.amin(dim=(1, 3)), theta.amax(dim=(1, 3))).unbind(dim=1)
     return dict(zip(("losses/quantile_low", "losses/quantile_high"), ends, strict=True))

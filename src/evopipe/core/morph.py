@@ -73,7 +73,8 @@ class Change:
         return fresh
 
     def scales(self, row: Tensor) -> Tensor:
-        """Return the noise scales `[n']` of the mutated network, with the old scales `[n]` where both have them.
+        """Return the noise scales `[n']` of the mutated network, with the old scales `[n]` of parameters that both
+        networks have.
 
         New scales are c / √(inputs), where c is the mean of |σ| √(inputs) over all old weights.
         """
@@ -86,8 +87,11 @@ class Change:
         return self._carry(row, out)
 
     def moments(self, row: Tensor) -> Tensor:
-        """Return the Adam moments `[n']` of the mutated network, with the old moments `[n]` where both have them; else
-        0."""
+        """Return the Adam moments `[n']` of the mutated network, with the old moments `[n]` of parameters that both
+        networks have.
+
+        The moments of new parameters are 0.
+        """
         return self._carry(row, torch.zeros(self._after.size))
 
     @cached_property

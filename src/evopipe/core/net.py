@@ -134,7 +134,7 @@ def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor
     """Take one step of each member's recurrent network: x `[P, B, inputs]` → (outputs `[P, B, outputs]`, new state).
 
     `memory` `[P, B, M]` is the recurrent state after the previous step, zeros where an episode begins. If the network
-    is not recurrent, the state is returned unchanged; if `net` is None, so is x.
+    is not recurrent, the state is returned unchanged. If `net` is None, both x and the state are returned unchanged.
     """
     if net is None or not net.structure.memory:
         return forward(net, x), memory

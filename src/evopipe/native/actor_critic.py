@@ -49,8 +49,10 @@ class Places:
 
 
 def gumbels(draw: Stream, n: int) -> Tensor:
-    """Draw negative Gumbel noise by the C kernels, float32 `[P, n]` and at least −40; see
-    `ops.distributions.gumbel`."""
+    """Draw negative Gumbel noise by the C kernels, float32 `[P, n]` for P members, at least −40.
+
+    See `ops.distributions.gumbel`.
+    """
     found = torch.empty(len(draw.keys), n)
     draws.kernel(build.kernels())("gumbels", draw.keys, salt(draw.purpose), draw.step, found)
     return found

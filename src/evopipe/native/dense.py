@@ -39,8 +39,10 @@ class LayerPlan:
 
     @classmethod
     def of(cls, structure: Any, first: int, inputs: int) -> LayerPlan:
-        """Return the plan of a structure's layers from the hidden layer number `first` on, whose input has `inputs`
-        columns."""
+        """Return the plan of a structure's layers, from the hidden layer number `first` to the output layer.
+
+        `inputs` is the width of that hidden layer's input.
+        """
         hidden = list(enumerate(structure.layout.hidden))[first:]
         rows, room, widest = [], 0, inputs
         for arch in structure.archs:
@@ -70,7 +72,8 @@ class LayerPlan:
 
 
 def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
-    """Return the plan of a network's dense layers with this many inputs; None if the kernels cannot compute it.
+    """Return the `LayerPlan` of a network's dense layers with this many inputs; None if the kernels cannot compute
+    them.
 
     With `lstm`, the network may have LSTM layers, and the plan begins after them.
     """

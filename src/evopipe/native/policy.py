@@ -179,9 +179,9 @@ def act(
 ) -> Chosen | None:  # fmt: skip
     """Sample actions from the policy, or take the most likely actions if `draw` is None, by the C kernels.
 
-    `obs` is `[P, E, O]`, and `memory` `[P, E, M]` the recurrent state before the step. Return actions,
-    log-probabilities, values and the recurrent state after the step. Return None if the kernels cannot do it; then
-    torch does it.
+    `obs` is `[P, E, O]` for P members with E environments each, and `memory` `[P, E, M]` the recurrent state before the
+    step. Return actions, log-probabilities, values and the recurrent state after the step. Return None if the kernels
+    cannot do it; then torch does it.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):
@@ -198,8 +198,8 @@ def value(
 ) -> Tensor | None:  # fmt: skip
     """Return the state values V(s) `[P, B]`, by the C kernels; None if they cannot compute them, and torch does it.
 
-    `obs` is `[P, B, O]`, and `memory` `[P, B, M]` the recurrent state before it. For value targets of a team,
-    `next_alive` `[P, B]` is the status of each agent after the step, see `evopipe.types`.
+    `obs` is `[P, B, O]` for B observations of P members, and `memory` `[P, B, M]` the recurrent state before it. For
+    value targets of a team, `next_alive` `[P, B]` is the status of each agent after the step, see `evopipe.types`.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):
@@ -213,7 +213,7 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places
     """Return the most likely legal actions for obs `[P, E, O]`, by the C kernels; None if they cannot, and torch does
     it.
 
-    A recurrent policy starts from a zero state.
+    There are P members with E environments each. A recurrent policy starts from a zero state.
     """
     policy = described(cfg, state, team)
     if policy is None:
@@ -231,7 +231,7 @@ def _actions(cfg: Any, obs: Tensor) -> Tensor:
 
 
 def readable(policy: Policy, obs: Tensor, memory: Tensor) -> bool:
-    """Return whether the kernels can read observations `[P, B, O]` and recurrent states `[P, B, M]` for this policy."""
+    """Return whether the kernels can read observations `[P, B, O]` and recurrent states `[P, B, M]` of P members."""
     if obs.dtype != torch.float32 or not obs.numel() or memory.shape[-1] != policy.memory:
         return False
     return bool(len(obs) == policy.members and obs.shape[1] % policy.agents == 0)
@@ -258,8 +258,8 @@ def enter(
 ) -> bool:  # fmt: skip
     """Store the data before a step in rows `[P, E, …]` of a rollout: observations, episode starts, actions and values.
 
-    The arguments are those of `memory.rollout.Rollout.enter`. Return whether the C kernels could do it; if not, nothing
-    is stored.
+    There are P members with E environments each; the arguments are those of `memory.rollout.Rollout.enter`. Return
+    whether the C kernels could do it; if not, nothing is stored.
     """
     kinds = (obs, chosen.log_prob, chosen.value) + ((chosen.action,) if spaces.continuous else ())
     if not plain(rows, *kinds):
@@ -280,7 +280,7 @@ def finish(
 ) -> bool:
     """Store the results of a step, `[P, E, …]`, in a rollout, see `memory.rollout.Rollout.finish`.
 
-    Return whether the C kernels could do it; if not, nothing is stored.
+    There are P members with E environments each. Return whether the C kernels could do it; if not, nothing is stored.
 
     Args:
         after: the results in the rollout, which are written.

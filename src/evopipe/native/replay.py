@@ -169,7 +169,7 @@ def add_up_all(levels: Sequence[Tensor]) -> None:
 def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Draw rows with probability proportional to their priorities, by the C kernels; see `Priorities.draw`.
 
-    Return the row indices and their probabilities, `[P, B]` each.
+    Return the row indices and their probabilities, `[P, B]` each: B rows for each of P members.
     """
     of, u, slots = _Tree(levels), u.contiguous(), slots.contiguous()
     index, chance = torch.empty_like(u, dtype=torch.int64), torch.empty_like(u, dtype=torch.float32)

@@ -57,15 +57,15 @@ class Job(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """The description of an update by the C kernels: which kernel makes it, of which learners, with which random
+    """The description of an update by the C kernels: which kernel makes it, of which networks, with which random
     numbers.
 
     Attributes:
         name: the kernel's name.
-        of: the learners.
+        of: the learners (networks and optimisers).
         job: the C struct for the learners.
         noise: the number of normal random numbers for each transition of a minibatch, which draw the next actions.
-        scale: `[P]`, the standard deviation of these numbers; None for 1.
+        scale: `[P]`, the standard deviation of these numbers for each member; None for 1.
         own_noise: whether the actor's own actions are drawn by further random numbers.
         turn: the number, within the algorithm's period of updates, of the update in which the actor learns.
     """

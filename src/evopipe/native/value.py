@@ -25,10 +25,11 @@ def value_recipe(
     `part(2)`.
 
     Args:
-        of: the learners.
-        rates: numbers `[P]` by name. `lr_critic` is the learning rate and `grad_clip` the limit of gradient norms. With
-            `tau`, the target network moves towards the online network by this weight at every update; with `interval`,
-            it is replaced by a copy every `interval` updates. `alpha` is the weight of the conservative term.
+        of: the learners (networks and optimisers).
+        rates: numbers by name, `[P]` for P members. `lr_critic` is the learning rate and `grad_clip` the limit of
+            gradient norms. With `tau`, the target network moves towards the online network by this weight at every
+            update; with `interval`, it is replaced by a copy every `interval` updates. `alpha` is the weight of the
+            conservative term.
         batch: a minibatch. Transitions of weight 0 at its end are skipped, and their errors are 0.
         double, huber, dueling: see the algorithms.
         support: `[K]`, the returns of the atoms of a categorical distribution; None if each action has one output.

@@ -62,8 +62,10 @@ def group_advantages(reward: Tensor, group: Tensor, present: Tensor, baseline: B
 
 
 def without_spread(reward: Tensor, size: int) -> Tensor:
-    """Return for every group of `size` adjacent rewards whether all its rewards are equal: `[P, B]` → `[P, B / size]`
-    bool."""
+    """Return for every group of `size` adjacent rewards whether all its rewards are equal.
+
+    `reward` is `[P, B]` for B completions of P members; the result is `[P, B / size]` bool.
+    """
     groups = reward.unflatten(1, (-1, size))
     equal: Tensor = (groups == groups[..., :1]).all(dim=-1)
     return equal
@@ -72,10 +74,10 @@ def without_spread(reward: Tensor, size: int) -> Tensor:
 def refill(empty: Tensor, full: Tensor) -> Tensor:
     """Return which item each of G places holds after empty places were filled with spare items: int64 `[P, G]`.
 
-    There are G own items, one per place, and G spare items. An entry n < G means the own item n; an entry G + n means
-    the spare item n. `empty` `[P, G]` bool marks the places to fill; `full` `[P, G]` bool marks the usable spare items.
-    The first empty place gets the first usable spare item, and so on. When no usable spare item is left, an empty place
-    keeps its own item.
+    Each of P members has G own items, one per place, and G spare items. An entry n < G means the own item n; an entry G
+    + n means the spare item n. `empty` `[P, G]` bool marks the places to fill; `full` `[P, G]` bool marks the usable
+    spare items. The first empty place gets the first usable spare item, and so on. When no usable spare item is left,
+    an empty place keeps its own item.
     """
     size, nth = empty.shape[1], empty.cumsum(dim=1)  # from 1
     first = (~full).to(torch.int8).argsort(dim=1, stable=True)  # those of use before all others
@@ -112,7 +114,10 @@ def total(weight: Tensor, each: Tensor) -> Tensor:
 
 
 def row_means(each: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of each row's tokens inside the mask, `[P, B, T]` → `[P, B]`; 0 for a row without such tokens."""
+    """Return the mean of each row's tokens inside the mask, `[P, B, T]` → `[P, B]`; 0 for a row without such tokens.
+
+    There are B rows of T tokens of P members.
+    """
     return _within(each, mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
 
 
@@ -226,8 +231,8 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, mos
 def cispo(log_prob: Tensor, log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return the CISPO loss −clip(ρ, 1 − low, 1 + high) A log π, `[P, B, T]` (MiniMax, "MiniMax-M1", 2025, eq. 4).
 
-    No gradient passes through the ratio ρ, so clipping removes no token's gradient. `log_prob` (log π) is `[P, B, T]`;
-    the other arguments are those of `clipped`.
+    No gradient passes through the ratio ρ, so clipping removes no token's gradient. `log_prob` (log π) is `[P, B, T]`
+    for T tokens in B sequences of P members; the other arguments are those of `clipped`.
     """
     ratio = log_ratio.detach().exp()
     return -torch.clamp(ratio, 1.0 - low[:, None, None], 1.0 + high[:, None, None]) * advantage * log_prob
@@ -248,7 +253,8 @@ def k3(log_prob: Tensor, reference: Tensor, mask: Tensor, log_ratio: Tensor | No
 
     The estimate is never negative, and unbiased over tokens that π generated. It is 0 outside the mask. With
     `log_ratio` (log π / π_old), the estimate is multiplied by π / π_old. The product and its gradient are unbiased over
-    tokens that π_old generated (DeepSeek-AI, "DeepSeek-V3.2", 2025, § 3.1).
+    tokens that π_old generated (DeepSeek-AI, "DeepSeek-V3.2", 2025, § 3.1). All tensors are `[P, B, T]`: P members, B
+    sequences, T tokens.
     """
     gap = _within(reference - log_prob, mask)
     each = torch.expm1(gap) - gap
@@ -259,8 +265,10 @@ def k3(log_prob: Tensor, reference: Tensor, mask: Tensor, log_ratio: Tensor | No
 
 
 def on_last(reward: Tensor, mask: Tensor) -> Tensor:
-    """Return token rewards `[P, B, T]`: each completion's reward `[P, B]` on its last token inside the mask, 0
-    elsewhere."""
+    """Return token rewards `[P, B, T]`: each completion's reward `[P, B]` on its last token inside the mask, else 0.
+
+    There are B completions of T tokens of P members.
+    """
     places = torch.arange(1, mask.shape[-1] + 1, device=mask.device) * mask
     last = mask & (places == places.amax(dim=-1, keepdim=True))
     return last * reward[..., None]
@@ -310,7 +318,7 @@ def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tens
 def after_last(value: Tensor, mask: Tensor) -> Tensor:
     """Return the value one token after each row's last token inside the mask: `[P, B, T]` → `[P, B]`.
 
-    The last token inside the mask must not be the row's last token.
+    There are B rows of T tokens of P members. The last token inside the mask must not be the row's last token.
     """
     places = torch.arange(1, mask.shape[-1] + 1, device=mask.device) * mask
     return value.gather(-1, places.amax(dim=-1, keepdim=True)).squeeze(-1)

@@ -110,10 +110,10 @@ def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> Tensor:
 def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> Tensor:
     """Draw time-correlated noise `[P, E, A]` of the process x ← (1 − θ) x + sd · N(0, 1); `shape` is (E, A).
 
-    Uhlenbeck & Ornstein, 1930; Lillicrap et al., 2016. The process is the sum Σ (1 − θ)ᵏ sd · N_{t−k} of its past
-    shocks. The shocks are drawn again from the counter-based generator at every step, so no state is stored between
-    steps. Shocks whose factor (1 − θ)ᵏ is below `REMEMBERED` are left out. An environment's process is not reset
-    between episodes. θ is in (0, 1].
+    There are A numbers for each of the E environments of P members (Uhlenbeck & Ornstein, 1930; Lillicrap et al.,
+    2016). The process is the sum Σ (1 − θ)ᵏ sd · N_{t−k} of its past shocks. The shocks are drawn again from the
+    counter-based generator at every step, so no state is stored between steps. Shocks whose factor (1 − θ)ᵏ is below
+    `REMEMBERED` are left out. An environment's process is not reset between episodes. θ is in (0, 1].
     """
     steps = 1 if theta == 1.0 else math.ceil(math.log(REMEMBERED) / math.log1p(-theta))
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]
@@ -166,7 +166,7 @@ def proximal(
     policy.
 
     The loss is −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) + c_v ½ (V − V̂)² − c_h H (Schulman et al., 2017, eq. 9). Both
-    results are `[P, …]`, as are all tensors; actions may have one dimension more.
+    results are `[P, …]` for P members, as are all tensors; actions may have one dimension more.
 
     Args:
         chances: the current policy's action distribution, for H and the numerator of ρ.

@@ -130,8 +130,8 @@ class OnPolicy:
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Use these cohorts from now on, see `Regime.adopt`. Episodes continue.
 
-        A member keeps its recurrent state. A child in a slot takes over its parent's if the parent was there before it
-        and has the same architecture. The states of members that wait are stored until they continue.
+        A member keeps its recurrent state. A child takes over the recurrent state of its parent if the parent was in
+        the same slot and has the same architecture. The states of members that wait are stored until they continue.
         """
         before = {
             member.slot: (member, each.cohort, own)

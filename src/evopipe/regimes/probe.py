@@ -99,8 +99,8 @@ class Probe:
     ) -> None:  # fmt: skip
         """Record the metrics of each cohort's members that are known when a generation ends.
 
-        They are learning rates, the norm of the weights, updates per step, those that `more` returns, and, if there is
-        a `tally`, those of the episodes that ended.
+        They are learning rates, the norm of the weights, updates per step, the metrics that `more` returns, and with a
+        `tally`, metrics of the episodes that ended.
         """
         for cohort in cohorts:
             if tally is not None:
@@ -158,7 +158,8 @@ def _dormant(spec: Any, state: Any, batch: Any) -> dict[str, Tensor]:
 
 
 def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Return metrics `[P]` of one update: the norm of all its gradients together, and whether any gradient was clipped.
+    """Return metrics of one update of P members, `[P]` each: the norm of all gradients, and whether any gradient was
+    clipped.
 
     `seen` is what `optim.watched` recorded during the update. The result is empty if nothing was recorded.
     """

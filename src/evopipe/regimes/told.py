@@ -50,7 +50,10 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
 
 def of_each(batch: Batch) -> Tensor:
     """Return the weight of each transition in a minibatch, `[P, B]`; for a team, of each agent's transition,
-    `[P, B, K]`."""
+    `[P, B, K]`.
+
+    There are B transitions of P members, and K agents.
+    """
     return batch.weight if batch.learns is None else batch.weight[..., None] * batch.learns
 
 

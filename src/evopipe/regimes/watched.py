@@ -22,7 +22,7 @@ class Watched:
     """Recorder of the transitions of evaluation episodes, which are later added to the replay buffers.
 
     `rows` is the number of environments in an evaluation. The transitions are kept here until a generation is closed,
-    so that those of an evaluation that was stopped can be discarded.
+    so that the transitions of an evaluation that was stopped can be discarded.
     """
 
     def __init__(self, layout: RowLayout, rows: int) -> None:
