@@ -93,8 +93,8 @@ class Arch:
     def layout(self, widths: Widths, line: int = 1) -> Layout:
         """Return where each parameter of a network is stored in its flat row, without pads.
 
-        The parameter α of a blended layer is followed by unused places up to a multiple of `line`, so that later
-        parameters are aligned.
+        The parameter α of a blended layer (one whose output is mixed with its input) is followed by unused places up to
+        a multiple of `line`, so that later parameters are aligned.
         """
         at = 0
 
@@ -138,8 +138,8 @@ class Arch:
     def describe(self) -> str:
         """Return a short text for people: `128+64|32|64` means two encoder layers, the latent and one head layer.
 
-        `~` marks a blended layer. Convolutions come first, as channels, kernel and stride: `16k3/2+32k3|…`. An encoder
-        that is no MLP is named: `simba 64|32`.
+        `~` marks a blended layer (one whose output is mixed with its input). Convolutions come first, as channels,
+        kernel and stride: `16k3/2+32k3|…`. An encoder that is no MLP is named: `simba 64|32`.
         """
         convs = "+".join(conv.describe() for conv in self.stem.convs)
         encoder, head = ("+".join(f"{b.width}{'~' * b.blend}" for b in part) for part in (self.encoder, self.head))

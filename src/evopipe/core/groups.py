@@ -72,17 +72,19 @@ class AgentGroups:
 
     @cached_property
     def seen(self) -> list[int]:
-        """The indices of the columns that are no pads, among the `plain` columns of all agents side by side.
+        """The indices of the columns without padding, where the `plain` columns of all agents are put side by side.
 
-        They are indices into K · (number of plain columns). An agent with a shorter observation has pads.
+        They are indices into K · (number of plain columns). Agents with shorter observations have padding columns.
         """
         n = len(self.plain)
         return [i * n + j for i, own in enumerate(self.team.observations) for j, c in enumerate(self.plain) if c < own]
 
     @cached_property
     def done(self) -> list[int]:
-        """The indices of the columns that are no pads, among the action columns of all K agents side by side (K ·
-        A)."""
+        """The indices of the columns without padding, where the action columns of all agents are put side by side.
+
+        They are indices into K · A. Agents with fewer actions have padding columns.
+        """
         return [i * self.spaces.actions + j for i, own in enumerate(self.team.actions) for j in range(own)]
 
     @cached_property
