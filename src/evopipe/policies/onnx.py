@@ -23,14 +23,14 @@ INPUTS = ("observation", "memory")
 def write(source: str | Path, folder: Path, trust: bool = False) -> list[Path]:
     """Convert an exported policy to ONNX programs: `policy.onnx`, or for each agent of a team `policy.NAME.onnx`.
 
-    A program takes float32 observations `[B, O]`, flat rows as `policy.pt2` takes them, and returns the greedy actions
-    in the environment's own terms; it normalises observations itself. A program with a memory takes the memory `[B, M]`
-    too, zeros at first, and returns the next memory.
+    A program takes float32 observations `[B, O]`, in the flat rows that `policy.pt2` takes, and normalises them itself.
+    It returns the greedy actions as the environment takes them. The program of a recurrent policy also takes the
+    recurrent state, memory `[B, M]`, zeros at first, and returns the next one.
 
     Args:
         source: the folder of an exported policy.
-        folder: where to write; the folder is made if it is not there, and programs of the same names are replaced.
-        trust: whether modules that the policy's folder names may run.
+        folder: the folder to write to, which is made if necessary; programs of the same names are replaced.
+        trust: whether modules that the policy's folder names may be imported, which runs them.
 
     Returns:
         The paths of the programs.
