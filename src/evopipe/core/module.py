@@ -60,7 +60,7 @@ class Module:
     signature = family
 
     def describe(self) -> str:
-        """Return a short text, such as `nets:Net hidden=64`."""
+        """Return a short text with the user's class and its arguments, such as `nets:Net hidden=64`."""
         return " ".join([self.module, *(f"{name}={value}" for name, value in json.loads(self.kwargs).items())])
 
     def to_json(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Conv(NamedTuple):
     padding: int = 0
 
     def describe(self) -> str:
-        """Return a short text: `32k3`, or `32k3/2` with a stride of 2."""
+        """Return a short text with the channels, the kernel size and a stride above 1, such as `32k3` or `32k3/2`."""
         return f"{self.channels}k{self.kernel}" + (f"/{self.stride}" if self.stride > 1 else "")
 
 

@@ -354,8 +354,8 @@ class Replay:
     def incoming(self, rows: int, at: np.ndarray | None) -> Incoming | None:
         """Return a buffer from which the C kernels append the transitions of one step, or None if they cannot.
 
-        The kernels cannot append transitions with images, n-step returns or the agents of a team, nor on a device
-        without kernels.
+        The kernels cannot append transitions with images, n-step returns or the agents of a team. They also need a
+        device for which there are kernels.
 
         Args:
             rows: the number of environments.
