@@ -6,6 +6,8 @@ FASTER = 8  # times as many ticks as the last call's at most
 
 
 def next_count(ticks: int, seconds: float, aim: float) -> int:
-    """Return how many ticks the next call should take to last `aim` seconds, given that the last took `seconds` for
-    `ticks`."""
+    """Return how many ticks the next call of C should take in order to last about `aim` seconds.
+
+    The previous call took `seconds` for `ticks` ticks.
+    """
     return max(1, min(FASTER * ticks, int(ticks * aim / max(seconds, 1e-6))))
