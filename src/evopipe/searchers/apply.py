@@ -22,8 +22,11 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Evolved:
-    """The next generation in slot order: the members, how each was mutated, the slot of its parent (`NOBODY` for a new
-    trial), and why it is in its slot."""
+    """The next generation, in the order of slots: members, and how each came to be.
+
+    `mutations` has the record of each member's mutation, `parents` the slot of each one's parent (`NOBODY` for a new
+    trial), and `why` the reason, in words.
+    """
 
     members: tuple[Member, ...]
     mutations: tuple[Mutation, ...]
@@ -41,15 +44,15 @@ def carry_out(
     keys: Sequence[int],
     new: Callable[[int, int, int, Mapping[str, float]], Member],
 ) -> Evolved:
-    """Return the next generation.
+    """Make the next generation as a search strategy decided: copy, mutate and create members; return them.
 
     Args:
-        decided: what becomes of each slot, as `Searcher.step` returned it.
-        mutation, traits: how children mutate.
-        members: the members, in slot order.
-        generation: its number; together with the keys it fixes the draws of mutations.
+        decided: the decision for each slot, as `Searcher.step` returned it.
+        mutation, traits: the settings of mutation, and the facts about the algorithm that it needs.
+        members: the members, in the order of slots.
+        generation: the generation's number; together with the keys it fixes the random draws of mutations.
         next_id: a slot's new member has the id `next_id + slot`.
-        keys: the key of each slot's next member.
+        keys: the random key of each slot's next member.
         new: a function `(slot, id, key, values)` that makes the member of a new trial.
     """
     born = [
@@ -94,10 +97,10 @@ def evolve(
     generation: int,
     next_id: int,
 ) -> Evolved:
-    """Return the next generation by tournament selection and mutation.
+    """Make the next generation by tournament selection and mutation; return its members.
 
-    Members are in slot order. Fitness `[P]` is −∞ for members that must not be parents. Seed and generation fix every
-    draw. A new child of slot s has the id `next_id + s`.
+    Members are in the order of slots. Fitness `[P]` must be −∞ for members that cannot be parents. Seed and generation
+    fix every random draw. A new child in slot s has the id `next_id + s`.
     """
     chooser = rng.host(rng.run_key(seed), Purpose.SELECT, generation)
     decided = fates(selection, fitness, chooser, mutation.mutate_elite)
