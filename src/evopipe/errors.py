@@ -183,14 +183,6 @@ def translate_failures(less: str = "train.replay.capacity, population.size or en
     `less` names the parameters that the user should lower when memory runs out. Errors of evopipe and all other errors
     pass unchanged.
 
-    `less` names the parameters that the user should lower when memory runs out. Errors of evopipe and all other errors
-    pass unchanged.
-
-    `less` names the parameters that the user should lower when memory runs out. Errors of evopipe and all other errors
-    pass unchanged.
-
-    evopipe's own errors pass unchanged.
-
     Raises:
         ResourceError: the memory of the host or of the device ran out.
         DiskError: a file could not be written: disk full, quota, read-only, no permission.

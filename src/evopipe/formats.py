@@ -51,7 +51,7 @@ def clean(text: str) -> str:
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the leaves of nested mappings as pairs (dotted name, value); an empty mapping is a leaf too.
 
-    `name` is the dotted name of `value` itself, put before all others.
+    `name` is the dotted name of `value` itself, with which every leaf's name begins.
     """
     if isinstance(value, Mapping) and value:
         for key, entry in value.items():
@@ -61,6 +61,6 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table, given as rows of cells, as one line a row, with columns padded to equal width."""
+    """Return the rows of a table as lines of text, one line per row, with cells padded so that columns are aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(text.ljust(n) for text, n in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -186,10 +186,10 @@ def need(folder: Path, out: Path) -> Path:
 
 
 def program_files(agents: Sequence[str]) -> dict[str, str]:
-    """Return, by agent's name, the name of the file that holds the agent's exported program (`policy.NAME.pt2`).
+    """Return the file name of each agent's exported program, `policy.NAME.pt2`, by the agent's name.
 
     Characters of an agent's name that a file name should not have become `_`. If two agents would then share a file
-    name, indices take the place of names.
+    name, agents' indices take the place of names.
     """
     names = [re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in agents]
     if len({*names}) < len(names):

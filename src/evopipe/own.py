@@ -20,7 +20,8 @@ NAME = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]
 
 @contextlib.contextmanager
 def foreign(what: str, watched: Watchdog | None = None) -> Iterator[None]:
-    """Run a user's code in a `with` block, and convert its failures; `watched` limits its time.
+    """Convert every failure of a user's code inside a `with` block to one type of error; `watched` limits the code's
+    time.
 
     Raises:
         EnvironmentFailed: the code raised, called `sys.exit`, or hung; the message begins with `what`.

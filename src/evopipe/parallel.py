@@ -39,7 +39,7 @@ def can_help() -> bool:
 
 
 def available_cpus() -> int:
-    """Return the number of CPUs that this process may use: the least of its affinity and its control group's quota."""
+    """Return the number of CPUs that this process may use, by its CPU affinity and by its control group's quota."""
     try:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:
@@ -117,7 +117,8 @@ class Helper:
         self._end = weakref.finalize(self, _end, self.pid, parent, self._told, self._note, self._life)
 
     def tell(self) -> None:
-        """Start one call of `work` in the helper and return at once. `wait` must have ended the call before."""
+        """Start one call of `work` in the helper and return at once. The previous call must be over: `wait` for it
+        first."""
         self._note[0] = _BUSY
         self._told.ring()
 

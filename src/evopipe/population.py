@@ -43,15 +43,6 @@ class Population:
     Training is that of `evopipe.train` without files, trackers and checkpoints: equal parameters give equal bits. Close
     the population after use, or use it in a `with` statement, because its environments may run in processes.
 
-    Training is that of `evopipe.train` without files, trackers and checkpoints: equal parameters give equal bits. Close
-    the population after use, or use it in a `with` statement, because its environments may run in processes.
-
-    Training is that of `evopipe.train` without files, trackers and checkpoints: equal parameters give equal bits. Close
-    the population after use, or use it in a `with` statement, because its environments may run in processes.
-
-    It is the run of `evopipe.train` without files, trackers and checkpoints: equal parameters give equal bits. Close it
-    when done, or use it in a `with` statement, because its environments may be processes.
-
     Args:
         params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).
 
@@ -93,17 +84,6 @@ class Population:
         A generation is `train.evo_steps` environment steps of each member, then an evaluation of all members, selection
         and mutation. A record holds every member's fitness (mean undiscounted return) and parent. With
         `generations=None` only the parameters end the training.
-
-        A generation is `train.evo_steps` environment steps of each member, then an evaluation of all members, selection
-        and mutation. A record holds every member's fitness (mean undiscounted return) and parent. With
-        `generations=None` only the parameters end the training.
-
-        A generation is `train.evo_steps` environment steps of each member, then an evaluation of all members, selection
-        and mutation. A record holds every member's fitness (mean undiscounted return) and parent. With
-        `generations=None` only the parameters end the training.
-
-        A generation is `train.evo_steps` environment steps of each member, an evaluation of all, selection and
-        mutation. A record holds every member's fitness (mean undiscounted return) and parent.
 
         Raises:
             DivergedError: all members diverged in three generations in a row.

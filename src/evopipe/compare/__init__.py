@@ -82,7 +82,8 @@ class Row:
 
 
 def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Row], list[str]]:
-    """Group runs that differ only in their seeds into configurations, and return these, the best first, with notes.
+    """Group runs that differ only in their seeds into configurations; return the configurations, the best first, and
+    notes.
 
     `what` names the runs: folders (also that of a whole sweep), DVC experiments or git revisions. If it is empty, the
     runs are those of the working folder, HEAD and HEAD's experiments; with `everywhere`, those of other commits'

@@ -29,16 +29,6 @@ class Dataset:
 
     A dataset that is saved to a file can be named in `fetch.hdf5.path`, with `fetch.source: hdf5`.
 
-    A dataset that is saved to a file can be named in `fetch.hdf5.path`, with `fetch.source: hdf5`.
-
-    A dataset that is saved to a file can be named in `fetch.hdf5.path`, with `fetch.source: hdf5`.
-
-    A dataset that is saved to a file can be named in `fetch.hdf5.path`, with `fetch.source: hdf5`.
-
-    A dataset that is saved to a file can be named in `fetch.hdf5.path`, with `fetch.source: hdf5`.
-
-    Saved to a file, it is what `fetch.source: hdf5` reads.
-
     Examples:
         >>> import numpy as np
         >>> from evopipe import Dataset

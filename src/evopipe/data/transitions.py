@@ -51,7 +51,7 @@ class Transitions:
 
 
 def pack(episodes: Sequence[RecordedEpisode], relative: Callable[[Array], Array]) -> Transitions:
-    """Concatenate at least one recorded episode into transitions.
+    """Concatenate one or more recorded episodes into transitions.
 
     `relative` converts the environment's actions `[N, …]` to indices from 0, or to vectors in [-1, 1].
     """
@@ -152,11 +152,10 @@ def _read(file: h5py.File, name: str, limit: int | None) -> Array:
 
 
 def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:
-    """Return statistics of transitions as plain numbers for JSON: counts, and summaries of returns, lengths, rewards
-    and so on.
+    """Return statistics of transitions as plain numbers for JSON.
 
-    Observations are summarised element by element. `actions` has the count of each discrete action, or a summary of
-    each element of continuous actions.
+    These are counts, and summaries of episodes' returns and lengths, of rewards, and of each element of observations.
+    `actions` has the count of each discrete action, or a summary of each element of continuous actions.
     """
     returns = np.bincount(transitions.episode, weights=transitions.reward.astype(np.float64))
     lengths = np.bincount(transitions.episode).astype(np.float64)

@@ -13,9 +13,10 @@ from evopipe.schema.blocks import MutationConfig
 
 
 def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
-    """Replace the activation function of all hidden layers by another one; return None if there is no other to choose.
+    """Replace the activation function of all hidden layers by another one, drawn from `cfg.activations`.
 
-    Otherwise return the changed copy of the member and the record of the mutation.
+    Return the changed copy of the member and the record of the mutation, or None if there is no other activation to
+    draw.
     """
     old: Any = member.arch
     others = [name for name in cfg.activations if name != old.activation]

@@ -13,10 +13,10 @@ from evopipe.schema.blocks import MutationConfig
 
 
 def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
-    """Draw and apply one of the architecture's possible changes; return None if it has none.
+    """Draw one of the changes that the member's architecture allows, and apply it.
 
     With probability `new_layer_prob` the change adds or removes a layer, otherwise it changes a width or another size.
-    The result is the changed copy of the member and the record of the mutation.
+    Return the changed copy of the member and the record of the mutation, or None if the architecture allows no change.
     """
     options = list(member.arch.options(cfg.architecture, list(traits.widths.values())))
     layers = [option for option in options if option[0].endswith("_layer")]

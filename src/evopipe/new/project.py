@@ -59,7 +59,7 @@ def make(folder: Path, env_id: str | None = None, example: Example = "environmen
     (`my_agent.py`). After an error, everything that was written is removed.
 
     Raises:
-        UsageError: the folder is not empty, or `env_id` is given together with an example that needs no environment.
+        UsageError: the folder is not empty, or `env_id` is given with the example of a language model or agent.
         MissingInputError: DVC, or what language models need, is not installed.
         ParamsError: the environment is unknown or not supported.
         DiskError: a file cannot be written.

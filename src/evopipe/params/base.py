@@ -17,7 +17,7 @@ from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain
 
 
 class RunParams(Schema):
-    """The common part of `Params` (members in environments) and `LanguageParams` (language models): all of
+    """The base class of `Params` (members in environments) and `LanguageParams` (language models), the content of
     `params.yaml`."""
 
     PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
@@ -64,7 +64,7 @@ class RunParams(Schema):
         """Validate the blocks of `algos`; return them by name as `Config` objects, including that of the chosen
         algorithm.
 
-        `problems_of(name, block, chosen)` returns faults of a block that its schema cannot find, as (key, sentence).
+        `problems_of(name, block, chosen)` returns mistakes that a block's schema cannot find, as (key, sentence) pairs.
 
         Raises:
             ValidationError: a block cannot be used, or the chosen one is missing in a file that must be complete.
@@ -159,9 +159,10 @@ class RunParams(Schema):
 
 
 def evolve_problems(config: Any) -> Iterator[Problem]:
-    """Yield the faults of a block's `evolve`, each as (key, sentence).
+    """Yield a (key, sentence) pair for each mistake in the block `evolve` of an algorithm's configuration.
 
-    A fault is a hyper-parameter that cannot evolve, or the end of a range that is outside the hyper-parameter's bounds.
+    A mistake is a hyper-parameter that cannot evolve, or the end of a range that is outside the hyper-parameter's
+    bounds.
     """
     able = evolvable(type(config))
     for hyper in config.evolve:

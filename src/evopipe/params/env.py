@@ -138,7 +138,7 @@ class Params(RunParams):
     def needs_dataset(self) -> bool:
         """Whether training reads the outputs of the stages `fetch` and `buffer`.
 
-        This is so for off-policy algorithms in offline mode or with a warm start, and never for on-policy algorithms.
+        Off-policy algorithms do so in offline mode or with a warm start; on-policy algorithms never do.
         """
         train = self.train
         return not registry.on_policy(registry.get(train.algo)) and (train.mode == "offline" or train.warm_start > 0)

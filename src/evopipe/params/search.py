@@ -52,7 +52,7 @@ class SearchConfig(Schema):
 
     @classmethod
     def unknown_keys(cls, names: list[str]) -> list[Problem]:
-        """Return the faults, as (key, sentence), of blocks in `search` whose names are no strategy's."""
+        """Return a (key, sentence) pair for each block in `search` that is not named after a search strategy."""
         known = [name for name in searchers.names() if name != _ELSEWHERE]
         found: list[Problem] = []
         for name in names:
@@ -104,7 +104,7 @@ class SearchConfig(Schema):
             yield ("budget",), f"{never}: give the environment steps of the population after which it ends"
 
     def problems(self, train: Any, size: int, tournament: Any) -> Iterator[Problem]:
-        """Yield the settings of the search that do not fit the rest of the parameters, each as (key, sentence).
+        """Yield a (key, sentence) pair for each setting of the search that does not fit the rest of the parameters.
 
         `train` is the block `train`, `size` the number of members, and `tournament` the block `evolution.tournament`.
         """

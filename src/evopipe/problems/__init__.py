@@ -34,7 +34,8 @@ def check(params: AnyParams) -> None:
 
 
 def problem_of(params: AnyParams, folder: Path = Path(), alone: bool = False, together: Any = None) -> Problem[Any]:
-    """Return the problem that a run works on, as the parameters describe it: environment or text, and algorithm.
+    """Return the `Problem` that a run works on, made from parameters: configuration, training loop and final
+    evaluation.
 
     Args:
         params: the parameters.

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 
 def problem_of(params: Params, folder: Path = Path(), alone: bool = False, together: None = None) -> Problem[EnvSpec]:
-    """Return the problem of a run in an environment; arguments and errors are those of `problems.problem_of`."""
+    """Return the `Problem` of a run in an environment: its configuration, training loop and final evaluation.
+
+    Arguments and errors are those of `problems.problem_of`.
+    """
     runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
     outside, sources = params.outside()
     neighbours = neighbours_of(params.train, params.population.size)
@@ -100,9 +103,10 @@ def begin(
     learners: int = 1,
     collect_rollouts: CollectRollouts | None = None,
 ) -> Run[EnvSpec]:
-    """Return a run at its beginning, with a training loop that suits its algorithm, for users' own training loops.
+    """Return a new run that has not trained yet, for users who write their own training loop.
 
-    `warm`, `workers` and `learners` are explained in `Setup`, `collect_rollouts` in `OnPolicy`.
+    What members learn from (replay buffer, rollouts or dataset) follows from the algorithm. `warm`, `workers` and
+    `learners` are explained in `Setup`, `collect_rollouts` in `OnPolicy`.
 
     Raises:
         UsageError: `collect_rollouts` is given, but the algorithm is not on-policy.
@@ -118,9 +122,9 @@ def problem_with(
     collect_rollouts: CollectRollouts | None = None,
     described: Mapping[str, Any] | None = None,
 ) -> Problem[EnvSpec]:
-    """Return the problem of a run from parts that exist already; `described` is stored with the policies.
+    """Return the `Problem` of a run whose configuration and dataset are given as objects, and not as parameters.
 
-    The other arguments are those of `begin`.
+    `described` is JSON data that is stored with every policy. The other arguments are those of `begin`.
     """
 
     def live(clock: Clock, keys: np.ndarray) -> Regime:
@@ -130,8 +134,8 @@ def problem_with(
 
 
 def regime_of(setup: Setup, collect_rollouts: CollectRollouts | None = None) -> Regime:
-    """Return the regime, the training loop over one kind of data, that the configuration asks for: `OffPolicy`,
-    `OnPolicy` or `Offline`.
+    """Return the regime for the configuration: `OffPolicy`, `OnPolicy` or `Offline`. A regime is a training loop over
+    one kind of data.
 
     Raises:
         UsageError: `collect_rollouts` is given, but the algorithm is not on-policy.

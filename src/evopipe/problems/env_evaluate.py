@@ -21,14 +21,13 @@ _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 
 
 def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Member], folder: Path) -> EnvEvaluation:
-    """Return the object that the stage `evaluate` uses: it has the members to score, and makes the report of their
-    scores."""
+    """Return an `EnvEvaluation`, which holds the members to score and makes the report of their scores."""
     return EnvEvaluation(params, problem, trained)
 
 
 class EnvEvaluation:
-    """The evaluation of members in environments: the members to score, the elite last, and the report of their
-    scores."""
+    """The part of the stage `evaluate` for environments: it holds the members to score, the elite last, and makes the
+    report."""
 
     def __init__(self, params: Params, problem: Problem[EnvSpec], trained: Sequence[Member]) -> None:
         self.params, self.problem, self.members = params, problem, list(trained)

@@ -40,7 +40,10 @@ from evopipe.schema.language import LanguageConfig, TextRuntime
 def problem_of(
     params: LanguageParams, folder: Path = Path(), alone: bool = False, together: Any = None
 ) -> Problem[TextSpec]:
-    """Return the problem of a run of language models; arguments and errors are those of `problems.problem_of`."""
+    """Return the `Problem` of a run of language models: its configuration, training loop and final evaluation.
+
+    Arguments and errors are those of `problems.problem_of`.
+    """
     runtime, judge = params.runtime, params.language.reward_model
     outside, sources = params.outside()
     spec = make_spec(params, configure(runtime))
@@ -97,8 +100,7 @@ def describe(spec: TextSpec) -> dict[str, Any]:
 
 
 def regime_of(spec: TextSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
-    """Return the regime, the training loop over one kind of data, that suits the corpus: dialogues, rows of text, or
-    games.
+    """Return the regime for the corpus: a training loop over dialogues, rows of text, or games.
 
     At most `learners` processes compute the updates of small GPTs; other models are updated in this process.
     """

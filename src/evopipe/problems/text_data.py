@@ -80,9 +80,9 @@ def buffer(params: LanguageParams, folder: Path) -> list[str]:
 
 
 def form_of(algo: Algorithm) -> Form:
-    """Return the form of row that an algorithm learns from.
+    """Return the name of the format of rows from which an algorithm learns.
 
-    It is `reasoning`, `games`, `preference` (pairs of completions), `labelled` (good or bad completions) or
+    The formats are `reasoning`, `games`, `preference` (pairs of completions), `labelled` (good or bad completions) and
     `supervised`.
     """
     if algo.REGIME != "text":

@@ -31,16 +31,15 @@ _SHOWN = 12  # prompts of which the completions are written down, or games
 def evaluation(
     params: LanguageParams, problem: Problem[TextSpec], trained: Sequence[Member], folder: Path
 ) -> TextEvaluation:
-    """Return the object that the stage `evaluate` uses: it has the members to score, and makes the report of their
-    scores."""
+    """Return a `TextEvaluation`, which holds the members to score and makes the report of their scores."""
     return TextEvaluation(params, problem, trained, folder)
 
 
 class TextEvaluation:
-    """The evaluation of language models: the members to score, and the report of their scores.
+    """The part of the stage `evaluate` for language models: it holds the members to score, and makes the report.
 
-    The elite is the last trained member. The base model follows it as one more member, for comparison; for games there
-    is no base model.
+    The elite is the last trained member. The base model follows the elite as one more member, for comparison; for games
+    there is no base model.
     """
 
     def __init__(

@@ -441,8 +441,10 @@ def replays(run: FinishedRun, width: int, label: Markup) -> Markup:
 @section("Agents", "Each agent's mean held-out return: a dot a member, the large one the elite.",
     lambda run: len(run.elite.agents) > 1)  # fmt: skip
 def agents(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw the mean held-out return of each agent of a team: a row for each agent, a dot for each member, the elite's
-    large."""
+    """Draw the mean held-out return of each agent of a team: a row for each agent, and in it a dot for each member.
+
+    The elite's dot is larger.
+    """
     names = list(run.elite.agents)
     plot = Plot(f"agents.{width}", width, 30 * len(names) + 60, (132 if width > _DESK else 84, 56, 12, 44))
     low, high = _limits([value for member in (run.elite, *run.members) for value in member.agents.values()])

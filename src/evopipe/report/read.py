@@ -46,7 +46,7 @@ class Node:
 
     @property
     def diverged(self) -> bool:
-        """Whether the member diverged, and has no finite fitness therefore."""
+        """Whether the member diverged, which means that it has no finite fitness."""
         return not math.isfinite(self.fitness)
 
     @property
@@ -321,10 +321,10 @@ class FinishedRun:
 
     @cached_property
     def traits(self) -> tuple[dict[str, dict[Key, float | str]], dict[str, float | str]]:
-        """Hyper-parameters and other traits, in two dicts by name.
+        """Hyper-parameters and architecture traits of all members, as two dicts by name.
 
-        The first has those that differ between members or generations, with their values by (generation, slot). The
-        second has the constant ones, each with its one value.
+        The first dict has traits that differ between members or generations, with their values by (generation, slot).
+        The second dict has constant traits, each with its one value.
         """
         columns: dict[str, dict[Key, float | str]] = {}
         for node in self.nodes.values():

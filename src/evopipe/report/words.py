@@ -23,7 +23,7 @@ KINDS = {
 
 
 def template(name: str, line_ends: bool = False, **known: Any) -> Template:
-    """Load a Jinja template of the report; it escapes texts and removes their control characters.
+    """Load a Jinja template of the report. The template escapes texts and removes their control characters.
 
     `known` are further variables and functions for the template. `line_ends` preserves the last line break of files.
     """
@@ -42,8 +42,10 @@ def template(name: str, line_ends: bool = False, **known: Any) -> Template:
 
 
 def figure(value: float, signed: bool = False) -> str:
-    """Return a score as short text with a true minus sign; a dash if it is not finite. With `signed`, a positive one
-    has a plus."""
+    """Return a score as short text with a true minus sign; a dash if it is not finite.
+
+    With `signed`, a positive score has a plus sign.
+    """
     if not math.isfinite(value):
         return "–"
     return "+" * (signed and value > 0) + score(value).replace("-", "−")

@@ -37,7 +37,8 @@ def act(
         legal: `[P · E, A]` bool, the legal actions.
         epsilon: exploration rate.
         tick: the number of the tick; together with the members' keys it fixes the random draws.
-        places: for each cohort the indices of its members among these P, or `EVERYONE`; None uses the members' slots.
+        places: for each cohort the indices of its members among these P, or `EVERYONE` if there is one cohort with all
+            of them in order; None uses the members' slots.
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     places = [cohort.slots for cohort in cohorts] if places is None else places
@@ -176,10 +177,10 @@ def step(
 
 
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
-    """Return the actions `[P, E, …]` of all cohorts as one NumPy array, in the order of `places` (`EVERYONE`:
-    unchanged).
+    """Return the actions `[P, E, …]` of all cohorts as one NumPy array, in the order of slots.
 
-    The copies from the device to the host all start before the first of them is waited for.
+    `places` has the indices of each cohort's members in that order, or is `EVERYONE` if there is one cohort, in order
+    already. The copies from the device to the host all start before the first of them is waited for.
     """
     if places is EVERYONE:
         return np.asarray(chosen[0].cpu())

@@ -41,10 +41,10 @@ class Diagnostics:
             self.begun[rows] = updates.double()
 
     def note(self, slots: Sequence[int], values: Mapping[str, Tensor]) -> None:
-        """Add one value of each of several signals, for the members in n slots: `values` has a tensor `[n]` for each
-        name.
+        """Add one value of each signal in `values` to the members in these slots.
 
-        The host does not wait for the device.
+        `values` maps a signal's name to a tensor `[n]`, with one number for each of the n slots. The host does not wait
+        for the device.
         """
         if new := [name for name in values if name not in self._names]:
             self._names += new

@@ -100,7 +100,7 @@ class _Stopwatch:
 
 
 class Saver:
-    """A saver of checkpoints, which saves a run every `seconds` seconds.
+    """An object that saves checkpoints of a run every `seconds` seconds.
 
     It saves less often if saving would take more than a hundredth of the time (`SAVE_SHARE`).
     """
@@ -115,7 +115,7 @@ class Saver:
             self.save()
 
     def save(self) -> None:
-        """Save the run's state now, whenever the last save was."""
+        """Save the run's state at once, and note the time that this took."""
         began = time.perf_counter()
         tensors, meta = self.run.state()
         self.store.save(self.run.clock.ticks + self.run.clock.generation, tensors, meta)

@@ -129,7 +129,7 @@ class Watch(Protocol):
 class HeldOut:
     """An object that scores members in the final evaluation, made of the functions `evaluate` and `close`.
 
-    It implements `Scoring`. It also has the attributes of a `Regime` that shards need which only evaluate.
+    It implements `Scoring`. Shards that only evaluate use it in place of a `Regime`, and read its other attributes.
     """
 
     evaluate: Callable[[Sequence[Cohort], np.ndarray, Callable[[], bool]], Episodes]

@@ -6,7 +6,7 @@ FASTER = 8  # times as many ticks as the last call's at most
 
 
 def next_count(ticks: int, seconds: float, aim: float) -> int:
-    """Return how many ticks the next call of C should take in order to last about `aim` seconds.
+    """Return how many ticks the next call of a C kernel should take in order to last about `aim` seconds.
 
     The previous call took `seconds` for `ticks` ticks.
     """

@@ -15,13 +15,14 @@ from evopipe.storage import members
 
 
 def about_spec(spec: Spec) -> dict[str, Any]:
-    """Return, as JSON data, what stored members depend on: their algorithm, and the environment or base model."""
+    """Return JSON data that identifies what stored members were made for: their algorithm, and the environment or base
+    model."""
     about = {"algo": spec.train.algo, "env": spec.name, **spec.made_for}
     return dict(json.loads(json.dumps(about)))  # as it reads when it comes back
 
 
 def read_members(folder: Path, out: Path, spec: Spec) -> tuple[list[Member], dict[str, Any]]:
-    """Read the members in the out `out` of an earlier stage, and the metadata stored with them.
+    """Read the members that an earlier stage stored in `out`, and the metadata stored with them.
 
     Raises:
         MissingInputError: the out does not exist.

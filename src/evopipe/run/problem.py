@@ -26,7 +26,7 @@ class Problem(Generic[JobT]):
     """The description of what a run works on: an environment, a team, a corpus of text or users' agents, with an
     algorithm.
 
-    All code that differs between these kinds is reached through its functions.
+    Code that differs between these kinds is in the functions of the description.
 
     Attributes:
         spec: the configuration.
@@ -38,7 +38,7 @@ class Problem(Generic[JobT]):
         inputs: returns the files and folders that the result depends on, beside code and members; raises
             MissingInputError if one is missing.
         less: the parameters to lower if memory runs out, as text for an error message.
-        neighbours: how many members share a replay buffer, and must be in one shard (process) therefore.
+        neighbours: how many members share a replay buffer, and must therefore be in one shard (process).
         undivided: what to change before members can be divided into shards; None if they can be.
         parts: the number of shards into which the members are divided; 0 for none.
     """

@@ -50,7 +50,7 @@ def race(
     Args:
         play: a function `(members, episodes) → returns [members, episodes]`.
         racers: the members that take part.
-        met: `[T, k]`, the members that meet in each of T tournaments.
+        met: `[T, m]`, the m members that meet in each of T tournaments.
         members: `P`.
         n: the most episodes; the leader plays `k` of them.
         bar: the mean return that the leader must reach to be confirmed.
@@ -87,7 +87,7 @@ def hopeless(returns: np.ndarray, bar: float, n: int, least: int = 2 * _FIRST, e
     """Return whether the returns `[k]` of the first episodes show that the mean of all `n` episodes will be below
     `bar`.
 
-    The answer is False for fewer than `least` finite returns. The mean of these must be `errors` standard errors below.
+    This needs at least `least` finite returns, whose mean lies at least `errors` standard errors below `bar`.
     """
     found = returns[np.isfinite(returns)]
     if len(found) < least:

@@ -67,8 +67,8 @@ class Spec(ABC):
     @property
     @abstractmethod
     def made_for(self) -> Mapping[str, Any]:
-        """JSON data that, together with the algorithm, stored members depend on: the environment's spaces, or the base
-        model."""
+        """JSON data that identifies what members are made for besides the algorithm: the environment's spaces, or the
+        base model."""
 
     @property
     @abstractmethod
@@ -113,8 +113,8 @@ class Spec(ABC):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether an evaluation on some of its seeds gives the same results on these seeds as an evaluation on all
-        seeds."""
+        """Whether the seeds of an evaluation are independent: the evaluation can then be divided by seeds with the same
+        results."""
         return False
 
     @property
@@ -251,7 +251,7 @@ class EnvSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The environment's spaces as JSON data: together with the algorithm, stored members depend on them."""
+        """The environment's spaces as JSON data: they identify what members are made for besides the algorithm."""
         return self.spaces.to_json()
 
     @property
@@ -300,8 +300,8 @@ class EnvSpec(Spec):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether an evaluation on some of its seeds gives the same results on these seeds as an evaluation on all
-        seeds.
+        """Whether the seeds of an evaluation are independent: the evaluation can then be divided by seeds with the same
+        results.
 
         A seed determines one episode, so this is True, unless evaluation episodes are added to the replay buffers.
         """

@@ -39,7 +39,7 @@ class TextSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The digest of the base model as JSON data: together with the algorithm, stored members depend on it."""
+        """The digest of the base model as JSON data: it identifies what members are made for besides the algorithm."""
         return {"base": self.base.digest}
 
     @property
@@ -57,7 +57,7 @@ class TextSpec(Spec):
 
     @property
     def widths(self) -> dict[str, Widths]:
-        """The input and output width of every network, by the network's name. Those of the policy also hold the base
+        """The input and output width of every network, by the network's name. The policy's entry also holds the base
         model."""
         networks: Any = self.algo.networks  # of words, where others have spaces
         found = dict(networks(self.algo_config, self.base.words))

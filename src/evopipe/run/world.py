@@ -271,8 +271,8 @@ class TensorWorld:
     """The counterpart of `World` for environments that are tensors (`env.backend: torch`): a tick never leaves the
     device.
 
-    evopipe's own tensor environments never break. The numbers of users' environments are checked to be finite, for
-    which the host waits.
+    evopipe's own tensor environments never return numbers that are not finite. Users' environments are checked for such
+    numbers, and the check makes the host wait for the device.
     """
 
     def __init__(self, spec: EnvSpec, keys: np.ndarray, clock: Clock) -> None:

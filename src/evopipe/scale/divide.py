@@ -71,7 +71,7 @@ def in_shards(
     """Return the problem with its members divided into the shards of a running engine.
 
     Each shard makes its own part of the problem from `values`, all parameters as JSON data. Every `each` adjacent
-    members share a replay buffer, and must be in one shard therefore.
+    members share a replay buffer, and must therefore be in one shard.
 
     Raises:
         ParamsError: there are more shards than groups of `each` members.

@@ -66,7 +66,7 @@ class _Actor:
 
 
 class Names(NamedTuple):
-    """The names of the parameters that configure a Ray cluster, for error messages, and the alternative that these
+    """The names of the parameters that configure a Ray cluster, for error messages, and the alternative that messages
     suggest."""
 
     engine: str = "runtime.shards.engine"

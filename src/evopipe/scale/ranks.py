@@ -33,11 +33,10 @@ _FOREVER = timedelta(days=30)  # that ranks wait for each other: an evaluation m
 
 
 def served(cfg: ShardsConfig, make: Callable[..., Any]) -> bool:
-    """Run as a worker of `accelerate launch` until the training ends, unless this process is rank 0; return whether it
-    was.
+    """Run as a worker of `accelerate launch` until the training ends, unless this process is rank 0.
 
-    If no ranks were launched, this process launches them. `make` builds a shard from its first message, see
-    `scale.divide.make`.
+    The result is True if this process was a worker. If no ranks were launched, this process launches them. `make`
+    builds a shard from its first message, see `scale.divide.make`.
 
     Raises:
         UsageError: the training was started from Python and not by a command.

@@ -40,7 +40,7 @@ _FOLDS = 16  # states of a shard that the driver holds as what changed from one 
 
 
 class Lost(Exception):
-    """The exception that says that a shard's process has ended; its text says how."""
+    """The exception raised when a shard's process has ended; its text says how."""
 
 
 class ShardEngine(Protocol):
@@ -57,7 +57,7 @@ class ShardEngine(Protocol):
         """Start a shard's process, or replace one that has ended.
 
         Raises:
-            Lost: it cannot be started.
+            Lost: the process cannot be started.
         """
 
     def send(self, shard: int, message: bytes) -> None:
@@ -104,8 +104,9 @@ class InProcess:
 
 
 class Shards:
-    """The regime (see `Regime`) of a run whose members are divided into shards. One call of `advance` is several ticks
-    of each shard.
+    """The regime (see `Regime`) of a run whose members are divided into shards, each in a process of its own.
+
+    One call of `advance` lets every shard take several ticks.
 
     Args:
         spec: the run's configuration; evolution works on its cohorts.

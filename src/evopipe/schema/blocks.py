@@ -498,8 +498,8 @@ class MutationConfig(Schema):
 
         @classmethod
         def unknown_keys(cls, names: list[str]) -> list[Problem]:
-            """Return the faults of further kinds, as (key, sentence): kinds that no package provides, or more than one
-            package."""
+            """Return a (key, sentence) pair for each kind of mutation that no package provides, or that several
+            packages provide."""
             own = cls.model_fields
             problems: list[Problem] = []
             for name in names:

@@ -59,7 +59,7 @@ class Schema(BaseModel):
 
     @classmethod
     def unknown_keys(cls, names: list[str]) -> list[Problem]:
-        """Return a fault, as (key, sentence), for each key that is no field; called for a block with
+        """Return a (key, sentence) pair for each key that is not a field of the block; called for a block with
         `extra="allow"`."""
         return [((name,), unknown_key(name, cls.model_fields)) for name in names]
 

@@ -170,8 +170,8 @@ class TextTrain(Schema):
 
 
 class TextMutation(Schema):
-    """Settings of the mutation of children after selection. Mutated adapters do not change the base model's
-    architecture."""
+    """Settings of the mutation of children after selection. Mutation may change the rank of an adapter or the
+    architecture of a small GPT; it never changes the base model."""
 
     class Probabilities(Schema):
         """Relative weights of the kinds of mutation; they need not sum to 1."""

@@ -80,7 +80,7 @@ _OURS: dict[str, tuple[str, ...]] = {
 
 
 def here(word: str, known: Container[str]) -> str:
-    """Return the end of a sentence that says what another library's parameter `word` is called here.
+    """Return the end of a sentence that says what another library's parameter `word` is called in evopipe.
 
     `known` are the keys of the block in which the word was found. The result is empty if the word is no such parameter.
     """

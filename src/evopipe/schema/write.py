@@ -53,7 +53,7 @@ def commented() -> YAML:
 
 
 def completed(text: str, defaults: str) -> tuple[str, list[str]]:
-    """Add to one YAML text the keys that it lacks and `defaults`, another YAML text, has.
+    """Add keys that are missing in a YAML text, with their values from another YAML text, `defaults`.
 
     The result is the new text, with its comments, and the dotted names of the added keys.
     """

@@ -22,10 +22,10 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Evolved:
-    """The next generation, in the order of slots: members, and how each came to be.
+    """The next generation: its members in the order of slots, with each member's mutation, parent and reason.
 
-    `mutations` has the record of each member's mutation, `parents` the slot of each one's parent (`NOBODY` for a new
-    trial), and `why` the reason, in words.
+    `parents` has the slot of each member's parent (`NOBODY` for a new trial); `why` says in words why a member is in
+    its slot.
     """
 
     members: tuple[Member, ...]

@@ -50,7 +50,7 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield the settings that do not fit this run, each as (key, sentence)."""
+    """Yield a (key, sentence) pair for each setting that does not fit this run."""
     if config.slice is not None and about.budget is not None and config.slice > about.budget:
         yield ("slice",), f"the run ends before (search.budget: {about.budget}); lower it, or raise search.budget"
 

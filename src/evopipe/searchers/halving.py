@@ -38,7 +38,7 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield the settings that do not fit this run, each as (key, sentence)."""
+    """Yield a (key, sentence) pair for each setting that does not fit this run."""
     if config.width > about.size:
         yield ("width",), f"there are only {about.size} members (population.size); lower it, or raise population.size"
     if config.rung is not None and config.rung > about.life:

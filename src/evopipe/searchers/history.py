@@ -29,7 +29,10 @@ _Fitness = Annotated[
 
 @dataclass(frozen=True)
 class Scored:
-    """The record of one member at the evaluation of a generation; `fitness` is −∞ if it has none, or it diverged."""
+    """The record of one member at the evaluation of a generation.
+
+    `fitness` is −∞ if the member has none, for example because it diverged.
+    """
 
     slot: int
     id: int

@@ -58,7 +58,7 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield the settings that do not fit this run, each as (key, sentence)."""
+    """Yield a (key, sentence) pair for each setting that does not fit this run."""
     least = _FEWEST * len(config.frequencies)
     if about.size < least:
         parts = f"{len(config.frequencies)} sub-populations of at least {_FEWEST} members are {least}"

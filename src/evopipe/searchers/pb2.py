@@ -175,7 +175,11 @@ class Bandit:
             self.model = model.fit(points, self.gains)
 
     def next(self, draw: np.random.Generator) -> list[float]:
-        """Return the point with the highest upper confidence bound, and add it to the points of members that train."""
+        """Return the point with the highest upper confidence bound.
+
+        The point is also added to `here`, the points of members in this generation, so that the next point differs from
+        it.
+        """
         from scipy.optimize import minimize
 
         with _quiet():
@@ -195,7 +199,7 @@ class Bandit:
     def bound(self, points: np.ndarray, certain: Any) -> np.ndarray:
         """Return the upper confidence bounds μ + √β σ of points `[n, D]`, as `[n]`.
 
-        `certain` is the process that gives σ: it also includes the points of members that train already.
+        `certain` is a second process that gives σ; it was also fitted to the points of members in this generation.
         """
         timed = np.column_stack([points, np.full(len(points), float(self.time))])
         noise = certain.kernel_.k2.noise_level  # of a score, not of the function

@@ -14,7 +14,7 @@ RENEWS, PAUSES, DRAWS = True, False, True
 
 
 class Config(Schema):
-    """Settings of the strategy `random`, random search; it has none."""
+    """Settings of the strategy `random` (random search): none, the block is empty."""
 
 
 class Search(Stateless):

@@ -38,7 +38,7 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield the settings that do not fit this run, each as (key, sentence)."""
+    """Yield a (key, sentence) pair for each setting that does not fit this run."""
     life = about.life if config.steps is None else config.steps
     if life > about.life:
         yield ("steps",), f"no member lives that long (train.max_steps: {about.life}); lower it"

@@ -164,7 +164,7 @@ def create(path: Path, data: Content) -> None:
 
 
 def pieces(data: Content) -> Sequence[bytes | bytearray | memoryview]:
-    """Return content as a sequence of byte strings, whether it is one or several."""
+    """Return content as a sequence of byte strings; a single byte string becomes a sequence of one."""
     return [data] if isinstance(data, bytes | bytearray | memoryview) else data
 
 

@@ -53,8 +53,8 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """A short text with the values that the sweep set, such as `algo=ppo seed=2`; `as in params.yaml` if it set
-        none."""
+        """A short text with the values that the sweep set, such as `algo=ppo seed=2`; `as in params.yaml` if the sweep
+        set none."""
         return " ".join(f"{key}={_shown(value)}" for key, value in _short(self.values).items()) or "as in params.yaml"
 
 
@@ -63,8 +63,8 @@ def settings_of(
 ) -> list[Setting]:
     """Return the settings of a sweep over a params file, without duplicates.
 
-    There is one for every combination of the values in `sets` (`KEY=V1,V2`), and for each of `trials` draws of the
-    values in `samples` (`KEY=loguniform(1e-4,1e-2)`). If `dataset`, the stages that make a dataset also run for
+    There is one setting for every combination of the values in `sets` (`KEY=V1,V2`), and for each of `trials` draws of
+    the values in `samples` (`KEY=loguniform(1e-4,1e-2)`). If `dataset`, the stages that make a dataset also run for
     settings that do not read it; the dataset is one episode then.
 
     Raises:

@@ -32,7 +32,7 @@ _Float = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The event that a run starts or resumes."""
+    """The event sent when a run starts or resumes."""
 
     stage: str
     env: str
@@ -95,7 +95,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The event that a generation was trained and evaluated, with the results of its members."""
+    """The event sent when a generation was trained and evaluated, with the results of its members."""
 
     generation: int
     step: int  # environment steps of each member, or of those who lived last
@@ -162,7 +162,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The event that has a sentence for the user, an information or a warning."""
+    """The event that carries a sentence for the user, as information or as a warning."""
 
     level: Literal["info", "warning"]
     text: str
@@ -170,7 +170,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The event that a run has ended."""
+    """The event sent when a run has ended."""
 
     reason: str  # why, in words that follow "finished:"
     seconds: _Float  # wall-clock time of this process's part
@@ -238,9 +238,9 @@ def _warn(sink: _Sink, what: str, error: Exception) -> None:
 class JsonlSink:
     """A sink that appends events to a log file, one JSON object per line.
 
-    An object has `event`, `time` (seconds since 1970), and the event's fields. Numbers that are not finite become null.
-    A `Progress` event less than `progress_seconds` after the one before is left out. If the disk is full, lines are
-    lost, but the run continues, and writing continues once there is space.
+    Each JSON object has `event`, `time` (seconds since 1970), and the event's fields. Numbers that are not finite
+    become null. A `Progress` event less than `progress_seconds` after the one before is left out. If the disk is full,
+    lines are lost, but the run continues, and writing continues once there is space.
     """
 
     def __init__(self, path: Path, progress_seconds: float = 1.0) -> None:

@@ -36,11 +36,10 @@ _started: list[subprocess.Popen[bytes]] = []  # to be reaped at the next start, 
 
 
 class Outbox:
-    """A delivery of the training record in `folder` to trackers, in a process of its own; no delivery if `folder` is
-    None.
+    """A process that delivers the training record in `folder` to trackers; with `folder` None nothing is delivered.
 
-    As a context manager it delivers what the `with` block adds to the record, and neither raises nor waits. `deliver`
-    delivers the record once.
+    As a context manager, it runs beside the `with` block and delivers what the block adds to the record; it neither
+    raises nor waits. `deliver` delivers the record once.
     """
 
     def __init__(self, folder: Path | None, root: Path, config: TrackingConfig) -> None:

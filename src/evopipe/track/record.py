@@ -82,7 +82,8 @@ class TrackedRun:
 
     @property
     def name(self) -> str:
-        """The run's name for users: that of its DVC experiment, or the algorithm and the first digits of its key."""
+        """The run's name for users: the name of its DVC experiment, or the algorithm and the first digits of the run's
+        key."""
         return self.experiment or f"{self.algo}-{self.key.removeprefix('dvc-')[:8]}"
 
     @property
@@ -97,7 +98,7 @@ class TrackedRun:
         return [(clock, event) for clock, event in self.generations if event.generation > generation]
 
     def missing_files(self, held: Mapping[str, str], names: Iterable[str] = FILES) -> dict[str, Kept]:
-        """Return those of the run's files `names` that a tracker lacks or has with another content.
+        """Return the files, among `names`, that a tracker lacks or has with other content.
 
         `held` has the hashes of the tracker's files, by name. If the tracker's file may be newer (`replace` is False),
         it is not replaced.
@@ -155,7 +156,7 @@ def about_of(params: Mapping[str, Any]) -> str:
 
 
 class New(Counter[str]):
-    """Counts of what was new for a tracker, with the keys `run`, `generation` and `file`."""
+    """Counts of what a delivery sent to a tracker for the first time, with the keys `run`, `generation` and `file`."""
 
     def __str__(self) -> str:
         return ", ".join(f"{n:,} new {what}{'s' * (n > 1)}" for what, n in self.items() if n) or "0 new"
@@ -218,8 +219,8 @@ class TrainingRecord:
     def run(self, writing: bool = False) -> TrackedRun:
         """Return the run in its current state; each call reads what was added to the log since the last call.
 
-        `writing` says whether the run's process still writes. A run that has not ended, and whose process does not, was
-        killed.
+        `writing` says whether the run's process still writes to the record. If it does not, a run that has not ended is
+        reported as killed.
 
         Raises:
             MissingInputError, DataError: the run's description is missing or damaged.
@@ -241,8 +242,8 @@ class TrainingRecord:
         return run
 
     def delivering(self) -> FileLock:
-        """Return the lock that a process holds while it delivers the record; it is another lock than that of the
-        training."""
+        """Return the lock that a process holds while it delivers the record. The training itself holds a different
+        lock."""
         return FileLock(self.folder / "track.lock", poll_interval=0.2)
 
     def _about(self) -> dict[str, Any]:

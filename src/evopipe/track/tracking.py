@@ -38,9 +38,9 @@ def watched(
 ) -> Iterator[tuple[StopSignal, Tracker, Outbox]]:
     """Track a training inside a `with` block, and watch for signals that ask it to stop.
 
-    The block receives the signal flag, the tracker that writes to console and log, and the outbox that delivers the
-    log. `state` is the folder of the log, `folder` that of the run's results; `name` replaces that of the DVC
-    experiment.
+    The block receives the signal flag, the tracker that writes to console and log, and the outbox that delivers the log
+    to experiment trackers. `state` is the folder of the log, `folder` the folder of the run's results; `name` replaces
+    the name of the DVC experiment.
     """
     with (
         StopSignal() as stop,
@@ -70,7 +70,8 @@ def finish(config: TrackingConfig, state: Path, folder: Path) -> None:
 
 
 def attach(config: TrackingConfig, stages: Iterable[str], folder: Path = Path()) -> None:
-    """Copy the outs that these stages have just written into the record of their training, and start its delivery."""
+    """Copy the outs that `stages` have just written in `folder` into the record of their training run, and deliver the
+    record."""
     names = _written_by(*({*stages} - {"train"}))
     if not _wanted(config) or not names or not (folder / TRAINED).exists():
         return

@@ -37,7 +37,8 @@ class _Out(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedOut:
-    """The comparison of one out of two runs: its stage, the stage's dependencies, both hashes, and a verdict.
+    """The comparison of a single DVC out between two runs: its stage, the stage's dependencies, both hashes, and a
+    verdict.
 
     The hash of a missing out is empty.
     """

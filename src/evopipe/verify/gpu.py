@@ -75,11 +75,8 @@ def check(
 ) -> None:
     """Check that algorithms compute the same on a device as on the CPU, and with graphs as without; measure the speed.
 
-    `names` are the algorithms, all if empty. Those of language models are then included if the extra `language` is
-    installed.
-
     Args:
-        names: the algorithms.
+        names: the algorithms; if empty all, but those of language models only if the extra `language` is installed.
         device: the device to be checked.
         members, envs: the numbers of members and environments, for each algorithm.
         repeats: how often the time is measured.
