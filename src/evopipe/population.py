@@ -121,12 +121,17 @@ class Population:
 
     @property
     def members(self) -> list[Member]:
-        """The members in the order of slots, as data: architecture, hyper-parameters, weights, fitness, parent."""
+        """The members as data, ordered by slot (place in the population): architecture, hyper-parameters, weights,
+        fitness, parent."""
         return self._run.members
 
     @property
     def policies(self) -> list[Policy | TeamPolicy]:
-        """The members in the order of slots, as policies that choose actions; they are copies, and do not learn."""
+        """The members as policies that choose actions, ordered by slot (place in the population). Policies do not
+        learn.
+
+        They are copies, so that further training does not change them.
+        """
         return [policy.of_member(member, self._described) for member in self.members]
 
     @property

@@ -206,7 +206,7 @@ def _normal(u: torch.Tensor) -> torch.Tensor:
 
 
 def member_keys(seed: int, slots: Any) -> np.ndarray:
-    """Return the random keys `[P]` int64 of the given slots, in a population with the seed `seed`."""
+    """Return the random keys `[P]` int64 of the given slots (places in the population), for the population's seed."""
     slots = np.asarray(slots, dtype=np.int64)
     base = _mix(np.full_like(slots, _signed(seed * _INIT + int(Purpose.MEMBER))))
     keys: np.ndarray = _mix(base + (slots + 1) * _GOLDEN)

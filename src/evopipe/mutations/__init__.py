@@ -55,8 +55,8 @@ def mutate(
 ) -> tuple[Member, Mutation]:
     """Draw a kind of mutation and apply it to a copy of a child; return the copy and the record of the mutation.
 
-    The record is `NONE` if nothing changed. If a drawn kind cannot change the member, another kind is drawn. `rng` is
-    the generator of this slot and generation. With `allow_none=False` the kind `none` is not drawn.
+    The record is `NONE` if nothing changed. If a drawn kind cannot change the member, another kind is drawn. `rng` must
+    be the generator for the child's slot and generation. With `allow_none=False` the kind `none` is not drawn.
     """
     weights = cfg.probabilities.model_dump()
     if not allow_none:

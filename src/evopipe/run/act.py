@@ -32,11 +32,11 @@ def act(
 
     Args:
         spec: configuration.
-        cohorts: the members.
+        cohorts: the members, in groups whose networks are computed as one batch.
         obs: `[P · E, O]` float32, rows in the order of slots.
         legal: `[P · E, A]` bool, the legal actions.
         epsilon: exploration rate.
-        tick: the number of the tick; together with the members' keys it fixes the random draws.
+        tick: the number of this step; together with the members' keys it fixes the random draws.
         places: for each cohort the indices of its members among these P, or `EVERYONE` if there is one cohort with all
             of them in order; None uses the members' slots.
     """
@@ -52,7 +52,10 @@ EVERYONE = [slice(None)]
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return, for each cohort, the indices of its members in the list of all cohorts' members, ordered by slot."""
+    """Return the indices of each cohort's members in the list of all cohorts' members, ordered by slot.
+
+    A cohort is a group of members whose networks are computed as one batch.
+    """
     at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
     return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
 
@@ -60,14 +63,14 @@ def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
 def choosers(
     spec: EnvSpec, cohorts: Sequence[Cohort], rows: np.ndarray, places: Sequence[Sequence[int]]
 ) -> list[Chooser] | None:
-    """Return, for each cohort, an object that chooses actions with exploration by the native kernels.
+    """Return one object for each cohort, which chooses its members' actions with exploration by the native kernels.
 
     The result is None if the kernels cannot do it, and torch has to choose the actions.
 
     Args:
         spec: configuration.
-        cohorts: the members, P in all.
-        rows: `[P]`, the first row of observations of each member, in the order of slots.
+        cohorts: the members, P in all, in groups whose networks are computed as one batch.
+        rows: `[P]`, the index of each member's first row of observations, in the order of slots.
         places: for each cohort the indices of its members among these P.
     """
     choice, found = by_kernels(spec.algo, "choice"), []
@@ -96,8 +99,9 @@ def take_note(
     """Update every member's observation normaliser with the observations `[P · E, O]` that the member is about to act
     on.
 
-    The rows are in the order of slots. Call this once a tick before members act, and never in an evaluation. A team's
-    observations are `[P · E, K, O]`, and `alive` `[P · E, K]` says which agents are present. `places` is as in `act`.
+    The observations are in the order of slots. Call this once before each step of the members, and never in an
+    evaluation. A team's observations are `[P · E, K, O]`, and `alive` `[P · E, K]` says which agents are present.
+    `places` is as in `act`.
     """
     for i, cohort in enumerate(cohorts):
         if cohort.normaliser is not None:
@@ -116,15 +120,16 @@ def choose(
     spec: EnvSpec, cohort: Cohort, obs: np.ndarray | Tensor, legal: np.ndarray | Tensor,
     explore: tuple[float, int] | None,
 ) -> Tensor:  # fmt: skip
-    """Choose the actions of one cohort's members, as a tensor on the cohort's device. The host does not wait for the
-    device.
+    """Choose the actions of one cohort, a group of P members whose networks are computed as one batch.
+
+    The result is `[P, E]` int64 or `[P, E, A]` float32, on the cohort's device; the host does not wait for the device.
 
     Args:
         spec: configuration.
         cohort: the members.
         obs: `[P, E, O]` float32, in the order of the cohort's members.
         legal: `[P, E, A]` bool, the legal actions.
-        explore: the exploration rate and the number of the tick; None for greedy actions.
+        explore: the exploration rate and the number of the step; None for greedy actions.
     """
     algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.without_runner, explore is not None
     epsilon, tick = explore or (0.0, 0)
@@ -147,18 +152,19 @@ def choose(
 def step(
     spec: EnvSpec, cohort: Cohort, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: int | None
 ) -> Chosen:
-    """Choose the actions of one cohort of an on-policy algorithm, with log-probabilities, values and recurrent memory.
+    """Choose actions for one step of an on-policy algorithm; return them with log-probabilities, values and recurrent
+    memory.
 
     The host does not wait for the device.
 
     Args:
         spec: configuration.
-        cohort: the members.
+        cohort: P members whose networks are computed as one batch.
         obs: `[P, E, O]` float32, normalised (`cohort.normalised`).
         legal: `[P, E, A]` bool, the legal actions.
         begins: `[P, E]` bool, true where an episode begins; the recurrent memory is cleared there.
         memory: `[P, E, M]`, the recurrent memory.
-        tick: the number of the tick, which together with the members' keys fixes the random draws; None for greedy
+        tick: the number of the step, which together with the members' keys fixes the random draws; None for greedy
             actions.
     """
     algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.without_runner, tick is not None

@@ -44,7 +44,7 @@ class Clock:
 
     @property
     def generation_ticks(self) -> int:
-        """The number of ticks in the current generation; between two generations, in the next one."""
+        """The number of ticks in the current generation; between two generations, the number in the next one."""
         return min(self.each, max(1, self.total - (self.tick - self.here)))
 
     @property

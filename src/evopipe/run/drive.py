@@ -31,7 +31,8 @@ def warn(tracker: Tracker, sentences: Iterable[str]) -> None:
 def drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
     """Train a run until it ends or `stop` returns True, and send its progress to the tracker.
 
-    `save` is called between ticks, to save the state if that is due. The caller has to save the final state.
+    `save` is called again and again between two steps of training, to save the state if that is due. The caller has to
+    save the final state.
     """
     watch, clock, told = _Stopwatch(run), run.clock, False
     while not run.reason and not stop():

@@ -38,7 +38,7 @@ def evaluate(
 
     Args:
         spec: configuration.
-        cohorts: the members, `P` in all.
+        cohorts: the members, `P` in all, in groups whose networks are computed as one batch.
         pool: environments, at least `P`; each member uses `rows // P` of them at a time.
         seeds: `[n]`, the same for all members.
         cap: the most steps of an episode; None for no cap.

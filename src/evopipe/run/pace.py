@@ -6,7 +6,8 @@ FASTER = 8  # times as many ticks as the last call's at most
 
 
 def next_count(ticks: int, seconds: float, aim: float) -> int:
-    """Return how many ticks the next call of a C kernel should take in order to last about `aim` seconds.
+    """Return how many ticks (steps of all environments) the next call of a C kernel should take, to last about `aim`
+    seconds.
 
     The previous call took `seconds` for `ticks` ticks.
     """

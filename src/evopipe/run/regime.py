@@ -39,14 +39,14 @@ class Scoring(Protocol):
     """The protocol of an object that scores members in evaluations."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use these cohorts from now on. Their tensors change in place.
+        """Set the members that act and are scored from now on, in groups (cohorts) that are computed as one batch.
 
-        Members of slots that are in no cohort wait: they take no steps, and continue unchanged when they are adopted
-        again.
+        The cohorts' tensors change in place. Members that are in no cohort wait: they take no steps, and continue
+        unchanged when a later call includes them again.
         """
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score all members on the same seeds `[n]`, and return the episodes of the evaluation.
+        """Score the members of `cohorts` on the same seeds `[n]`; return the episodes of the evaluation.
 
         Raises:
             Stopped: `stopped` returned True.
@@ -71,9 +71,9 @@ class Regime(Scoring, Protocol):
         """Sentences for the user about effects of the parameters that are not obvious."""
 
     def first(self, member: Member) -> Member:
-        """Prepare a member of the first generation for this regime, and return it.
+        """Prepare a member of the first generation for this kind of training, and return it.
 
-        One example is a normaliser that is updated with the dataset's observations.
+        For example, a normaliser is updated with the dataset's observations.
         """
 
     def inherit(self, parents: Sequence[int] | None) -> None:
@@ -101,7 +101,8 @@ class Regime(Scoring, Protocol):
         """
 
     def advance(self, most: int = 1) -> None:
-        """Take one tick, and make the updates that are due after it.
+        """Take one tick (one step in every environment, or one batch of data), and make the updates that are due after
+        it.
 
         A regime that can take several ticks in one call takes up to `most`, but none beyond the end of the generation.
 
@@ -110,10 +111,11 @@ class Regime(Scoring, Protocol):
         """
 
     def state(self) -> dict[str, Tensor]:
-        """Return a copy of all tensors that are needed to continue after this tick, except the cohorts'."""
+        """Return a copy of all tensors that are needed to continue training from here, except the members' own
+        tensors."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
-        """Restore the tensors that `state` returned, after cohorts were adopted.
+        """Restore the tensors that `state` returned. Call `adopt` with the members before.
 
         The result is the number of environments that could not be restored.
         """

@@ -52,11 +52,12 @@ class Champion:
 
 
 class Run(Generic[JobT]):
-    """The training of a population, generation by generation, with its members, champion and lineage.
+    """The training of a population, generation by generation, with its members, its champion (best member) and its
+    lineage.
 
     In a generation, members that have trained equally long form a group, and the groups train one after another: `turn`
     switches to the next of the `waiting` groups. `advance` and `close` are the methods of the run's regime. `state()`
-    returns the state between two ticks; `restore()` continues from this state bit for bit.
+    returns the state between two steps; `restore()` continues from this state bit for bit.
     """
 
     def __init__(
@@ -137,10 +138,10 @@ class Run(Generic[JobT]):
         return sorted(self.plan.active)
 
     def close_generation(self, stopped: Callable[[], bool]) -> None:
-        """End the generation: evaluate the members, update the champion, record, and let the search strategy choose new
+        """End the generation: evaluate the members, update the champion (best member), record, and choose the next
         members.
 
-        The last step is left out if the run ends here.
+        The search strategy chooses the next members, unless the run ends here.
 
         Raises:
             Stopped: `stopped` returned True during the evaluation; the state is as before the call.

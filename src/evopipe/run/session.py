@@ -138,9 +138,11 @@ class Session(Generic[JobT]):
             yield cls(run, home.store(problem.parts), stop, tracker, tracked.config, home, described, problems)
 
     def train(self, between: Callable[[Tracker], None] = lambda tracker: None) -> Champion:
-        """Train from the last checkpoint, or from the start if there is none, to the end; return the champion.
+        """Train from the last checkpoint, or from the start if there is none, to the end; return the best member as
+        `Champion`.
 
-        The run is saved at most every `home.seconds`, and at its end. `between` is called between two ticks.
+        The run is saved at most every `home.seconds`, and at its end. `between` is called between two steps of
+        training.
 
         Raises:
             DataError: every checkpoint is damaged.

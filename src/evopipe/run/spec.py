@@ -95,8 +95,10 @@ class Spec(ABC):
 
     @abstractmethod
     def pace(self, member: Member) -> Pace:
-        """Return a member's batch size and the interval between its updates. Only members with equal intervals share a
-        cohort."""
+        """Return a member's batch size and the interval between its updates.
+
+        Only members with equal intervals can be in one cohort, a group whose networks are computed as one batch.
+        """
 
     @abstractmethod
     def misfit(self, member: Member, first: Member) -> str | None:
@@ -124,7 +126,7 @@ class Spec(ABC):
 
     @property
     def each(self) -> int:
-        """The number of steps that one tick takes for each member."""
+        """The number of steps by which a member advances in one tick of the training loop."""
         return 1
 
     @property
@@ -321,7 +323,8 @@ class EnvSpec(Spec):
 
     @property
     def each(self) -> int:
-        """The number of environment steps that one tick takes for each member: its number of environments."""
+        """The number of environment steps that a member takes in one tick of the training loop: one in each of its
+        environments."""
         return self.env.num_envs
 
     def architecture(self) -> Architecture:

@@ -54,10 +54,10 @@ class Tally:
         self._whole.append((slots, returns, lengths, *agents))
 
     def add(self, reward: Tensor, over: Tensor, bad: Tensor | None = None) -> None:
-        """Add the rewards of one tick, `[R]`, or `[R, K]` for a team.
+        """Add the rewards of one step of all environments, `[R]`, or `[R, K]` for a team.
 
-        `over` `[R]` bool says which episodes ended, and `bad` `[R]` bool which were broken by the environment and do
-        not count.
+        `over` `[R]` bool says which episodes ended. `bad` `[R]` bool says which episodes were broken by the
+        environment; these do not count.
         """
         if bad is not None:
             self.settle()
@@ -68,10 +68,10 @@ class Tally:
             self.settle()
 
     def settle(self, good: Tensor | None = None) -> None:
-        """Add all stored ticks and episodes to `sums`.
+        """Add all stored rewards and episodes to `sums`.
 
-        If `good` `[R]` bool is given, exactly one tick is stored, and of the episodes that end in it only the good ones
-        count.
+        If `good` `[R]` bool is given, the rewards of exactly one step are stored, and of the episodes that end in this
+        step only the good ones count.
         """
         if self._whole:
             slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))
@@ -107,14 +107,16 @@ class Tally:
         self.sums += found.view(self.sums.shape[1], -1, len(self.sums)).sum(dim=1).T
 
     def adopt(self, slots: Sequence[int], rows: Tensor | None = None) -> None:
-        """Begin a generation: clear the sums of these slots. Their environments are the given `rows`; None for all
-        rows."""
+        """Begin a generation: clear the sums of these slots.
+
+        `rows` has the indices of the slots' environments; None for all environments.
+        """
         self.settle()
         self._rows = rows
         self.sums[:, list(slots)] = 0.0
 
     def renew(self, rows: np.ndarray) -> None:
-        """Discard the unfinished episodes of these rows."""
+        """Discard the unfinished episodes of the environments with these indices."""
         self.settle()
         self.running[:, upload(torch.from_numpy(rows), self.running.device)] = 0.0
 

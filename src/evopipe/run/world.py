@@ -96,7 +96,8 @@ class World:
         self.pool.reset(rows, seeds)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use these cohorts from now on, and begin a generation of their members."""
+        """Use the members of these cohorts (groups computed as one batch) from now on, and begin a generation of
+        them."""
         places: list[Any] = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
         self._places = EVERYONE if places == [[*range(self._living)]] else places
@@ -112,7 +113,7 @@ class World:
             self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
-        """Begin new episodes in all environments of these slots; return the environments' rows."""
+        """Begin new episodes in all environments of these slots; return the indices of the environments in the pool."""
         rows = rows_in(slots, self._clock.envs)
         self._begin(rows)
         return rows
@@ -130,7 +131,7 @@ class World:
         return [self._by_member(self.own(x)) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
-        """Return the actions that cohorts chose, `[P, E, …]` each, as one array `[P · E, …]`, which the pool takes."""
+        """Return the actions that all cohorts chose, `[P, E, …]` each, as one array `[P · E, …]` for the pool."""
         actions = by_row(self._spec, gather(chosen, self._places))
         return actions if self._team is None else self.pool.taken(actions, self.rows)
 
@@ -170,7 +171,7 @@ class World:
         return [self._by_member(x) for x in (*gave, broken | self._idle, next_alive)]
 
     def end(self, step: RowStep) -> None:
-        """Count a finished step as one tick, add the episodes that ended to the statistics, and begin new ones."""
+        """Count a finished step, add the episodes that ended to the statistics, and begin new episodes."""
         self.pending = None
         over = np.flatnonzero(step.over)
         if len(over):
@@ -204,7 +205,7 @@ class World:
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         """Restore the state that `state` returned.
 
-        The result has the rows whose episodes could not be restored; new episodes were begun there.
+        The result has the indices of environments whose episodes could not be restored; new episodes were begun there.
         """
         self.begun[:] = tensors["episodes"].numpy()
         self.tally.restore(tensors)
@@ -218,14 +219,17 @@ class World:
 
 
 def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
-    """Return the rows of all environments of these slots, if each slot has `envs` environments."""
+    """Return the indices of all environments of these slots in a pool where each slot has `envs` adjacent
+    environments."""
     rows: np.ndarray = (np.asarray(slots, np.int64)[:, None] * envs + np.arange(envs)).reshape(-1)
     return rows
 
 
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
-    """Return the rows of the cohorts' members (None if they are the whole population), and the number of these
-    members."""
+    """Return the indices of the environments of the cohorts' members in the pool, and the number of these members.
+
+    The indices are None if the cohorts contain the whole population.
+    """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
 
@@ -259,8 +263,7 @@ def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
 
 
 def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Return the actions that cohorts chose, `[P, E, …]` each, as one tensor `[P · E, …]` in the order of slots, for a
-    `TensorPool`."""
+    """Return the actions that all cohorts chose, `[P, E, …]` each, as one tensor `[P · E, …]` in the order of slots."""
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
     actions = actions[order].flatten(0, 1)
@@ -338,7 +341,7 @@ class TensorWorld:
             self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
-        """Begin new episodes in all environments of these slots; return the environments' rows."""
+        """Begin new episodes in all environments of these slots; return the indices of the environments in the pool."""
         rows, at, self._at = rows_in(slots, self._clock.envs), self._at, None
         over = torch.zeros(self.pool.rows, dtype=torch.bool)
         over[rows] = True
@@ -399,7 +402,8 @@ class TensorWorld:
         return found
 
     def in_c(self, cohort: Cohort) -> dict[str, Any] | None:
-        """Return the arguments with which the C kernels take ticks for a cohort, see `native.rollouts.Ticks`.
+        """Return the arguments with which the C kernels step the environments of a cohort's members, see
+        `native.rollouts.Ticks`.
 
         The result is None if the environments are not written in C.
         """
@@ -418,7 +422,7 @@ class TensorWorld:
 
     @property
     def bearable(self) -> int:
-        """The number of ticks that may be taken before the next call of `refuse_broken`.
+        """The number of ticks (steps of all environments) that may be taken before the next call of `refuse_broken`.
 
         The number is at least 1. In the worst case, in which all transitions of these ticks are broken, the limit on
         broken transitions is reached only at that call.
@@ -428,7 +432,7 @@ class TensorWorld:
         return max(1, _BROKEN_TICKS - -(-self._clock.broken_here // (self._living * self._clock.envs)))
 
     def took(self, ticks: int, broken: int) -> None:
-        """Count ticks that the C kernels took, and their broken transitions."""
+        """Count ticks (steps of all environments) that the C kernels took, and their broken transitions."""
         self._seen = None
         self._clock.count(broken, ticks=ticks)
         slots = range(self._clock.members) if self.rows is None else self.rows[:: self._clock.envs] // self._clock.envs

@@ -110,10 +110,10 @@ def served(cfg: ShardsConfig) -> bool:
 
 
 def make(about: Mapping[str, Any], together: Any = None) -> tuple[Spec, Regime, Clock]:
-    """Return configuration, regime and clock for one shard, from the message `about` with parameters and members' keys.
+    """Return configuration, training loop (regime) and clock for one shard, made from the message `about`.
 
-    The regime is the one that training in one process has. If several processes form one shard (`together`), each of
-    them has a part of its rows.
+    The message has all parameters and the keys of the shard's members. If several processes form one shard
+    (`together`), each of them has a part of its rows.
     """
     params, keys = parse_params(about["params"]), np.array(about["keys"], np.int64)
     alone = params.runtime.shards.resources.get("cpu", 1.0) < 2  # with its one CPU it does all by itself

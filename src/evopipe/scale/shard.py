@@ -69,7 +69,7 @@ def state_of(message: bytes) -> dict[str, Tensor]:
 
 
 class Shard:
-    """One shard in its process: a part of the population with a regime, controlled by messages.
+    """One shard in its process: a part of the population with its own training loop (regime), controlled by messages.
 
     Slots of its members are counted from 0. Every message is executed and answered by another message.
     """

@@ -160,8 +160,8 @@ class Shards:
 
     @property
     def measures(self) -> Measures | None:
-        """The statistics of all members in each generation, collected from the shards; None if the regime has no
-        statistics."""
+        """The statistics of all members in each generation, collected from the shards; None if the algorithm reports
+        none."""
         if self._measured is None:
             return None
         found = Measures(self.clock.members, self._measured)
@@ -208,8 +208,7 @@ class Shards:
         self._silent |= living
 
     def advance(self, most: int = 1) -> None:
-        """Let every shard take the next ticks, as many as take about a second, but none beyond the end of the
-        generation."""
+        """Let every shard train for as many ticks as take about a second, but not beyond the end of the generation."""
         clock, began = self.clock, time.perf_counter()
         left = clock.generation_ticks - clock.here
         ticks = min(left, self._ticks)
@@ -293,8 +292,9 @@ class Shards:
             held.losses.copy_(losses[[places[slot] for slot in held.slots]])
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score all members on the same seeds `[n]`, each in its shard; the episodes of a single member are divided
-        among shards.
+        """Score all members on the same seeds `[n]`. Every shard evaluates its own members.
+
+        If there is only one member to score, its episodes are divided among all shards.
 
         Raises:
             Stopped: `stopped` returned True.

@@ -133,7 +133,7 @@ class History:
         return found
 
     def waiting(self) -> list[Fate]:
-        """Return the decision, for every slot, to keep its member; the reason is `waits` or `has not begun`."""
+        """Return a `Keep` decision for every slot, with the reason `waits` or `has not begun`."""
         lived = self.curves()
         return [Keep("waits" if member.id in lived else "has not begun") for member in self.members]
 

@@ -56,8 +56,8 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 
 
 class Search:
-    """The strategy `growth`: one member trains at a time, and new trials begin when the present ones promise too
-    little.
+    """The strategy `growth`: one member trains at a time, and a new trial begins when no present member promises to
+    reach the target soon.
 
     It implements `contract.Searcher`; the rules are in the module's docstring.
     """

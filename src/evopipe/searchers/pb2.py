@@ -175,10 +175,10 @@ class Bandit:
             self.model = model.fit(points, self.gains)
 
     def next(self, draw: np.random.Generator) -> list[float]:
-        """Return the point with the highest upper confidence bound.
+        """Return the point with the highest upper confidence bound, found by random candidates from `draw` and local
+        search.
 
-        The point is also added to `here`, the points of members in this generation, so that the next point differs from
-        it.
+        The point is then treated as known, so that further points of this generation differ from it.
         """
         from scipy.optimize import minimize
 
