@@ -24,7 +24,7 @@ def examine(folder: Path = Path()) -> tuple[str, list[Advice]]:
     """Return a sentence about a folder's run, and advice on what to change next, the most important advice first.
 
     The sentence names the run and says how far its training has come. The run is the one that was trained last in the
-    folder, finished or not; without a log of training it is the finished run whose results are in the folder.
+    folder, finished or not. If there is no log of a training, it is the finished run whose results are in the folder.
 
     Raises:
         MissingInputError: there is no run, or no params.yaml.

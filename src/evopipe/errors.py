@@ -126,7 +126,8 @@ def need_package(name: str, extra: str, what: str) -> None:
 
 
 def said(error: BaseException) -> str:
-    """Return an error's type and text in one line, `Type: text`; the text is that of `text_of`."""
+    """Return an error's type and text in one line, such as `ValueError: negative size`; the text is made by
+    `text_of`."""
     return f"{type(error).__name__}: {text_of(error)}"
 
 

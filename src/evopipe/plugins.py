@@ -162,7 +162,8 @@ def file_of(module: str) -> Path | None:
 
 
 def sources(modules: Iterable[str]) -> tuple[list[str], list[Path]]:
-    """Return two lists, of names and of paths, of the Python files that modules of other packages consist of.
+    """Return the Python files behind `modules`, which are modules of other packages: a list of names and a list of
+    paths.
 
     A module inside a package counts with all files of the top-level package, because it may import any of them. A
     module outside a package counts with its own file.

@@ -178,12 +178,13 @@ class Stream:
         return normal(self.keys, self.purpose, back, n)
 
     def part(self, name: int) -> Stream:
-        """Return a stream with the same purpose and step whose draws are independent of this one's; `name` counts from
-        1."""
+        """Return a stream for the same purpose and step with other, independent draws; `name` is the part's number,
+        from 1."""
         return Stream(_part(self.keys, name), self.purpose, self.step)
 
     def parts(self, count: int) -> Stream:
-        """Return `part(1)` to `part(count)` as one stream with `count · P` keys, all members' keys of part 1 first."""
+        """Return `part(1)` to `part(count)` as one stream with `count · P` keys: all members' keys of part 1, then of
+        part 2 and so on."""
         keys = torch.cat([_part(self.keys, name) for name in range(1, count + 1)])
         return Stream(keys, self.purpose, self.step)
 

@@ -42,7 +42,7 @@ class RunParams(Schema):
 
     @classmethod
     def part(cls, stage: str = "") -> str:
-        """Return the name of the module of `problems` that serves this kind of members, or of its part for one stage.
+        """Return the name of a module in `problems`: the one for this kind of members, or its part for one stage.
 
         Examples are `env` and, for the stage `export`, `env_export`.
         """

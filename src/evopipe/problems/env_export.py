@@ -28,7 +28,7 @@ def spec_of(params: Params) -> EnvSpec:
 def write(
     folder: Path, params: Params, spec: EnvSpec, elite: Member, about: Mapping[str, Any], scores: Mapping[str, Any]
 ) -> None:
-    """Export the elite: write policy.safetensors, policy.json, policy.pt2 (if asked for) and a model card into a
+    """Export the elite: write policy.safetensors, policy.json, policy.pt2 (if `export.program`) and a model card into a
     folder.
 
     `about` is added to policy.json, and so are the elite's held-out `scores`.

@@ -32,7 +32,7 @@ def write(
     folder: Path, params: LanguageParams, spec: TextSpec, elite: Member, about: Mapping[str, Any],
     scores: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Export the elite: write its adapter in PEFT's format, the merged model (if asked for), policy.json and a model
+    """Export the elite: its adapter in PEFT's format, the merged model (if `export.merged`), policy.json and a model
     card.
 
     `about` is added to policy.json, and so are the held-out `scores` of the elite and of the base model.

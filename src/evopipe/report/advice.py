@@ -100,7 +100,8 @@ class Facts:
 
     @cached_property
     def improved(self) -> bool:
-        """Whether the best fitness after the first two generations is clearly above that of the first two."""
+        """Whether the best fitness of the later generations is clearly higher than that of the first two
+        generations."""
         return _rose(self.scores(self.generations[:2]), self.scores(self.generations[2:]))
 
 

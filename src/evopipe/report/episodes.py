@@ -195,8 +195,8 @@ class Shades:
         return Markup("").join([*map(Markup, found), _lines("".join(rest))])
 
     def summed(self, rows: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-        """Return a text with a trajectory's mean advantage and range of log-probability ratios; empty if these are not
-        known."""
+        """Return a text with a trajectory's mean advantage and range of log-probability ratios; empty if both are
+        unknown."""
         pieces = [piece for row in rows for piece in row if piece.get("tokens")]
         advantages = [each for piece in pieces for each in piece["advantage"] if each is not None]
         ratios = [each for piece in pieces for each in _ratios(piece) if each is not None]

@@ -411,8 +411,7 @@ def evaluation(run: FinishedRun, width: int, label: Markup) -> Markup:
 
 
 def replays(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw mean held-out returns with their intervals: the elite's, those of its replays, and the mean over the
-    replays.
+    """Draw mean held-out returns with their intervals: of the elite, of each replay, and of all replays together.
 
     A replay is a training with the elite's hyper-parameter schedule from another seed (`evopipe replay`).
     """

@@ -53,7 +53,7 @@ class Clock:
 
     @property
     def spent(self) -> int:
-        """All environment steps of the population so far: those of training and those of evaluation."""
+        """All environment steps of the population so far, for training and for evaluation."""
         return self.env_steps + self.eval_steps
 
     def count(self, broken: int = 0, rewarded: bool = True, ticks: int = 1) -> None:

@@ -85,5 +85,5 @@ class Diagnostics:
 
 
 def rounded(value: float) -> float:
-    """Return a number rounded to the significant digits that are stored of a signal (`DIGITS`)."""
+    """Return a number rounded to `DIGITS` significant digits, the precision with which signals are stored."""
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else value

@@ -131,13 +131,16 @@ class Spec(ABC):
 
     @property
     def rates(self) -> list[str]:
-        """The names of those hyper-parameters that are learning rates."""
+        """The names of the hyper-parameters that are learning rates."""
         return [name for name in evolvable(self.algo.Config) if name.startswith("lr")]
 
     @property
     def kinds(self) -> dict[str, tuple[str, str]]:
-        """The kind of each tensor of a member and the network that it belongs to, by the tensor's name (see
-        `tensor_kinds`)."""
+        """A pair (kind, network) for each tensor of a member, by the tensor's name, see `tensor_kinds`.
+
+        The kind says how the tensor depends on the network's architecture, for example that it holds the network's
+        parameters.
+        """
         return tensor_kinds(self.algo.State, self.widths)
 
     @property
@@ -266,9 +269,10 @@ class EnvSpec(Spec):
 
     @property
     def overlapped(self) -> bool:
-        """Whether environments step in other processes while members learn in this one.
+        """Whether worker processes step the environments while this process computes updates.
 
-        This is not so for on-policy algorithms, nor if an update takes so long that every process should learn.
+        This is not so for on-policy algorithms, nor if an update takes so long that every process should compute
+        updates.
         """
         return self._learns_from_memory and self._work < _LONG
 

@@ -119,7 +119,8 @@ class World:
         return rows
 
     def own(self, x: np.ndarray) -> np.ndarray:
-        """Return the rows of an array `[P · E, …]` that belong to living members, those that train now."""
+        """Return the rows of an array `[P · E, …]` that belong to living members, which are the members that train
+        now."""
         return x if self.rows is None else x[self.rows]
 
     def observed(self) -> list[Tensor]:
@@ -226,7 +227,7 @@ def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
 
 
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
-    """Return the indices of the environments of the cohorts' members in the pool, and the number of these members.
+    """Return the pool's indices of the environments in which the cohorts' members act, and the number of members.
 
     The indices are None if the cohorts contain the whole population.
     """
@@ -446,8 +447,8 @@ class TensorWorld:
         return found
 
     def broken(self, step: TensorStep) -> Tensor | None:
-        """Return a mask `[R]` of the rows whose observation or reward is not finite; None for environments that never
-        break."""
+        """Return a mask `[R]` of the environments whose observation or reward is not finite; None if that cannot
+        happen."""
         if self.pool.sound:
             return None
         parts = (x.reshape(len(step.obs), -1).isfinite().all(dim=1) for x in (step.obs, step.reward))

@@ -96,7 +96,7 @@ class Evolve(Schema):
 
 
 def ordered(*names: str) -> Any:
-    """Return a pydantic validator that checks `min_x` ≤ `max_x` in a block, for each `x` of these names."""
+    """Return a pydantic validator for a block, which checks `min_NAME` ≤ `max_NAME` for each of the given names."""
 
     def check(block: Any) -> Any:
         for name in names:

@@ -44,11 +44,12 @@ def carry_out(
     keys: Sequence[int],
     new: Callable[[int, int, int, Mapping[str, float]], Member],
 ) -> Evolved:
-    """Make the next generation as a search strategy decided: copy, mutate and create members; return them.
+    """Make the next generation from the decisions of a search strategy: keep, copy, mutate or create a member for each
+    slot.
 
     Args:
         decided: the decision for each slot, as `Searcher.step` returned it.
-        mutation, traits: the settings of mutation, and the facts about the algorithm that it needs.
+        mutation, traits: the settings of mutation, and the facts about the algorithm that mutation needs.
         members: the members, in the order of slots.
         generation: the generation's number; together with the keys it fixes the random draws of mutations.
         next_id: a slot's new member has the id `next_id + slot`.
@@ -97,7 +98,7 @@ def evolve(
     generation: int,
     next_id: int,
 ) -> Evolved:
-    """Make the next generation by tournament selection and mutation; return its members.
+    """Make the next generation by tournament selection and mutation, and return it.
 
     Members are in the order of slots. Fitness `[P]` must be −∞ for members that cannot be parents. Seed and generation
     fix every random draw. A new child in slot s has the id `next_id + s`.

@@ -37,7 +37,7 @@ Draw: TypeAlias = "Callable[[], np.random.Generator]"
 class Bound:
     """The range of a searched hyper-parameter, from `low` to `high`.
 
-    With `log`, values are drawn uniformly by their logarithm; with `whole`, they are whole numbers.
+    With `log`, draws are uniform in the value's logarithm; with `whole`, values are whole numbers.
     """
 
     low: float

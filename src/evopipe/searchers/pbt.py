@@ -87,7 +87,7 @@ def everyone(about: About) -> Plan:
 
 
 def copies(before: Living) -> str:
-    """Return a text that says why the slot of the member `before` gets a copy of one of the best."""
+    """Return a text with the reason why the member `before` is replaced by a copy of one of the best members."""
     return f"a copy of one of the best; the one before {'was among the worst' if before.healthy else 'diverged'}"
 
 

@@ -31,7 +31,8 @@ LOG_FROM = 10.0
 def bound(low: float, high: float, whole: bool) -> Bound:
     """Return the bound of a hyper-parameter with the range `low` to `high`.
 
-    Values are drawn by their logarithm if the range is positive and its ends differ by a factor of `LOG_FROM` or more.
+    Draws are uniform in the value's logarithm if the range is positive and its ends differ by a factor of `LOG_FROM` or
+    more.
     """
     return Bound(low, high, log=low > 0 and high / low >= LOG_FROM, whole=whole)
 
@@ -53,7 +54,7 @@ def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
 
 
 def value_at(bound: Bound, share: float) -> float:
-    """Map the coordinate `share` in [0, 1) to a value in a bound's range, linearly or by logarithms as the bound says.
+    """Map the coordinate `share` in [0, 1) to a value in a bound's range, linearly or by logarithm (see `Bound`).
 
     For whole numbers, each number of the range, including both ends, has an interval of equal length.
     """
@@ -80,7 +81,7 @@ def _ends(bound: Bound) -> tuple[float, float]:
 
 
 def random_values(space: Mapping[str, Bound], draw: np.random.Generator) -> dict[str, float]:
-    """Draw a value for every hyper-parameter of a space, independently and uniformly, or by its logarithm (see
+    """Draw a value for every hyper-parameter of a space independently, uniformly or uniformly in its logarithm (see
     `Bound`)."""
     return at(space, draw.random(len(space)).tolist())
 

@@ -55,7 +55,7 @@ def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
 
 
 def scored(folder: Path, needed: Collection[str]) -> dict[str, Any]:
-    """Read `reports/evaluation.json`, the scores of the held-out evaluation.
+    """Read `reports/evaluation.json`, which has the held-out scores of the elite and facts about the evaluation.
 
     Raises:
         MissingInputError: the file does not exist.

@@ -61,7 +61,7 @@ def _swap_in(temporary: Path, path: Path) -> None:
 
 
 def read_folder(path: Path, only: Collection[str] | None = None) -> dict[str, bytes]:
-    """Return the content of a folder's files by name, after it was checked against the folder's manifest.
+    """Return the content of a folder's files by name, and check every file against the folder's manifest of checksums.
 
     `only` names the files to read; None reads all files in the manifest. Files that are not in the manifest are
     ignored.

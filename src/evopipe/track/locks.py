@@ -49,7 +49,7 @@ class Locked:
 
     @classmethod
     def all(cls, root: Path) -> list[Locked]:
-        """Return all trainings in a DVC repository: that of the workspace first, then those of branches, tags and
+        """Return all trainings in a DVC repository: first the workspace's, then those of branches, tags and
         experiments."""
         need_package("dvc", "pipeline", "track sync in a DVC repository")
         from dvc.repo import Repo

@@ -161,8 +161,8 @@ class _Trackers:
 
 
 def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[str, New]:
-    """Deliver all trainings to the trackers: first those recorded on this machine, then those that are only in DVC's
-    files.
+    """Deliver all trainings to the trackers: first trainings recorded on this machine, then trainings known only from
+    DVC's files.
 
     The result has counts of what was new, by tracker. After its first failure a tracker gets nothing more, because
     every further run could wait as long. `tell` is called with sentences on deliveries, `warn` with sentences on

@@ -137,8 +137,10 @@ class TrackedRun:
         return (str(name), self.transitions) if learned and self.transitions else None
 
     def flat_params(self) -> dict[str, str]:
-        """Return the parameters that the run uses as texts by dotted name; values other than texts are written as
-        JSON."""
+        """Return the parameters that the run uses, as a flat dict of texts by dotted name.
+
+        Values that are not texts are written as JSON.
+        """
         used = {name: value for name, value in self.params.items() if name != "tracking"}
         if isinstance(used.get("algos"), Mapping):
             used["algos"] = {self.algo: used["algos"].get(self.algo, {})}
