@@ -49,7 +49,8 @@ class Finished:
     read: _Read  # how to read a file there
 
     def curve(self, file: Path) -> dict[str, list[float]]:
-        """Return a CSV file of the run that has one row per generation, as a list of numbers for each column name.
+        """Read one of the run's CSV files, which has one row per generation; return its columns as lists of numbers, by
+        name.
 
         Raises:
             MissingInputError: the run has no such file.

@@ -178,7 +178,8 @@ class StoredArray:
         """Return the entry as an HDF5 group.
 
         Raises:
-            Unusable: the entry is missing, or is no group; the message about the latter ends with `otherwise`.
+            Unusable: the entry is missing, or is no group; `otherwise` is appended to the message about an entry that is no
+                group.
         """
         if not isinstance(found := self.found(), h5py.Group):
             raise Unusable(f"'{self.label}' is no group{otherwise}")

@@ -233,7 +233,7 @@ def corpus_of(folder: Path, spec: TextSpec) -> Corpus:
     """Read the tokenised rows that the stage `buffer` wrote below `folder`.
 
     Raises:
-        MissingInputError: there are none.
+        MissingInputError: the rows do not exist.
         DataError: the rows are damaged, or were made for another base model or kind of algorithm.
         ParamsError: the rows are too long for the base model.
     """

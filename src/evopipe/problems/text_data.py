@@ -112,8 +112,9 @@ def settled(cfg: LanguageConfig, source: str) -> LanguageConfig:
 
 
 def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
-    """Load and return the base model. If members are small GPTs, they have no base, and the result has only the task's
-    tokens.
+    """Load and return the base model.
+
+    Small GPTs have no base model; the result then has no weights, and holds only the tokens of the task's games.
 
     Raises:
         ParamsError: members are small GPTs, but the task has no games.

@@ -11,9 +11,9 @@ from evopipe.run.spec import Spec
 class Clock:
     """The counters of a run: ticks, generations, environment steps.
 
-    A tick is one step in every environment of the living members (those that train now); offline it is one chance to
-    learn. Living members have all trained equally long: `tick` counts their ticks, and jumps when other members take
-    their turn.
+    A tick is one step in every environment of the living members (those that train now); offline, a tick is one step of
+    learning from the dataset. Living members have all trained equally long: `tick` counts their ticks, and jumps when
+    other members take their turn.
     """
 
     members: int  # P

@@ -124,7 +124,8 @@ class World:
         return x if self.rows is None else x[self.rows]
 
     def observed(self) -> list[Tensor]:
-        """Return observations `[P, E, O]`, legal actions `[P, E, A]` and whether an episode begins `[P, E]`.
+        """Return what members need to act: observations `[P, E, O]`, legal actions `[P, E, A]`, and where an episode
+        begins `[P, E]`.
 
         For a team a fourth tensor `[P, E]` bool says which agents are present.
         """

@@ -208,7 +208,11 @@ class Shards:
         self._silent |= living
 
     def advance(self, most: int = 1) -> None:
-        """Let every shard train for as many ticks as take about a second, but not beyond the end of the generation."""
+        """Let every shard train for about a second, but not beyond the end of the generation.
+
+        The number of ticks (steps of all environments) for the next call is estimated from the time that this call
+        took.
+        """
         clock, began = self.clock, time.perf_counter()
         left = clock.generation_ticks - clock.here
         ticks = min(left, self._ticks)

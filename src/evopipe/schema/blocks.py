@@ -411,7 +411,8 @@ class ReplayConfig(Schema):
 
 
 class TrainConfig(Schema):
-    """Settings of the training. Steps are environment steps of *each member*; offline they are chances to learn."""
+    """Settings of the training. Steps are environment steps of *each member*; offline, they are steps of learning from
+    the dataset."""
 
     algo: str = Field("dqn", description="which algorithm: a block of `algos`")
     mode: Literal["online", "offline"] = Field(

@@ -79,11 +79,11 @@ class Locked:
         return cls(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
 
     def run(self, folder: Path) -> TrackedRun:
-        """Return the training as trackers take it, with copies of its files in `folder`.
+        """Return the training as trackers take it, with copies of the training's files in `folder`.
 
         Raises:
             MissingInputError: the DVC cache does not contain the training's lineage.
-            DataError: one of its files is damaged.
+            DataError: a file of the training is damaged.
         """
         files = {}
         for name, out in FILES.items():
