@@ -178,8 +178,7 @@ class StoredArray:
         """Return the entry as an HDF5 group.
 
         Raises:
-            Unusable: the entry is missing, or is no group; `otherwise` is appended to the message about an entry that is no
-                group.
+            Unusable: the entry is missing, or is no group. If it is no group, the message ends with `otherwise`.
         """
         if not isinstance(found := self.found(), h5py.Group):
             raise Unusable(f"'{self.label}' is no group{otherwise}")
