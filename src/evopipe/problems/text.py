@@ -112,8 +112,8 @@ def regime_of(spec: TextSpec, clock: Clock, corpus: Corpus, learners: int = 1) -
 
 
 def completer_of(spec: TextSpec, folder: Path, episodes: int) -> tuple[Completer, np.ndarray]:
-    """Return the object that completes prompts and scores the completions, and the indices `[n]` of rows for the final
-    evaluation.
+    """Return the object that completes prompts and scores completions, and the indices `[n]` of the final evaluation's
+    rows.
 
     The rows are `episodes` rows drawn from the corpus' test split.
 

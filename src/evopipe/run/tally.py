@@ -129,10 +129,10 @@ class Tally:
         return self.running[0], self.sums[0], self.sums[2], self._lost
 
     def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:
-        """Add the lengths of episodes after the C kernels took `steps` steps in each of the slots `living`.
+        """Add the lengths of finished episodes after the C kernels took `steps` steps in each of the slots `living`.
 
-        `length` `[R]` is the new length of the running episodes. All other steps belong to episodes that ended, or to
-        broken episodes, which do not count.
+        `length` `[R]` is the new length of the unfinished episodes. All other steps belong to episodes that ended, or
+        to broken episodes, which do not count.
         """
         gone = (self.running[1] - length).view(self.sums.shape[1], -1).sum(dim=1)
         gone[list(living)] += steps

@@ -273,7 +273,7 @@ def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) 
 
 
 class TensorWorld:
-    """The counterpart of `World` for environments that are tensors (`env.backend: torch`): a tick never leaves the
+    """The counterpart of `World` for environments that are tensors (`env.backend: torch`), whose data never leave the
     device.
 
     evopipe's own tensor environments never return numbers that are not finite. Users' environments are checked for such

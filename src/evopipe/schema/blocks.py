@@ -112,7 +112,7 @@ def _tracked(instead: str) -> AfterValidator:
 
 
 class WrapperConfig(Schema):
-    """Settings of one wrapper around each environment. In `params.yaml` a string is the name of a wrapper without
+    """Settings of one wrapper around each environment. In `params.yaml`, a plain string names a wrapper without
     arguments."""
 
     name: str = Field(min_length=1, description="a class of `gymnasium.wrappers`, or `module:Wrapper` for one's own")
