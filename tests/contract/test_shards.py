@@ -31,6 +31,7 @@ from evopipe.run.evaluate import Stopped
 from evopipe.run.regime import Setup
 from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
+from evopipe.run.session import begin as session_begin
 from evopipe.run.spec import EnvSpec, first_members
 from evopipe.run.world import TensorWorld
 from evopipe.scale.changes import changes, fold
@@ -397,6 +398,79 @@ def test_a_shard_is_late_by_one_generation_and_not_by_all_so_far() -> None:
         while not run.clock.generation_over:
             run.advance()
         close_generation(run)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_problem_that_is_divided_is_the_same_run_and_scores_alike(count: int, tmp_path: Path) -> None:
+    """Of parameters as a stage has them: each shard makes its own members' part anew. Their keys are drawn, not
+    numbers of slots."""
+    changes = {
+        "env.backend": "c", "population.size": 5, "runtime.cohorts": "exact", "train.replay.sharing": "own",
+        "runtime.env_workers": 0, "runtime.learners": 1, "train.warm_start": 0, "train.max_steps": 80,
+        "train.evo_steps": 40, "train.eval_steps": 30, "train.learning_delay": 10, "evaluate.steps": 15,
+    }  # fmt: skip
+    data, found = params(changes), []
+    alone = parse_params(data)
+    data["runtime"]["shards"] = ShardsConfig(count=count).model_dump(mode="json")
+    asked = parse_params(data)
+    members, births = first_members(problem_of(asked, tmp_path).spec, 5)
+    for each in (alone, asked):
+        with divided(problem_of(each, tmp_path), each, 5, tmp_path) as made:
+            run = session_begin(made, members, births)
+            finish(run)
+            found.append(outcome(run))
+        with divided(problem_of(each, tmp_path), each, 5, tmp_path, learn=False) as made:
+            scored = made.held_out(5, 4)
+            scored.adopt(made.spec.form(run.members))
+            played = scored.evaluate(made.spec.form(run.members), made.spec.seeds(Purpose.HELD_OUT, 7), lambda: False)
+            found[-1][1].append((played.returns.tolist(), played.lengths.tolist(), played.steps))
+            assert played.lengths.max() == 15
+            assert made.parts == (count if each is asked else 0)
+    assert found[1] == found[0]
+
+
+def test_a_lap_is_about_as_long_as_was_said_and_has_a_tick_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ticks take longer than a lap, one by one; else twice as many as before, to the end of the generation."""
+    p = problem(train={"evo_steps": 80, "max_steps": 80, "learning_delay": 10**6})
+    for lap, ends in ((0.0, [*range(1, 21)]), (1e9, [1, 3, 7, 15, 20])):
+        monkeypatch.setattr("evopipe.scale.shards._LAP", lap)
+        run = sharded(p, 2, Overheard)
+        finish(run)
+        sent = run.regime.engine.sent  # type: ignore[attr-defined]
+        for own in (0, 1):
+            told = [about for shard, about in sent if shard == own and about["do"] == "go on"]
+            assert [about["tick"] for about in told] == ends
+            assert [about["after"] for about in told] == [None] * (len(ends) - 1) + [0], "its state at the end alone"
+            assert ["members" in about for about in told] == [True] + [False] * (len(ends) - 1), "they go out once"
+        run.close()
+
+
+def test_a_shard_that_is_late_is_told_of_once_and_only_where_all_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    rota.offer(monkeypatch)
+    search = {"strategy": "rota", "rota": {"order": ((0, 1, 2), (3,), (0, 1, 2, 3), (0, 1, 2, 3))}}
+    run = sharded(problem(train={"evo_steps": 20, "max_steps": 80, "learning_delay": 10**6}, search=search), 1)
+    said, regime = [], cast(Any, run.regime)
+    for slow in (0, None, 1, 1):
+        regime._ticks = 1
+        run.advance()
+        if slow is not None:
+            regime._took[slow] += 100.0
+        before = run.clock.generation
+        while run.clock.generation == before:
+            go_on(run)
+        said.append([*regime.said])
+        regime.said.clear()
+    assert [len(each) for each in said] == [0, 0, 1, 0], "who waits makes shards unlike; and it is said once"
+    assert said[2][0].startswith("shard 1 took 100 s for a generation, half of them at most 0 s, and all wait for it: ")
+
+
+def test_shards_end_with_their_run() -> None:
+    run = sharded(problem(), 2)
+    closed: list[int] = []
+    for number, shard in run.regime.engine._shards.items():  # type: ignore[attr-defined]
+        shard.regime.close = lambda number=number: closed.append(number)
+    run.close()
+    assert closed == [0, 1]
 
 
 def test_deaths_of_a_shard_are_counted_by_generation() -> None:

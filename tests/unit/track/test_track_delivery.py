@@ -166,7 +166,6 @@ def synced(root: Path, config: TrackingConfig = MLFLOW) -> dict[str, New]:
 # --- MLflow -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_a_training_in_mlflow(root: Path) -> None:
     folder = made(root)
     outputs(root, folder)
@@ -199,7 +198,6 @@ def test_a_training_in_mlflow(root: Path) -> None:
     assert tags["mlflow.parentRunId"]
 
 
-@pytest.mark.thorough
 def test_a_signal_that_is_no_number_is_shown_as_such_and_breaks_no_tracker(root: Path) -> None:
     trackers = [MLFLOW]
     if find_spec("tensorboard"):
@@ -311,8 +309,7 @@ def test_a_tracker_that_failed_is_asked_once_and_not_for_every_run(root: Path, m
     assert 1 <= len(calls) <= 2, calls  # with the one retry of its own
 
 
-@pytest.mark.parametrize("fails_at", [1, 2, 3, 5, 8, 11])
-@pytest.mark.thorough
+@pytest.mark.parametrize("fails_at", [5, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2, 3, 8, 11))])
 def test_a_delivery_that_was_cut_off_is_completed(root: Path, fails_at: int) -> None:
     """Cut at any of its calls, by a store that raises; the same rows are there in the end, each once."""
     from mlflow import MlflowClient
@@ -490,7 +487,6 @@ def test_the_dataset_is_an_input_of_who_learned_from_it(root: Path, learned: int
     assert found == ([("CartPole-v1/collect", hashlib.md5(b"transitions").hexdigest())] if learned else [])
 
 
-@pytest.mark.thorough
 def test_a_run_that_was_deleted_stays_deleted(root: Path) -> None:
     made(root)
     synced(root)
@@ -500,7 +496,6 @@ def test_a_run_that_was_deleted_stays_deleted(root: Path) -> None:
     assert synced(root) == {"mlflow": New()}
 
 
-@pytest.mark.thorough
 def test_a_deleted_experiment_is_named(root: Path) -> None:
     made(root)
     asked = client(root)
@@ -729,7 +724,6 @@ def test_the_pages_of_nothing(tmp_path: Path) -> None:
         serve(tmp_path, 5000, False, silent)
 
 
-@pytest.mark.thorough
 def test_a_port_that_is_taken(root: Path) -> None:
     import socket
 
