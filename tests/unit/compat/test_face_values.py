@@ -450,6 +450,31 @@ def test_a_teams_ring_by_hand() -> None:
     assert draws[0] == draws[1] == state["a"].tolist() != draws[2]
 
 
+def test_whoever_of_a_team_is_there_is_kept_in_the_places_of_the_step() -> None:
+    """Be it only the last one of them; who never was has no place."""
+    memory = agilerl.MultiAgentReplayBuffer(4, agent_ids=["a", "b", "c"])
+    for step, agents in enumerate((["b", "c"], ["b"], ["a", "b"])):
+        part = {agent: np.full((2, 1), 10.0 * step + ord(agent), np.float32) for agent in agents}
+        done = dict.fromkeys(agents, np.zeros(2, bool))
+        memory.save_to_memory_vect_envs(part, dict.fromkeys(agents, np.zeros(2, int)), part, part, done)
+    assert len(memory) == 4
+    batch = memory.sample(64)
+    assert {key: sorted({*value.flatten().tolist()}) for key, value in batch[0].items()} == {
+        "a": [0.0, 117.0], "b": [108.0, 118.0], "c": [0.0, 99.0],
+    }  # fmt: skip
+    assert {key: sorted({*value.tolist()}) for key, value in batch.alive.items()} == {
+        "a": [False, True], "b": [True], "c": [False],
+    }  # fmt: skip
+    assert np.array_equal(batch.alive["a"], batch[0]["a"][:, 0] == 117.0)
+
+
+def test_a_memory_has_one_size() -> None:
+    for sizes in ({}, {"memory_size": 3, "max_size": 3}):
+        with pytest.raises(evopipe.errors.UsageError, match="how many transitions it keeps"):
+            agilerl.ReplayBuffer(**sizes)
+    assert [agilerl.ReplayBuffer(**{name: 3}).memory_size for name in ("memory_size", "max_size")] == [3, 3]
+
+
 def test_a_teams_ring_of_several_environments() -> None:
     memory = agilerl.MultiAgentReplayBuffer(5)
     for k in range(3):

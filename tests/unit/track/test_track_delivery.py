@@ -14,6 +14,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import warnings
@@ -35,6 +36,7 @@ from evopipe.errors import MissingInputError, ParamsError, TrackerError, UsageEr
 from evopipe.policies import policy
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import TrackingConfig
+from evopipe.track import outbox
 from evopipe.track.backends.mlflow import connect, serve
 from evopipe.track.events import End, Generation, JsonlSink, MemberRow, Progress, Start, Tracker
 from evopipe.track.outbox import _Trackers, sync
@@ -287,7 +289,6 @@ def test_of_two_runs_of_one_training_the_oldest_goes_on_and_keeps_its_first_outc
 
 def test_a_tracker_that_failed_is_asked_once_and_not_for_every_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
-    import threading
 
     for key in ("a" * 32, "b" * 32, "c" * 32):
         made(root, generations=1, key=key)
@@ -613,6 +614,46 @@ def test_an_extra_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest
     made(tmp_path)
     with pytest.raises(TrackerError, match=r"tensorboard is not installed.*pip install 'evopipe\[tensorboard\]'"):
         synced(tmp_path, TrackingConfig(backends=("tensorboard",)))
+
+
+def test_a_record_is_followed_until_nobody_writes_it_and_all_is_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A problem is told once, however often it comes; it is mended while the training goes on."""
+    pytest.importorskip("tensorboard")
+    monkeypatch.setattr(outbox, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(outbox, "_LONGEST_PAUSE", 0.05)
+    folder, over, (answers, answer) = made(tmp_path, generations=1, ended=False), threading.Event(), os.pipe()
+    os.set_blocking(answers, False)
+    home, tried = tmp_path / ".evopipe/tensorboard", TrainingRecord(folder)
+    home.write_text("a file, where a folder is to be")
+    config, runs = TrackingConfig(backends=("tensorboard",)), []
+    monkeypatch.setattr(tried, "run", lambda writing: runs.append(writing) or TrainingRecord(folder).run(writing))
+    with _Trackers(config, tmp_path) as trackers:
+        follower = threading.Thread(target=outbox._follow, args=(tried, trackers, over, answer), daemon=True)
+        follower.start()
+        assert tiny.wait_for(lambda: len(runs) > 4, 20)
+        said = os.read(answers, 10_000)
+        assert said.startswith(b"tensorboard: ")
+        assert said.count(b"\n") == 1
+        home.unlink()
+        assert tiny.wait_for(lambda: not trackers.problems, 20)
+        with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+            log.emit(generation(2))
+        assert tiny.wait_for(lambda: trackers._brought and trackers._brought["tensorboard"][1] == 2, 20)
+        assert trackers._brought["tensorboard"][2] == "running"  # type: ignore[index]
+        assert follower.is_alive()
+        with pytest.raises(BlockingIOError):
+            os.read(answers, 1)
+        over.set()
+        follower.join(20)
+        assert not follower.is_alive()
+        assert trackers._brought["tensorboard"][1:3] == (2, "killed")  # type: ignore[index]
+    os.close(answer)
+    os.close(answers)
+    assert runs[-1] is False, "nobody writes it any more"
+    assert all(runs[:-1])
+    assert json.loads((home / "delivered" / f"{KEY}.json").read_text()) == {"files": {}, "generations": 2}
 
 
 # --- records, params, pages -------------------------------------------------------------------------------------------
