@@ -117,10 +117,12 @@ def test_a_server_is_looked_for_where_an_address_has_a_port() -> None:
 
 def test_what_ray_refuses_is_told_of_by_the_parameter_that_is_to_blame() -> None:
     names = Names(instead="take local")
-    own = _refusal(ShardsConfig(engine="ray", ray_init={"num_gpus": -1}), names, ValueError("must be positive"))
+    asked = ShardsConfig(engine="ray", ray_init={"num_gpus": -1})
+    own = _refusal(asked, names, ValueError("must be positive"))
     assert isinstance(own, ParamsError)
     assert str(own) == (
-        "runtime.shards.ray_init: Ray does not take num_gpus=-1 (ValueError: must be positive); see the arguments of ray.init"
+        "runtime.shards.ray_init: Ray does not take num_gpus=-1 (ValueError: must be positive); see the arguments of "
+        "ray.init"
     )
     at = _refusal(ShardsConfig(engine="ray", address="h:1", ray_init={"namespace": "a"}), names, OSError("refused"))
     assert (

@@ -20,7 +20,7 @@ from evopipe.errors import ParamsError, ResourceError
 from evopipe.language.together import Together
 from evopipe.parallel import can_help
 from evopipe.run.clock import Clock
-from evopipe.run.evaluate import Episodes, HeldOut
+from evopipe.run.evaluate import Episodes, HeldOut, Stopped
 from evopipe.scale import ranks
 from evopipe.scale.shard import pack, unpack
 from evopipe.schema.shards import ShardsConfig
@@ -108,6 +108,37 @@ def test_all_ranks_of_a_shard_do_what_it_is_told_and_the_first_answers(tmp_path:
     driver, *others = together(tmp_path, 4, work)
     assert driver == [2, [2, 0, 2, 6], [0, 0, 0, 7]]
     assert others == [[[1, 1, 0, 7]], [[2, 0, 2, 5], [2, 0, 2, 6]], [[3, 1, 2, 5], [3, 1, 2, 6]]]
+
+
+def test_ranks_of_a_shard_stop_together_and_the_first_says_what_went_wrong(tmp_path: Path) -> None:
+    """Only the first of them knows of a signal; one that fails where another leads has nobody to answer to."""
+    cfg = ShardsConfig(engine="accelerate", ranks=2)
+
+    def made(about: Mapping[str, Any], together: Together) -> Any:
+        def play(cohorts: object, seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+            if stopped():
+                raise Stopped
+            if seeds[0] == 7:
+                raise ParamsError("the seed is 7")
+            return Episodes(np.array([seeds]), np.array([seeds]), 1)
+
+        return None, HeldOut(play), Clock(1, 1, 1, 1)
+
+    def work(rank: int) -> list[str]:
+        own, said = ranks._Own(cfg, made), []
+        own.answer(pack({"do": "begin"}))
+        for seed, stop in ((5, False), (6, True), (7, False), (8, False)):
+            try:
+                about, tensors = unpack(own.answer(message(seed), lambda stop=stop: stop and rank == 0))
+                said.append(about.get("text") or str(tensors["returns"].tolist()))
+            except (Stopped, ResourceError) as error:
+                said.append(f"{type(error).__name__} {error}")
+        own.close()
+        return said
+
+    first, second = together(tmp_path, 2, work)
+    assert first == ["[[5]]", "Stopped ", "the seed is 7", "[[8]]"]
+    assert second == ["[[5]]", "Stopped ", "ResourceError the seed is 7", "[[8]]"]
 
 
 def test_a_rank_that_computes_other_bits_says_so_and_the_first_does_not(tmp_path: Path) -> None:

@@ -410,7 +410,8 @@ def test_trainings_of_the_workspace_of_branches_tags_and_experiments_are_deliver
     ]
     inner, dirs = root / "pipelines/inner", {letter * 32: f"{letter * 32}.dir" for letter in "12345"}
     assert [(where, result) for where, result, *_ in found] == [
-        ("workspace", dirs["5" * 32]), ("workspace", dirs["2" * 32]), ("main", dirs["1" * 32]), ("main", dirs["2" * 32]),
+        ("workspace", dirs["5" * 32]), ("workspace", dirs["2" * 32]),
+        ("main", dirs["1" * 32]), ("main", dirs["2" * 32]),
         ("other", dirs["4" * 32]), ("other", dirs["2" * 32]), ("v1", dirs["1" * 32]),
         ("trial", dirs["3" * 32]), ("trial", dirs["2" * 32]),
     ]  # fmt: skip
