@@ -799,7 +799,6 @@ def test_what_was_broken_before_it_was_mended_counts_no_more_in_any_shard() -> N
     assert 0 < whole.clock.broken_here < whole.clock.broken
 
 
-@pytest.mark.thorough
 def test_where_all_diverge_every_shards_priorities_go_with_them() -> None:
     replay = {"capacity": 200, "sharing": "own", "prioritised": True}
     p = problem(train={"learning_delay": 0, "evo_steps": 80, "max_steps": 160, "replay": replay})

@@ -20,7 +20,7 @@ import evopipe
 from evopipe.compat import agilerl
 from evopipe.compat.agilerl import older
 from evopipe.compat.agilerl.datasets import transitions_from
-from evopipe.compat.agilerl.environments import config_of
+from evopipe.compat.agilerl.environments import config_of, evaluation_pool
 from evopipe.compat.agilerl.functions import _epsilon_of
 from evopipe.compat.agilerl.learning import rollout_of
 from evopipe.compat.agilerl.train import entering
@@ -716,6 +716,29 @@ def test_selection_goes_by_the_fitness_that_is_returned() -> None:
     best = max(fitnesses[0])
     assert [agent.fitness[0] for agent in pop] == [best] * 3
     assert [agent.fitness[1] for agent in pop] == fitnesses[1]
+
+
+def test_environments_of_a_test_are_as_many_as_were_ever_asked_for_and_no_others_stay_open() -> None:
+    """And what members live in is called what it is."""
+    opened: list[Counting] = []
+
+    class Open(Counting):
+        def __init__(self) -> None:
+            self.here = True
+            opened.append(self)
+
+        def close(self) -> None:
+            self.here = False
+
+    env = SyncVectorEnv([Open] * 2)
+    few = evaluation_pool(env, 2)
+    many = evaluation_pool(env, 5)
+    assert (few.rows, many.rows) == (2, 5)
+    assert evaluation_pool(env, 3) is many
+    assert sum(each.here for each in opened) == 2 + 5
+    assert config_of(gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")).num_envs == 3
+    named = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    assert config_of(named).id.partition(":")[2].startswith("CartPole_v1-")
 
 
 def test_members_enter_in_the_order_given_with_draws_of_their_places() -> None:

@@ -37,6 +37,7 @@ from evopipe.policies import policy
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track import outbox
+from evopipe.track.backends import wandb
 from evopipe.track.backends.mlflow import connect, serve
 from evopipe.track.events import End, Generation, JsonlSink, MemberRow, Progress, Start, Tracker
 from evopipe.track.outbox import _Trackers, sync
@@ -604,6 +605,115 @@ def test_wandb_is_offline_without_a_key(tmp_path: Path) -> None:
     assert float(rows[0]["member-1/fitness"]) == 11.0
     assert float(rows[0]["member-1/losses/entropy"]) == 0.5
     assert math.isnan(float(rows[2]["member-1/losses/grad_norm"]))
+
+
+class Wandb:
+    """Weights & Biases' package, as far as it is called; it keeps what it was told."""
+
+    class Settings(dict[str, Any]):
+        pass
+
+    class Artifact:
+        def __init__(self, name: str, type: str) -> None:
+            self.name, self.type, self.held = name, type, list[str]()
+
+        def add_file(self, path: str) -> None:
+            self.held.append(f"file {path}")
+
+        def add_dir(self, path: str) -> None:
+            self.held.append(f"folder {path}")
+
+    def __init__(self, key: bool, summary: dict[str, Any] | None = None) -> None:
+        self.key, self.summary, self.resumed = key, dict(summary or {}), summary is not None
+        self.rows: list[dict[str, Any]] = []
+        self.artifacts: list[Any] = []
+        self.codes: list[int] = []
+        self.metrics: list[Any] = []
+
+    def login(self, prompt: bool, verify: bool) -> bool:
+        assert not prompt
+        return self.key
+
+    def init(self, **told: Any) -> Wandb:
+        self.told = told
+        return self
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.metrics.append((name, step_metric))
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+    def log_artifact(self, artifact: Any) -> None:
+        self.artifacts.append(artifact)
+
+    def finish(self, exit_code: int) -> None:
+        self.codes.append(exit_code)
+
+    def Html(self, text: str, inject: bool) -> str:  # noqa: N802
+        return f"page {text} {inject}"
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_what_weights_and_biases_is_told(key: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a key its own run goes on after the generations that it has; without one all is written anew."""
+    package = Wandb(key, {"population/generation": 1} if key else None)
+    monkeypatch.setitem(sys.modules, "wandb", package)  # type: ignore[arg-type]
+    config = TrackingConfig(backends=("wandb",))
+    old = tmp_path / f".evopipe/wandb/wandb/offline-run-1-{KEY}"
+    old.mkdir(parents=True)
+    folder = made(tmp_path, generations=2, ended=False)
+    with contextlib.closing(wandb.connect(config, tmp_path)) as backend:
+        assert backend.deliver(TrainingRecord(folder).run(writing=True)) == New(run=1, generation=2)
+        assert not old.exists()
+        assert package.codes == []
+        with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+            log.emit(generation(3))
+            log.emit(End("all steps taken", 4.5, 600, 60))
+        outputs(tmp_path, folder)
+        assert backend.deliver(TrainingRecord(folder).run()) == New(run=1, generation=3, file=4)
+        assert backend.deliver(TrainingRecord(folder).run()) == New()
+    told = package.told
+    assert (told["project"], told["id"], told["name"]) == ("CartPole-v1", KEY, "dqn-01234567")
+    assert (told["mode"], told["resume"]) == (("online", "allow") if key else ("offline", None))
+    assert told["dir"] == str(tmp_path / ".evopipe/wandb")
+    assert told["config"] == TrainingRecord(folder).run().flat_params()
+    assert package.metrics == [("*", "env_steps")]
+    *rows, last = package.rows
+    times = [clock for clock, _ in TrainingRecord(folder).run().generations]
+    numbers = [2, 3] if key else [1, 2, 3]
+    assert [row["env_steps"] for row in rows] == [200 * number for number in numbers]
+    assert [row["_timestamp"] for row in rows] == times[-len(numbers) :]
+    for row, number in zip(rows, numbers, strict=True):
+        shown = generation(number)
+        own = {f"member-{m.slot}/{name}": value for m in shown.members for name, value in m.metrics().items()}
+        assert row == {"env_steps": 200 * number, "_timestamp": row["_timestamp"], **shown.metrics(), **own}
+    assert last == {"report": "page {} False"}
+    assert package.summary["evaluation/mean"] == 42.0
+    kept = TrainingRecord(folder).run().files
+    assert [(a.name, a.type, a.held) for a in package.artifacts] == [
+        (f"lineage-{KEY}", "lineage", [f"file {kept['lineage'].path}"]),
+        (f"elite-{KEY}", "model", [f"folder {kept['elite'].path}"]),
+    ]
+    assert package.codes == [0]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_that_was_killed_ends_as_failed_in_weights_and_biases(
+    ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = Wandb(False)
+    monkeypatch.setitem(sys.modules, "wandb", package)  # type: ignore[arg-type]
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    config = TrackingConfig(backends=("wandb",), experiment="a/b:c")
+    record = TrainingRecord(made(tmp_path, ended=ended))
+    wandb.connect(config, tmp_path).deliver(record.run())
+    assert package.codes == [0 if ended else 1]
+    assert (package.told["project"], package.told["mode"]) == ("a-b-c", "disabled")
+    other = wandb.connect(config, tmp_path)
+    other.deliver(TrainingRecord(made(tmp_path, ended=False, key="f" * 32)).run(writing=True))
+    other.close()
+    assert package.codes[1:] == [1], "what is closed before it is complete is not complete"
 
 
 def test_an_extra_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
