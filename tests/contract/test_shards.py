@@ -36,7 +36,7 @@ from evopipe.run.spec import EnvSpec, first_members
 from evopipe.run.world import TensorWorld
 from evopipe.scale.changes import changes, fold
 from evopipe.scale.divide import divided, in_shards, make
-from evopipe.scale.shard import state_of, unpack
+from evopipe.scale.shard import pack, state_of, unpack
 from evopipe.scale.shards import InProcess, Lost, Shards, slow_shards
 from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
@@ -462,6 +462,30 @@ def test_a_shard_that_is_late_is_told_of_once_and_only_where_all_live(monkeypatc
         regime.said.clear()
     assert [len(each) for each in said] == [0, 0, 1, 0], "who waits makes shards unlike; and it is said once"
     assert said[2][0].startswith("shard 1 took 100 s for a generation, half of them at most 0 s, and all wait for it: ")
+
+
+class Timed(InProcess):
+    """An engine whose shards work 1, 2 and 6 seconds for whatever they are told."""
+
+    def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+        answer = super().receive(shard, seconds, stopped)
+        assert answer is not None
+        about, tensors = unpack(answer)
+        return pack({**about, "seconds": (1.0, 2.0, 6.0)[shard]}, tensors, state_of(answer))
+
+
+def test_shards_wait_for_the_slowest_as_long_as_they_work_less_than_it() -> None:
+    """As a share of all of them, whenever they are asked together; where one is asked alone nobody waits."""
+    run = sharded(problem(train={"evo_steps": 20, "max_steps": 20, "learning_delay": 10**6}), 1, Timed, members=3)
+    regime = cast(Any, run.regime)
+    run.advance()
+    assert (regime._busy, regime._idle) == (6.0, 3.0)
+    assert regime._took == [1.0, 2.0, 6.0]
+    run.regime.evaluate(run.spec.form([run.members[1]]), run.spec.seeds(Purpose.CONFIRM, 2), lambda: False)
+    assert (regime._busy, regime._idle) == (8.0, 3.5), "two seeds, of two shards"
+    assert regime._took == [1.0, 2.0, 6.0], "of a generation's steps alone"
+    regime.first(run.members[2])
+    assert (regime._busy, regime._idle) == (14.0, 3.5)
 
 
 def test_shards_end_with_their_run() -> None:

@@ -233,6 +233,19 @@ def test_who_diverged_is_no_parent() -> None:
 WEIGHTS = {"no_mutation": 0.1, "architecture": 0.2, "parameters": 0.3, "activation": 0.15, "rl_hp": 0.25}
 
 
+@pytest.mark.parametrize("ill", [1, 3])
+def test_the_elite_is_spared_though_others_diverged(ill: int) -> None:
+    """But where all have, nobody is."""
+    pop = agents(size=3)
+    for place, agent in enumerate(pop):
+        agent.fitness.append(10.0 - place)
+        if place >= 3 - ill:
+            agent.live().healthy[:] = False
+    _, children = agilerl.TournamentSelection(2, True, 3).select(pop)
+    mutated = agilerl.Mutations(0.0, 0.0, parameters=1.0, rl_hp=0.0).mutation(children)
+    assert [agent.mut == "None" for agent in mutated] == [ill == 1, False, False]
+
+
 def test_mutations_come_as_often_as_they_should() -> None:
     mutations, pop = agilerl.Mutations(**WEIGHTS, new_layer_prob=0.5), agents(size=20)
     found: Counter[str] = Counter()
