@@ -506,6 +506,8 @@ def test_deaths_of_a_shard_are_counted_by_generation() -> None:
             run.advance()
         close_generation(run)
         assert len(run.regime.said) == generation  # type: ignore[attr-defined]
+        text = f"shard 0 is made anew from generation {generation - 1}: it was killed"
+        assert run.regime.said[-1] == text  # type: ignore[attr-defined]
 
 
 def test_shards_whose_environments_are_in_c_take_rollouts_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import distributed
 
-from evopipe.errors import ParamsError, ResourceError
+from evopipe.errors import ParamsError, ResourceError, UsageError
 from evopipe.language.together import Together
 from evopipe.parallel import can_help
 from evopipe.run.clock import Clock
@@ -173,3 +173,40 @@ def test_processes_that_make_up_no_whole_shards_are_refused(tmp_path: Path) -> N
     found = together(tmp_path, 3, work)
     assert [len(said) for said in found] == [2, 2, 2]
     assert found[0][0].startswith("runtime.shards.count: auto, of 2 processes each, but 3 processes were launched")
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"count": 3}, 3), ({"count": 3, "ranks": 2}, 6), ({}, 7), ({"ranks": 2}, 6), ({"ranks": 9}, 9),
+        ({"resources": {"cpu": 2.0}}, 3), ({"resources": {"cpu": 0.5}}, 7), ({"resources": {"cpu": 20.0}}, 1),
+    ],
+)  # fmt: skip
+def test_as_many_processes_are_launched_as_make_up_the_shards(
+    settings: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On seven CPUs, where their number is to be found: of whole shards, one at least. The command is the same."""
+    program = tmp_path / "evopipe"
+    program.write_text("")
+    launched: list[Any] = []
+    monkeypatch.setattr(ranks, "available_cpus", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(ranks.sys, "argv", [str(program), "train", "--params", "own.yaml"])
+    monkeypatch.setattr(ranks.os, "execv", lambda *words: launched.append(words))
+    monkeypatch.setattr(ranks, "_join", lambda: (_ for _ in ()).throw(Stopped))
+    monkeypatch.delenv("RANK", raising=False)
+    cfg = ShardsConfig(engine="accelerate", **settings)
+    with pytest.raises(Stopped):
+        ranks.served(cfg, make)
+    ((python, words),) = launched
+    assert python == words[0]
+    assert words[words.index("--num_processes") + 1] == str(count)
+    assert words[-5:] == ["-m", "evopipe", "train", "--params", "own.yaml"]
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(Stopped):
+        ranks.served(cfg, make)
+    assert len(launched) == 1, "who was launched launches nobody"
+    monkeypatch.setattr(ranks.sys, "argv", [str(tmp_path / "script.py")])
+    (tmp_path / "script.py").write_text("")
+    with pytest.raises(UsageError, match="in Python take ray"):
+        ranks.served(cfg, make)
