@@ -9,9 +9,12 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from evopipe import algos
+from evopipe import AgentTrainer, algos
+from evopipe.agents import ChatAgent, CopyGame
+from evopipe.agents.workflow import CumulativeWorkflow
 from evopipe.compat.rllm.config import resolve
 from evopipe.compat.rllm.documented import FILTERS, SAME
+from evopipe.compat.rllm.trainer import _parameters
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 GRPO = algos.get("grpo").Config()
@@ -251,3 +254,69 @@ def test_files_folder_and_whether_anything_is_trained() -> None:
         "agent_args": {"size": 3}, "env_args": {"width": 4}, "workflow_args": {"deep.inner": 5}, "ray_init": {},
     }  # fmt: skip
     assert (plain.params.language.task, plain.params.fetch.source, plain.params.export.merged) == ("x", "jsonl", False)
+
+
+TASKS = [{"question": str(n), "answer": str(n)} for n in range(6)]
+
+
+async def flow(task: Any, model: Any) -> float:
+    return 0.0
+
+
+async def another(task: Any, model: Any) -> float:
+    return 1.0
+
+
+def reward(task: Any, text: str) -> float:
+    return 0.5
+
+
+def test_checkpoints_are_of_all_that_a_run_depends_on_and_of_nothing_else() -> None:
+    usual: dict[str, Any] = {
+        "flow": flow, "config": {"trainer.total_training_steps": 4}, "train_dataset": TASKS[:4],
+        "val_dataset": TASKS[4:], "test_dataset": [{"question": "9", "answer": "9"}], "reward_fn": reward,
+    }  # fmt: skip
+    first = AgentTrainer(**usual)._key()
+    assert AgentTrainer(**usual)._key() == first
+    others = [
+        {"flow": another}, {"train_dataset": TASKS[:3]}, {"train_dataset": TASKS[3::-1]}, {"val_dataset": TASKS[5:]},
+        {"test_dataset": None}, {"test_dataset": [{"question": "9", "answer": "8"}]}, {"reward_fn": None},
+        {"config": {"trainer.total_training_steps": 5}}, {"population": 2},
+        *({"config": {**usual["config"], key: value}} for key, value in (
+            ("data.seed", 7), ("actor_rollout_ref.actor.optim.lr", 1e-4), ("agents.max_error_fraction", 0.25),
+            ("actor_rollout_ref.rollout.temperature", 0.5), ("data.max_response_length", 3),
+        )),
+    ]  # fmt: skip
+    keys = [AgentTrainer(**{**usual, **changed})._key() for changed in others]
+    assert len({first, *keys}) == len(others) + 1
+    for same in ({"trainer.logger": ["tensorboard"]}, {"trainer.experiment_name": "mine"}):
+        assert AgentTrainer(**{**usual, "config": {**usual["config"], **same}})._key() == first
+
+
+@pytest.mark.parametrize("cumulative", [False, True])
+def test_agents_and_environments_make_episodes_of_so_many_steps(cumulative: bool) -> None:
+    config = {"agents.cumulative": cumulative, "rllm.agent.max_steps": 3}
+    arguments = {"agent_args": {"system": "Say it."}} if "system" in _parameters(ChatAgent) else {}
+    made: Any = AgentTrainer(agent_class=ChatAgent, env_class=CopyGame, config=config, train_dataset=TASKS, **arguments)
+    episode = made.make()
+    assert issubclass(episode.func, CumulativeWorkflow) == cumulative
+    assert (episode.keywords["max_steps"], episode.keywords["agent_cls"], episode.keywords["env_cls"]) == (
+        3, ChatAgent, CopyGame,
+    )  # fmt: skip
+    assert episode.keywords["agent_args"] == arguments.get("agent_args", {})
+
+
+def test_what_a_configuration_became_is_explained_key_by_key() -> None:
+    config = {"actor_rollout_ref.actor.optim.lr": 1e-4, "data.train_batch_size": 2, "trainer.nnodes": 4, "data.seed": 5}
+    said = AgentTrainer(flow=flow, config=config, train_dataset=TASKS).explain().splitlines()
+    group = GRPO.group_size
+    for line in (
+        "seed = 5  (data.seed=5)",
+        "algos.grpo.lr = 0.0001  (actor_rollout_ref.actor.optim.lr=0.0001)",
+        f"algos.grpo.rows = {2 * group}  (data.train_batch_size=2 × actor_rollout_ref.rollout.n={group})",
+        f"algos.grpo.clip_low = {GRPO.clip_low}  (default)",
+        "population.size = 1  (population)",
+        "trainer.nnodes: has no meaning here: one machine",
+    ):
+        assert line in said
+    assert not any(line.startswith(("algos.dpo", "fetch.", "export.", "evaluate.")) for line in said)
