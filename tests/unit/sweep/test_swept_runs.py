@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from evopipe.errors import DataError, ResourceError
 from evopipe.layout import EVALUATION, STAGES
+from evopipe.searchers.contract import Bound
 from evopipe.storage.files import write_json
 from evopipe.sweep import run
 from evopipe.sweep.run import DONE, LOG, SweptRun, _failure, _is_done, _Runs, table
-from evopipe.sweep.settings import Setting, settings_of
+from evopipe.sweep.settings import Setting, _drawn, _rounded, _short, settings_of
 from tiny import write_params
 
 
@@ -130,3 +132,45 @@ def test_why_a_run_failed_is_its_last_error_or_its_last_line(tmp_path: Path, mon
     assert isinstance(killed, ResourceError)
     assert str(killed) == "its process was ended by SIGKILL: memory may have run out, lower --jobs"
     assert str(ended) == "its process was ended by SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("keys", "short"),
+    [
+        (["algos.dqn.lr", "seed"], ["lr", "seed"]),
+        (["algos.dqn.lr", "algos.ppo.lr"], ["dqn.lr", "ppo.lr"]),
+        (["a.x.lr", "b.x.lr", "c.lr"], ["a.x.lr", "b.x.lr", "c.lr"]),
+        (["seed", "fetch.seed"], ["seed", "fetch.seed"]),
+        (["a.b.c.size", "a.d.c.size", "a.d.e.size"], ["b.c.size", "d.c.size", "e.size"]),
+    ],
+)
+def test_keys_are_shown_by_as_many_words_as_tell_them_apart(keys: list[str], short: list[str]) -> None:
+    assert _short({key: number for number, key in enumerate(keys)}) == {key: number for number, key in enumerate(short)}
+
+
+def test_drawn_numbers_have_four_digits_and_stay_in_their_range() -> None:
+    rates = Bound(1.2345678e-4, 0.98765432, log=True)
+    assert _rounded(rates, 0.012345678) == 0.01235
+    assert _rounded(rates, 123456.0) == 0.98765432
+    assert _rounded(Bound(1.23456e-4, 1.0, log=True), 1.23444e-4) == 1.23456e-4, "it would be rounded below"
+    whole = _rounded(Bound(1, 200_000, whole=True), 123_456.0)
+    assert (whole, type(whole)) == (123_456, int)
+
+
+@pytest.mark.parametrize("sampler", ["random", "sobol"])
+def test_draws_are_spread_over_their_range_as_it_says(sampler: Any) -> None:
+    """Powers of ten as often, whole numbers with both ends, each choice."""
+    given = {"a": "loguniform(1e-4, 1)", "b": "integers(1, 4)", "c": "choice(x, [8, 8], null)", "d": "uniform(-2, 2)"}
+    drawn = list(_drawn(given, 400, sampler, 3))
+    assert drawn == list(_drawn(given, 900, sampler, 3))[:400]
+    assert drawn != list(_drawn(given, 400, sampler, 4))
+    powers = Counter(math.floor(math.log10(each["a"])) for each in drawn)
+    assert {*powers} <= {-4, -3, -2, -1, 0}
+    assert all(60 <= powers[power] <= 140 for power in (-4, -3, -2, -1))
+    assert {each["b"]: 400 for each in drawn}.keys() == {1, 2, 3, 4}
+    assert all(60 <= sum(each["b"] == n for each in drawn) <= 140 for n in (1, 2, 3, 4))
+    kinds = Counter(repr(each["c"]) for each in drawn)
+    assert {*kinds} == {"'x'", "[8, 8]", "None"}
+    assert min(kinds.values()) >= 90
+    assert sum(each["d"] < 0 for each in drawn) == pytest.approx(200, abs=40)
+    assert (min(each["d"] for each in drawn), max(each["d"] for each in drawn)) == pytest.approx((-2, 2), abs=0.1)

@@ -731,6 +731,18 @@ def test_an_extra_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest
         synced(tmp_path, TrackingConfig(backends=("tensorboard",)))
 
 
+class Paused(threading.Event):
+    """An event that remembers how long it was waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses.append(timeout)
+        return super().wait(timeout)
+
+
 def test_a_record_is_followed_until_nobody_writes_it_and_all_is_delivered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -738,7 +750,7 @@ def test_a_record_is_followed_until_nobody_writes_it_and_all_is_delivered(
     pytest.importorskip("tensorboard")
     monkeypatch.setattr(outbox, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(outbox, "_LONGEST_PAUSE", 0.05)
-    folder, over, (answers, answer) = made(tmp_path, generations=1, ended=False), threading.Event(), os.pipe()
+    folder, over, (answers, answer) = made(tmp_path, generations=1, ended=False), Paused(), os.pipe()
     os.set_blocking(answers, False)
     home, tried = tmp_path / ".evopipe/tensorboard", TrainingRecord(folder)
     home.write_text("a file, where a folder is to be")
@@ -758,6 +770,8 @@ def test_a_record_is_followed_until_nobody_writes_it_and_all_is_delivered(
         assert tiny.wait_for(lambda: trackers._brought and trackers._brought["tensorboard"][1] == 2, 20)
         assert trackers._brought["tensorboard"][2] == "running"  # type: ignore[index]
         assert follower.is_alive()
+        assert over.pauses[:3] == [0.04, 0.05, 0.05], "twice as long each time that it fails, up to the longest"
+        assert over.pauses[-1] == 0.02, "and no longer once it works"
         with pytest.raises(BlockingIOError):
             os.read(answers, 1)
         over.set()
