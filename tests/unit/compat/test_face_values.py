@@ -479,6 +479,9 @@ def test_whoever_of_a_team_is_there_is_kept_in_the_places_of_the_step() -> None:
         "a": [False, True], "b": [True], "c": [False],
     }  # fmt: skip
     assert np.array_equal(batch.alive["a"], batch[0]["a"][:, 0] == 117.0)
+    for empty in (agilerl.MultiAgentReplayBuffer(4), agilerl.ReplayBuffer(4)):
+        with pytest.raises(evopipe.errors.UsageError, match="nothing can be sampled, it is empty"):
+            empty.sample(1)
 
 
 def test_a_memory_has_one_size() -> None:
@@ -666,8 +669,10 @@ def test_training_returns_who_was_trained_and_each_generations_fitness_by_index(
     env = agilerl.make_vect_envs("CartPole-v1", num_envs=2)
     again = [agent.test(env, max_steps=20) for agent in pop]
     assert again == pytest.approx(fitnesses[-1]), "a test is what the run's last evaluation was"
+    for place, agent in enumerate(pop):
+        agent.steps = [1, 120 + 7 * place]
     pop, later = trained(pop)
-    assert [agent.steps for agent in pop] == [[200]] * 3
+    assert [agent.steps for agent in pop] == [[200], [207], [214]], "each goes on from its own"
     assert [agent.fitness[-2:] for agent in pop] == [[scores[place] for scores in later] for place in range(3)]
     assert [len(agent.fitness) for agent in pop] == [6, 6, 6]
 
