@@ -274,8 +274,10 @@ def test_a_drawn_search_in_shards_is_that_of_one_process_whatever_is_killed(
         each, after = int(draws.integers(1, members)), bool(draws.integers(2))
         return sharded(p, each, Deadly, members=members, deaths=deaths, after=after)
 
-    killed = again(draws.choice(np.arange(members + 3, heard - 5), 2, replace=False).tolist())
-    finish(killed)
+    killed = again(draws.choice(np.arange(members + 3, 2 * heard), 4, replace=False).tolist())
+    while not killed.reason:  # in short laps, of which several are to be repeated
+        killed.regime._ticks = int(draws.integers(1, 5))  # type: ignore[attr-defined]
+        go_on(killed)
     engine = killed.regime.engine  # type: ignore[attr-defined]
     assert len(killed.regime.said) == sum(death <= engine.heard_so_far for death in engine.deaths)  # type: ignore[attr-defined]
     restored = again([])
