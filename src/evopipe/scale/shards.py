@@ -341,7 +341,7 @@ class Shards:
         for shard, message in messages.items():
             self._kept[shard], state = split_message(message)
             self._states[shard], self._since[shard], self._told[shard] = [state], [], 0
-        lost = sum(about["lost"] for about, _ in self._ask(messages).values())
+        lost: int = sum(about["lost"] for about, _ in self._ask(messages).values())
         self._open_books()
         return lost
 
