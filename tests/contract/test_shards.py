@@ -249,7 +249,8 @@ def drawn_search(seed: int) -> tuple[EnvSpec, int]:
         num_envs=3, config={"evolve": RANGES, "batch_size": 16},
         search={"strategy": "rota", "rota": {"order": order, "births": tuple(births)},
                 "fitness": "training" if seed % 4 == 2 else "evaluation"},
-        train={"evo_steps": 30, "max_steps": 150, "replay": {**replay, **evaluation}, "learning_delay": 12,
+        # Who lives more generations than such steps has some without a tick.
+        train={"evo_steps": 30, "max_steps": 60 if seed % 2 else 150, "replay": {**replay, **evaluation}, "learning_delay": 12,
                "eval_episodes": 3, "eval_steps": 20},
     )  # fmt: skip
     return replace(p, env=p.env.model_copy(update={"backend": "c"})), members

@@ -289,6 +289,20 @@ def test_of_two_runs_of_one_training_the_oldest_goes_on_and_keeps_its_first_outc
     assert held.tags["evopipe.result"] == "a" * 32
 
 
+def test_of_two_runs_of_one_training_the_one_that_was_not_deleted_goes_on(root: Path) -> None:
+    run = TrainingRecord(made(root, generations=1)).run()
+    backend, asked = connect(MLFLOW, root), client(root)
+    backend.deliver(run)
+    (experiment,) = (each for each in asked.search_experiments() if each.name == "CartPole-v1")
+    (first,) = asked.search_runs([experiment.experiment_id], "tags.`evopipe.kind` = 'training'")
+    copy = asked.create_run(experiment.experiment_id, first.info.start_time + 10_000, first.data.tags)
+    asked.delete_run(first.info.run_id)
+    later = replace(TrainingRecord(made(root, generations=2, key="f" * 32)).run(), key=run.key)
+    assert backend.deliver(later) == New(generation=1)
+    assert asked.get_run(copy.info.run_id).data.tags["evopipe.generations"] == "2"
+    assert asked.get_run(first.info.run_id).data.tags["evopipe.generations"] == "1"
+
+
 def test_a_tracker_that_failed_is_asked_once_and_not_for_every_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
