@@ -23,9 +23,10 @@ from evopipe.mutations import Mutation
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.read import read_yaml
 from evopipe.searchers.history import Best, Born, Record, Scored
+from evopipe.track.events import Generation
 from evopipe.track.locks import Locked
 from evopipe.track.outbox import sync
-from evopipe.track.record import New, TrainingRecord, md5_of
+from evopipe.track.record import New, TrackedRun, TrainingRecord, md5_of
 from lineages import WAITED
 
 PIPELINE = """\
@@ -437,3 +438,28 @@ def test_trainings_of_the_workspace_of_branches_tags_and_experiments_are_deliver
         f"dqn-{'5' * 8}-{'5' * 6}", f"dqn-{'2' * 8}-{'2' * 6}", f"dqn-{'1' * 8}-{'1' * 6}", f"trial-{'e' * 6}",
     }  # fmt: skip
     assert sync(root, config, said.append, warned.append) == {"tensorboard": New()}
+
+
+def test_what_the_lock_says_of_parameters_wins_and_a_tracker_sees_those_in_use(tmp_path: Path) -> None:
+    """The file may have been changed since the stages ran."""
+    (tmp_path / "params.yaml").write_text(json.dumps({**PARAMS, "seed": 9, "train": {"algo": "dqn", "max_steps": 7}}))
+    (one,) = locked(tmp_path, TRAINED)
+    params = one._all_params()
+    assert (params["seed"], params["train"]) == (3, {"algo": "dqn", "max_steps": 10})
+    given = {
+        **params,
+        "algos": {"dqn": {"lr": 1.0}, "ppo": {"lr": 2.0}},
+        "fetch": {"source": "collect", "collect": 1, "minari": 2},
+    }
+    flat = TrackedRun("k" * 32, given, 0.0).flat_params()
+    assert {name: value for name, value in flat.items() if name.startswith(("algos", "fetch"))} == {
+        "algos.dqn.lr": "1.0", "fetch.source": "collect", "fetch.collect": "1",
+    }  # fmt: skip
+
+
+def test_a_members_loss_is_that_of_its_slot_though_others_wait() -> None:
+    losses, births = [0.5, 1.5, 2.5], dict.fromkeys(range(3), Mutation("none"))
+    for record in WAITED[1:]:
+        rows = Generation.of(record, births, [], 1.0, (0, 0), losses).members
+        assert [row.loss for row in rows] == [losses[row.slot] for row in rows]
+    assert [row.slot for row in Generation.of(WAITED[3], births, [], 1.0, (0, 0), losses).members] == [1]
