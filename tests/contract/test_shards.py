@@ -250,8 +250,8 @@ def drawn_search(seed: int) -> tuple[EnvSpec, int]:
         search={"strategy": "rota", "rota": {"order": order, "births": tuple(births)},
                 "fitness": "training" if seed % 4 == 2 else "evaluation"},
         # Who lives more generations than such steps has some without a tick.
-        train={"evo_steps": 30, "max_steps": 60 if seed % 2 else 150, "replay": {**replay, **evaluation}, "learning_delay": 12,
-               "eval_episodes": 3, "eval_steps": 20},
+        train={"evo_steps": 30, "max_steps": 60 if seed % 2 else 150, "learning_delay": 12,
+               "replay": {**replay, **evaluation}, "eval_episodes": 3, "eval_steps": 20},
     )  # fmt: skip
     return replace(p, env=p.env.model_copy(update={"backend": "c"})), members
 
