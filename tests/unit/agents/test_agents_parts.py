@@ -329,3 +329,24 @@ def test_values_that_a_round_learns_by_are_the_critics_own() -> None:
     assert sorted(text.reward[0].tolist()) == [0.0, 0.0, 1.0, 1.0]
     assert not text.value.any()
     assert hyper is cohorts[0].hyper
+
+
+def test_prompts_that_are_too_long_from_the_start_are_counted_and_told_of_once() -> None:
+    async def nothing(task: dict[str, Any], model: Any) -> float:
+        return 0.0
+
+    trainer = AgentTrainer(flow=nothing, config=SMALL, train_dataset=[{"n": 0}, {"n": 1}])
+    spec, members, _ = trainer._begin()
+    regime = trainer._regime(spec, Clock.of(spec, len(members)), None)
+
+    def done(steps: int, reason: TerminationReason) -> Done:
+        made = [Trajectory(steps=[Step(CHAT)] * steps)]
+        return Done(EpisodeJob(0, 0, "0:0", {}, Sampled()), Episode("0:0", {}, reason, False, made), 1, {})
+
+    long = TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED
+    regime._warn([done(2, long), done(0, TerminationReason.ENV_DONE)])
+    assert regime.said == [], "it grew while it was played"
+    for _ in range(2):
+        regime._warn([done(0, long), done(2, long), done(0, long), done(1, TerminationReason.ENV_DONE)])
+    (said,) = regime.said
+    assert said.startswith("2 of 4 episodes of a round began with a prompt longer than language.max_prompt")
