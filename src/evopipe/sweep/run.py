@@ -151,7 +151,7 @@ class _Runs:
 
     def __init__(
         self, settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell: _Tell, warn: _Tell,
-        keep: Callable[[SweptRun], None],
+        keep: Callable[[SweptRun], None] = lambda run: None,
     ) -> None:  # fmt: skip
         self.keep = keep
         self.waiting, self.top, self.jobs, self.dataset = list(settings), top, jobs, dataset
