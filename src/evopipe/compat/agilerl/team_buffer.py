@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from evopipe.compat.agilerl.buffers import FIELDS, Memory
+from evopipe.compat.agilerl.team_vect import ends_of, present_of
 
 _Parts = dict[Any, np.ndarray]
 
@@ -15,11 +16,13 @@ _Parts = dict[Any, np.ndarray]
 class TeamExperiences(tuple[Any, ...]):
     """A batch of a team's transitions: (state, action, reward, next_state, done), each by agent, arrays `[B, …]`.
 
-    `alive` and `next_alive`, `[B]` by agent, say which agents acted, and which are present in the next state.
+    `alive` and `next_alive`, `[B]` by agent, say which agents acted, and which are present in the next state; `cut`
+    which were truncated, where the environments say so.
     """
 
     alive: _Parts
     next_alive: _Parts
+    cut: _Parts
 
 
 class MultiAgentReplayBuffer(Memory):
@@ -64,6 +67,8 @@ class MultiAgentReplayBuffer(Memory):
         if not present:
             raise self._refusal(f"the state names none of the agents {self.agent_ids}")
         n = len(parts["state"][present[0]]) if several else 1
+        if (ends := ends_of(parts["next_state"])) is not None:  # what it led to, even where an episode has begun since
+            parts = {**parts, "next_state": ends.obs}
         at = (self.counter + np.arange(n)) % self.memory_size
         for name, part in parts.items():
             held = self._held.setdefault(name, {})
@@ -76,7 +81,10 @@ class MultiAgentReplayBuffer(Memory):
         for flag, of in (("alive", "state"), ("next_alive", "next_state")):
             there = self._held.setdefault(flag, {})
             for agent in self.agent_ids:
-                there.setdefault(agent, np.zeros(self.memory_size, bool))[at] = agent in parts[of]
+                there.setdefault(agent, np.zeros(self.memory_size, bool))[at] = present_of(parts[of], agent)
+        cut = self._held.setdefault("cut", {})
+        for agent in self.agent_ids:
+            cut.setdefault(agent, np.zeros(self.memory_size, bool))[at] = ends is not None and ends.truncated[agent]
         self.counter += n
 
     def sample(self, batch_size: int, *_: Any) -> TeamExperiences:
@@ -89,5 +97,5 @@ class MultiAgentReplayBuffer(Memory):
         at = self._random.integers(len(self), size=batch_size)
         drawn = {name: {agent: array[at] for agent, array in held.items()} for name, held in self._held.items()}
         found = TeamExperiences(tuple(drawn[name] for name in FIELDS))
-        found.alive, found.next_alive = drawn["alive"], drawn["next_alive"]
+        found.alive, found.next_alive, found.cut = drawn["alive"], drawn["next_alive"], drawn["cut"]
         return found

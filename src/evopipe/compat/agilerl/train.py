@@ -209,7 +209,10 @@ class Call(SimpleNamespace):
             UsageError: one cannot be used, or would have no effect.
         """
         if not self.pop or not all(isinstance(agent, Agent) for agent in self.pop):
-            raise UsageError("pop: give agents, as create_population makes them")
+            raise UsageError(
+                "pop: give agents, as create_population makes them, without wrappers of your own: members act and "
+                "learn in one batch, which these do not see"
+            )
         if len({agent.breed.algo for agent in self.pop}) > 1:
             raise UsageError("pop: its agents are of unlike algorithms")
         for what, named in (("algo", self.algo), ("mutation.algo", self.mutation and self.mutation.algo)):
@@ -267,6 +270,7 @@ class Call(SimpleNamespace):
                 "train": {
                     "algo": self.name, "warm_start": 0, "eval_episodes": self.eval_loop * env.num_envs,
                     "target": None if self.target is None else float(self.target), **confirm, **self.train,
+                    "normalise": breed.params.train.normalise.model_dump(),
                 },
                 "evolution": {"tournament": tournament.config.model_dump(), "mutation": mutation.config.model_dump()},
                 "runtime": {"device": breed.params.runtime.device},
@@ -308,7 +312,7 @@ class Call(SimpleNamespace):
         problem = problem_with(spec, warm, workers, learners, collect, breed.about)
         with conducted(problem, self.pop, params, not self.verbose, self.wandb_api_key) as session:
             made = session.run
-            agents = partial(views, made, Agent, breed, self.pop)
+            agents = partial(views, made, type(self.pop[0]).viewing, breed, self.pop)
             path = self.checkpoint_path or f"{self.file}-checkpoint"
             save = _checkpoints(made, agents, self.checkpoint, path, self.overwrite_checkpoints)
             champion = conduct(session, lambda _: save())
