@@ -18,6 +18,7 @@ from evopipe.compat.agilerl.algorithms import (
     BPTTSequenceType,
     RainbowDQN,
 )
+from evopipe.compat.agilerl.bandits import BanditEnv, NeuralTS, NeuralUCB, train_bandits
 from evopipe.compat.agilerl.buffers import (
     Experiences,
     MultiStepReplayBuffer,
@@ -55,13 +56,14 @@ from evopipe.compat.agilerl.wrappers import AgentWrapper, RSNorm
 
 __all__ = [
     "CQN", "DDPG", "DPO", "DQN", "GRPO", "IPPO", "LLMPPO", "LLMREINFORCE", "MADDPG", "MATD3", "PPO", "TD3", "Agent",
-    "AgentWrapper", "AsyncPettingZooVecEnv", "BPTTSequenceType", "DummyEvolvable", "Experiences",
-    "HyperparameterConfig", "LanguageAgent", "MultiAgentReplayBuffer", "MultiAgentTransition", "MultiStepReplayBuffer",
-    "Mutations", "PreferenceGym", "PrioritizedReplayBuffer", "RLParameter", "RSNorm", "RainbowDQN", "ReasoningGym",
-    "ReplayBuffer", "ReplayDataset", "RolloutBuffer", "Sampler", "TensorDict", "TournamentSelection", "Transition",
-    "collect_rollouts", "collect_rollouts_recurrent", "create_population", "default_progress_bar",
-    "finetune_llm_preference", "finetune_llm_reasoning", "make_multi_agent_vect_envs", "make_vect_envs",
-    "observation_space_channels_to_first", "plot_population_score", "print_hyperparams", "save_population_checkpoint",
-    "tournament_selection_and_mutation", "train_multi_agent_off_policy", "train_multi_agent_on_policy",
-    "train_off_policy", "train_offline", "train_on_policy",
+    "AgentWrapper", "AsyncPettingZooVecEnv", "BPTTSequenceType", "BanditEnv", "DummyEvolvable", "Experiences",
+    "HyperparameterConfig", "LanguageAgent", "MultiAgentReplayBuffer", "MultiAgentTransition",
+    "MultiStepReplayBuffer", "Mutations", "NeuralTS", "NeuralUCB", "PreferenceGym", "PrioritizedReplayBuffer",
+    "RLParameter", "RSNorm", "RainbowDQN", "ReasoningGym", "ReplayBuffer", "ReplayDataset", "RolloutBuffer",
+    "Sampler", "TensorDict", "TournamentSelection", "Transition", "collect_rollouts", "collect_rollouts_recurrent",
+    "create_population", "default_progress_bar", "finetune_llm_preference", "finetune_llm_reasoning",
+    "make_multi_agent_vect_envs", "make_vect_envs", "observation_space_channels_to_first", "plot_population_score",
+    "print_hyperparams", "save_population_checkpoint", "tournament_selection_and_mutation", "train_bandits",
+    "train_multi_agent_off_policy", "train_multi_agent_on_policy", "train_off_policy", "train_offline",
+    "train_on_policy",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose, Stream
 from evopipe.run.act import choose, step, take_note
 from evopipe.run.evaluate import evaluate
+from evopipe.types import Batch
 
 _POOL = 16  # environments in which an agent is tested at once, at most
 
@@ -322,14 +323,20 @@ class Agent(View):
             return obs
         return np.asarray(live.normalised(torch.from_numpy(obs)[None].to(live.keys.device))[0].cpu())
 
+    def _batch(self, experiences: Any, gamma: torch.Tensor) -> Batch:
+        return batch_of(self.breed, experiences, gamma)
+
+    def _hyper(self) -> Mapping[str, torch.Tensor]:
+        return self.live().hyper
+
     def _update(self, experiences: Any) -> float:
         spec, cohort = self.breed.spec, self.live()
-        batch = batch_of(self.breed, experiences, discount_rate(cohort))
+        batch = self._batch(experiences, discount_rate(cohort))
         if cohort.normaliser is not None:
             batch = replace(batch, obs=cohort.normalised(batch.obs), next_obs=cohort.normalised(batch.next_obs))
         draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([self._learned], device=spec.device))
         learned = spec.algo.update(
-            spec.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, self._learned % spec.period
+            spec.algo_config, cohort.state, self._hyper(), batch, cohort.healthy, draw, self._learned % spec.period
         )
         self._learned += 1
         cohort.healthy.copy_(learned.healthy)

@@ -124,6 +124,8 @@ def made(
     if algos.get(algo).TEAM:
         observation_space, action_space = (_by_agent(spaces, ids) for spaces in (observation_space, action_space))
         net = _of_all(net, observation_space)
+    if "contexts" in algos.get(algo).Config.model_fields:  # scripts name the space of one arm's context
+        observation_space, hp = _rows(observation_space, action_space), {"CONTEXTS": "rows", **hp}
     block = block_of(algo, hp, net, hp_config)
     if any(each is not None for each in own.values()):
         block["network"] = own_network(algo, own, net)
@@ -138,6 +140,13 @@ def made(
     breed = build(params, observation_space, action_space)
     members, births = first_members(breed.spec, size)
     return [kind_of(algo).viewing(breed, member, birth) for member, birth in zip(members, births, strict=True)]
+
+
+def _rows(space: Any, arms: Any) -> Any:
+    """Return the space of one context for each arm, of that of an arm's. Raises UsageError if it is no vector's."""
+    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+        raise UsageError("observation_space: give the space of one arm's context, a Box of one dimension")
+    return gymnasium.spaces.Box(-np.inf, np.inf, (int(getattr(arms, "n", 0)), *space.shape), np.float32)
 
 
 def _of_all(net: Mapping[str, Any], spaces: Mapping[Any, Any]) -> dict[str, Any]:

@@ -10,18 +10,18 @@ from evopipe import algos
 from evopipe.errors import ParamsError, UsageError, suggestion
 from evopipe.schema.declare import evolvable
 
-_SPELLED = {"rainbowdqn": "rainbow", "cql": "cqn", "cqldqn": "cqn"}
+_SPELLED = {"neuralucb": "neural_ucb", "neuralts": "neural_ts", "rainbowdqn": "rainbow", "cql": "cqn", "cqldqn": "cqn"}
 _RATES = ("lr", "lr_actor", "lr_critic")
 # Key of INIT_HP → the names that it may have in an algorithm's block: all that there are.
 _KEYS: dict[str, tuple[str, ...]] = {
     "BATCH_SIZE": ("batch_size",), "LR": _RATES, "LR_ACTOR": ("lr_actor",), "LR_CRITIC": ("lr_critic",),
-    "LEARN_STEP": ("learn_step",), "GAMMA": ("gamma",), "TAU": ("tau",), "DOUBLE": ("double",),
+    "LEARN_STEP": ("learn_step",), "GAMMA": ("gamma", "exploration"), "TAU": ("tau",), "DOUBLE": ("double",),
     "POLICY_FREQ": ("policy_delay",), "GAE_LAMBDA": ("gae_lambda",), "ACTION_STD_INIT": ("std",),
     "CLIP_COEF": ("clip",), "ENT_COEF": ("ent_coef",), "VF_COEF": ("vf_coef",), "MAX_GRAD_NORM": ("grad_clip",),
     "TARGET_KL": ("target_kl",), "UPDATE_EPOCHS": ("epochs",), "NUM_ATOMS": ("atoms",), "V_MIN": ("v_min",),
     "V_MAX": ("v_max",), "NOISE_STD": ("noisy_sigma",), "EXPL_NOISE": ("noise_sd",), "THETA": ("ou_theta",),
     "SHARE_ENCODERS": ("share_encoder",), "MAX_SEQ_LEN": ("max_seq_len",), "SQUASH_OUTPUT": ("squash",),
-    "LAMBDA": ("lamb",), "LAMB": ("lamb",), "REG": ("reg",),
+    "LAMBDA": ("ridge",), "LAMB": ("ridge",), "REG": ("decay",), "CONTEXTS": ("contexts",),
 }  # fmt: skip
 # What a script keeps there for itself, or for another object; and what follows from the spaces.
 _OTHERS = frozenset(

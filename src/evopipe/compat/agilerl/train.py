@@ -192,7 +192,12 @@ class Call(SimpleNamespace):
         call = cls(arguments)
         call.check()
         algo = get(call.name)
-        fits = f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
+        bandit = "contexts" in algo.Config.model_fields  # type: ignore[attr-defined]
+        fits = (
+            "train_bandits"
+            if bandit
+            else f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
+        )
         if function != fits and (function, fits) != ("train_offline", "train_off_policy"):
             raise UsageError(f"{function}: {call.name} is not for it: call {fits}")
         return call
