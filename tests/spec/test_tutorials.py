@@ -125,6 +125,31 @@ def test_teams_training_functions(script: Any, on: bool) -> None:
     checked(script.by_function(**SMALL, max_steps=128, evo_steps=64, on=on), 2)
 
 
+@of("bandits")
+@pytest.mark.parametrize("algo", ["NeuralUCB", pytest.param("NeuralTS", marks=pytest.mark.thorough)])
+def test_bandits(script: Any, algo: str) -> None:
+    small = {"size": 2, "max_steps": 80, "episode_steps": 40, "evo_steps": 40, "eval_steps": 30}
+    *result, regret = script.own_loop(algo, **small)
+    checked(result, 2)
+    assert [len(each) for each in regret] == [81, 81]
+
+
+@of("bandits")
+@pytest.mark.thorough
+@pytest.mark.parametrize("algo", ["NeuralUCB", "NeuralTS"])
+def test_bandits_training_function(script: Any, algo: str) -> None:
+    checked(script.by_function(algo, size=2, max_steps=80, evo_steps=40, episode_steps=20, eval_steps=30), 2)
+
+
+@of("bandits")
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["NeuralUCB", "NeuralTS"])
+def test_bandits_learn(script: Any, algo: str) -> None:
+    """As long as in the tutorial: the last generation errs in one of twenty at most."""
+    _, history, _ = script.own_loop(algo)
+    assert max(history[-1]) >= 0.95 * 500
+
+
 @of("networks")
 def test_networks(script: Any) -> None:
     pop = checked(script.own_module(**SMALL, max_steps=160, evo_steps=80), 2)

@@ -1,8 +1,6 @@
 """What both neural bandits have in common: one network f(x; θ) → reward over arms' inputs, and how sure it is of them.
 
-With the gradient g(x) of f(x; θ) by every parameter, an arm's squared width is σ²(x) = Σⱼ gⱼ(x)² / (λ + Sⱼ), where Sⱼ
-is the sum of gⱼ² over the arms chosen so far: the diagonal of the papers' matrix, as in their own experiments, with
-their factor m (the network's width) in λ. An update adds to S as many arms as were chosen since the last one, each the
+An update adds to S, which the algorithms' files define, as many arms as were chosen since the last update, each the
 mean of some rows of its batch.
 """
 
@@ -75,14 +73,16 @@ def arms(cfg: Any, obs: Tensor) -> Tensor:
     if cfg.contexts == "rows":
         return obs.unflatten(-1, (count, -1))
     place = torch.eye(count, dtype=obs.dtype, device=obs.device)
-    return (place[:, :, None] * obs[..., None, None, :]).flatten(-2)
+    found: Tensor = (place[:, :, None] * obs[..., None, None, :]).flatten(-2)
+    return found
 
 
 def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
     """Return every arm's expected reward: obs `[P, E, O]` → `[P, E, A]`."""
     with torch.no_grad():
         x = arms(cfg, obs)
-        return forward(state.q, x.flatten(1, 2))[..., 0].unflatten(1, x.shape[1:3])
+        found: Tensor = forward(state.q, x.flatten(1, 2))[..., 0].unflatten(1, x.shape[1:3])
+        return found
 
 
 def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
@@ -111,7 +111,8 @@ def width(cfg: Any, state: State, obs: Tensor) -> Tensor:
     x = arms(cfg, obs)
     g = gradients(state.q, x.flatten(1, 2))  # [P, E · A, N]
     square: Tensor = (g.square() / (cfg.ridge + state.seen.square[:, None])).sum(dim=-1)
-    return square.sqrt().unflatten(1, x.shape[1:3])
+    found: Tensor = square.sqrt().unflatten(1, x.shape[1:3])
+    return found
 
 
 def loss(cfg: Any, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,11 @@
 Zhou, Li & Gu, "Neural contextual bandits with UCB-based exploration", ICML 2020.
 
 In training a member chooses the arm with the largest f(x; θ) + ν σ(x), and the largest f(x; θ) otherwise. Its loss is
-the weighted mean of ½ (f(x; θ) − r)² and ½ d |θ − θ₀|². Each step of an environment is taken for itself: neither next
-observations nor discounts are read. σ is `_neural_bandit`'s.
+the weighted mean of ½ (f(x; θ) − r)², and ½ d |θ − θ₀|². Each step of an environment is taken for itself: neither next
+observations nor discounts are read.
+
+σ²(x) = Σⱼ gⱼ(x)² / (λ + Sⱼ), where g(x) is the gradient of f(x; θ) by every parameter, and Sⱼ the sum of gⱼ² over the
+arms chosen so far: the diagonal of the paper's matrix, as in its experiments, with its factor m in λ.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pettingzoo import ParallelEnv
 from evopipe.compat import agilerl
 from evopipe.compat.agilerl.learning import batch_of, steps_of
 from evopipe.compat.agilerl.team_vect import ends_of
-from evopipe.compat.agilerl.view import Steps
+from evopipe.compat.agilerl.view import StepList
 from evopipe.errors import DataError, UsageError
 from evopipe.types import ACTS, CUT, GONE
 from populations import same
@@ -104,12 +104,12 @@ def test_networks_of_ones_own() -> None:
 
 
 def test_steps_are_a_list_and_a_number() -> None:
-    steps = Steps([3, 5])
+    steps = StepList([3, 5])
     steps += 2
     steps += [9]
     assert steps == [3, 7, 9]
     assert (steps // 2, steps < 10, steps >= 10, int(steps)) == (4, True, False, 9)
-    assert np.less([Steps([1]), Steps([2])], 2).tolist() == [[True], [False]]
+    assert np.less([StepList([1]), StepList([2])], 2).tolist() == [[True], [False]]
 
 
 # --- transitions ------------------------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ def test_steps_are_a_list_and_a_number() -> None:
 
 def step(value: float, n: int = 2, done: bool = False) -> agilerl.Transition:
     return agilerl.Transition(
-        obs=np.full((n, 3), value), action=np.ones(n, int), reward=np.full(n, value), next_obs=np.full((n, 3), value + 1),
-        done=np.full(n, done), batch_size=[n],
+        obs=np.full((n, 3), value), action=np.ones(n, int), reward=np.full(n, value),
+        next_obs=np.full((n, 3), value + 1), done=np.full(n, done), batch_size=[n],
     )  # fmt: skip
 
 

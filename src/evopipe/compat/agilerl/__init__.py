@@ -1,9 +1,13 @@
 """The functions and objects of AgileRL-style scripts, over populations that train as tensors.
 
+A name of AgileRL's that is not here raises an ImportError, which says what to write instead.
+
 `from evopipe import train_off_policy, create_population, ...`: every name of `__all__` is evopipe's own too.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from evopipe.compat.agilerl.agent import Agent
 from evopipe.compat.agilerl.algorithms import (
@@ -27,6 +31,7 @@ from evopipe.compat.agilerl.buffers import (
     ReplayDataset,
     Sampler,
 )
+from evopipe.compat.agilerl.configs import train_from_config
 from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection
 from evopipe.compat.agilerl.finetune import finetune_llm_preference, finetune_llm_reasoning
 from evopipe.compat.agilerl.functions import (
@@ -45,6 +50,7 @@ from evopipe.compat.agilerl.helpers import (
 )
 from evopipe.compat.agilerl.language import DPO, GRPO, LLMPPO, LLMREINFORCE, LanguageAgent
 from evopipe.compat.agilerl.learning import RolloutBuffer
+from evopipe.compat.agilerl.names import INSTEAD
 from evopipe.compat.agilerl.networks import DummyEvolvable
 from evopipe.compat.agilerl.population import create_population, observation_space_channels_to_first
 from evopipe.compat.agilerl.rollouts import collect_rollouts, collect_rollouts_recurrent, default_progress_bar
@@ -64,6 +70,12 @@ __all__ = [
     "create_population", "default_progress_bar", "finetune_llm_preference", "finetune_llm_reasoning",
     "make_multi_agent_vect_envs", "make_vect_envs", "observation_space_channels_to_first", "plot_population_score",
     "print_hyperparams", "save_population_checkpoint", "tournament_selection_and_mutation", "train_bandits",
-    "train_multi_agent_off_policy", "train_multi_agent_on_policy", "train_off_policy", "train_offline",
-    "train_on_policy",
+    "train_from_config", "train_multi_agent_off_policy", "train_multi_agent_on_policy", "train_off_policy",
+    "train_offline", "train_on_policy",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in INSTEAD:
+        raise ImportError(f"evopipe.compat.agilerl has no {name}: {INSTEAD[name][1]}", name=__name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

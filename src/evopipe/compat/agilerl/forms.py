@@ -13,7 +13,7 @@ from evopipe.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Leaf:
+class Array:
     shape: tuple[int, ...]
     dtype: Any
 
@@ -23,10 +23,10 @@ class Form:
     """The arrays of an observation, and of an action."""
 
     kind: Any  # a leaf, or a dictionary or tuple of such
-    action: Leaf
+    action: Array
 
     @property
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[Array]:
         return _leaves(self.kind, self.kind)
 
     @property
@@ -71,9 +71,9 @@ class Form:
 def form_of(state: Any, action: Any, several: bool) -> Form:
     """Return the form of what is saved first."""
 
-    def leaf(part: Any) -> Leaf:
+    def leaf(part: Any) -> Array:
         array = np.asarray(part)
-        return Leaf(array.shape[1 if several else 0 :], array.dtype)
+        return Array(array.shape[1 if several else 0 :], array.dtype)
 
     return Form(mapped(state, leaf), leaf(action))
 

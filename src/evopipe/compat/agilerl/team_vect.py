@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 
@@ -144,7 +145,7 @@ class TeamVectEnv:
 
 
 def _zeros(space: Any) -> Any:
-    if hasattr(space, "spaces"):
+    if isinstance(space, gymnasium.spaces.Dict):
         return {name: _zeros(part) for name, part in space.spaces.items()}
     return np.zeros(space.shape, space.dtype)
 

@@ -192,7 +192,7 @@ class Call(SimpleNamespace):
         call = cls(arguments)
         call.check()
         algo = get(call.name)
-        bandit = "contexts" in algo.Config.model_fields  # type: ignore[attr-defined]
+        bandit = "contexts" in algo.Config.model_fields
         fits = (
             "train_bandits"
             if bandit

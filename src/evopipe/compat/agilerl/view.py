@@ -15,11 +15,11 @@ from evopipe.formats import score
 from evopipe.mutations import NONE, Mutation
 
 
-class Steps(list[int]):
+class StepList(list[int]):
     """Environment steps, the present count last. Newer scripts have the count alone: as a number it is the last entry.
 
     Examples:
-        >>> steps = Steps([100])
+        >>> steps = StepList([100])
         >>> steps += 50
         >>> steps, steps // 30, steps < 200
         ([150], 5, True)
@@ -59,13 +59,13 @@ class View:
         return cls(breed, member, mutation)
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> StepList:
         """Environment steps, the present count last."""
         return self._steps
 
     @steps.setter
     def steps(self, steps: int | Iterable[int]) -> None:
-        self._steps = Steps([steps] if isinstance(steps, int) else steps)
+        self._steps = StepList([steps] if isinstance(steps, int) else steps)
 
     @property
     def member(self) -> Member:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Self
 
+import gymnasium
 import numpy as np
 
 from evopipe.compat.agilerl.agent import Agent
@@ -76,14 +77,13 @@ class AgentWrapper:
 
     def _episode(self, env: Any, seed: int, max_steps: int | None) -> float:
         obs, info = env.reset(seed=seed)
-        gained, team, over = 0.0, inside(self).breed.team is not None, False
+        gained = 0.0
         for _ in itertools.count() if max_steps is None else range(max_steps):
-            action = self.get_action(obs, infos=info) if team else self.get_action(obs)
-            acts = action[0] if isinstance(action, tuple) else action
-            obs, reward, terminated, truncated, info = env.step(acts)
-            gained += sum(reward.values()) if team else float(reward)
-            over = not env.agents if team else terminated or truncated
-            if over:
+            by_agent = isinstance(env.action_space, gymnasium.spaces.Dict)
+            action = self.get_action(obs, infos=info) if by_agent else self.get_action(obs)
+            obs, reward, terminated, truncated, info = env.step(action[0] if isinstance(action, tuple) else action)
+            gained += sum(reward.values()) if by_agent else float(reward)
+            if not env.agents if by_agent else terminated or truncated:
                 break
         return gained
 
