@@ -128,10 +128,10 @@ def test_teams_training_functions(script: Any, on: bool) -> None:
 @of("bandits")
 @pytest.mark.parametrize("algo", ["NeuralUCB", pytest.param("NeuralTS", marks=pytest.mark.thorough)])
 def test_bandits(script: Any, algo: str) -> None:
-    small = {"size": 2, "max_steps": 80, "episode_steps": 40, "evo_steps": 40, "eval_steps": 30}
+    small = {"size": 2, "max_steps": 48, "episode_steps": 24, "evo_steps": 24, "eval_steps": 30}
     *result, regret = script.own_loop(algo, **small)
     checked(result, 2)
-    assert [len(each) for each in regret] == [81, 81]
+    assert [len(each) for each in regret] == [49, 49]
 
 
 @of("bandits")
@@ -158,7 +158,7 @@ def test_networks(script: Any) -> None:
 
 @of("networks")
 def test_networks_that_normalise_observations(script: Any) -> None:
-    pop = checked(script.simba(**SMALL, max_steps=160, evo_steps=80, learning_delay=20), 2)
+    pop = checked(script.simba(**SMALL, max_steps=80, evo_steps=40, learning_delay=20), 2)
     assert all(agent.member.arch.to_json()["kind"] == "simba" for agent in pop)
     assert all(agent.member.tensors["normaliser.count"] > 0 for agent in pop)
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
-from evopipe.core.structure import Widths
+from evopipe.core.structure import Structure, Widths
 from evopipe.errors import ParamsError
-from evopipe.native import build
 from evopipe.ops.policy import best_legal
 from evopipe.schema.declare import hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -71,7 +71,7 @@ def arms(cfg: Any, obs: Tensor) -> Tensor:
     """Return every arm's input: obs `[P, E, O]` → `[P, E, A, I]`."""
     count = cfg.spaces.actions
     if cfg.contexts == "rows":
-        return obs.unflatten(-1, (count, -1))
+        return obs.view(*obs.shape[:-1], count, -1)
     place = torch.eye(count, dtype=obs.dtype, device=obs.device)
     found: Tensor = (place[:, :, None] * obs[..., None, None, :]).flatten(-2)
     return found
@@ -91,19 +91,26 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 
 def gradients(net: Net, x: Tensor) -> Tensor:
-    """Return the gradient of every output by every parameter: x `[P, n, I]` → `[P, n, N]`."""
+    """Return the gradient of every output by every parameter: x `[P, n, I]` → `[P, n, N]`.
 
-    def reward(theta: Tensor, inputs: Tensor) -> Tensor:
-        def view(start: int, rows: int, columns: int) -> Tensor:
-            return theta[:, start : start + rows * columns].view(-1, rows, columns)
+    Each input has a copy of its member's parameters, so that one way back gives all gradients apart.
+    """
+    members, n = x.shape[:2]
+    copies = Net(_repeated(net.structure, n), net.values.repeat_interleave(n, dim=0), trainable=True)
+    with torch.enable_grad():
+        optim.backward(forward(copies, x.detach().flatten(0, 1)[:, None])[:, 0, 0], copies)
+    return copies.grad.unflatten(0, (members, n))
 
-        out: Tensor = net.structure.forward(net.structure.views(view), inputs[:, None])
-        return out.sum()  # no member's output depends on another's parameters
 
-    with build.by_torch():  # kernels do not see through torch's transforms
-        by_arm = torch.func.vmap(torch.func.grad(reward), in_dims=(None, 1), out_dims=1)
-        found: Tensor = by_arm(net.values.detach(), x.detach())
-    return found
+_known: WeakKeyDictionary[Structure, dict[int, Structure]] = WeakKeyDictionary()
+
+
+def _repeated(structure: Structure, times: int) -> Structure:
+    """Return a structure with so many copies of each member side by side; made once for each number."""
+    made = _known.setdefault(structure, {})
+    if times not in made:
+        made[times] = structure.repeat(times)
+    return made[times]
 
 
 def width(cfg: Any, state: State, obs: Tensor) -> Tensor:

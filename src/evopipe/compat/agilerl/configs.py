@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import gymnasium
 
 from evopipe import algos
 from evopipe.compat.agilerl.buffers import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
@@ -19,7 +22,7 @@ from evopipe.compat.agilerl.functions import (
 from evopipe.compat.agilerl.population import create_population
 from evopipe.compat.agilerl.settings import HyperparameterConfig, RLParameter, algorithm_of
 from evopipe.compat.agilerl.team_buffer import MultiAgentReplayBuffer
-from evopipe.compat.agilerl.train import Trained
+from evopipe.compat.agilerl.train import Trained, function_for
 from evopipe.compat.agilerl.vect import make_vect_envs
 from evopipe.errors import ParamsError, suggestion
 from evopipe.schema.read import read_yaml
@@ -74,37 +77,49 @@ def train_from_config(path: str | os.PathLike[str], **arguments: Any) -> Trained
         if not hp.get(key):
             raise ParamsError(f"{path}: it names no {'algorithm' if key == 'ALGO' else 'environment'}: give {key}")
     name = algorithm_of(str(hp["ALGO"]))
-    algo, size, num_envs = algos.get(name), int(hp.get("POP_SIZE") or 1), int(hp.get("NUM_ENVS") or 1)
+    size, num_envs = int(hp.get("POP_SIZE") or 1), int(hp.get("NUM_ENVS") or 1)
     env = make_vect_envs(str(hp["ENV_NAME"]), num_envs)
-    spaces = env.single_observation_space, env.single_action_space
-    if algo.TEAM:
-        spaces = tuple({agent: of(agent) for agent in env.possible_agents} for of in spaces)
+    spaces = (
+        of if isinstance(of, gymnasium.Space) else {agent: of(agent) for agent in env.possible_agents}
+        for of in (env.single_observation_space, env.single_action_space)
+    )
     own = {key: value for key, value in hp.items() if key not in ("POP_SIZE", "NUM_ENVS")}
     pop = create_population(name, *spaces, net, own, ranges, size, num_envs)
     evolution = {
         "tournament": TournamentSelection(int(hp.get("TOURN_SIZE") or 2), bool(hp.get("ELITISM", True)), size),
         "mutation": _mutations(path, mut),
     }
-    table = _LOOP if algos.on_policy(algo) or algo.OFFLINE_ONLY else _LOOP | _REPLAY
-    if hasattr(pop[0].breed.params.algo_config, "eps_schedule"):
-        table = table | _EPSILON
+    function, memory = _functions(name, hp)
+    table = _LOOP | (_REPLAY if "learning_delay" in inspect.signature(function).parameters else {})
+    table |= _EPSILON if hasattr(pop[0].breed.params.algo_config, "eps_schedule") else {}
     loop = {own: hp[key] for key, own in table.items() if hp.get(key) is not None}
-    common = {"env": env, "env_name": str(hp["ENV_NAME"]), "algo": name, "pop": pop, **evolution, **loop, **arguments}
-    room = int(hp.get("MEMORY_SIZE") or 100_000)
-    if algo.TEAM:
-        if algos.on_policy(algo):
-            return train_multi_agent_on_policy(**common)
-        return train_multi_agent_off_policy(**{"memory": MultiAgentReplayBuffer(room), **common})
-    if algos.on_policy(algo):
-        return train_on_policy(**common)
-    if algo.OFFLINE_ONLY:
-        return train_offline(**{"memory": ReplayBuffer(room), **common})
-    steps = int(hp.get("N_STEP") or 1)
+    common = {"env": env, "env_name": str(hp["ENV_NAME"]), "algo": name, "pop": pop, **memory, **evolution}
+    found: Trained = function(**{**common, **loop, **arguments})
+    return found
+
+
+def _functions(name: str, hp: Mapping[str, Any]) -> tuple[Callable[..., Trained], dict[str, Any]]:
+    """Return the training function of an algorithm, and its memory as an argument.
+
+    Raises:
+        ParamsError: the algorithm has no environment of a name.
+    """
+    room, steps = int(hp.get("MEMORY_SIZE") or 100_000), int(hp.get("N_STEP") or 1)
+    fits = "train_offline" if algos.get(name).OFFLINE_ONLY else function_for(name)
+    if fits == "train_bandits":
+        raise ParamsError(f"ALGO: {name} learns from a BanditEnv, which no file names: call train_bandits")
     if hp.get("PER"):
-        memory: ReplayBuffer = PrioritizedReplayBuffer(room, alpha=float(hp.get("ALPHA") or 0.6), n_step=steps)
+        replay: ReplayBuffer = PrioritizedReplayBuffer(room, alpha=float(hp.get("ALPHA") or 0.6), n_step=steps)
     else:
-        memory = MultiStepReplayBuffer(room, n_step=steps) if steps > 1 else ReplayBuffer(room)
-    return train_off_policy(**{"memory": memory, **common})
+        replay = MultiStepReplayBuffer(room, n_step=steps) if steps > 1 else ReplayBuffer(room)
+    known: dict[str, tuple[Callable[..., Trained], dict[str, Any]]] = {
+        "train_off_policy": (train_off_policy, {"memory": replay}),
+        "train_on_policy": (train_on_policy, {}),
+        "train_offline": (train_offline, {"memory": ReplayBuffer(room)}),
+        "train_multi_agent_off_policy": (train_multi_agent_off_policy, {"memory": MultiAgentReplayBuffer(room)}),
+        "train_multi_agent_on_policy": (train_multi_agent_on_policy, {}),
+    }
+    return known[fits]
 
 
 _Read = tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, HyperparameterConfig | None]

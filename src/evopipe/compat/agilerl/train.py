@@ -164,6 +164,14 @@ def refuse_idle(arguments: Mapping[str, Any]) -> None:
             raise UsageError(f"{name}: it would be without effect: give {others} too")
 
 
+def function_for(name: str) -> str:
+    """Return the name of the training function that fits an algorithm; of one for datasets alone that for replay."""
+    algo: Any = get(name)
+    if "contexts" in algo.Config.model_fields:
+        return "train_bandits"
+    return f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
+
+
 class Call(SimpleNamespace):
     """The arguments of a call of a training function, as attributes. The signatures of the training functions declare
     them.
@@ -191,13 +199,7 @@ class Call(SimpleNamespace):
         """
         call = cls(arguments)
         call.check()
-        algo = get(call.name)
-        bandit = "contexts" in algo.Config.model_fields
-        fits = (
-            "train_bandits"
-            if bandit
-            else f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
-        )
+        fits = function_for(call.name)
         if function != fits and (function, fits) != ("train_offline", "train_off_policy"):
             raise UsageError(f"{function}: {call.name} is not for it: call {fits}")
         return call
