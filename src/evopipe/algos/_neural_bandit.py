@@ -99,7 +99,7 @@ def gradients(net: Net, x: Tensor) -> Tensor:
     copies = Net(_repeated(net.structure, n), net.values.repeat_interleave(n, dim=0), trainable=True)
     with torch.enable_grad():
         optim.backward(forward(copies, x.detach().flatten(0, 1)[:, None])[:, 0, 0], copies)
-    return copies.grad.unflatten(0, (members, n))
+    return copies.grad.view(members, n, -1)
 
 
 _known: WeakKeyDictionary[Structure, dict[int, Structure]] = WeakKeyDictionary()

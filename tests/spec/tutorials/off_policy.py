@@ -133,7 +133,7 @@ def by_function(num_envs=8, size=4, max_steps=1_000_000, evo_steps=10_000, eval_
     assert all(isinstance(agent, TD3) for agent in pop)
     tournament, mutations = evolution(size, "cpu")
     trained, fitnesses = train_off_policy(
-        env=env, env_name="Pendulum-v1", algo="TD3", pop=pop, memory=ReplayBuffer(max_size=10_000), INIT_HP=hp,
+        env=env, env_name="Pendulum-v1", algo="TD3", pop=pop, memory=ReplayBuffer(max_size=10_000), init_hp=hp,
         max_steps=max_steps, evo_steps=evo_steps, eval_steps=eval_steps, eval_loop=1, learning_delay=0, target=None,
         tournament=tournament, mutation=mutations, wb=False, save_elite=True, elite_path="TD3_trained_agent",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from evopipe.compat.agilerl.algorithms import _Algorithm
 from evopipe.compat.agilerl.buffers import ReplayBuffer
 from evopipe.compat.agilerl.environments import config_of, remember
 from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection
-from evopipe.compat.agilerl.train import Call, Trained
+from evopipe.compat.agilerl.train import Call, Trained, newer_spellings
 from evopipe.errors import UsageError
 from evopipe.types import Batch, Tensor
 
@@ -172,6 +172,7 @@ class NeuralTS(_Bandit):
     DEFAULTS: ClassVar[Mapping[str, Any]] = {**_Bandit.DEFAULTS, "lr": 3e-3}
 
 
+@newer_spellings
 def train_bandits(
     env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (), memory: ReplayBuffer | None = None,
     INIT_HP: Mapping[str, Any] | None = None, MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False,

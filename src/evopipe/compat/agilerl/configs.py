@@ -79,12 +79,12 @@ def train_from_config(path: str | os.PathLike[str], **arguments: Any) -> Trained
     name = algorithm_of(str(hp["ALGO"]))
     size, num_envs = int(hp.get("POP_SIZE") or 1), int(hp.get("NUM_ENVS") or 1)
     env = make_vect_envs(str(hp["ENV_NAME"]), num_envs)
-    spaces = (
+    seen, done = (
         of if isinstance(of, gymnasium.Space) else {agent: of(agent) for agent in env.possible_agents}
         for of in (env.single_observation_space, env.single_action_space)
     )
     own = {key: value for key, value in hp.items() if key not in ("POP_SIZE", "NUM_ENVS")}
-    pop = create_population(name, *spaces, net, own, ranges, size, num_envs)
+    pop = create_population(name, seen, done, net, own, ranges, size, num_envs)
     evolution = {
         "tournament": TournamentSelection(int(hp.get("TOURN_SIZE") or 2), bool(hp.get("ELITISM", True)), size),
         "mutation": _mutations(path, mut),

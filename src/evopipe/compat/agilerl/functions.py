@@ -15,13 +15,14 @@ from evopipe.compat.agilerl.buffers import MultiStepReplayBuffer, ReplayBuffer
 from evopipe.compat.agilerl.environments import config_of
 from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection
 from evopipe.compat.agilerl.team_buffer import MultiAgentReplayBuffer
-from evopipe.compat.agilerl.train import Call, Trained
+from evopipe.compat.agilerl.train import Call, Trained, newer_spellings
 from evopipe.data.transitions import Transitions
 from evopipe.errors import UsageError
 from evopipe.memory.replay import Replay
 from evopipe.types import Batch
 
 
+@newer_spellings
 def train_off_policy(
     env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (), memory: ReplayBuffer | None = None,
     INIT_HP: Mapping[str, Any] | None = None, MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False,
@@ -159,6 +160,7 @@ def _held(memory: ReplayBuffer, agent: Agent) -> Transitions:
     return Transitions(seen, own, batch.reward[0].numpy(), done, np.ones(n, bool), after, np.arange(n))
 
 
+@newer_spellings
 def train_on_policy(
     env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (),
     INIT_HP: Mapping[str, Any] | None = None, MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False,
@@ -193,6 +195,7 @@ def train_on_policy(
     return call.run(collect=_own_function(collect_rollouts_fn))
 
 
+@newer_spellings
 def train_offline(
     env: Any, env_name: str, dataset: Any = None, algo: str | None = None, pop: Sequence[Agent] = (),
     memory: ReplayBuffer | None = None, INIT_HP: Mapping[str, Any] | None = None,
@@ -242,6 +245,7 @@ def train_offline(
     return call.run(transitions_from(config_of(env), dataset, minari_dataset_id, remote, limit))
 
 
+@newer_spellings
 def train_multi_agent_off_policy(
     env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (),
     memory: MultiAgentReplayBuffer | None = None, sum_scores: bool = True, INIT_HP: Mapping[str, Any] | None = None,
@@ -288,6 +292,7 @@ def train_multi_agent_off_policy(
     return call.run()
 
 
+@newer_spellings
 def train_multi_agent_on_policy(
     env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (), sum_scores: bool = True,
     INIT_HP: Mapping[str, Any] | None = None, MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False,

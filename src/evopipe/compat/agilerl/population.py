@@ -30,8 +30,8 @@ def create_population(
     num_envs: int = 1, device: Any = None, accelerator: Any = None, *, state_dim: Any = None, action_dim: Any = None,
     one_hot: bool = False, agent_ids: Sequence[Any] | None = None, seed: int = 1, actor_network: Any = None,
     critic_network: Any = None, agent_wrapper: Any = None, wrapper_kwargs: Mapping[str, Any] | None = None,
-    torch_compiler: str | None = None,
-    tokenizer: Any = None, pad_token_id: int | None = None, pad_token: str | None = None, lora_config: Any = None,
+    torch_compiler: str | None = None, tokenizer: Any = None, pad_token_id: int | None = None,
+    pad_token: str | None = None, lora_config: Any = None,
 ) -> list[Agent]:  # fmt: skip
     """Return a new population of agents. As every run does, it sets torch's threads in this process: one
     (`runtime.threads`).
@@ -92,8 +92,8 @@ def create_population(
             seed, device, accelerator, INIT_HP,
         )  # fmt: skip
         return adapters
-    if lora_config is not None:
-        raise UsageError(f"lora_config: {algo} learns networks of its own: give net_config")
+    if lora_config is not None or hasattr(actor_network, "get_output_embeddings"):
+        raise UsageError(f"actor_network, lora_config: {algo} learns networks of its own: give net_config")
     name, hp = algorithm_of(algo), dict(INIT_HP or {})
     team = algos.get(name).TEAM
     if (observation_space is None) == (state_dim is None) or (action_space is None) == (action_dim is None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -13,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from evopipe import rng
 from evopipe.algos import get, on_policy
@@ -43,6 +44,20 @@ from evopipe.track.events import Tracker
 from evopipe.track.tracking import Tracked
 
 Trained = tuple[list[Agent], list[list[float]]]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def newer_spellings(function: FunctionT) -> FunctionT:
+    """Return a training function that takes `init_hp` and `mut_p` for `INIT_HP` and `MUT_P` too."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in ("init_hp", "mut_p"):
+            if name in kwargs:
+                kwargs[name.upper()] = kwargs.pop(name)
+        return function(*args, **kwargs)
+
+    return cast("FunctionT", call)
 
 
 def _checkpoints(
@@ -233,7 +248,9 @@ class Call(SimpleNamespace):
 
     def _check_dictionaries(self) -> None:
         config = self.pop[0].breed.params.algo_config
-        hp = {key: value for key, value in (self.INIT_HP or {}).items() if key not in ("RECURRENT", "SHARE_ENCODERS")}
+        hp = {key.upper(): value for key, value in (self.INIT_HP or {}).items()}
+        for name in ("RECURRENT", "SHARE_ENCODERS"):
+            hp.pop(name, None)
         for key in hp:
             block = block_of(self.name, {key: hp[key]}, {}, None)
             block.pop("network")
@@ -254,7 +271,7 @@ class Call(SimpleNamespace):
                  "MUT_SD": made.sd, "RAND_SEED": self.mutation.rand_seed, "RL_HP_SELECTION": self.mutation.selection,
                  **{f"{which}_{name.upper()}": end for name, ends in self.mutation.ends.items()
                     for which, end in zip(("MIN", "MAX"), ends, strict=True)}}  # fmt: skip
-        for key, value in (self.MUT_P or {}).items():
+        for key, value in {key.upper(): value for key, value in (self.MUT_P or {}).items()}.items():
             if key not in known:
                 raise UsageError(f"MUT_P: nobody reads {key!r}{suggestion(key, known)}")
             if known[key] != value:
