@@ -12,7 +12,7 @@ import torch
 
 from evopipe.algos import on_policy
 from evopipe.compat.agilerl import stored_agent
-from evopipe.compat.agilerl.breed import Breed, one_process
+from evopipe.compat.agilerl.breed import ActionScaling, Breed, one_process
 from evopipe.compat.agilerl.environments import config_of, evaluation_pool
 from evopipe.compat.agilerl.learning import RecordedStep, RolloutBuffer, batch_of, rollout_of, steps_of
 from evopipe.compat.agilerl.settings import documented
@@ -20,7 +20,6 @@ from evopipe.compat.agilerl.team_vect import situation_of
 from evopipe.compat.agilerl.view import View
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
-from evopipe.envs.spaces import ActionSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, UsageError
 from evopipe.mutations import NONE, Mutation
@@ -139,9 +138,9 @@ class Agent(View):
         return self.live().memory > 0
 
     @property
-    def actor(self) -> _Actor:
+    def actor(self) -> ActionScaling:
         """An object with the method `scale_action`, which scales squashed actions to the environment's bounds."""
-        return _Actor(self)
+        return ActionScaling(self.breed)
 
     def set_training_mode(self, training: bool) -> None:
         """Set whether the agent explores (True) or chooses greedy actions (False). Only an exploring agent's
@@ -434,20 +433,3 @@ _CLASSES: dict[str, type[Agent]] = {}
 def kind_of(algo: str) -> type[Agent]:
     """Return the class of an algorithm's agents: one of its own, or `Agent`."""
     return _CLASSES.get(algo, Agent)
-
-
-class _Actor:
-    """How an agent's actions become the environment's, in a loop that steps it by itself."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-
-    @property
-    def squash_output(self) -> bool:
-        """Whether actions are squashed into [-1, 1], and scaled from there."""
-        return bool(getattr(self._agent.breed.spec.algo_config, "squash", False))
-
-    def scale_action(self, action: Any) -> np.ndarray:
-        """Return squashed actions `[n, A]` between the environment's bounds."""
-        space: ActionSpace = self._agent.breed.actions
-        return space.own(np.asarray(action, np.float32).reshape(-1, space.size))
