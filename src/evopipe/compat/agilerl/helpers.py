@@ -27,7 +27,7 @@ def print_hyperparams(pop: Sequence[Any]) -> None:
         >>> from evopipe.compat.agilerl import DQN, print_hyperparams
         >>> env = gymnasium.make("CartPole-v1")
         >>> print_hyperparams(DQN.population(1, env.observation_space, env.action_space, lr=0.001))
-        agent 0: fitness none, mutation None, 64|64, batch_size 64, learn_step 5, lr 0.001
+        agent 0: fitness none, mutation None, 128|128, batch_size 64, ... learn_step 5, lr 0.001, tau 0.001
     """
     for agent in pop:
         mean = score(float(np.mean(agent.fitness[-5:]))) if agent.fitness else "none"
