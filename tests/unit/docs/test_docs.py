@@ -19,6 +19,7 @@ from evopipe.params.text import LanguageParams
 from evopipe.problems.specs import make_spec
 from evopipe.schema.read import parse_yaml
 from outside import EXAMPLE
+from pages import blocks, in_order
 from tiny import ROOT, write_params
 
 DOCS = ROOT / "docs"
@@ -31,11 +32,6 @@ TRAIN_OFF_POLICY = (
     "n_step_memory", "tournament", "mutation", "checkpoint", "checkpoint_path", "overwrite_checkpoints", "save_elite",
     "elite_path", "wb", "verbose", "accelerator", "wandb_api_key", "wandb_kwargs",
 )  # fmt: skip
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    """The fenced code blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def prose(page: Path) -> str:
@@ -224,18 +220,6 @@ def test_the_exponential_schedule_is_the_one_of_the_formula() -> None:
 
 
 # --- examples run -----------------------------------------------------------------------------------------------------
-
-
-def in_order(page: Path) -> str:
-    """All Python blocks of a page as one program whose line numbers are the page's."""
-    lines, inside = [], False
-    for line in page.read_text().splitlines():
-        if line.startswith("```"):
-            inside = line == "```python"
-            lines.append("")
-        else:
-            lines.append(line if inside else "")
-    return "\n".join(lines)
 
 
 # torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.
