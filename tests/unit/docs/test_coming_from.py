@@ -81,7 +81,7 @@ SHORT = {
 
 
 def first_column(page: str, heading: str) -> list[str]:
-    """Names in backticks in the first column of tables: those below a heading, or the one that a cell of its head names."""
+    """Names in backticks in the first column of the tables below a heading, or of the one whose head names it."""
     text = (DOCS / page).read_text()
     part = re.search(rf"^#+ {re.escape(heading)}$\n(.*?)(?=^#|\Z)", text, re.DOTALL | re.MULTILINE)
     table = part or re.search(rf"^\| [^|\n]*{re.escape(heading)} \|[^\n]*\n(.*?)(?=^$)", text, re.DOTALL | re.MULTILINE)
