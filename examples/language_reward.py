@@ -1,4 +1,4 @@
-"""A language model with a reward of one's own: completions whose characters differ from each other are worth most."""
+"""A language model with a reward of one's own: letters are worth something, digits nothing."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import evopipe
 
 
-def distinct(completion, row):
-    """The share of characters that occur once."""
-    return len(set(completion)) / 6.0 if len(completion) == 6 else 0.0
+def letters(completion, row):
+    """How many of six characters are letters, as a share."""
+    return sum(character in "abcdef" for character in completion) / 6.0
 
 
 if __name__ == "__main__":
@@ -19,7 +19,7 @@ if __name__ == "__main__":
             "model": "tiny",  # random weights, made here; or a folder of `save_pretrained`, without `full`
             "full": True,
             "tiny": {"characters": "0123456789:abcdef"},
-            "reward": "language_reward:distinct",
+            "reward": "language_reward:letters",
             "max_prompt": 4,
             "max_completion": 6,
         },

@@ -12,9 +12,7 @@ from pathlib import Path
 import torch
 
 from evopipe.errors import UsageError, need_package
-from evopipe.policies.acting import Policy
 from evopipe.policies.loading import load
-from evopipe.policies.team import TeamPolicy
 from evopipe.storage.files import write_bytes
 
 INPUTS = ("observation", "memory")
@@ -23,14 +21,14 @@ INPUTS = ("observation", "memory")
 def write(source: str | Path, folder: Path, trust: bool = False) -> list[Path]:
     """Convert an exported policy to ONNX programs: `policy.onnx`, or for each agent of a team `policy.NAME.onnx`.
 
-    A program takes float32 observations `[B, O]`, flat rows as `policy.pt2` takes them, and returns the greedy actions
-    in the environment's own terms; it normalises observations itself. A program with a memory takes the memory `[B, M]`
-    too, zeros at first, and returns the next memory.
+    A program takes float32 observations `[B, O]`, in the flat rows that `policy.pt2` takes, and normalises them itself.
+    It returns the greedy actions as the environment takes them. The program of a recurrent policy also takes the
+    recurrent state, memory `[B, M]`, zeros at first, and returns the next one.
 
     Args:
         source: the folder of an exported policy.
-        folder: where to write; the folder is made if it is not there, and programs of the same names are replaced.
-        trust: whether modules that the policy's folder names may run.
+        folder: the folder to write to, which is made if necessary; programs of the same names are replaced.
+        trust: whether modules that the policy's folder names may be imported, which runs them.
 
     Returns:
         The paths of the programs.
@@ -44,11 +42,12 @@ def write(source: str | Path, folder: Path, trust: bool = False) -> list[Path]:
     for package in ("onnx", "onnxscript"):
         need_package(package, "onnx", "an ONNX program")
     policy = load(source, trust=trust)
-    if not isinstance(policy, Policy | TeamPolicy):
+    modules = getattr(policy, "modules", None)
+    if modules is None:
         raise UsageError(f"{source} is a language model: only policies of environments become ONNX programs")
     files = {
         folder / Path(file).with_suffix(".onnx"): _program(module.eval(), observations, policy.memory)
-        for file, (module, observations) in policy.modules().items()
+        for file, (module, observations) in modules().items()
     }
     for path, data in files.items():
         write_bytes(path, data)
