@@ -111,7 +111,7 @@ def test_an_example(name: str, tmp_path: Path) -> None:
 LEARNED = {
     "custom_environment.py": (r"20 steps: ([\d.]+)", 15.0),  # at random 12, at best 17.5
     "custom_network.py": (r"generation 4: fitness \[([\d.]+)", 150.0),
-    "language_reward.py": (r"mean reward ([\d.]+)", 0.9)  # at random 0.4,
+    "language_reward.py": (r"mean reward ([\d.]+)", 0.9),  # at random 0.4
     "offline_data_frame.py": (r"learned ([\d.]+)", 300.0),
     "team.py": (r"generation 4: return of an episode \[(-[\d.]+)", -60.0),  # at random -78
 }
