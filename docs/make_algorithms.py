@@ -25,7 +25,7 @@ HIDDEN, VOCABULARY = 1013, 919  # of a language model
 
 
 SPELLED = {
-    "bc_language": "BC of games", "ppo_language": "PPO of completions", "qrdqn": "QR-DQN", "rainbow": "Rainbow",
+    "bc_language": "BC of games", "neural_ts": "NeuralTS", "neural_ucb": "NeuralUCB", "ppo_language": "PPO of completions", "qrdqn": "QR-DQN", "rainbow": "Rainbow",
     "reward_model": "Reward model", "td3bc": "TD3+BC",
 }  # fmt: skip
 """How the field spells algorithms whose name in capital letters is another one."""
@@ -131,6 +131,7 @@ def _networks(algo: algos.Algorithm) -> str:
         OBSERVATIONS: "O (length of an observation)",
         ACTIONS: "A (dimensions of an action)" if continuous else "A (number of actions)",
         OBSERVATIONS + ACTIONS: "O + A",
+        OBSERVATIONS * ACTIONS: "O · A, an arm's own input",
         2 * ACTIONS: "2 A",
         25: "25, quantiles",
         50 * ACTIONS: "50 A, quantiles of each action's return",
