@@ -25,8 +25,9 @@ HIDDEN, VOCABULARY = 1013, 919  # of a language model
 
 
 SPELLED = {
-    "bc_language": "BC of games", "neural_ts": "NeuralTS", "neural_ucb": "NeuralUCB", "ppo_language": "PPO of completions", "qrdqn": "QR-DQN", "rainbow": "Rainbow",
-    "reward_model": "Reward model", "td3bc": "TD3+BC",
+    "bc_language": "BC of games", "neural_ts": "NeuralTS", "neural_ucb": "NeuralUCB",
+    "ppo_language": "PPO of completions", "qrdqn": "QR-DQN", "rainbow": "Rainbow", "reward_model": "Reward model",
+    "td3bc": "TD3+BC",
 }  # fmt: skip
 """How the field spells algorithms whose name in capital letters is another one."""
 OFFLINE = ("bc", "cqn", "iql", "td3bc")
