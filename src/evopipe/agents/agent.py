@@ -106,7 +106,8 @@ class ChatAgent(BaseAgent):
         return Action(action)
 
     def act(self, response: str) -> Any:
-        """Return the action that a completion expresses: here the completion itself."""
+        """Return the action that a completion expresses. For this agent it is the completion itself; subclasses may
+        return another action."""
         return response
 
 

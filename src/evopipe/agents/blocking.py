@@ -39,7 +39,10 @@ class Process:
         self.begun = False
 
     def begin(self, data: bytes) -> None:
-        """Wait until the process has started and has imported the modules that the call `data` needs.
+        """Wait until the process has started and has imported the modules that a call needs.
+
+        Args:
+            data: the call, as `packed` returned it.
 
         Raises:
             RuntimeError: the process died before it was ready.

@@ -20,7 +20,12 @@ def _arguments(cls: type[Any]) -> frozenset[str]:
 class BaseEnv(ABC):
     """The base class of environments. An instance runs one episode of one task.
 
-    Methods may be coroutines. `blocking` says whether plain methods run in threads, in processes, or at once.
+    Methods may be coroutines.
+
+    Attributes:
+        blocking: where plain methods run: True for threads, `"process"` for processes, False for at once.
+        idx: the episode's name, which the workflow sets.
+        scores_cut: whether an episode that ends early, by a limit on tokens, still gets a final reward.
     """
 
     blocking: ClassVar[Blocking] = True

@@ -207,6 +207,12 @@ class TwentyQuestions(MultiTurnEnvironment):
 
     A text with a question mark is a question: the answer says whether the first known property in it is true of the
     secret. Any other text is a guess; the right guess has the reward 1 and ends the episode.
+
+    Args:
+        task: the secret, one of `things`.
+        max_turns: number of questions and guesses after which the episode ends.
+        things: a mapping from a thing to its properties, words with spaces between; None for the ready-made things,
+            such as `bee`.
     """
 
     blocking: ClassVar[bool] = False

@@ -22,7 +22,15 @@ from evopipe.errors import said
 
 class EpisodeRunner:
     """A runner of an episode's blocking calls: it gives the engine's threads to the episode, and applies the time
-    limits of environments."""
+    limits of environments.
+
+    Args:
+        threads: the engine's pool of threads.
+        env_seconds: time limit of an environment's call; None for no limit.
+        close_seconds: time limit of an environment's `close`.
+        lock: a lock that lets only one unsafe call run at a time.
+        told: a function that is called after each call.
+    """
 
     def __init__(
         self, threads: Threads, env_seconds: float | None, close_seconds: float, lock: asyncio.Lock,
@@ -33,8 +41,15 @@ class EpisodeRunner:
         self._lock, self._told = lock, told
 
     async def call(self, function: Callable[..., Any], *args: Any, safe: bool = True, **how: Any) -> Any:
-        """Call a function by `Threads.call`, which has the arguments `how`. If `safe` is False, the call waits until no
-        other unsafe call of the engine runs."""
+        """Call a function in a thread or process, and return its result.
+
+        Args:
+            function: the function.
+            *args: its arguments.
+            safe: whether other calls may run at the same time; False waits until no other unsafe call of the engine
+                runs.
+            **how: further arguments of `Threads.call`.
+        """
         self.running += 1
         try:
             async with contextlib.nullcontext() if safe else self._lock:
