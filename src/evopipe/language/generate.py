@@ -45,13 +45,21 @@ class Sampling(NamedTuple):
 @dataclass(frozen=True)
 class Written:
     """The completions of `P` members, `[P, R, T]`: `R` completions of at most `T` tokens each. Completions of the same
-    prompt are adjacent; pads follow a completion's end."""
+    prompt are adjacent; pads follow a completion's end.
+
+    Attributes:
+        ids: the tokens.
+        mask: True for tokens that the model wrote, including the token that ends a completion.
+        log_prob: the log-probability of each token that the model wrote; 0 elsewhere.
+        entropy: the entropy of the distribution of each token, without temperature and filters; 0 elsewhere.
+        ended: `[P, R]` bool, True if the model's own token or a stop text ended the completion, not the limit.
+    """
 
     ids: Tensor
-    mask: Tensor  # bool, tokens that the model wrote, that which ends it included
-    log_prob: Tensor  # of those tokens, 0 elsewhere
-    entropy: Tensor  # of the distribution without temperature or filters, 0 elsewhere
-    ended: Tensor  # [P, R] bool, by the model's own token or a text that stops it, not by the limit
+    mask: Tensor
+    log_prob: Tensor
+    entropy: Tensor
+    ended: Tensor
 
     @property
     def lengths(self) -> Tensor:

@@ -22,10 +22,17 @@ _MORE = 7  # parts, at most, that rows are divided into for their lengths' sake
 
 
 class LowRank(NamedTuple):
-    """A LoRA term of `P` members that is added to the output of a linear layer of the base: `W x + s · B A x`."""
+    """A LoRA term of `P` members that is added to the output of a linear layer of the base: `scale · x a b` for the
+    layer's input `x`.
 
-    a: Tensor  # [P, in, r]
-    b: Tensor  # [P, r, out]
+    Attributes:
+        a: `[P, in, r]`, the matrices that reduce the input to rank r.
+        b: `[P, r, out]`, the matrices that expand it to the output.
+        scale: the factor of the term.
+    """
+
+    a: Tensor
+    b: Tensor
     scale: float
 
     def __call__(self, module: nn.Module, x: Tensor, out: Tensor) -> Tensor:
@@ -36,10 +43,14 @@ class LowRank(NamedTuple):
 
 
 class WeightDelta(NamedTuple):
-    """The terms that `P` members add to the weight and bias of one of the base's modules, by kind of parameter; the
-    kinds are those of `language.layers.BaseWeight`."""
+    """The terms that `P` members add to the weight and bias of one of the base's modules.
 
-    parts: dict[str, Tensor]  # [P, rows, columns] each
+    Attributes:
+        parts: the terms, `[P, rows, columns]` each, by kind of parameter; for the kinds see
+            `language.layers.BaseWeight`.
+    """
+
+    parts: dict[str, Tensor]
 
     def __call__(self, module: nn.Module, x: Tensor, out: Tensor) -> Tensor:
         members = len(next(iter(self.parts.values())))

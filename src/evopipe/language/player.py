@@ -33,8 +33,16 @@ POLICY, WEIGHTS = "policy.json", "weights.safetensors"
 
 
 class GamePolicy:
-    """A trained player of a task's games, such as Wordle. `about` is the content of its `policy.json`: scores, lineage
-    and provenance."""
+    """A trained player of a task's games, such as Wordle.
+
+    Args:
+        about: the content of its `policy.json`: scores, lineage and provenance.
+        task: the task, whose method `play` plays games.
+        algo: the module of the algorithm.
+        cfg: the algorithm's configuration.
+        hyper: the member's hyper-parameters as tensors, by name.
+        nets: the networks that choose tokens, by name.
+    """
 
     def __init__(
         self, about: Mapping[str, Any], task: Any, algo: Any, cfg: Any, hyper: Hyper, nets: Mapping[str, Net]
@@ -48,8 +56,8 @@ class GamePolicy:
         return f"<GamePolicy {self.about.get('algo', '')}{place}>"
 
     def act(self, seeds: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return a function that chooses the next tokens of one game for each of `seeds` `[n]`, for the task's
-        `play`."""
+        """Return a function that chooses the next token of every game, as the task's `play` calls it; there is one game
+        for each of `seeds` `[n]`."""
         return joint_writer([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
 
     def play(self, games: int = 1, seed: int = 0) -> Any:

@@ -18,12 +18,19 @@ from torch import Tensor, distributed
 @dataclass(frozen=True)
 class Together:
     """The group of processes that compute one member together, including this process. A group of one process sends
-    nothing."""
+    nothing.
+
+    Attributes:
+        size: the number of processes in the group.
+        place: the index of this process in the group.
+        first: the rank, among all processes, of the group's first process.
+        group: the group of `torch.distributed`; None for a group of one process.
+    """
 
     size: int = 1
-    place: int = 0  # of this process among them
-    first: int = 0  # rank of the one that leads
-    group: Any = None  # torch.distributed's
+    place: int = 0
+    first: int = 0
+    group: Any = None
 
     @property
     def leads(self) -> bool:

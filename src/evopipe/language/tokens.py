@@ -58,18 +58,28 @@ class _Ragged:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A dataset of text as rows of JSON data and as tokens, with the indices of its training, validation and
-    test rows."""
+    """A dataset of text, as rows of JSON data and as tokens.
 
-    form: Form  # of the rows
-    rows: Sequence[Mapping[str, Any]]  # as they were read
-    prompts: _Ragged  # of every row
-    # What is to be learned: none; the completion; the chosen and the rejected one; or the completion and another row's.
+    Attributes:
+        form: the form of the rows, such as `supervised` or `preference`.
+        rows: the rows as they were read.
+        prompts: the tokens of each row's prompt.
+        answers: the tokens to learn from, in no, one or two lists: the completion of each row; the chosen and the
+            rejected one; or the completion and that of another row.
+        learned: for each token of the first answer, 1 if it is learned, 0 if it only stands between.
+        splits: the indices of the rows for training, for scoring members during training, and for the final test.
+        left_out: the number of rows that were too long.
+        digest: the base's digest.
+    """
+
+    form: Form
+    rows: Sequence[Mapping[str, Any]]
+    prompts: _Ragged
     answers: tuple[_Ragged, ...]
-    learned: _Ragged  # of every token of the first answer, 1 where it is to be learned, 0 where it is another's
-    splits: Mapping[str, np.ndarray]  # which rows train, score members while they train, and are held out
-    left_out: int  # rows that were too long
-    digest: str  # of the base's tokens
+    learned: _Ragged
+    splits: Mapping[str, np.ndarray]
+    left_out: int
+    digest: str
 
     def prompt_batch(self, index: Rows, pad: int) -> tuple[Tensor, Tensor]:
         """Return the prompts of some rows, `[n, L]` int64 padded on the left, and a mask `[n, L]` bool that is False
