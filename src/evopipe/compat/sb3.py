@@ -43,7 +43,7 @@ class Predictor:
         Args:
             observation: an observation as the environment gives it, or a batch `[B, …]`.
             state: what the last call returned; None at the beginning.
-            episode_start: `[B]`, whether an episode begins there, whose state is then forgotten.
+            episode_start: `[B]`, true where an episode begins; the recurrent state is cleared there.
             deterministic: whether actions are greedy. If not, they are drawn as in training: from the policy of
                 algorithms that have one, with the noise of those that explore by noise. Algorithms that act by values
                 are greedy in any case.

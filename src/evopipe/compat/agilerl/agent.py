@@ -38,8 +38,14 @@ class Agent(View):
     `learn` makes the same updates as a training of the whole population does. `train_off_policy` and the other training
     functions train all agents in one call, many times faster.
 
-    Attributes:
+    Args:
         breed: the algorithm, settings and spaces that all agents of the population share.
+        member: the weights, hyper-parameters and counters of the agent.
+        mutation: the mutation that made the agent.
+        spared: whether the agent is the fittest of its generation, which `Mutations` leaves unchanged by default.
+
+    Attributes:
+        breed: as in the arguments.
         index: the agent's index in the population.
         fitness: the results of `test`, oldest first.
         scores: returns of finished episodes, for the script's own loop to fill.
@@ -280,8 +286,12 @@ class Agent(View):
         return self.fitness[-1]
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy the counters of `parent`, and the position in the random draws of `slot`, the agent that this agent
-        replaces."""
+        """Copy the counters of an agent, and continue the random draws of another.
+
+        Args:
+            parent: the agent whose scores, steps and fitness are copied.
+            slot: the agent that this agent replaces in the population; its random draws continue.
+        """
         super().go_on_from(parent, slot)
         self._acted, self._learned, self.training = slot._acted, slot._learned, parent.training
 

@@ -304,8 +304,8 @@ class ReplayBuffer(Memory):
 
 
 class MultiStepReplayBuffer(ReplayBuffer):
-    """A replay buffer of n-step transitions. They are shorter at the end of an episode. Each agent discounts their
-    rewards by its own γ.
+    """A replay buffer of n-step transitions. At the end of an episode a transition has fewer steps.
+    Each agent discounts the rewards by its own γ.
 
     Args:
         memory_size, field_names, device: as in `ReplayBuffer`.
