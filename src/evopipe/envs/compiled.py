@@ -102,8 +102,11 @@ class CompiledPool:
         return self._states.packed()
 
     def place(self, numbers: Any) -> bool:
-        """Set the state of environment 0 to that of a Gymnasium environment, given as its numbers; return False if the
-        C environment cannot be set so."""
+        """Set the state of environment 0, and return True; return False if the C file has no function `place` or
+        `numbers` is not numeric.
+
+        `numbers` is the state of the same environment in Gymnasium, such as its attribute `state`.
+        """
         return self._states.place(numbers)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:

@@ -43,33 +43,49 @@ class Fault(Exception):
 
 
 class Begun(NamedTuple):
-    """The first observations of `n` episodes, and their action masks. For a team the arrays are `[n, K, …]`."""
+    """The first observations of `n` episodes. For a team of K agents the arrays are `[n, K, …]`.
 
-    obs: Floats  # [n, O]
-    mask: Bools | None  # [n, A], None where the environment gives none
-    alive: Bools | None = None  # [n, K] of a team, who acts; None: all, and so of a single agent
-    forced: Floats | None = None  # see `RowStep`
+    Attributes:
+        obs: `[n, O]`, the observations.
+        mask: `[n, A]`, the legal actions; None if the environment has no masks.
+        alive: `[n, K]`, for a team: the agents that act first; None if all act.
+        forced: `[n, K, …]`, for a team: actions that the environment sets itself, see `RowStep`.
+    """
+
+    obs: Floats
+    mask: Bools | None
+    alive: Bools | None = None
+    forced: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
     """The results of one step of `n` environments. No later step overwrites them.
 
-    For a team every array but `broken` is `[n, K, …]`. An agent that did not act has the reward 0, and is neither
-    terminated nor truncated. An agent that neither acted nor acts next has the observation 0.
+    For a team of K agents every array but `broken` is `[n, K, …]`. An agent that did not act has the reward 0, and is
+    neither terminated nor truncated. An agent that neither acted nor acts next has the observation 0.
+
+    Attributes:
+        obs: `[n, O]`, the next observations; at the end of an episode its last one.
+        reward: `[n]`, the rewards.
+        terminated: `[n]`, whether the episode reached an end state, so that nothing is bootstrapped.
+        truncated: `[n]`, whether the episode was cut, so that the value of `obs` is bootstrapped.
+        broken: `[n]`, whether a reward or observation is not finite, or no action is legal although the episode goes
+            on. Nothing is learned from such a step.
+        mask: `[n, A]`, the legal next actions. A team's agent that was truncated has those after its last observation;
+            one that is gone has only its first action.
+        alive: `[n, K]`, for a team: the agents that act next; else None.
+        forced: `[n, K, …]`, for a team: next actions that the environment sets itself, NaN where the policy chooses;
+            None if it never sets any.
     """
 
-    obs: Floats  # [n, O], the true next observation, also where the episode ended
-    reward: Floats  # [n]
-    terminated: Bools  # [n], the episode reached an end state: nothing to bootstrap from
-    truncated: Bools  # [n], the episode was cut: bootstrap from `obs`
-    # [n], reward or observation is not finite, or no action is legal in a running episode: not to be learned from.
+    obs: Floats
+    reward: Floats
+    terminated: Bools
+    truncated: Bools
     broken: Bools
-    # [n, A], legal next actions; of a team's agent that was truncated those after its last observation, of one that is
-    # gone its first action alone.
     mask: Bools
-    alive: Bools | None = None  # [n, K] of a team, who acts next
-    # [n, K, …] of a team, next actions that the environment sets itself, NaN where it does not; None: it never does.
+    alive: Bools | None = None
     forced: Floats | None = None
 
     @classmethod
@@ -93,8 +109,11 @@ class RowStep:
 
     @property
     def next_alive(self) -> Floats:
-        """The state of each agent of a team after the step, `[n, K]` float32: GONE, ACTS or CUT, see
-        `evopipe.types`."""
+        """The state of each agent of a team after the step, `[n, K]` float32.
+
+        It is a constant of `evopipe.types`: ACTS if the agent acts next, CUT if it was truncated, GONE if it terminated
+        or is absent.
+        """
         assert self.alive is not None
         cut = self.truncated & ~self.terminated
         return np.where(self.alive, np.float32(ACTS), np.where(cut, np.float32(CUT), np.float32(GONE)))

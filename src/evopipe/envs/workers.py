@@ -99,6 +99,12 @@ class Workers:
         """Fork the largest number of workers that a pool may need, early, while the trainer has little memory and few
         threads.
 
+        Args:
+            cfg: the block `env` of `params.yaml`.
+            rows: the number of environments in the pool.
+            spaces: the environment's spaces, which say how large its arrays are.
+            overlapped: whether the caller computes while the environments step.
+
         Returns:
             The pool's environments in worker processes; their method `open` decides how many processes are kept. None
             if there are no workers.
