@@ -39,8 +39,13 @@ _BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
 class Champion:
     """The best member of all generations so far, as it was in its best generation, with its score.
 
-    `score` is a mean return and `error` its standard error; `confirmed` is True if they come from a second, longer
-    evaluation. `returns` `[n]` are the returns on the run's evaluation seeds, not finite if the environment broke.
+    Attributes:
+        member: the member.
+        score: the mean return.
+        error: the standard error of the score.
+        confirmed: whether score and error come from a second, longer evaluation.
+        generation: the member's best generation.
+        returns: `[n]`, the returns on the run's evaluation seeds; not finite if the environment broke.
     """
 
     member: Member

@@ -93,7 +93,18 @@ class Home:
 
 @dataclass
 class Session(Generic[JobT]):
-    """A run with its checkpoints, stop signal, trackers and folders. `Session.opened` makes one."""
+    """A run with its checkpoints, stop signal, trackers and folders. `Session.opened` makes one.
+
+    Attributes:
+        run: the run.
+        store: the store of the run's checkpoints.
+        stop: the signal that asks the run to stop.
+        tracker: the object that shows progress and warnings on the console and writes them to the log.
+        trackers: the block `tracking` of the parameters.
+        home: the folders and lock files.
+        described: the part of a policy's description that depends on the problem, as JSON data.
+        problems: a function that is called between ticks and returns warnings for the user.
+    """
 
     run: Run[JobT]
     store: CheckpointStore
@@ -101,8 +112,8 @@ class Session(Generic[JobT]):
     tracker: Tracker
     trackers: TrackingConfig
     home: Home
-    described: Mapping[str, Any]  # what a policy's description says
-    problems: Callable[[], Iterable[str]] = list  # asked between ticks for warnings to show
+    described: Mapping[str, Any]
+    problems: Callable[[], Iterable[str]] = list
 
     @classmethod
     @contextlib.contextmanager

@@ -46,7 +46,18 @@ _SHARED, _LONG = 1e6, 2e6
 @dataclass(frozen=True, kw_only=True)
 class Spec(ABC):
     """The configuration of a run: algorithm, search, selection and mutation. Subclasses add the environment or base
-    model."""
+    model.
+
+    Attributes:
+        seed: the run's seed.
+        train: the block `train` of the parameters.
+        tournament, mutation, search: the settings of selection, of mutation and of the search strategy.
+        algo: the module of the algorithm.
+        algo_config: the algorithm's block of the parameters.
+        device: the device of the members' tensors.
+        cohorts: `runtime.cohorts`: `merged` lets unlike members share a padded batch, `exact` only like members.
+        paths: which fast implementations training uses.
+    """
 
     seed: int
     train: Any
@@ -57,7 +68,7 @@ class Spec(ABC):
     algo_config: Any
     device: torch.device
     cohorts: Literal["merged", "exact"] = "merged"
-    paths: Paths = field(default_factory=Paths, repr=False, compare=False)  # the fast paths that training takes
+    paths: Paths = field(default_factory=Paths, repr=False, compare=False)
 
     @property
     @abstractmethod
@@ -224,11 +235,17 @@ JobT = TypeVar("JobT", bound=Spec)
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec(Spec):
-    """The configuration of a run in an environment: environment, spaces, algorithm, search, selection and mutation."""
+    """The configuration of a run in an environment: environment, spaces, algorithm, search, selection and mutation.
+
+    Attributes:
+        env: the block `env` of the parameters.
+        train: the block `train` of the parameters.
+        spaces: the environment's spaces, as far as the algorithm needs them.
+    """
 
     env: EnvConfig
     train: TrainConfig
-    spaces: Spaces  # what the algorithm knows of the environment's
+    spaces: Spaces
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algo_config", self.algo_config.at(self.spaces))
@@ -411,16 +428,19 @@ class EnvSpec(Spec):
         return self.spaces.who.groups(self.algo_config.groups)
 
     def score(self, returns: np.ndarray) -> np.ndarray:
-        """Return the scores of episodes, `[…]`, from the agents' returns `[…, K]`: their sum or mean, as `score` is
-        configured."""
+        """Return the scores of episodes, `[…]`, from the agents' returns `[…, K]`.
+
+        A team's score is the sum or the mean of its agents' returns, as the algorithm's parameter `score` says. An
+        environment without a team has one agent, K = 1.
+        """
         if not self.spaces.by_agent:
             return returns[..., 0]
         scores: np.ndarray = returns.sum(axis=-1) if self.algo_config.score == "sum" else returns.mean(axis=-1)
         return scores
 
     def of_agents(self, returns: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what an evaluation reports beside the scores: for a team the agents' returns `[…, K]`, otherwise
-        nothing."""
+        """Return the results that an evaluation has in addition to scores, by name: for a team, the agents' `returns`
+        `[…, K]` under the key `agents`; else an empty dict."""
         return {"agents": returns} if self.spaces.by_agent else {}
 
 

@@ -162,8 +162,8 @@ class World:
     def gave(self, step: RowStep) -> list[Tensor]:
         """Return the results of a step: next observation, reward, terminated, truncated and broken, `[P, E, …]` each.
 
-        For a team `next_alive` follows. An agent that had left, or whose action the environment set, counts as broken,
-        because it cannot learn from the step.
+        For a team `next_alive` follows. `broken` is True where nothing can be learned from the step: a number is not
+        finite, no action is legal, or an agent had left or its action was set by the environment.
         """
         gave = [step.obs, step.reward, step.terminated, step.truncated]
         if self._idle is None:
@@ -424,10 +424,11 @@ class TensorWorld:
 
     @property
     def bearable(self) -> int:
-        """The number of ticks (steps of all environments) that may be taken before the next call of `refuse_broken`.
+        """The number of ticks (steps of all environments) that may be taken before the next call of `refuse_broken`, at
+        least 1.
 
-        The number is at least 1. In the worst case, in which all transitions of these ticks are broken, the limit on
-        broken transitions is reached only at that call.
+        Even if all transitions of these ticks are broken, the number of broken transitions does not exceed the limit of
+        `refuse_broken` before that call.
         """
         if self.pool.sound:
             return self._clock.generation_ticks
