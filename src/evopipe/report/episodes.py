@@ -156,11 +156,17 @@ def length_of(episode: Mapping[str, Any]) -> int:
 
 @dataclass
 class Shades:
-    """The colour scales of a page's tokens: one for advantages, one for the change of log-probability by the update."""
+    """The colour scales of a page's tokens: one for advantages, one for the change of log-probability by the update.
 
-    advantage: float  # the largest of the page, of either sign; 0: there are none
-    ratio: float  # of log-probabilities
-    left: Iterator[int]  # counts the tokens that have colours
+    Attributes:
+        advantage: the largest advantage on the page, without sign; 0 if there are none.
+        ratio: the largest change of log-probability on the page, without sign.
+        left: a counter of the tokens that have colours so far.
+    """
+
+    advantage: float
+    ratio: float
+    left: Iterator[int]
 
     @classmethod
     def of(cls, episodes: Sequence[Mapping[str, Any]]) -> Shades:
