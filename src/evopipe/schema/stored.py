@@ -85,7 +85,18 @@ class StoredModule(_Stored):
 
 
 class StoredMember(_Stored):
-    """The schema of a member, without its tensors, in a JSON file, see `storage.members`."""
+    """The schema of a member, without its tensors, in a JSON file, see `storage.members`.
+
+    Attributes:
+        slot: the member's place in the population.
+        id: the member's id.
+        parent: the id of its parent; null for initial weights.
+        key: the random key.
+        arch: the architecture.
+        hyper: the hyper-parameters by name.
+        healthy: false if the member diverged.
+        fitness: the scores so far; null for a score that is not finite.
+    """
 
     slot: Count
     id: Count
@@ -110,7 +121,18 @@ class _StoredLeaf(_Stored):
 
 
 class StoredSpaces(_Stored):
-    """The schema of one agent's observation and action spaces in `policy.json`."""
+    """The schema of one agent's observation and action spaces in `policy.json`.
+
+    Attributes:
+        observations: the number of values in an observation.
+        observation: the arrays of a nested observation; null for a plain vector.
+        actions: the number of actions, or of an action's dimensions.
+        action_start: the smallest action of a Discrete space.
+        action_kind: the kind of a space of several choices; null for other spaces.
+        action_shape: the shape of the environment's own action.
+        action_choices, action_starts: the number of values of each entry of an action, and its smallest value.
+        action_low, action_high: the bounds of a Box; null for other spaces.
+    """
 
     observations: _Side
     observation: Annotated[tuple[_StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
@@ -125,7 +147,14 @@ class StoredSpaces(_Stored):
 
 
 class StoredPolicy(_Stored):
-    """The schema of the part of `policy.json` from which a policy is built, without its spaces."""
+    """The schema of the part of `policy.json` from which a policy is built, without its spaces.
+
+    Attributes:
+        algo: the algorithm's name.
+        arch: the architecture.
+        config: the algorithm's hyper-parameters.
+        critic: the names of exported networks that acting does not need.
+    """
 
     algo: str
     arch: dict[str, Any]
