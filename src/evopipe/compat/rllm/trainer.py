@@ -57,7 +57,7 @@ class Trained:
         policy: the policy of the best member, the elite; None if nothing was trained.
         score: the elite's mean return over all tasks of the final evaluation.
         evaluation: results of that evaluation by name (`mean`, `interval`, `pass@1`, `pass@k` …): in `elite` those of
-            the elite, in `base` those of the base model.
+            the elite; in `base` those of the untrained base model, if that was scored first.
         curve: a row for each generation: generation, step, training and validation episodes, best, mean and elite
             score.
         measures: a mapping for each generation and member, with the figures of its training rounds.
