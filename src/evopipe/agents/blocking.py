@@ -115,8 +115,14 @@ def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def step_apart(env: Any, method: str, args: tuple[Any, ...]) -> tuple[Any, dict[str, Any]]:
-    """Call a method of an environment, in a child process; return the method's result, and the environment's attributes
-    after the call, so that the caller can copy them to its own instance."""
+    """Call a method of an environment in a child process. Return the method's result, and the environment's attributes
+    after the call, so that the caller can copy the attributes to its own instance.
+
+    Args:
+        env: the environment, which must be picklable.
+        method: the method's name.
+        args: the method's arguments.
+    """
     return getattr(env, method)(*args), vars(env)
 
 

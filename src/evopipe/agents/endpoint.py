@@ -460,7 +460,10 @@ async def serve(
 
 class Waves:
     """A queue that batches the requests of independent clients. Requests that arrive within a few milliseconds are
-    decoded together, as one wave; later requests wait for the next wave."""
+    decoded together, as one wave; later requests wait for the next wave.
+
+    `decode` is a function that completes a list of requests, and returns the replies in the same order.
+    """
 
     def __init__(self, decode: Callable[[Sequence[Request]], Sequence[Reply]]) -> None:
         self._decode, self._asked = decode, asyncio.Event()

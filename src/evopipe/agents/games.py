@@ -161,6 +161,11 @@ class WordGame(MultiTurnEnvironment):
 
     A task is `{"seed": 7}`, which draws the secret word (see `evopipe.language.tasks.words`). Each wrong guess has the
     reward −1, the right guess 0. A guess that is not in the vocabulary gets no colours, but counts as a turn.
+
+    Args:
+        task: a mapping with the `seed`.
+        words: the vocabulary: `tiny`, `five`, a file or a list, as `evopipe.language.tasks.words.read_words` takes it.
+        max_turns: the number of guesses after which the episode ends.
     """
 
     blocking: ClassVar[bool] = False

@@ -229,8 +229,8 @@ class Rounds:
         return done
 
     def advance(self, most: int = 1) -> None:
-        """Let every member play one round of episodes and learn from it: one tick. If the run is asked to stop, the
-        round is not counted, and is played again when the run continues."""
+        """Let every member play one round of episodes and learn from it: one tick, whatever `most` is. If the run is
+        asked to stop, the round is not counted, and is played again when the run continues."""
         self.whole = False
         self.whole = True  # nothing has changed if an episode fails the run
         try:

@@ -94,11 +94,12 @@ class RolloutBatch:
 
 
 def batch_of(played: Sequence[Sequence[RoundTrajectory]], pad: int, device: torch.device) -> RolloutBatch:
-    """Stack the trajectories of `P` members as one padded batch. Each row has the reward of its trajectory.
+    """Stack the trajectories of `P` members as one padded batch of rows of tokens. Each row has the reward of its
+    trajectory.
 
     Args:
         played: the trajectories of each member.
-        pad: the token that fills pads.
+        pad: the token that fills up shorter rows.
         device: the device of the tensors.
     """
     every: list[list[TokenRow]] = []

@@ -63,7 +63,7 @@ class Workflow(ABC):
     """The base class of workflows. A subclass defines in `run` what happens in one episode.
 
     The episode's trajectories are those of the `Episode` that `run` returns. If `run` returns None, they are the
-    committed trajectories, and those of every agent that is an attribute of the workflow.
+    committed trajectories (those that `commit` stored), and those of every agent that is an attribute of the workflow.
 
     Args:
         rollout_engine: the episode's model.
@@ -85,7 +85,10 @@ class Workflow(ABC):
 
     @abstractmethod
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
-        """Play one episode of a task. Raise a `TerminationEvent` to end the episode for a reason."""
+        """Play one episode of a task; return the episode, or None to have it made of the workflow's trajectories.
+
+        Raise a `TerminationEvent` to end the episode for a reason. `uid` is the episode's id, `"<task>:<rollout>"`.
+        """
 
     def reset(self, task: dict[str, Any] | None = None, uid: str | None = None) -> None:
         """Prepare for a new episode: reset all agents, and discard the committed trajectories."""
@@ -351,7 +354,7 @@ def episode_of(found: Any, steps: list[Step], task: dict[str, Any], flow: Any) -
     """Convert what a flow returned to an episode.
 
     An `Episode` is returned unchanged, a `Trajectory` becomes the only one of its episode, a number is the reward of a
-    trajectory of `steps`, and a list has the reward of each of `steps`.
+    trajectory of `steps`, and a list has the reward of each of `steps`. `flow` is named in error messages.
 
     Raises:
         TypeError: the list has more or fewer rewards than there are steps.
