@@ -282,7 +282,8 @@ class Base:
 
 
 def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
-    """Load the base model that the parameters name, or make a tiny one whose weights are drawn with `seed`.
+    """Load the base model that the block `language` (`cfg`) names, or make a tiny one whose weights are drawn with
+    `seed`.
 
     Raises:
         MissingInputError: the extra `language` is not installed; or the folder or hub id does not exist, or lacks a
@@ -305,7 +306,8 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
 def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.device) -> Base:
     """Return a base made of a model and a tokenizer of `transformers`. The model's weights are frozen.
 
-    With None as `tokenizer`, the base cannot convert text until `with_tokenizer` adds one.
+    `name` is the model's name in messages, and `digest` a hash that identifies the model. With None as `tokenizer`, the
+    base cannot convert text until `with_tokenizer` adds one.
 
     Raises:
         DataError: model and tokenizer do not belong together, or no token ends a text.
@@ -318,8 +320,14 @@ def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.de
 
 
 def tokens_alone(tokens: Sequence[str], length: int, hidden: int, device: torch.device | None = None) -> Base:
-    """Return a base without a model, for members that are small GPTs: it holds only a vocabulary, in which token 0 is
-    the pad."""
+    """Return a base without a model, for members that are small GPTs.
+
+    Args:
+        tokens: the texts of the tokens; token 0 is the pad.
+        length: the most tokens of a row.
+        hidden: the width of the members' hidden states.
+        device: the device of the members; None for the CPU.
+    """
     digest = hashlib.sha256(json.dumps([*tokens, length]).encode()).hexdigest()[:32]
     words, device = Words(len(tokens), hidden), device or torch.device("cpu")
     return Base("gpt", None, tuple(tokens), digest, words, (), 0, device, length=length)

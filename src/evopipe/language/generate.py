@@ -226,7 +226,7 @@ def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
 
 
 def chances(log_probs: Tensor, how: Sampling) -> Tensor:
-    """Return the probabilities `[P, n, V]` float64 with which `choose` samples tokens.
+    """Return the probabilities `[P, n, V]` float64 with which `choose` samples tokens, from the same arguments.
 
     Filters apply in the order of `transformers` and vLLM: temperature; then the k most likely tokens, including ties
     for the k-th place; then, renormalised, the most likely of these until their probabilities sum to p.

@@ -252,8 +252,8 @@ def reference(base: Base, text: Text) -> Tensor:
 
 
 def padded(real: Tensor) -> bool:
-    """Return whether any row begins with pads. Only such pads need an attention mask, because no token attends to pads
-    after it."""
+    """Return whether any row begins with pads; `real` `[n, L]` is False for pads. Only pads at the beginning need an
+    attention mask, because no token attends to pads after it."""
     return not bool(real[..., 0].all())
 
 
@@ -264,5 +264,5 @@ def attention_inputs(real: Tensor) -> dict[str, Tensor]:
 
 
 def positions(real: Tensor) -> Tensor:
-    """Return each token's position in its row, `[…, L]` int64, not counting pads."""
+    """Return each token's position in its row, `[…, L]` int64, not counting pads. `real` `[…, L]` is False for pads."""
     return (real.long().cumsum(dim=-1) - 1).clamp(min=0)

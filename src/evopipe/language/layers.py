@@ -71,7 +71,7 @@ def all_weights(model: nn.Module, called: str) -> tuple[BaseWeight, ...]:
     """Return every weight of a model, in the order of `named_parameters`.
 
     Raises:
-        DataError: a module uses a weight in such a way that no term can be added to it. The message names the model as
+        DataError: a module uses a weight in a way that does not let a member change it. The message names the model as
             `called`.
     """
     readers: dict[int, list[tuple[str, str]]] = {}
@@ -130,8 +130,8 @@ def place(source: Tensor, target: Tensor) -> None:
 
 
 def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
-    """Stack members' flat rows, each of its own architecture, as one tensor `[P, N]`, padded with zeros to the common
-    `shapes`. Classes use this function as their method `Structure.pack`."""
+    """Stack members' flat rows, each of its own architecture, as one tensor `[P, N]`, each matrix padded with zeros to
+    its shape in `self.shapes`. Classes use this function as their method `Structure.pack`."""
     found = torch.zeros(len(rows), self.size)
     for arch, row, whole in zip(self.archs, rows, found, strict=True):
         into = split(whole, self.shapes)

@@ -37,12 +37,12 @@ class Together:
         return not self.place
 
     def mine(self, part: int) -> bool:
-        """Return whether this process computes the part with this number."""
+        """Return whether this process computes the part of the member's rows with this number."""
         return part % self.size == self.place
 
     def tell(self, part: int, *tensors: Tensor) -> None:
-        """Broadcast tensors from the process that computes the part to all other processes of the group, which receive
-        them in place."""
+        """Broadcast tensors from the process that computes the part of the rows with this number to all other processes
+        of the group, which receive them in place."""
         if self.size == 1:
             return
         for tensor in tensors:

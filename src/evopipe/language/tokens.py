@@ -124,8 +124,8 @@ def tokenise(
 ) -> Corpus:  # fmt: skip
     """Tokenise rows and split them into training, validation and test. Rows that are too long are left out.
 
-    If `held_out` is given, rows from that index on are for validation, and there is no test split. Otherwise rows are
-    split at random, by the shares in `fetch`.
+    `cfg` says how prompts are shown and how long rows may be. If `held_out` is given, rows from that index on are for
+    validation, and there is no test split. Otherwise rows are split at random, by the shares in `fetch`.
 
     Raises:
         DataError: a split is empty, or the chat template is missing or refuses a prompt.
@@ -210,7 +210,7 @@ def _too_few(rows: Sequence[Any], kept: Sequence[Mapping[str, Any]], form: Form,
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
     """Split rows of games at random into training, validation and test. `told` has the games as tokens, from the task's
-    `encode`.
+    `encode`, and `fetch` the shares of the splits.
 
     Raises:
         DataError: there are too few games for three splits.
