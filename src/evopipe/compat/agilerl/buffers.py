@@ -308,7 +308,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
     Each agent discounts the rewards by its own γ.
 
     Args:
-        memory_size, field_names, device: as in `ReplayBuffer`.
+        memory_size, field_names, device, action_dim, max_size, seed: as in `ReplayBuffer`.
         num_envs: the number of environments whose steps are saved.
         n_step: the number of steps in a transition.
         gamma: has no effect, because each agent has a discount of its own.
@@ -335,7 +335,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """A prioritised replay buffer, which draws transitions with a high TD error more often (Schaul et al., 2016).
 
     Args:
-        memory_size, field_names, device: as in `ReplayBuffer`.
+        memory_size, field_names, device, action_dim, max_size, seed: as in `ReplayBuffer`.
         num_envs: has no effect; any number of environments may be saved at once.
         alpha: the exponent of priorities; 0 draws uniformly.
         n_step: the number of steps in a transition, as in `MultiStepReplayBuffer`.

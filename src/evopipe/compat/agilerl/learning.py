@@ -308,7 +308,8 @@ def _by_step(part: Any) -> list[Any]:
 
 
 def rollout_of(spec: EnvSpec, cohort: Cohort, taken: Sequence[RecordedStep]) -> Rollout:
-    """Convert recorded steps to a rollout of one member, from which the algorithm learns.
+    """Convert the recorded steps `taken` to a rollout of one member, the only one of `cohort`, from which the algorithm
+    learns.
 
     Raises:
         UsageError: there are no steps.
