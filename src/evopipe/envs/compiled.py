@@ -116,8 +116,8 @@ class CompiledPool:
         return {name: value.numpy().copy() for name, value in kept.items()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-        """Restore the state that `state` returned. Return False for every environment, `[R]`: each continues exactly as
-        saved.
+        """Restore the state that `state` returned. Return which environments could not continue as saved, `[R]` bool:
+        in this pool none, so all are False.
 
         Raises:
             DataError: the state belongs to another pool.

@@ -35,7 +35,7 @@ Upcoming: TypeAlias = "Callable[[Ints, int], Ints] | None"  # see `EnvPool.upcom
 
 class Fault(Exception):
     """Raised if an environment raised an exception, hung, or returned a value that cannot be used. It holds the
-    environment's row in the pool and a description."""
+    environment's `row` in the pool and a description, `text`."""
 
     def __init__(self, row: int, text: str) -> None:
         super().__init__(row, text)  # both, so that it can go from one process to another
@@ -259,7 +259,13 @@ class Rows:
 
 class calling:  # noqa: N801  # a context, like those of `contextlib`
     """A context for a block that calls environments, with a time limit. If the block raises an exception or hangs, the
-    context raises a Fault for the row in `turn`."""
+    context raises a Fault for the row in `turn`.
+
+    Args:
+        watched: the watchdog with the time limit.
+        turn: `[1]`, the row of the environment that is being called.
+        what: the name of the called method in messages.
+    """
 
     __slots__ = "_turn", "_watched", "_what"
 
@@ -280,8 +286,8 @@ class calling:  # noqa: N801  # a context, like those of `contextlib`
 
 
 def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bools:
-    """Check the action mask that an environment returned, and convert it to bool `[A]`. `whose` names the agent in the
-    message.
+    """Check the action mask that an environment returned, and convert it to bool `[A]`. The message of the error names
+    the environment's `row`, and the agent as `whose`.
 
     Raises:
         Fault: the mask does not fit the actions.
@@ -317,8 +323,8 @@ def floats(rewards: Sequence[Any]) -> npt.NDArray[np.float64]:
 
 
 def number(row: int, reward: Any, whose: str = "") -> float:
-    """Convert a reward that is no plain number, such as a NumPy scalar, to a float. `whose` names the agent in the
-    message.
+    """Convert a reward that is no plain number, such as a NumPy scalar, to a float. The message of the error names the
+    environment's `row`, and the agent as `whose`.
 
     Raises:
         Fault: the reward cannot be converted.
