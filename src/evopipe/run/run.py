@@ -63,6 +63,13 @@ class Run(Generic[JobT]):
     In a generation, members that have trained equally long form a group, and the groups train one after another: `turn`
     switches to the next of the `waiting` groups. `advance` and `close` are the methods of the run's regime. `state()`
     returns the state between two steps; `restore()` continues from this state bit for bit.
+
+    Args:
+        spec: the configuration.
+        regime: the regime, a training loop over one kind of data.
+        clock: the counters, which the regime shares.
+        members: the initial members.
+        births: the mutation that made each of these members; None if there were none.
     """
 
     def __init__(

@@ -123,7 +123,14 @@ class Session(Generic[JobT]):
     ) -> Iterator[Self]:  # fmt: skip
         """Make a run, take its locks, and track it inside a `with` block; the block receives the session.
 
-        Trackers show the run as `name`, or by default as the DVC experiment.
+        Args:
+            problem: what the run works on.
+            members: the initial members.
+            births: the mutation that made each of these members; None if there were none.
+            tracked: the trackers, and the parameters that they show.
+            home: the folders and lock files.
+            quiet: whether progress is not printed.
+            name: the run's name in trackers; None for the name of the DVC experiment.
 
         Raises:
             BusyError: another process trains the same run, or writes to the same folder.

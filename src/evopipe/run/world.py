@@ -387,7 +387,11 @@ class TensorWorld:
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
         """Return the transitions of a step as packed rows `[R, size]` for a replay buffer.
 
-        `obs` `[P, E · K, O]` are the observations on which members acted.
+        Args:
+            layout: the layout of a row.
+            obs: `[P, E · K, O]`, the observations on which members acted.
+            actions: `[R, …]`, the actions.
+            step: the results of the step.
         """
         rows = len(actions)
         legal = self._legal.view(rows, -1, self._legal.shape[-1])
