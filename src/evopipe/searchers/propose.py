@@ -169,7 +169,8 @@ class Proposer:
             need_package("optuna", "search", f"search.proposer: {about.proposer}")
 
     def trial(self, history: History, draw: Draw, slot: int, why: str) -> Trial:
-        """Return the decision to begin a new trial in a slot, with chosen hyper-parameters.
+        """Return the decision to begin a new trial in a slot, with chosen hyper-parameters; `why` is the reason for it,
+        as text.
 
         The values depend on the history, the generation's random draw, the slot, and the trials that were chosen for
         other slots in this generation.
