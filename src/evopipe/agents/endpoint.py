@@ -212,8 +212,8 @@ class Endpoint:
     def connection(self, key: str | None = None) -> Connection:
         """Return the address, API key and model name for the session `key`.
 
-        With None, return those of the endpoint itself: there each request is a session of its own, unless its header
-        `X-Session` names one.
+        With None, return the address, key and name of the endpoint itself. Each request to that address is a session of
+        its own, unless its header `X-Session` names one.
         """
         path = "/v1" if key is None else f"/s/{key}/v1"
         return Connection(f"http://{HOST}:{self.port}{path}", self.token, self.served)

@@ -180,7 +180,7 @@ class Rounds:
         Args:
             cohorts: the members.
             jobs: the episodes.
-            purpose: what the random draws are for; it seeds them together with `when`.
+            purpose: what the random draws are for. Purpose and `when` together seed the draws.
             when: the tick of a training round, 0 for a validation.
             stopped: a function that returns whether to stop.
 
@@ -229,8 +229,8 @@ class Rounds:
         return done
 
     def advance(self, most: int = 1) -> None:
-        """Let every member play one round of episodes and learn from it: one tick, whatever `most` is. If the run is
-        asked to stop, the round is not counted, and is played again when the run continues."""
+        """Let every member play one round of episodes and learn from it: this is one tick. `most` has no effect. If the
+        run is asked to stop, the round is not counted, and is played again when the run continues."""
         self.whole = False
         self.whole = True  # nothing has changed if an episode fails the run
         try:

@@ -69,8 +69,8 @@ def rows_of(trajectory: Trajectory) -> list[TokenRow]:
 
 
 def returns(steps: Sequence[Step], gamma: float) -> list[float]:
-    """Compute the discounted return Σ γᵏ r from every step on; store each in its step (`mc_return`), and return all of
-    them."""
+    """Compute the discounted return Σ γᵏ r from every step on, with the discount `gamma` = γ and the rewards r. Return
+    the returns of all steps, and also store each in its step (`mc_return`)."""
     later = 0.0
     for step in reversed(steps):
         later = step.reward + gamma * later

@@ -98,7 +98,7 @@ class Workflow(ABC):
 
     async def run_in_executor(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a blocking function with the time limit of an environment's call, `agents.env_seconds`: in a process if
-        its attribute `blocking` is `"process"`, else in a thread."""
+        the function's attribute `blocking` is `"process"`, else in a thread."""
         how = _blocks(function)
         return await self.executor.call(function, *args, blocking=how or True, seconds=self.executor.env_seconds)
 
