@@ -122,7 +122,7 @@ def tokenise(
     rows: Sequence[Mapping[str, Any]], form: Form, base: Base, cfg: LanguageConfig, fetch: TextFetch, seed: int,
     held_out: int | None = None,
 ) -> Corpus:  # fmt: skip
-    """Tokenise rows and split them into training, validation and test. Rows that are too long are left out.
+    """Tokenise rows, and split the rows into training, validation and test. Rows that are too long are left out.
 
     `cfg` says how prompts are shown and how long rows may be. If `held_out` is given, rows from that index on are for
     validation, and there is no test split. Otherwise rows are split at random, by the shares in `fetch`.
