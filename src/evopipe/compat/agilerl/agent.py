@@ -123,13 +123,13 @@ class Agent(View):
         self.training = bool(training)
 
     def unwrap_models(self) -> None:
-        """Do nothing. AgileRL's scripts call this around checkpoints; here no model is ever wrapped."""
+        """Do nothing, because evopipe never wraps a model. AgileRL's scripts call this method around checkpoints."""
 
     wrap_models = unwrap_models
 
     def live(self) -> Cohort:
-        """Return the tensors with which the agent acts and learns, as a cohort of this one member. They change in
-        place."""
+        """Return the tensors with which the agent acts and learns, as a cohort (a group of members that train as one
+        batch) of this one member. Acting and learning change the tensors in place."""
         if self._cohort is None:
             (self._cohort,) = self.breed.spec.form([self._member])
         return self._cohort

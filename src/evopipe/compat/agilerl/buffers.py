@@ -29,7 +29,7 @@ _SPELLED = {"obs": "state", "next_obs": "next_state", "terminated": "done"}
 
 class Memory(ABC):
     """The base class of replay buffers. A transition has five parts: state, action, reward, next state and done;
-    `field_names` says in which order they are saved."""
+    `field_names` says in which order the parts are saved, and `memory_size` how many transitions fit."""
 
     def __init__(self, memory_size: int, field_names: Sequence[str]) -> None:
         self._names = [_SPELLED.get(name, name) for name in field_names]

@@ -61,8 +61,8 @@ class RecordedStep:
 
 
 class RolloutBuffer:
-    """A buffer of the steps that one agent has taken since it last learned. `agent.learn()` learns from them and
-    empties the buffer.
+    """A buffer of the steps that one agent has taken since it last learned. `agent.learn()` learns from these steps and empties the
+    buffer.
 
     Every on-policy agent has such a buffer, `agent.rollout_buffer`, which `collect_rollouts` fills.
 
