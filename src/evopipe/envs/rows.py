@@ -60,7 +60,7 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """The results of one step of `n` environments. No later step overwrites them.
+    """The results of one step of `n` environments. No later step overwrites the arrays.
 
     For a team of K agents every array but `broken` is `[n, K, …]`. An agent that did not act has the reward 0, and is
     neither terminated nor truncated. An agent that neither acted nor acts next has the observation 0.
@@ -72,8 +72,8 @@ class RowStep:
         truncated: `[n]`, whether the episode was cut, so that the value of `obs` is bootstrapped.
         broken: `[n]`, whether a reward or observation is not finite, or no action is legal although the episode goes
             on. Nothing is learned from such a step.
-        mask: `[n, A]`, the legal next actions. A team's agent that was truncated has those after its last observation;
-            one that is gone has only its first action.
+        mask: `[n, A]`, the legal next actions. For a team: a truncated agent has the actions that are legal after its
+            last observation; an agent that is gone has only its first action.
         alive: `[n, K]`, for a team: the agents that act next; else None.
         forced: `[n, K, …]`, for a team: next actions that the environment sets itself, NaN where the policy chooses;
             None if it never sets any.

@@ -201,7 +201,7 @@ class ObservationSpace:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), single
 
     def to_json(self) -> dict[str, Any]:
-        """Return the space as JSON data for an exported policy's description; `from_json` reads them."""
+        """Return the space as JSON data for an exported policy's description; `from_json` reads these data."""
         if self.plain:
             return {"observations": self.size}
         return {"observations": self.size, "observation": [asdict(leaf) for leaf in self.leaves]}
@@ -375,7 +375,7 @@ class ActionSpace:
         return np.asarray(np.logical_or.reduceat(mask, _starts(self.choices or (self.size,)), axis=1).all(axis=1))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the space as JSON data for an exported policy's description; `from_json` reads them."""
+        """Return the space as JSON data for an exported policy's description; `from_json` reads these data."""
         if self.kind == "discrete":
             return {"actions": self.size, "action_start": self.start}
         if self.bounds is None:

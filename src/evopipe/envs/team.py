@@ -116,8 +116,8 @@ class Situation(NamedTuple):
 
 @dataclass(frozen=True)
 class TeamSpace:
-    """The spaces of a team's K agents, in the order of their ids. They convert between dictionaries by agent and arrays
-    with an axis K.
+    """The spaces of a team's K agents, in the order of their ids. A `TeamSpace` converts between dictionaries by agent
+    and arrays with an axis K.
 
     Attributes:
         ids: the agents' ids in the environment.
@@ -338,7 +338,7 @@ class TeamSpace:
         return [space.own(part[:, : space.size] if self.action.continuous else part) for space, part in parts]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spaces as JSON data for an exported policy's description; `from_json` reads them.
+        """Return the spaces as JSON data for an exported policy's description; `from_json` reads these data.
 
         Agents' ids that are neither texts nor integers become texts.
         """

@@ -216,7 +216,8 @@ OFFERED: dict[str, Callable[..., Any]] = {
 
 
 class TensorStep(NamedTuple):
-    """The results of one step of `n` environments as tensors; see `RowStep`. No later step overwrites them.
+    """The results of one step of `n` environments as tensors; the fields are those of `RowStep`. No later step
+    overwrites the tensors.
 
     For a team every tensor is `[n, K, …]`, and all agents end at the same time.
     """
