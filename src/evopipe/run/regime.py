@@ -50,8 +50,8 @@ class Scoring(Protocol):
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Set the members that act and are scored from now on, in groups (cohorts) that are computed as one batch.
 
-        The cohorts' tensors change in place. Members that are in no cohort wait: they take no steps, and continue
-        unchanged when a later call includes them again.
+        The cohorts' tensors change in place. Members that are in no cohort wait: a waiting member takes no steps, and
+        continues unchanged when a later call includes it again.
         """
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:

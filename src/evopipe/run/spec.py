@@ -203,7 +203,7 @@ class Spec(ABC):
         return form([member], self.algo.State, self.widths, self.device, self.pace, "exact")
 
     def check(self, members: Sequence[Member]) -> str | None:
-        """Check members that were read from a file; return a sentence that says how they differ from this
+        """Check members that were read from a file; return a sentence that says how the members differ from this
         configuration.
 
         The result is None if the members fit.
@@ -224,8 +224,8 @@ class Spec(ABC):
         return None
 
     def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
-        """Return `n` environment seeds for a purpose, such as evaluation, `[n]`; they are fixed in a run and equal for
-        all members."""
+        """Return `n` environment seeds for a purpose, such as evaluation, `[n]`; the seeds are fixed in a run and equal
+        for all members."""
         seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
         return seeds
 
@@ -273,7 +273,7 @@ class EnvSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The environment's spaces as JSON data: they identify what members are made for besides the algorithm."""
+        """The environment's spaces as JSON data: the spaces identify what members are made for besides the algorithm."""
         return self.spaces.to_json()
 
     @property

@@ -65,8 +65,8 @@ class World:
     """The environments on the host in which a population trains: a pool of `P · E` rows, E for each of P members.
 
     Each episode is begun with a seed of its own, drawn from the member's key `[P]`. For a team, members see the agents
-    as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members (those that train now) step; the shapes of
-    the methods count only these. The environments of the others stay as they are.
+    as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members (those that train now) step; in the
+    methods, P counts only living members. The environments of all other members stay as they are.
 
     Attributes:
         rows: the rows of living members; None if all members train.
@@ -96,8 +96,8 @@ class World:
         self.pool.reset(rows, seeds)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use the members of these cohorts (groups computed as one batch) from now on, and begin a generation of
-        them."""
+        """Use the members of these cohorts (groups computed as one batch) from now on, and begin a generation of these
+        members."""
         places: list[Any] = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
         self._places = EVERYONE if places == [[*range(self._living)]] else places
@@ -207,7 +207,8 @@ class World:
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         """Restore the state that `state` returned.
 
-        The result has the indices of environments whose episodes could not be restored; new episodes were begun there.
+        The result has the indices of environments whose episodes could not be restored; new episodes were begun in
+        these environments.
         """
         self.begun[:] = tensors["episodes"].numpy()
         self.tally.restore(tensors)
@@ -257,7 +258,7 @@ def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) ->
 
 
 def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
-    """Return the legal actions in environments that are tensors, `[P, E · K, A]` bool; they never change."""
+    """Return the legal actions in environments that are tensors, `[P, E · K, A]` bool; the legal actions never change."""
     legal = torch.ones(members, envs * spec.spaces.agents, spec.actions, dtype=torch.bool, device=pool.device)
     if spec.spaces.team is not None:
         legal &= torch.from_numpy(pool.team.free).to(pool.device).repeat(envs, 1)
