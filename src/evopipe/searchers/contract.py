@@ -226,7 +226,7 @@ class Searcher(Protocol):
 
 
 class Stateless:
-    """A base class of search strategies that decide by the history alone; their state is empty."""
+    """A base class of search strategies that decide by the history alone. The state of such a strategy is empty."""
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -114,8 +114,8 @@ def drawn_values(
 ) -> dict[str, float]:  # fmt: skip
     """Draw the hyper-parameters of the run's trial `number`.
 
-    They are drawn around the configured values if the proposer is `prior` and the number is odd, else from the whole
-    space.
+    If the proposer is `prior` and the number is odd, the values are drawn around the configured ones; else they are
+    drawn from the whole space.
     """
     return prior_values(space, configured, draw) if proposer == "prior" and number % 2 else random_values(space, draw)
 
