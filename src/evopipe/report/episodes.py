@@ -48,9 +48,9 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
 def episodes_page(title: str, parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return a page that shows agents' episodes, as the text of one HTML file without scripts or external resources.
 
-    `parts` has the episodes by purpose, in the layout that `agents.records` writes; `title` says where they come from.
-    Each part is a table with one row per episode, which can be sorted and filtered; a row unfolds to show the episode's
-    tokens.
+    `parts` has the episodes by purpose, in the layout that `agents.records` writes; `title` says where the episodes
+    come from. Each part is a table with one row per episode, which can be sorted and filtered; a row unfolds to show
+    the episode's tokens.
     """
     every = [episode for part in parts.values() for episode in part]
     shown = {name: part[:_MOST] for name, part in parts.items()}
