@@ -136,7 +136,7 @@ def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer
         spec: the configuration.
         folder: the project's folder.
         episodes: the number of rows.
-        of: the result of `completer_of`; None to make it here. It is not needed for games.
+        of: the result of `completer_of`; None to call that function. The evaluation of games does not need it.
     """
     if form_of(spec.algo) == "games":
 
