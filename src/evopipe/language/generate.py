@@ -25,11 +25,17 @@ _WORTH = 0.75  # share of the rows that may be left for the batch to be made sma
 
 
 class Sampling(NamedTuple):
-    """Settings by which tokens are sampled, one value for each member `[P]` or for each completion `[P, R]`."""
+    """Settings by which tokens are sampled, one value for each member `[P]` or for each completion `[P, R]`.
 
-    temperature: Tensor  # float; 0: the likeliest token
-    top_k: Tensor  # int64, of the likeliest so many; 0: all
-    top_p: Tensor  # float, of the likeliest that have so much of the probability; 1: all
+    Attributes:
+        temperature: the divisor of the logits; 0 for the most likely token.
+        top_k: int64; samples from the k most likely tokens; 0 for all.
+        top_p: samples from the most likely tokens whose probabilities sum to p; 1 for all.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
 
     @classmethod
     def greedy(cls, members: int, device: torch.device) -> Sampling:

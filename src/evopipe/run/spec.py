@@ -273,7 +273,7 @@ class EnvSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The environment's spaces as JSON data: the spaces identify what members are made for besides the algorithm."""
+        """The environment's spaces as JSON data, which identify what members are made for besides the algorithm."""
         return self.spaces.to_json()
 
     @property

@@ -36,9 +36,7 @@ class TextSpec(Spec):
     language: LanguageConfig
     train: TextTrain
     base: Base
-    begun: GPT | None = (
-        None  # what members start with, where they go on from another run's; else as `language.gpt` says
-    )
+    begun: GPT | None = None
 
     @property
     def name(self) -> str:

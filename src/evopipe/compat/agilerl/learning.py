@@ -61,8 +61,8 @@ class RecordedStep:
 
 
 class RolloutBuffer:
-    """A buffer of the steps that one agent has taken since it last learned. `agent.learn()` learns from these steps and empties the
-    buffer.
+    """A buffer of the steps that one agent has taken since it last learned. `agent.learn()` learns from these
+    steps and empties the buffer.
 
     Every on-policy agent has such a buffer, `agent.rollout_buffer`, which `collect_rollouts` fills.
 
@@ -159,7 +159,7 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
         gamma: the agent's discount, `[1]`.
 
     Raises:
-        UsageError: `experiences` is neither.
+        UsageError: `experiences` is neither such a result nor such arrays.
     """
     if breed.team is not None:
         return _batch_of_team(breed, breed.team, experiences, gamma)
