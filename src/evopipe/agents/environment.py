@@ -45,7 +45,7 @@ class BaseEnv(ABC):
         """Return the next observation, the action's reward, whether the episode is over, and an info mapping."""
 
     def close(self) -> None:  # noqa: B027 most have nothing to let go
-        """Release all resources. This is called once, even if `reset` failed or while a `step` still hangs."""
+        """Release all resources. This method is called once, even if `reset` failed or while a `step` still hangs."""
 
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:

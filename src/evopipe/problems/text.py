@@ -129,8 +129,9 @@ def completer_of(spec: TextSpec, folder: Path, episodes: int) -> tuple[Completer
 def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer, np.ndarray] | None = None) -> HeldOut:
     """Return the object that scores members in the final evaluation: by games, or by rows that were not trained on.
 
-    The evaluation's results also have figures by name in `more`. These are which games were `won`; for rewards from a
-    reward model, the score by the task itself (`task`); for algorithms that learn from rows, their own statistics.
+    The evaluation's results also have figures by name in `more`. For games, the figures say which games were `won`; for
+    rewards from a reward model, the score by the task itself (`task`); for algorithms that learn from rows, their own
+    statistics.
 
     Args:
         spec: the configuration.

@@ -477,7 +477,8 @@ class Run(Generic[JobT]):
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
         """Restore a state that `state` returned.
 
-        The result is the number of environments that could not be restored because they are not deterministic.
+        `tensors` and `meta` are the two results of `state`. The result is the number of environments that could not be
+        restored because they are not deterministic.
         """
         for name in _KEPT:
             setattr(self, name, meta[name])

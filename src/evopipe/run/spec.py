@@ -288,7 +288,7 @@ class EnvSpec(Spec):
     def overlapped(self) -> bool:
         """Whether worker processes step the environments while this process computes updates.
 
-        This is not so for on-policy algorithms, nor if an update takes so long that every process should compute
+        The value is False for on-policy algorithms, and if an update takes so long that every process should compute
         updates.
         """
         return self._learns_from_memory and self._work < _LONG

@@ -266,7 +266,8 @@ def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
 
 
 def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Return the actions that all cohorts chose, `[P, E, …]` each, as one tensor `[P · E, …]` in the order of slots."""
+    """Return the actions that all cohorts chose, `[P, E, …]` each, as one tensor `[P · E, …]` in the order of slots.
+    `places` has, for each cohort, the indices of its members among all P."""
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
     actions = actions[order].flatten(0, 1)

@@ -53,7 +53,17 @@ class _Stored(BaseModel):
 
 
 class StoredArch(_Stored):
-    """The schema of a perceptron's architecture in a JSON file, see `core.arch.Arch.to_json`."""
+    """The schema of a perceptron's architecture in a JSON file, see `core.arch.Arch.to_json`.
+
+    Attributes:
+        encoder, head: the blocks of hidden layers, each as a list of numbers; see `core.arch`.
+        latent: the width between encoder and head.
+        activation: the name of the activation function.
+        layer_norm: whether there is layer normalisation before every activation.
+        images: the positions and shapes of images in an observation.
+        convs: the convolution layers.
+        kind: the kind of the encoder.
+    """
 
     encoder: _Blocks
     latent: _Width
@@ -68,7 +78,11 @@ class StoredArch(_Stored):
 class StoredGPT(_Stored):
     """The schema of a small GPT's architecture in a JSON file, see `language.gpt.GPT`.
 
-    It has heads and nodes of each layer, widths, and the most tokens of a row.
+    Attributes:
+        layers: the numbers of heads and of feed-forward nodes of each layer.
+        hidden: the width of the residual stream.
+        head: the width of an attention head.
+        length: the most tokens of a row.
     """
 
     layers: Annotated[tuple[_Heads, ...], Field(min_length=1, max_length=64, strict=False)]
@@ -78,7 +92,12 @@ class StoredGPT(_Stored):
 
 
 class StoredModule(_Stored):
-    """The schema of a reference to a user's own network in a JSON file, see `core.module`."""
+    """The schema of a reference to a user's own network in a JSON file, see `core.module`.
+
+    Attributes:
+        module: the class, as `module:Class`.
+        arguments: the keyword arguments of the class.
+    """
 
     module: Annotated[str, Field(max_length=200)]
     arguments: dict[str, Any] = Field(default_factory=dict)

@@ -47,8 +47,8 @@ def inside(bound: Bound, value: float) -> float:
 def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
     """Map a point of the unit cube to hyper-parameter values, by name.
 
-    The point has one coordinate in [0, 1) for each hyper-parameter, in the order of sorted names. 0 is the low end of a
-    range, 1 the high end.
+    The point `shares` has one coordinate in [0, 1) for each hyper-parameter, in the order of sorted names. 0 is the low
+    end of a range, 1 the high end.
     """
     return {name: value_at(space[name], share) for name, share in zip(sorted(space), shares, strict=True)}
 
