@@ -87,7 +87,8 @@ def hopeless(returns: np.ndarray, bar: float, n: int, least: int = 2 * _FIRST, e
     """Return whether the returns `[k]` of the first episodes show that the mean of all `n` episodes will be below
     `bar`.
 
-    This needs at least `least` finite returns, whose mean lies at least `errors` standard errors below `bar`.
+    The result is True if there are at least `least` finite returns, and their mean lies more than `errors` standard
+    errors below `bar`.
     """
     found = returns[np.isfinite(returns)]
     if len(found) < least:

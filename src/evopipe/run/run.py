@@ -39,8 +39,13 @@ _BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
 class Champion:
     """The best member of all generations so far, as it was in its best generation, with its score.
 
-    `score` is a mean return and `error` its standard error; `confirmed` is True if they come from a second, longer
-    evaluation. `returns` `[n]` are the returns on the run's evaluation seeds, not finite if the environment broke.
+    Attributes:
+        member: the member.
+        score: the mean return.
+        error: the standard error of the score.
+        confirmed: whether score and error come from a second, longer evaluation.
+        generation: the member's best generation.
+        returns: `[n]`, the returns on the run's evaluation seeds; not finite if the environment broke.
     """
 
     member: Member
@@ -58,6 +63,13 @@ class Run(Generic[JobT]):
     In a generation, members that have trained equally long form a group, and the groups train one after another: `turn`
     switches to the next of the `waiting` groups. `advance` and `close` are the methods of the run's regime. `state()`
     returns the state between two steps; `restore()` continues from this state bit for bit.
+
+    Args:
+        spec: the configuration.
+        regime: the regime, a training loop over one kind of data.
+        clock: the counters, which the regime shares.
+        members: the initial members.
+        births: the mutation that made each of these members; None if there were none.
     """
 
     def __init__(
@@ -465,7 +477,8 @@ class Run(Generic[JobT]):
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
         """Restore a state that `state` returned.
 
-        The result is the number of environments that could not be restored because they are not deterministic.
+        `tensors` and `meta` are the two results of `state`. The result is the number of environments that could not be
+        restored because they are not deterministic.
         """
         for name in _KEPT:
             setattr(self, name, meta[name])

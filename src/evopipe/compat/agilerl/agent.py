@@ -40,8 +40,14 @@ class Agent(View):
     `learn` makes the same updates as a training of the whole population does. `train_off_policy` and the other training
     functions train all agents in one call, many times faster.
 
-    Attributes:
+    Args:
         breed: the algorithm, settings and spaces that all agents of the population share.
+        member: the weights, hyper-parameters and counters of the agent.
+        mutation: the mutation that made the agent.
+        spared: whether the agent is the fittest of its generation, which `Mutations` leaves unchanged by default.
+
+    Attributes:
+        breed: as in the arguments.
         index: the agent's index in the population.
         fitness: the results of `test`, oldest first.
         scores: returns of finished episodes, for the script's own loop to fill.
@@ -151,13 +157,13 @@ class Agent(View):
         """Do nothing: noise is a function of the agent's key and of how often it acted."""
 
     def unwrap_models(self) -> None:
-        """Do nothing. AgileRL's scripts call this around checkpoints; here no model is ever wrapped."""
+        """Do nothing, because evopipe never wraps a model. AgileRL's scripts call this method around checkpoints."""
 
     wrap_models = unwrap_models
 
     def live(self) -> Cohort:
-        """Return the tensors with which the agent acts and learns, as a cohort of this one member. They change in
-        place."""
+        """Return the tensors with which the agent acts and learns, as a cohort (a group of members that train as one
+        batch) of this one member. Acting and learning change the tensors in place."""
         if self._cohort is None:
             (self._cohort,) = self.breed.spec.form([self._member])
         return self._cohort
@@ -375,8 +381,12 @@ class Agent(View):
         return self.fitness[-1]
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy the counters of `parent`, and the position in the random draws of `slot`, the agent that this agent
-        replaces."""
+        """Copy the counters of an agent, and continue the random draws of another.
+
+        Args:
+            parent: the agent whose scores, steps and fitness are copied.
+            slot: the agent that this agent replaces in the population; its random draws continue.
+        """
         super().go_on_from(parent, slot)
         self._acted, self._learned, self.training = slot._acted, slot._learned, parent.training
 

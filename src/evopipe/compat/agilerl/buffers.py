@@ -30,7 +30,7 @@ _SPELLED = {"obs": "state", "next_obs": "next_state", "terminated": "done"}
 
 class Memory(ABC):
     """The base class of replay buffers. A transition has five parts: state, action, reward, next state and done;
-    `field_names` says in which order they are saved."""
+    `field_names` says in which order the parts are saved, and `memory_size` how many transitions fit."""
 
     def __init__(self, memory_size: int, field_names: Sequence[str]) -> None:
         self._names = [_SPELLED.get(name, name) for name in field_names]
@@ -297,11 +297,11 @@ class Completed:
 
 
 class MultiStepReplayBuffer(ReplayBuffer):
-    """A replay buffer of n-step transitions. They are shorter at the end of an episode. Each agent discounts their
-    rewards by its own γ.
+    """A replay buffer of n-step transitions. At the end of an episode a transition has fewer steps.
+    Each agent discounts the rewards by its own γ.
 
     Args:
-        memory_size, field_names, device: as in `ReplayBuffer`.
+        memory_size, field_names, device, action_dim, max_size, seed: as in `ReplayBuffer`.
         num_envs: the number of environments whose steps are saved.
         n_step: the number of steps in a transition.
         gamma: has no effect, because each agent has a discount of its own.
@@ -341,7 +341,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """A prioritised replay buffer, which draws transitions with a high TD error more often (Schaul et al., 2016).
 
     Args:
-        memory_size, field_names, device: as in `ReplayBuffer`.
+        memory_size, field_names, device, action_dim, max_size, seed: as in `ReplayBuffer`.
         num_envs: has no effect; any number of environments may be saved at once.
         alpha: the exponent of priorities; 0 draws uniformly.
         n_step: the number of steps in a transition, as in `MultiStepReplayBuffer`.

@@ -58,8 +58,7 @@ def train_off_policy(
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
         n_step: whether transitions span several steps, whose number `n_step_memory` or `memory` says.
         per: whether sampling is prioritised; not needed with a `PrioritizedReplayBuffer`.
-        n_step_memory: a buffer of n-step transitions. Only its `n_step` is used, because `memory` is the only buffer
-            here.
+        n_step_memory: a buffer of n-step transitions. Only its `n_step` is used; `memory` stores the transitions.
         tournament: the selection; None for no selection.
         mutation: the mutation; None for no mutation.
         checkpoint: environment steps of each agent between two checkpoints, in which each agent is written to a folder;

@@ -25,28 +25,45 @@ from evopipe.types import ACTS, CUT, GONE, Batch, Chosen, Tensor
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A step of `E` environments in the algorithm's encoding, as rollouts hold it. For a team, `E` is the number of
-    environments times the number of agents."""
+    """A step of `E` environments in the algorithm's encoding. For a team, `E` is the number of environments times the
+    number of agents.
 
-    obs: np.ndarray  # `[E, O]` float32, the true next observation
-    action: torch.Tensor  # `[E, …]`, see `Batch.action`
-    log_prob: np.ndarray  # `[E]`
+    Attributes:
+        obs: `[E, O]` float32, the observations before the step.
+        action: `[E, …]`, the actions, see `Batch.action`.
+        log_prob: `[E]`, the log-probabilities of the actions.
+        value: `[E]`, the values of the observations.
+        reward: `[E]`, the rewards.
+        next_obs: `[E, O]` float32, the observations after the step; at the end of an episode its last one.
+        begins: `[E]`, whether `obs` is the first observation of an episode.
+        terminated, truncated: `[E]`, whether the step terminated or truncated the episode.
+        idle: `[E]`, whether there was no step, only a reset.
+        memory: `[E, M]`, the recurrent state before the step, which counts as 0 where an episode begins; None for an
+            agent that is not recurrent.
+        remembered: `[E, M]`, the recurrent state after the step; None likewise.
+        legal: `[E, A]`, the legal actions; None if all are legal.
+        next_alive: `[E]`, for a team the state of each agent after the step, see `RowStep.next_alive`; else None.
+    """
+
+    obs: np.ndarray
+    action: torch.Tensor
+    log_prob: np.ndarray
     value: np.ndarray
     reward: np.ndarray
     next_obs: np.ndarray
-    begins: np.ndarray  # `[E]`, an episode begins here
-    terminated: np.ndarray  # `[E]`
+    begins: np.ndarray
+    terminated: np.ndarray
     truncated: np.ndarray
-    idle: np.ndarray  # `[E]`, no step: a reset that follows no action
-    memory: torch.Tensor | None = None  # `[E, M]` before the step, where the agent keeps one; forgotten at a beginning
-    remembered: torch.Tensor | None = None  # `[E, M]` after it
-    legal: np.ndarray | None = None  # `[E, A]`, None where all is
-    next_alive: np.ndarray | None = None  # `[E]` of a team, see `evopipe.types`
+    idle: np.ndarray
+    memory: torch.Tensor | None = None
+    remembered: torch.Tensor | None = None
+    legal: np.ndarray | None = None
+    next_alive: np.ndarray | None = None
 
 
 class RolloutBuffer:
-    """A buffer of the steps that one agent has taken since it last learned. `agent.learn()` learns from them and
-    empties the buffer.
+    """A buffer of the steps that one agent has taken since it last learned. `agent.learn()` learns from these
+    steps and empties the buffer.
 
     Every on-policy agent has such a buffer, `agent.rollout_buffer`, which `collect_rollouts` fills.
 
@@ -143,7 +160,7 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
         gamma: the agent's discount, `[1]`.
 
     Raises:
-        UsageError: `experiences` is neither.
+        UsageError: `experiences` is neither such a result nor such arrays.
     """
     if breed.team is not None:
         return _batch_of_team(breed, breed.team, experiences, gamma)
@@ -301,7 +318,8 @@ def _by_step(part: Any) -> list[Any]:
 
 
 def rollout_of(spec: EnvSpec, cohort: Cohort, taken: Sequence[RecordedStep]) -> Rollout:
-    """Convert recorded steps to a rollout of one member, from which the algorithm learns.
+    """Convert the recorded steps `taken` to a rollout of one member, the only one of `cohort`, from which the algorithm
+    learns.
 
     Raises:
         UsageError: there are no steps.

@@ -43,7 +43,8 @@ def create_population(
         net_config: the network, either as `arch` with `hidden_size` (or `h_size`), or as `encoder_config`,
             `head_config` and `latent_dim`. Sizes are lists with the hidden units of each layer.
         INIT_HP: hyper-parameters by their names in capitals, such as `LR`, `BATCH_SIZE` (transitions), `LEARN_STEP`
-            (environment steps), `GAMMA`. Those that are not given have the defaults that `evopipe params block` prints.
+            (environment steps), `GAMMA`. Others have the
+            defaults that `evopipe params block` prints.
         hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
         population_size: the number of agents.
         num_envs: the number of environments of each agent, as in `make_vect_envs`.
@@ -51,7 +52,7 @@ def create_population(
         accelerator: an Accelerator of one process. It has no effect, because all members train in one process.
         state_dim, action_dim, one_hot: older alternatives to the spaces. `state_dim` is an observation's shape, or,
             with `one_hot`, its number of values. `action_dim` is the number of actions, or of an action's dimensions.
-            For teams they are lists.
+            For teams, both are lists.
         agent_ids: names of a team's agents, if spaces are lists; the default is `INIT_HP["AGENT_IDS"]`.
         seed: seed of the networks' first weights and of all random draws.
         actor_network, critic_network: networks of one's own, see `DummyEvolvable`; of DQN, CQN and PPO.

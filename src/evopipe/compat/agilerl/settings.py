@@ -271,8 +271,8 @@ def own_names(algo: str, name: str) -> list[str]:
 
 
 class LanguageSettings(TypedDict, total=False):
-    """Hyper-parameters of algorithms for language models. Those that are not given have the algorithm's defaults
-    (`evopipe params block`). An error is raised for a hyper-parameter that the algorithm does not have."""
+    """Hyper-parameters of algorithms for language models. Hyper-parameters that are not given have the algorithm's
+    defaults (`evopipe params block`). An error is raised for a hyper-parameter that the algorithm does not have."""
 
     batch_size: int
     """Completions an update; None or more than a step has: all of a step."""

@@ -104,10 +104,14 @@ def entering(agents: Sequence[Any], seed: int) -> list[Member]:
 
 
 def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return an agent of class `view` for each current member of a run.
+    """Return an agent for each current member of a run.
 
-    The agent's count of steps is that of the agent with the same index in `before`, plus `each` for every step of the
-    run.
+    Args:
+        run: the run.
+        view: the class of the agents.
+        breed: what all agents share, see `Breed`.
+        before: the agents before the run; an agent continues the count of steps of the one with the same index.
+        each: how much the count grows for every step of the run.
     """
     found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
     for agent in found:
@@ -201,8 +205,8 @@ def function_for(name: str) -> str:
 class Call(SimpleNamespace):
     """The arguments of one call of a training function, as attributes named as in the function's signature.
 
-    Attributes:
-        train, block: further keys for the blocks `train` and `algos.<name>` of the run's parameters.
+    The attributes `train` and `block` hold parameters of the run that replace the population's own: keys of the blocks
+    `train` and `algos.<name>`.
     """
 
     pop: Sequence[Agent]

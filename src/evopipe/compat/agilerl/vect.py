@@ -22,10 +22,14 @@ _Bools = npt.NDArray[np.bool_]
 
 
 class Marks(NamedTuple):
-    """Flags of `n` environments for the step that led to their observations, bool `[n]` each: whether the step was a
-    reset, and whether it terminated or truncated the episode."""
+    """Flags of `n` environments, bool `[n]` each, for the step that led to their present observations.
 
-    began: _Bools  # nothing: a reset, whatever action was given
+    Attributes:
+        began: whether that step was a reset.
+        terminated, truncated: whether that step terminated or truncated the episode.
+    """
+
+    began: _Bools
     terminated: _Bools
     truncated: _Bools
 
