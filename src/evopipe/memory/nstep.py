@@ -69,10 +69,11 @@ class NStep:
         Every argument is `[R, …]`, one row per environment. For a team of K agents, arrays have an axis `K` after it.
 
         Args:
-            obs, action, reward, terminated, truncated, next_obs: the step, as Gymnasium's `step` returns it.
+            obs, action, reward, terminated, truncated, next_obs: the step: the observation before it, the action, and
+                what it gave.
             next_legal, legal: the legal actions after and before the step; None if all are legal.
-            broken: `[R]`, steps that are left out because something in them is not finite. Unfinished transitions of
-                that environment end before the broken step and bootstrap from the last good observation.
+            broken: `[R]`, unusable steps, such as those with a number that is not finite. A broken step is left out:
+                unfinished transitions of that environment end before it and bootstrap from the last good observation.
             alive: for a team, `[R, K]`, which agents took the step.
             over: `[R]`, whether the episode ended; None if it did where the step terminated or was truncated.
             next_alive: for a team, `[R, K]`, each agent's status after the step (see `evopipe.types`).

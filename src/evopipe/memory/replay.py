@@ -254,8 +254,8 @@ class Incoming:
     ) -> None:  # fmt: skip
         """Write the actions and the outcomes of the step, and append the transitions to the replay buffer.
 
-        All arguments are `[n, …]`, one row for each environment that stepped. A transition is left out if its
-        environment failed in the step (`broken` `[n]`), or if it holds a number that is not finite.
+        All arguments are `[n, …]`, one row for each environment that stepped. A transition is left out if its step is
+        unusable (`broken` `[n]`, see `RowStep`), or if it holds a number that is not finite.
         """
         at = self._where
         self._action[at], self._reward[at], self._terminated[at] = action, reward, terminated

@@ -116,9 +116,9 @@ class Rollout:
             tick: the number of the step in the rollout.
             next_obs: `[P, E, O]`, the true next observations, also where the episode ended.
             reward, terminated, truncated: `[P, E]`.
-            broken: `[P, E]`, steps not to learn from: the environment failed, or, for a team, the agent was absent.
-                Such a step is stored as the last of its episode with the predicted value as its reward, so that its
-                advantage is 0. Its next observation is stored as zeros.
+            broken: `[P, E]`, unusable steps, such as those with a number that is not finite; for a team also those of
+                absent agents. Such a step is stored as the last of its episode with the predicted value as its reward,
+                so that its advantage is 0. Its next observation is stored as zeros.
             next_alive: for a team, `[P, E]`, each agent's status after the step (see `evopipe.types`). The next
                 observation is then stored as zeros exactly where the status is `GONE`.
         """

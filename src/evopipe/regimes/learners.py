@@ -31,12 +31,12 @@ _MOST = 16  # processes that `auto` uses at most
 
 
 def learner_count(asked: int | Literal["auto"], threads: int, environments_first: bool = False) -> int:
-    """Return the number of learner processes, or of threads of the C kernels, to use at most.
+    """Return the most learner processes, or threads of the C kernels, that may make updates.
 
     Args:
         asked: the parameter `runtime.learners`.
         threads: torch's threads, as `machine.configure` chose them.
-        environments_first: see `EnvSpec.environments_first`; then `auto` leaves half the cores to the environments.
+        environments_first: whether `auto` leaves half the cores to the environments, see `EnvSpec.environments_first`.
 
     Raises:
         ParamsError: several processes were asked for, but torch has several threads, with which a process cannot fork.
@@ -52,7 +52,12 @@ def learner_count(asked: int | Literal["auto"], threads: int, environments_first
 
 
 class Share(NamedTuple):
-    """The rows `first` to `end` (exclusive) of the cohort number `cohort`, which one learner updates."""
+    """The rows of one cohort that one learner updates.
+
+    Attributes:
+        cohort: the number of the cohort.
+        first, end: the first row, and the row after the last.
+    """
 
     cohort: int
     first: int
@@ -102,9 +107,9 @@ class LearnerPool:
     Args:
         spec: the run's configuration.
         processes: the most learners to use, see `learner_count`.
-        ready: returns the updates that a share has to make, as a function to be called. Its last argument is the work
-            of the share's cohort as a list of numbers, whose meaning only the regime defines; the first is 0 if there
-            is nothing to do.
+        ready: a function (share, cohort, tick, work) that returns the updates of a share as a function to be called.
+            The cohort consists of the share's rows. The work is that of the whole cohort as a list of numbers, whose
+            meaning only the regime knows; the first is 0 if there is nothing to do.
         compiled: whether C kernels make the updates; then threads of this process are used instead of processes.
     """
 
@@ -122,8 +127,10 @@ class LearnerPool:
         self._order = np.empty(0, np.int64)
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Move tensors to memory that all learner processes share, in place. Earlier views of the tensors keep the old
-        memory."""
+        """Move tensors to memory that all learner processes share, in place.
+
+        Views that were made of the tensors before keep the old memory.
+        """
         if self._processes == 1:
             return
         for tensor, piece in zip(tensors, shared_memory([tensor.nbytes for tensor in tensors]), strict=True):
@@ -134,12 +141,12 @@ class LearnerPool:
     def adopt(self, cohorts: Sequence[Cohort], rates: Sequence[float], read: Sequence[Tensor] = ()) -> None:
         """Divide new cohorts among the learners, and end the learners of the old cohorts.
 
-        It must be called before anything is computed with the cohorts.
+        The method must be called before anything is computed with the cohorts.
 
         Args:
             cohorts: the new cohorts.
             rates: the updates of each cohort per environment step of a member, by which the work is estimated.
-            read: further tensors that the learners read.
+            read: tensors outside the cohorts that the learners read.
         """
         self.close()
         train, plan = self._spec.train, []
@@ -163,8 +170,11 @@ class LearnerPool:
         """Let all learners make the updates that are due at a tick; yield this process's own share as functions to be
         called.
 
-        The other learners are started first, and awaited after the last function was yielded. `due` holds the work of
-        each cohort as numbers, see `LearnerPool`.
+        The other learners are started first, and awaited after the last function was yielded.
+
+        Args:
+            tick: the number of the tick.
+            due: the work of each cohort as a list of numbers, see `LearnerPool`.
 
         Raises:
             ResourceError: a learner died.
