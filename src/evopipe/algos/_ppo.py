@@ -69,7 +69,8 @@ def descend(
     """Take one gradient step on a minibatch of a rollout, in place.
 
     Return the losses, and which members are still healthy (all their numbers are finite). A member whose policy is
-    further than `target_kl` from the old policy makes no more updates until its next rollout.
+    further than `target_kl` from the old policy, which collected the rollout, makes no more updates until its next
+    rollout.
 
     Args:
         loss: the members' losses, and the distances of their policies from the old policies, `[P]` each.
