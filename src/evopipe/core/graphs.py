@@ -26,7 +26,8 @@ RECOMPILES = 64  # structures that torch.compile keeps code for; its own 8 are g
 
 
 class Paths:
-    """The fast paths of a run (CUDA graphs and `torch.compile`): one object that all its cohorts share.
+    """The fast paths of a run (CUDA graphs and `torch.compile`): one object that all its cohorts (batches of members)
+    share.
 
     Args:
         capture: `graph` for CUDA graphs; `buffers` for the fixed input and output tensors of a graph, but without a
@@ -35,7 +36,7 @@ class Paths:
 
     Attributes:
         given_up: one sentence for each path that failed and was abandoned, with the reason.
-        recorded: the number of recordings made.
+        recorded: the number of functions that were recorded for replay.
     """
 
     def __init__(self, capture: Capture = "none", compiled: bool = False) -> None:

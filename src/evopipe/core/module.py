@@ -174,9 +174,10 @@ class Module:
         """Return the flat row `[n']` of the mutated module `new`, with the values of `row` `[n]` where both modules
         have them.
 
-        A parameter of `new` takes values from the old parameter of the same name, if both have equally many dimensions:
-        entries at indices that both shapes have keep their values. All other entries are new: parameters as the
-        constructor draws them, scales and moments 0. See `Architecture.carry`.
+        A parameter of `new` takes over values if the old module has a parameter of the same name with equally many
+        dimensions; entries at indices that both shapes have are copied. All other entries are new: for parameters they
+        are drawn by the module's constructor, for noise scales and optimiser moments they are 0. The arguments are
+        those of `Architecture.carry`.
         """
         carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
         held = self.named(widths, row)

@@ -59,7 +59,7 @@ def chosen() -> Any:
 
 
 def kernels() -> Any:
-    """Return the kernels that `use` selected. They must have been selected before."""
+    """Return the kernels that `use` selected. It is an error to call this while torch computes."""
     assert _chosen is not None
     return _chosen
 

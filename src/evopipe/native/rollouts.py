@@ -95,7 +95,7 @@ def estimate(
     Args:
         rows: `[P, T, E, …]`, the steps of P members in E environments over T ticks, see `memory.rollout`.
         after: `[P, T, E, …]`, the results of the steps.
-        known: the number of columns of a row before the log-probability.
+        known: the index of the log-probability in a row, see `StepLayout.log_prob`; values and advantages follow it.
         observations: `O`, the width of an observation.
         next_value: `[P, T · E]`, the values of the states after each step.
         gamma: `[P]`, the discounts.

@@ -158,11 +158,13 @@ def make(
 ) -> Job | None:  # fmt: skip
     """Return a job (a C struct that describes updates) for some learners; None if the kernels cannot do the update.
 
+    The job is cached, and `known` finds it again. Only a job that points to copies of tensors is not cached, because
+    the copies would become stale.
+
     Args:
         name: the name of the struct in `kernels.h`.
         of: the learners (networks and optimisers).
-        given: the arguments that identify the job for `known`. A job that points to copies of tensors is not cached,
-            because the copies would become stale.
+        given: the arguments by which `known` finds the job again.
         members: P, the number of members.
         inputs: the width of each network's input.
         rates: numbers `[P]` by name, each a field of the C struct `learners` or of the job's struct.

@@ -408,14 +408,14 @@ class Policy:
 
 
 def unlike(has: str, wanted: str) -> str | None:
-    """Return why a policy cannot act in an environment whose spaces differ from the policy's own; None if they are
+    """Return why a policy cannot act in an environment whose spaces or agents differ from its own; None if they are
     equal.
 
     The reason is a phrase that can follow the environment's name in a sentence.
 
     Args:
-        has: a description of the environment's spaces.
-        wanted: a description of the spaces that the policy needs.
+        has: a phrase that describes what the environment has, such as its spaces.
+        wanted: the same phrase for what the policy needs.
     """
     if has == wanted:
         return None

@@ -76,6 +76,11 @@ class GameSource:
     RL.
 
     In an evaluation, members play games of their own, one for each seed.
+
+    Args:
+        spec: the run's configuration.
+        corpus: the recorded games.
+        task: the game.
     """
 
     def __init__(self, spec: TextSpec, corpus: Corpus, task: Any) -> None:

@@ -34,7 +34,7 @@ def learner_count(asked: int | Literal["auto"], threads: int, environments_first
     """Return the most learner processes, or threads of the C kernels, that may make updates.
 
     Args:
-        asked: the parameter `runtime.learners`.
+        asked: the parameter `runtime.learners`: a number, or `auto`, which depends on the cores of the machine.
         threads: torch's threads, as `machine.configure` chose them.
         environments_first: whether `auto` leaves half the cores to the environments, see `EnvSpec.environments_first`.
 
@@ -104,12 +104,15 @@ _Ready: TypeAlias = Callable[[Share, Cohort, int, Sequence[int]], Callable[[], A
 class LearnerPool:
     """The learner processes that divide the updates of all cohorts among them. This process is one of them.
 
+    A cohort is a group of members that are computed as one batch. A share is some of a cohort's rows (members), which
+    one process updates.
+
     Args:
         spec: the run's configuration.
         processes: the most learners to use, see `learner_count`.
-        ready: a function (share, cohort, tick, work) that returns the updates of a share as a function to be called.
-            The cohort consists of the share's rows. The work is that of the whole cohort as a list of numbers, whose
-            meaning only the regime knows; the first is 0 if there is nothing to do.
+        ready: a function (share, rows, tick, work) that returns the updates of a share as a function to be called.
+            `rows` is the share as a cohort of its own. `work` is a list of numbers that says what the share's whole
+            cohort has to do. Only the regime knows what the numbers mean; the first is 0 if there is nothing to do.
         compiled: whether C kernels make the updates; then threads of this process are used instead of processes.
     """
 

@@ -298,7 +298,8 @@ class OnPolicy:
             )
 
     def choose(self) -> Any:
-        """Sample an action for every environment, `[P · E, …]`, from the pool's current observations.
+        """Sample an action for every environment, `[P · E, …]`, from the present observations of P members in E
+        environments each.
 
         Further calls return the same actions until `record` is called.
         """
