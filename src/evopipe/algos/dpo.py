@@ -101,7 +101,8 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
     """Return statistics of each held-out pair for reports, by name, `[P, n]` each for n pairs of P members.
 
-    They are whether the policy prefers the chosen completion, and the probabilities of both completions.
+    The statistics are whether the policy prefers the chosen completion, and the policy's probability of each of the two
+    completions.
     """
     chosen, rejected = (x.exp() for x in _language.completion_sums(now.log_prob, batch))
     return {"accuracy": (preference(cfg, now, batch, hp).margin > 0).float(), "chosen": chosen, "rejected": rejected}

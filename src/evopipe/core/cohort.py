@@ -123,11 +123,12 @@ class Cohort:
         return dict(zip(widths, memory.split([*widths.values()], dim=-1), strict=True)) if widths else {}
 
     def normalised(self, obs: Tensor, there: Tensor | None = None) -> Tensor:
-        """Return observations `[P, …, O]` as the members' networks read them: normalised, if the run normalises
-        observations.
+        """Return observations as the members' networks read them: normalised, if the run normalises observations.
 
-        In a team, `there` `[P, …]` says which agents are present. The observations of absent agents become zeros after
-        normalisation.
+        Args:
+            obs: `[P, …, O]`, the observations.
+            there: for a team, `[P, …]` bool, whether the agent is present. The observations of absent agents become
+                zeros after normalisation.
         """
         if self.normaliser is None:
             return obs

@@ -57,7 +57,7 @@ class Statistics:
         """Merge n values of each column into the statistics, in place.
 
         Args:
-            values: `[P, n, N]`.
+            values: `[P, n, N]`, n values of N columns for each of P members.
             given: `[P, n]` bool, which values count. If none counts for a member, its statistics keep every bit.
         """
         # One column's values lie together, so that their sum does not depend on how many members there are.
@@ -128,7 +128,8 @@ class Normaliser:
         return Statistics(*(self.held[name] for name in names)) if names[0] in self.held else None
 
     def rows(self) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        """Yield pairs: the name of a tensor in `Member.tensors`, and a sequence with that tensor of each member."""
+        """Yield pairs (name, tensors): the name of a tensor in `Member.tensors`, and each member's tensor of that
+        name."""
         for name, tensor in self.held.items():
             yield name, [tensor] * len(self.clip) if name == COLUMNS else tensor.unbind(0)
 
@@ -187,11 +188,12 @@ class Normaliser:
         """Update the statistics with the rewards of a step, in place; return normalised rewards and new discounted
         returns.
 
-        Both results are `[P, E]`. If rewards are not normalised, the arguments are returned unchanged.
+        Both results are `[P, E]`, for P members with E environments each. If rewards are not normalised, `reward` and
+        `returns` are returned unchanged.
 
         Args:
             returns: `[P, E]` float64, the discounted returns of the unfinished episodes before the step.
-            reward: `[P, E]`.
+            reward: `[P, E]`, the rewards of the step.
             gamma: `[P]`, the discounts.
             given: `[P, E]` bool, which rewards count.
         """

@@ -62,7 +62,8 @@ def start_encoder(nets: Nets) -> tuple[Net | None, Net | None, Adam | None]:
 
 
 def leaf(value: Tensor) -> Tensor:
-    """Return a tensor of the algorithm's state as a leaf of autograd that shares its memory, with zeros as `.grad`."""
+    """Return a leaf of autograd that shares memory with `value`, a tensor of the algorithm's state. Its `.grad` is
+    zeros."""
     found: Tensor = value.detach().requires_grad_(True)
     found.grad = torch.zeros_like(found)
     return found
@@ -76,7 +77,7 @@ def watched() -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Record gradient norms while the `with` block lasts, in the list that the context manager yields.
 
     Each time gradients are clipped, the list gets a pair: the norms before clipping, `[P]` float64 for P members, and
-    whether each was above the limit, `[P]` bool.
+    whether each norm was above the limit, `[P]` bool.
     """
     global _watched
     found: list[tuple[Tensor, Tensor]] = []

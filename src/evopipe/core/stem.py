@@ -60,7 +60,8 @@ class Stem(NamedTuple):
     def misfit(self) -> str | None:
         """Return why the convolutions do not fit the images, as a sentence; None if they fit.
 
-        They do not fit if an image, or an output of a convolution, is smaller than the next kernel.
+        A convolution does not fit if its kernel is larger than its input, an image or the output of another
+        convolution.
         """
         for image in self.images:
             for number, ((_, height, width), conv) in enumerate(zip(self.shapes(image), self.convs, strict=False), 1):

@@ -132,12 +132,20 @@ class Structure(Protocol):
         """
 
     def remember(self, views: Any, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Take one step of a recurrent network, see `core.net.remember`. It is called only if the network is
-        recurrent."""
+        """Take one step of a recurrent network; the arguments after `views`, and the result, are those of
+        `core.net.remember`.
+
+        `views` are the parameter tensors, as the method `views` returns them. The method is called only if the network
+        is recurrent.
+        """
 
     def unroll(self, views: Any, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
-        """Take several steps of a recurrent network, see `core.net.unroll`. It is called only if the network is
-        recurrent."""
+        """Take several steps of a recurrent network; the arguments after `views`, and the result, are those of
+        `core.net.unroll`.
+
+        `views` are the parameter tensors, as the method `views` returns them. The method is called only if the network
+        is recurrent.
+        """
 
 
 class Architecture(Protocol):
@@ -172,7 +180,7 @@ class Architecture(Protocol):
     def named(self, widths: Widths, row: Tensor) -> Mapping[str, Tensor]:
         """Return the weights and biases of a member's network by name, as views of its flat row `[n]`.
 
-        Tensors with two dimensions are weight matrices; the mutation `parameters` adds noise to them.
+        Tensors with two dimensions are weight matrices, to which the mutation `parameters` adds noise.
         """
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:

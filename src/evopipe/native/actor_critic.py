@@ -80,9 +80,10 @@ def ddpg_update(
         batch: a minibatch of B transitions.
         healthy: `[P]` bool, the members that learn.
         actor_learns: whether the actors are updated too.
-        noise: `[P, K · B · A]`. For continuous actions, it is clipped to `noise_clip` and added to the next actions;
-            for discrete actions, it is the Gumbel noise that draws them.
-        own_noise: the Gumbel noise, of the same shape, that draws the actor's own discrete actions.
+        noise: `[P, K · B · A]`, random numbers for the next actions of K agents: A numbers for each of B transitions.
+            Continuous next actions get this noise added, clipped to `noise_clip`. Discrete next actions are drawn by
+            it; it is then Gumbel noise.
+        own_noise: Gumbel noise of the same shape, which draws the actor's own discrete actions.
         more: the keyword arguments of `ddpg_job`.
     """
     job = ddpg_job(of, hp, places, batch, **more)

@@ -187,10 +187,11 @@ class States:
         self._kernels.env_reset(self._call(*self._fixed, len(rows), at(rows), at(seeds), *[0] * 7))
 
     def place(self, numbers: Any) -> bool:
-        """Set the state of row 0 from numbers, by the C function `place` of the environment.
+        """Set the state of row 0 from the numbers that a Gymnasium environment keeps as its state; return whether that
+        was possible.
 
-        Return whether that was possible: the environment must define the function, and `numbers` must convert to
-        float64.
+        The C function `place` of the environment does it. The state cannot be set if the environment does not define
+        this function, or if `numbers` do not convert to float64.
         """
         try:
             given = torch.tensor(numbers, dtype=torch.float64).reshape(-1)

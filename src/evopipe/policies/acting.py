@@ -161,7 +161,8 @@ class Policy:
         return self._like(obs, single, found(self._cfg, self._cohort.state, batch, legal, before)[0])
 
     def q_values(self, obs: Any, action: Any = None) -> Any:
-        """Return the action values Q(s, a), NumPy or torch, as `obs` is. With twin critics, it is the smaller value.
+        """Return the action values Q(s, a), NumPy or torch, as `obs` is. Of twin critics, the smaller value is
+        returned.
 
         Args:
             obs: as in `act`.

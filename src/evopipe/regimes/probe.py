@@ -195,7 +195,10 @@ def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 
 
 def rates(hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the learning rates among hyper-parameters, by the names of their metrics."""
+    """Return the learning rates among hyper-parameters as metrics `[P]` by name.
+
+    `hyper` holds the hyper-parameters of P members by name.
+    """
     return {RATE + name.removeprefix("lr"): value for name, value in hyper.items() if name.split("_")[0] == "lr"}
 
 
