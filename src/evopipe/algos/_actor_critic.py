@@ -172,7 +172,7 @@ def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bo
     Args:
         critic: the name of the state's field with the critics.
         cfg, state: the algorithm's configuration and state.
-        hp: hyper-parameters, `[P]` each.
+        hp: hyper-parameters, `[P]` each for P members.
         batch: the minibatch of the update.
         close: whether the actor's loss is that of TD3+BC, which stays close to the actions of a dataset.
     """

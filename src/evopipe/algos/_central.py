@@ -231,8 +231,10 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 
     The metrics are the values (of twin critics the smaller), the distance to the target network's values, the actors'
     loss, and for discrete actions the entropy. Values and entropy are also given for each agent. An actor's loss is
-    minus the value of its own best action while the other agents act as in the minibatch. An agent's transitions from
-    which it does not learn are left out. `critic` is the name of the state's field with the critics.
+    minus the value of its own best action while the other agents act as in the minibatch. An agent's transition does
+    not enter the metrics if the agent does not learn from it.
+
+    `critic` is the name of the state's field with the critics.
     """
     of, steps = agent_groups(cfg), _Steps.of(cfg, batch)
     nets = getattr(state, critic), getattr(state, f"{critic}_target")

@@ -47,7 +47,11 @@ class Part(NamedTuple):
         return row[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
     def grouped(self, row: Tensor) -> Tensor:
-        """Return the parameter tensor as a view `[rows, groups, units]` of a flat row."""
+        """Return the parameter tensor of a flat row as a view `[rows, groups, units]`, with an axis for its groups of
+        columns.
+
+        `units` is the number of columns in a group.
+        """
         return self.of(row).view(self.rows, self.groups, self.units)
 
 

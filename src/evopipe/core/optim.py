@@ -62,8 +62,10 @@ def start_encoder(nets: Nets) -> tuple[Net | None, Net | None, Adam | None]:
 
 
 def leaf(value: Tensor) -> Tensor:
-    """Return a leaf of autograd that shares memory with `value`, a tensor of the algorithm's state. Its `.grad` is
-    zeros."""
+    """Return a leaf of autograd that shares memory with `value`, a tensor of the algorithm's state.
+
+    The leaf's `.grad` is allocated, and zeros.
+    """
     found: Tensor = value.detach().requires_grad_(True)
     found.grad = torch.zeros_like(found)
     return found

@@ -101,7 +101,7 @@ def ddpg_job(
 
     Args:
         of: the networks and optimisers.
-        hp: the hyper-parameters, `[P]` each.
+        hp: the hyper-parameters, `[P]` each for P members.
         places: the team's agents, or a single agent.
         batch: a minibatch.
         discrete: whether actions are discrete.
@@ -142,7 +142,7 @@ def sac_job(
     Args:
         of: the networks and optimisers.
         state: the algorithm's state, which has the temperature.
-        hp: the hyper-parameters, `[P]` each.
+        hp: the hyper-parameters, `[P]` each for P members.
         batch: a minibatch.
         discrete: whether actions are discrete.
         learns_alpha: whether the temperature is learned.

@@ -117,10 +117,10 @@ def token_weights(mask: Tensor, mean: Mean) -> Tensor:
 
 
 def total(weight: Tensor, each: Tensor) -> Tensor:
-    """Return the weighted sum Σ weight · each of each member's numbers, `[P]`.
+    """Return each member's weighted sum Σ weight · each, `[P]`.
 
-    `weight` and `each` are `[P, B, T]` or `[P, B]`. Numbers with weight 0 do not enter the sum, even if they are not
-    finite.
+    `weight` and `each` are `[P, B, T]`, for B rows of T tokens of P members, or `[P, B]`, one number per row. Numbers
+    with weight 0 do not enter the sum, even if they are not finite.
     """
     return (weight * _within(each, weight != 0)).flatten(1).sum(dim=1)
 

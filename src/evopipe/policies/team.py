@@ -78,7 +78,8 @@ class TeamPolicy:
 
     def step(self, obs: Mapping[Any, Any], memory: Any = None, mask: Mapping[Any, Any] | None = None,
              epsilon: float = 0.0, seed: int = 0) -> tuple[dict[Any, Any], Any]:  # fmt: skip
-        """Return every agent's action, as `act` does, and the new recurrent state, float32 `[B, K, memory]`.
+        """Return every agent's action, as `act` does, and the new recurrent state, float32 `[B, K, memory]`: B
+        observations of K agents.
 
         `memory` is the recurrent state that the previous step of these episodes returned; None at the beginning. The
         state of an absent agent becomes zeros.
@@ -226,7 +227,7 @@ class TeamPolicy:
         return self._cohort.normalised(rows, there), found.single, legal, before.flatten(0, 1)[None]
 
     def module(self, place: int) -> torch.nn.Module:
-        """Return the greedy policy of the agent number `place` as a `torch.nn.Module`: its obs `[B, O]` → its own
+        """Return the greedy policy of the agent number `place` as a `torch.nn.Module`: B observations `[B, O]` →
         actions.
 
         If the policy is recurrent, the module maps (obs, memory `[B, memory]`) to (actions, new memory); memory, the
