@@ -41,7 +41,7 @@ def widest(archs: Sequence[Arch]) -> Arch:
     """Return the smallest architecture in which all of `archs` fit: each layer has the width of the widest, rounded up.
 
     A layer that some members lack or blend becomes a blended layer (one that can be skipped). A residual block need not
-    be blended: for a member that lacks it, its pads add 0.
+    be blended: for a member that lacks it, its padding adds 0.
     """
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
@@ -92,7 +92,12 @@ class Views(NamedTuple):
 class Padded:
     """The structure of one perceptron of several members whose layers are padded to common widths.
 
-    The methods are those of `Structure`. Members must be ordered by activation, and their convolutions must be equal.
+    The methods are those of `Structure`.
+
+    Args:
+        archs: the members' architectures, ordered by activation, with equal convolutions.
+        widths: the input and output width of the network.
+        device: the device of its masks.
     """
 
     def __init__(self, archs: Sequence[Arch], widths: Widths, device: torch.device) -> None:
@@ -170,7 +175,7 @@ class Padded:
         return index.to(self.device)
 
     def own_places(self, last: int) -> Tensor | None:
-        """Return the position of each of the `last` padded layers among the member's own layers, `[last, P]`, counted
+        """Return the position of each of the last `last` layers among the member's own layers, `[last, P]`, counted
         from 0.
 
         For a member that lacks the second of three layers, the positions are 0, arbitrary, 1. The result is None if no
@@ -342,11 +347,15 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
-    """Return a network's parameters with factorised Gaussian noise on the layers after the latent.
+    """Return a network's parameters with factorised Gaussian noise on the layers after the latent (last encoder layer).
 
-    Fortunato et al., 2018, § 3.1 b: weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x)
-    √|x|. One noise sample serves a member's whole batch. `scale` holds σ of every parameter, in the form of `net`; only
-    those of weights and biases are used.
+    Weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x) √|x| (Fortunato et al., 2018, §
+    3.1 b). One noise sample serves a member's whole batch.
+
+    Args:
+        net: the network.
+        scale: σ of every parameter, in the form of `net`; only those of weights and biases are used.
+        draw: the stream of random numbers.
     """
     shape = net.structure
     assert isinstance(shape, Padded)
@@ -368,7 +377,7 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
 
 def noise_scale(structure: Structure, sigma: float) -> Tensor:
     """Return the initial noise scales σ `[P, N]` of noisy networks: `sigma` / √(inputs) for weights and biases, 0 on
-    pads.
+    padding.
 
     P is the number of members, N the length of a row of parameters.
     """

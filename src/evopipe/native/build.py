@@ -50,7 +50,7 @@ def chosen() -> Any:
 
 
 def kernels() -> Any:
-    """Return the kernels that `use` selected. They must have been selected before."""
+    """Return the kernels that `use` selected. It is an error to call this while torch computes."""
     assert _chosen is not None
     return _chosen
 
@@ -69,7 +69,10 @@ def serve(*tensors: Tensor) -> bool:
 
 
 def serve_wholly(*tensors: Tensor) -> bool:
-    """Return whether kernels may compute a whole update of these tensors: `serve`, and not within `by_operators`."""
+    """Return whether kernels may compute a whole update of these tensors.
+
+    They may if `serve` is True, and no `by_operators` block is open.
+    """
     return _wholly and serve(*tensors)
 
 
@@ -105,26 +108,33 @@ def done(starved: int) -> None:
 
 
 class NoKernels(Exception):
-    """The error that the kernels, or a user's environment in C, cannot be compiled or loaded here; the message says
+    """The error that the C kernels, or a user's environment in C, cannot be compiled or loaded; the message says
     why."""
 
 
 class Unit(NamedTuple):
-    """A C source file to compile into one library, with everything that the library depends on."""
+    """A C source file to compile into one library.
+
+    Attributes:
+        main: the path of the file.
+        content: the bytes of all files that the library depends on, by which a compiled library is found again.
+        name: what messages call the library.
+        of: returns the declarations of the library's functions.
+    """
 
     main: Path
-    content: bytes  # all that a library depends on, but compiler and flags
-    name: str  # in messages
-    of: Callable[[], Any]  # the declarations that a library has
+    content: bytes
+    name: str
+    of: Callable[[], Any]
 
 
 @cache
 def load(target: str = "native") -> Any:
     """Return the kernels as a library, compiled by the first compiler that works: the one in `CC`, cc, gcc or clang.
 
-    A library that was compiled before is loaded from the cache. `target` is the instruction set, see `TARGETS`. If no
-    compiler works, the kernels that came with the wheel are loaded, where there are any. Errors of compilers that fail
-    are printed to stderr, once.
+    A library that was compiled before is loaded from the cache. `target` is the instruction set: `native` for this
+    processor's own, or `portable`; see `TARGETS`. If no compiler works, the kernels that came with the wheel are loaded,
+    where there are any. Errors of compilers that fail are printed to stderr, once.
 
     Raises:
         NoKernels: there is no compiler, none works, or this processor lacks the instructions.
