@@ -109,6 +109,11 @@ class Spec(ABC):
         return False
 
     @property
+    def sequential(self) -> bool:
+        """Whether a confirmation ends as soon as it is clear how it will end."""
+        return False
+
+    @property
     def seeds_apart(self) -> bool:
         """Whether each seed of an evaluation can be used alone: what it stands for does not depend on the other
         seeds."""
@@ -286,6 +291,11 @@ class EnvSpec(Spec):
         """Whether evaluation is a race, in which a member plays only as long as its rank can change a decision (see
         `race`)."""
         return self.train.evaluation == "race"
+
+    @property
+    def sequential(self) -> bool:
+        """Whether a confirmation ends as soon as it is clear how it will end."""
+        return self.train.confirmation == "sequential"
 
     @property
     def seeds_apart(self) -> bool:
