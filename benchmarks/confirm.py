@@ -3,8 +3,8 @@
 Candidates are members whose fitness reached the target while draws from the hard space were trained; a table has the
 returns of 400 confirmation episodes of each (`--record 40` makes it from so many draws). A hundred of these are drawn
 again and again, and played by `train.confirmation: sequential` and to the end: at the task's own target, and at targets
-a twentieth of a standard deviation above what a candidate's 400 episodes come to, where errors are most likely. `by t` is what was
-not taken, a group-sequential test with an O'Brien-Fleming boundary, which knows no lowest return.
+a twentieth of a standard deviation above what a candidate's 400 episodes come to, where errors are most likely. `by t`
+is what was not taken, a group-sequential test with an O'Brien-Fleming boundary, which knows no lowest return.
 """
 
 from __future__ import annotations
@@ -162,10 +162,11 @@ def main(arguments: list[str] | None = None) -> int:
             for errors in ERRORS:
                 for title, rule in (("betting", by_betting(lowest)), ("by t", by_t)):
                     some = candidates[candidates.std(axis=1) > 1.0] if near else candidates
+                    where = "just above" if near else "its own target"
                     bars = bars_of(some, curves.TASKS[name].target, errors, near)
                     found = rates(some, bars, rule, errors, args.orders)
                     print(
-                        f"{name}, {len(some)} candidates, {'just above' if near else 'its own target'}, {errors:g} errors, "
+                        f"{name}, {len(some)} candidates, {where}, {errors:g} errors, "
                         f"{title}: wrong {found.wrong:.2%} (worst {found.worst:.1%}), given up {found.lost:.2%}, "
                         f"episodes {found.successes:.0f} of a success, {found.failures:.0f} of a failure", flush=True,
                     )  # fmt: skip

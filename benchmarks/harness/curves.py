@@ -28,8 +28,8 @@ CURVES = ROOT / "benchmarks" / "curves"
 
 @dataclass(frozen=True)
 class Task:
-    """A pipeline whose learner draws are trained with, the target, a trial's life in slices, what no episode's return is
-    below, if it is known, and how a score is confirmed."""
+    """A pipeline whose learner draws are trained with, the target, a trial's life in slices, the lowest return there
+    is, if it is known, and how a score is confirmed."""
 
     pipeline: str
     target: float

@@ -440,7 +440,7 @@ class TrainConfig(Schema):
     )
     lowest_score: float | None = Field(
         None,
-        description="a score below which no episode can fall; without it a sequential confirmation ends early only where "
+        description="a score below which no episode can fall; without it a sequential confirmation ends early only if "
         "it fails",
     )
     target_sigmas: float = Field(2.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
