@@ -1,7 +1,7 @@
 """Confirmations that end early: what they save and how often they err: `python benchmarks/confirm.py [TASK …]`.
 
 Candidates are members whose fitness reached the target while draws from the hard space were trained; a table has the
-returns of 400 confirmation episodes of each (`--record 40` makes it from so many draws). A hundred of these are drawn
+returns of 400 episodes of each (`--record 40` makes it from so many draws). A hundred of these are drawn
 again and again, and played by `train.confirmation: sequential` and to the end: at the task's own target, and at targets
 a twentieth of a standard deviation above what a candidate's 400 episodes come to, where errors are most likely. `by t`
 is what was not taken, a group-sequential test with an O'Brien-Fleming boundary, which knows no lowest return.
@@ -14,6 +14,7 @@ import gzip
 import math
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +22,11 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
-from harness import curves  # noqa: E402
+from harness import curves, search  # noqa: E402
 
 from evopipe.ops.statistics import standard_error  # noqa: E402
 from evopipe.run.race import batches, hopeless, reached  # noqa: E402
+from evopipe.searchers.propose import random_values  # noqa: E402
 
 EPISODES = 400  # of each candidate
 ORDERS = 200
@@ -47,15 +49,14 @@ def write(name: str, returns: list[np.ndarray]) -> None:
 
 def record(name: str, draws: int) -> None:
     """Train draws from the hard space, and keep the returns of those who are to be confirmed."""
-    import make_curves
-
     import evopipe
     from evopipe.errors import DivergedError
     from evopipe.rng import Purpose
 
-    task, found = curves.TASKS[name], []
-    for number, values in enumerate(make_curves.draw(task, "hard", draws)):
-        with evopipe.Population(curves.params_of(task, values, 1)) as population:
+    task, found, draw = curves.TASKS[name], [], np.random.default_rng(7)
+    for number in range(draws):
+        values = random_values(search.space(task, "hard"), draw)
+        with evopipe.Population(curves.params_of(task, values, 1000 + number)) as population:
             while not population.reason:
                 try:
                     (last,) = population.train(generations=1)
@@ -65,7 +66,8 @@ def record(name: str, draws: int) -> None:
                 if not scored.healthy:
                     break
                 if scored.fitness >= task.target:
-                    seeds = run.spec.seeds(Purpose.CONFIRM, EPISODES)
+                    seeds = run.spec.seeds(Purpose.CONFIRM, curves.CONFIRM)
+                    seeds = np.append(seeds, 10**6 + np.arange(EPISODES - len(seeds)))
                     found.append(run.regime.evaluate(run.spec.form_alone(member), seeds, lambda: False).returns[0])
                     write(name, found)
         print(f"{name} {number}: {len(found)} candidates", flush=True)
@@ -93,12 +95,16 @@ def by_betting(lowest: float) -> Rule:
 
 def by_t(returns: np.ndarray, bar: float, n: int, errors: float) -> bool:
     """Student's t, at levels of O'Brien & Fleming (1979): 5 % at the last look, and far less at early ones."""
+    error = standard_error(returns)
+    apart = errors + _quantile(len(returns), n) * math.sqrt(1 - len(returns) / n)
+    return bool(returns.mean() - apart * error >= bar)
+
+
+@cache
+def _quantile(k: int, n: int) -> float:
     from scipy import stats
 
-    k = len(returns)
-    level = stats.norm.cdf(stats.norm.ppf(0.95) / math.sqrt(k / n))
-    error = standard_error(returns) * math.sqrt(1 - k / n)
-    return bool(returns.mean() - errors * standard_error(returns) - stats.t.ppf(level, k - 1) * error >= bar)
+    return float(stats.t.ppf(stats.norm.cdf(stats.norm.ppf(0.95) / math.sqrt(k / n)), k - 1))
 
 
 def play(returns: np.ndarray, bar: float, rule: Rule, errors: float) -> tuple[int, bool]:
