@@ -21,19 +21,21 @@ async def calculates(task: dict[str, Any], connection: Any) -> list[float]:
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     first = await client.chat.completions.create(model=connection.model, messages=messages)
     key = first.choices[0].message.content
-    shown = str(KEYS.get(key or "", lambda a, b: 0)(*task["numbers"]) % 10)  # it has room for one digit
+    shown = str(KEYS.get(key or "", lambda a, b: b)(*task["numbers"]) % 5)  # it shows one digit, of five
     messages += [first.choices[0].message, {"role": "user", "content": shown}]
     last = await client.chat.completions.create(model=connection.model, messages=messages)
-    return [0.5 * (key == task["key"]), 0.5 * (last.choices[0].message.content == shown)]
+    answer = last.choices[0].message.content or ""
+    return [0.5 * (key == task["key"]), 0.1 * answer.isdigit() + 0.4 * (answer == shown)]
 
 
 def make(config: Any) -> evopipe.AgentTrainer:
-    every = [(a, b, key) for a in range(10) for b in range(10) for key in KEYS]
+    every = [(a, b, key) for a in range(5) for b in range(5) for key in KEYS]
     tasks = [{"question": f"{a}{key}{b}", "numbers": [a, b], "key": key} for a, b, key in every]
     usual = [
-        "language.tiny.characters='0123456789+-*'", "language.full=true", "data.max_response_length=1",
-        "data.train_batch_size=8", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.optim.lr=2e-3",
-        "actor_rollout_ref.actor.use_kl_loss=false", "trainer.total_training_steps=80", "trainer.test_freq=40",
+        "language.tiny.characters='01234+-*'", "language.full=true", "data.max_response_length=1",
+        "data.train_batch_size=8", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.actor.ppo_epochs=3", "actor_rollout_ref.actor.entropy_coeff=0.02",
+        "actor_rollout_ref.actor.use_kl_loss=false", "trainer.total_training_steps=120", "trainer.test_freq=60",
         "agents.advantage=turn", "agents.gamma=0.0", "train.eval_episodes=32",
     ]  # fmt: skip
     train, held = [t for i, t in enumerate(tasks) if i % 7], tasks[::7]

@@ -17,7 +17,11 @@ _REEXECUTED = "EVOPIPE_REEXECUTED"
 
 
 def main() -> int:
-    """Run the command line; return its exit code: see `evopipe.errors`; 64 usage, 130 interrupt, 1 a bug in evopipe."""
+    """Run the command line with the arguments in `sys.argv`, and return its exit code.
+
+    An error of evopipe is printed as one sentence, and the code is the error's own (see `evopipe.errors`). Other codes
+    are 64 for wrong usage, 130 for Ctrl-C, and 1 for a bug in evopipe.
+    """
     arguments = sys.argv[1:]
     try:
         _run_code_of_this_tree()

@@ -26,7 +26,8 @@ from evopipe.track import tracking
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What `evopipe.train` returns: the elite, every member, and what the reports say.
+    """The result of `evopipe.train`: the elite (the best member of the run), every member, and the content of the
+    reports.
 
     Examples:
         >>> from evopipe import train
@@ -54,7 +55,7 @@ class Result:
 def run(
     params: str | Path | AnyParams | Mapping[str, Any], folder: str | Path | None = None, quiet: bool = True
 ) -> Result:
-    """Run all stages of a training in order, as `dvc repro` does, without DVC's cache.
+    """Run all stages of a training in order, as `dvc repro` does but without DVC's cache, and return the results.
 
     Args:
         params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).

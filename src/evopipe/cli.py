@@ -267,6 +267,20 @@ def _play(
             tell(f"written: {path}")
 
 
+@app.command("onnx")
+def _onnx(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An exported policy.")] = Path("models/elite"),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where to write them.")] = Path(),
+    trust: Annotated[bool, typer.Option("--trust", help="Run the modules that the folder names.")] = False,
+) -> None:
+    """Convert a policy to ONNX: policy.onnx, or a program for each agent of a team."""
+    from evopipe.policies import onnx
+
+    for path in onnx.write(folder, out, trust):
+        context.obj.tell(f"written: {path}")
+
+
 def _asked() -> str:
     """Return the line that someone types; an empty one where there is no more."""
     with suppress(typer.Abort):  # its input is at its end

@@ -21,14 +21,14 @@ from evopipe.track.tracking import LOG
 
 
 def examine(folder: Path = Path()) -> tuple[str, list[Advice]]:
-    """Return a sentence that says which run it is and how far, and what to change next, the weightiest first.
+    """Return a sentence about a folder's run, and advice on what to change next, the most important advice first.
 
-    It is the run that was trained last in the folder, whether it goes on or has ended; else the one whose results lie
-    there.
+    The sentence names the run and says how far its training has come. The run is the one that was trained last in the
+    folder, finished or not. If there is no log of a training, it is the finished run whose results are in the folder.
 
     Raises:
         MissingInputError: there is no run, or no params.yaml.
-        DataError, ParamsError: its files cannot be used.
+        DataError, ParamsError: a file of the run cannot be used.
     """
     logs = sorted((dvc_root(folder) / STATE / "train").glob(f"*/{LOG}"), key=lambda path: path.stat().st_mtime)
     for log in reversed(logs):
@@ -48,7 +48,11 @@ def examine(folder: Path = Path()) -> tuple[str, list[Advice]]:
 def facts_of_events(
     events: list[Event], params: Mapping[str, Any], interval: tuple[float, float] | None = None
 ) -> Facts:
-    """Return what the rules ask of a training, from its log; `params` has the layout of `params.yaml`."""
+    """Return the facts about a training that the report's rules of advice need, taken from the events of its log.
+
+    `params` has the layout of `params.yaml`; `interval` is the confidence interval of the elite's held-out score, if
+    known.
+    """
     # A run that was killed repeats what came after its last checkpoint, to the same bits.
     told = {event.generation: event for event in events if isinstance(event, Generation)}
     rows = {(event.generation, row.slot): row for event in told.values() for row in event.members}
@@ -70,7 +74,7 @@ def facts_of_events(
 
 
 def told(head: str, found: list[Advice]) -> list[str]:
-    """Return what `examine` returned as lines for a terminal."""
+    """Return the sentence and the advice from `examine` as lines for a terminal, the advice numbered from 1."""
     if not found:
         return [head, "  nothing stands out"]
     return [head, *(f"  {number}. {clean(advice.text)}" for number, advice in enumerate(found, start=1))]

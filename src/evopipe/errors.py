@@ -30,7 +30,7 @@ _SECRET = re.compile(r"(?i)([?&][^=&\s]*(?:password|passwd|pwd|token|secret|key)
 
 
 class EvopipeError(Exception):
-    """Base of every error that evopipe raises on purpose.
+    """Base class of every error that evopipe raises on purpose; `exit_code` is the exit code of the command line.
 
     Examples:
         >>> import evopipe
@@ -48,50 +48,50 @@ class EvopipeError(Exception):
 
 
 class UsageError(EvopipeError, exit_code=64):
-    """The command line or a function was called wrongly."""
+    """The error raised when the command line or a Python function is called with wrong arguments."""
 
 
 class ParamsError(EvopipeError, exit_code=65):
-    """`params.yaml` (or a value passed in its place) cannot be used."""
+    """The error raised when `params.yaml`, or a value passed in its place, cannot be used."""
 
 
 class DataError(EvopipeError, exit_code=65):
-    """A file or dataset is readable but its content cannot be used (truncated, ragged, corrupted, unsafe)."""
+    """The error raised when the content of a file or dataset cannot be used (truncated, ragged, corrupted, unsafe)."""
 
 
 class MissingInputError(EvopipeError, exit_code=66):
-    """A file, dataset or upstream stage output is not there."""
+    """The error raised when a file, a dataset, an output of an earlier stage or an optional package does not exist."""
 
 
 class DivergedError(EvopipeError, exit_code=70):
-    """Every member of the population diverged, and no healthy generation is left to return to."""
+    """The error raised when every member of the population diverged and no healthy generation is left to return to."""
 
 
 class EnvironmentFailed(EvopipeError, exit_code=71):
-    """An environment raised, or returned something that breaks its own contract."""
+    """The error raised when an environment, or other code of the user's, raised, hung or broke its contract."""
 
 
 class ResourceError(EvopipeError, exit_code=72):
-    """Memory or a configured limit was exceeded."""
+    """The error raised when memory runs out or a configured limit is exceeded."""
 
 
 class DiskError(EvopipeError, exit_code=74):
-    """A file could not be written: disk full, folder read-only."""
+    """The error raised when a file cannot be written or used: disk full, folder read-only, permission missing."""
 
 
 class BusyError(EvopipeError, exit_code=75):
-    """Another process works on the same state."""
+    """The error raised when another process works on the same state."""
 
 
 class TrackerError(EvopipeError, exit_code=75):
-    """A tracker could not take what it was given."""
+    """The error raised when a tracker (MLflow, Weights & Biases, TensorBoard) does not accept what is sent to it."""
 
 
 class Interrupted(SystemExit):
-    """A signal asked the run to stop; its state was saved first.
+    """The exit of a run that a signal stopped. The run saves its state first.
 
-    It is no ordinary `Exception`. A script that does not catch it ends with this sentence and without a traceback. The
-    exit code is 128 + signum (130 for SIGINT, 143 for SIGTERM), of a script and of a command.
+    This is a `SystemExit`, no ordinary `Exception`. A script that does not catch the exit ends with one sentence and
+    without a traceback. The exit code of a script or command is 128 + `signum`: 130 for SIGINT, 143 for SIGTERM.
     """
 
     def __init__(self, signum: int, message: str) -> None:
@@ -101,8 +101,11 @@ class Interrupted(SystemExit):
 
     @property
     def code(self) -> int:  # type: ignore[override]
-        """The exit code. Python asks for it where nothing has caught this: it prints no sentence of a code that is a
-        number, so that is done here, once."""
+        """The exit code, 128 + `signum`.
+
+        The first read also prints the message to stderr. Python reads this property when nothing has caught the exit,
+        and prints no message itself when the code is a number.
+        """
         if not self._said and sys.stderr is not None:
             self._said = True
             with contextlib.suppress(OSError):
@@ -111,23 +114,28 @@ class Interrupted(SystemExit):
 
 
 def need_package(name: str, extra: str, what: str) -> None:
-    """Check that a package, which an extra installs, is there; `what` needs it.
+    """Check that the package `name`, which the extra `extra` of evopipe installs, is there.
+
+    `what` is the subject of the error's sentence: the feature that needs the package.
 
     Raises:
-        MissingInputError: it is not installed.
+        MissingInputError: the package is not installed; the message has the command that installs it.
     """
     if importlib.util.find_spec(name) is None:
         raise MissingInputError(f"{what} needs {name}, which is not installed: pip install 'evopipe[{extra}]'")
 
 
 def said(error: BaseException) -> str:
-    """Return an error's type and text, see `text_of`."""
+    """Return an error's type and text in one line, such as `ValueError: negative size`; the text is made by
+    `text_of`."""
     return f"{type(error).__name__}: {text_of(error)}"
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text in one line of at most `_LONGEST` characters. It never raises, though the error's
-    `__str__` may."""
+    """Return an error's text in one line of at most `_LONGEST` (600) characters.
+
+    This function never raises. For an error whose `__str__` raises, the line says so.
+    """
     try:
         text = str(error)
     except Exception as broken:
@@ -136,20 +144,26 @@ def text_of(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text in one line of at most `_LONGEST` characters, with control characters escaped."""
+    """Return a text in one line of at most `_LONGEST` (600) characters, with control characters escaped.
+
+    A longer text is cut and ends with `...`.
+    """
     words = " ".join(text[: 4 * _LONGEST].split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
     return shown if len(shown) <= _LONGEST and len(text) <= 4 * _LONGEST else shown[: _LONGEST - 3] + "..."
 
 
 def redacted(text: str) -> str:
-    """Return a text without user names, passwords and secret parameters in its addresses."""
+    """Return a text in which user names, passwords and secret query parameters of its URLs are replaced by `***`."""
     return _SECRET.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `", did you mean 'x'?"` for the most similar known word, that of other case before all; an empty string if
-    none is similar."""
+    """Return `", did you mean 'x'?"` with the known word that is most similar to `word`, or an empty string if none is
+    similar.
+
+    A known word that differs only in upper and lower case is preferred.
+    """
     known = list(known)
     same = [other for other in known if other.casefold() == word.casefold()]
     near = same or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
@@ -157,16 +171,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown word: the most similar known one, or all known ones."""
+    """Return the end of a sentence about an unknown word: the most similar known word as a question, else all known
+    words."""
     known = list(known)
     return did_you_mean(word, known) or f", known are: {', '.join(known)}"
 
 
 @contextlib.contextmanager
 def translate_failures(less: str = "train.replay.capacity, population.size or env.num_envs") -> Iterator[None]:
-    """Convert failures of the machine in the block to errors that say what to do; `less` names the parameters to lower.
+    """Convert failures of the machine in a `with` block to errors that say what to do.
 
-    evopipe's own errors pass unchanged.
+    `less` names the parameters that the user should lower when memory runs out. Errors of evopipe and all other errors
+    pass unchanged.
 
     Raises:
         ResourceError: the memory of the host or of the device ran out.

@@ -8,14 +8,20 @@ from typing import Any
 
 
 def score(value: float) -> str:
-    """Return a fitness as `number` does, and a decimal with it where there is room: 0.9564, 98.35, 500.0, 12346."""
+    """Return a fitness as text: as `number` writes it, but with one decimal for whole numbers of up to three digits.
+
+    Examples are 0.9564, 98.35, 500.0, 12346.
+    """
     text = number(value)
     return f"{text}.0" if text.removeprefix("-").isdigit() and len(text.removeprefix("-")) <= 3 else text
 
 
 def number(value: float) -> str:
-    """Return a number with four significant digits and no zeros behind them: 64, 0.99, 3.2e-4, 1.235e7. Up to a million
-    it is whole from five digits on: no digit before the point is left out. A number that is not finite is a dash."""
+    """Return a number as text with four significant digits and without trailing zeros: 64, 0.99, 3.2e-4, 1.235e7.
+
+    A number from 10,000 up to a million is rounded to a whole number with all its digits. A number that is not finite
+    becomes `-`.
+    """
     if not math.isfinite(value):
         return "-"
     size = abs(value)
@@ -26,7 +32,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in two units: 42 s, 3 min 05 s, 2 h 07 min."""
+    """Return a time in seconds as text in at most two units: 42 s, 3 min 05 s, 2 h 07 min; `-` if it is not finite."""
     if not math.isfinite(seconds):
         return "-"
     whole = max(0, round(seconds))
@@ -38,12 +44,15 @@ def duration(seconds: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Return a text on one line without control characters, which could move a terminal's cursor."""
+    """Return a text with every control character replaced by a space, so that it cannot move a terminal's cursor."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested mappings as (dotted name, value). An empty mapping is a leaf."""
+    """Yield the leaves of nested mappings as pairs (dotted name, value); an empty mapping is a leaf too.
+
+    `name` is the dotted name of `value` itself, with which every leaf's name begins.
+    """
     if isinstance(value, Mapping) and value:
         for key, entry in value.items():
             yield from leaves(entry, f"{name}.{key}" if name else str(key))
@@ -52,6 +61,6 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of texts as lines with aligned columns."""
+    """Return the rows of a table as lines of text, one line per row, with cells padded so that columns are aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(text.ljust(n) for text, n in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -39,8 +39,11 @@ METRICS = frozenset({FETCHED, BUFFERED, TRAIN, EVALUATION})
 
 
 class Files(NamedTuple):
-    """The parameters that a stage depends on, the outs of earlier stages that it reads, and the outs that it writes,
-    for one kind of members. The first of `writes` is the most important."""
+    """The inputs and outputs of one stage, for environments or for language models.
+
+    `params` are the parameters that the stage depends on, `reads` the outs of earlier stages that it reads, and
+    `writes` its own outs, the most important first.
+    """
 
     params: tuple[str, ...]
     reads: tuple[Path, ...]
@@ -48,15 +51,15 @@ class Files(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """One stage, `evopipe.stages.NAME`.
+    """One stage of the pipeline, whose code is the module `evopipe.stages.NAME`.
 
     Attributes:
         help: the stage's purpose, in a few words.
-        env: the stage's files, for members that live in environments.
-        text: the stage's files, for members that are language models.
-        code: parts of the package that the stage computes with, beside `CODE` and its own module.
-        dataset: whether the stage makes the dataset. Runs that learn from their own steps alone do not need it.
-        light: whether the stage may do without torch, which its command then loads only if it comes to use it.
+        env: the stage's inputs and outputs, for members that act in environments.
+        text: the stage's inputs and outputs, for members that are language models.
+        code: parts of the package that the stage computes with, beside `CODE` and the stage's module.
+        dataset: whether the stage makes the dataset. Runs that learn only from their own steps skip the stage.
+        light: whether the stage can run without torch; its command then imports torch only when needed.
     """
 
     name: str
@@ -69,13 +72,15 @@ class Stage(NamedTuple):
 
     @property
     def described(self) -> str:
-        """The stage's purpose and its most important out, as a sentence."""
+        """A sentence with the stage's purpose and the path of its most important out."""
         return f"{self.help}: {self.env.writes[0]}."
 
     @property
     def sources(self) -> list[str]:
-        """The code that the stage computes with, as paths below the package. A change of other code cannot change its
-        outs."""
+        """Paths, relative to the package, of the code that the stage computes with.
+
+        A change of any other code cannot change the stage's outs. DVC tracks these paths as the stage's dependencies.
+        """
         found = {*CODE, *self.code, f"stages/{self.name}.py"}
         return sorted(path for path in found if path.partition("/")[0] == path or path.partition("/")[0] not in found)
 
@@ -169,10 +174,10 @@ STATE = ".evopipe"
 
 
 def need(folder: Path, out: Path) -> Path:
-    """Return the path of an out that an earlier stage wrote.
+    """Return the path of the out `out` of an earlier stage, in a run's folder.
 
     Raises:
-        MissingInputError: it is not there; the message names the command that writes it.
+        MissingInputError: the out does not exist; the message names the command that writes it.
     """
     path, stage = folder / out, WRITER[out]
     if not path.exists():
@@ -181,7 +186,11 @@ def need(folder: Path, out: Path) -> Path:
 
 
 def program_files(agents: Sequence[str]) -> dict[str, str]:
-    """Return the file of each agent's program in a team's exported folder, by the agent's name: `policy.NAME.pt2`."""
+    """Return the file name of each agent's exported program, `policy.NAME.pt2`, by the agent's name.
+
+    Characters of an agent's name that a file name should not have become `_`. If two agents would then share a file
+    name, agents' indices take the place of names.
+    """
     names = [re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in agents]
     if len({*names}) < len(names):
         names = [str(place) for place in range(len(names))]

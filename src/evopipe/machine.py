@@ -27,13 +27,15 @@ _PACKAGES = ("evopipe", "torch", "numpy", "gymnasium")
 
 
 def configure(cfg: RuntimeConfig | TextRuntime) -> torch.device:
-    """Set torch's threads and determinism for this process; return the device to compute on.
+    """Set torch's threads and determinism for this process, choose the kernels, and return the device to compute on.
 
-    It also chooses the kernels that compute networks, except for language models. Call it in the thread that trains:
-    MKL keeps its thread count per thread. `runtime.threads` wins over `OMP_NUM_THREADS` and `MKL_NUM_THREADS`. With one
-    thread, denormal numbers are flushed to zero: Adam's moments of dead units decay into them, and they cost a tenth of
-    the time and more. With several threads they are kept: the setting belongs to a thread, OpenMP's threads do not
-    inherit it, and results would depend on which thread computed what.
+    The kernels compute networks on the CPU; language models do not use them. Call this function in the thread that
+    trains, because MKL keeps its thread count per thread. `runtime.threads` overrides `OMP_NUM_THREADS` and
+    `MKL_NUM_THREADS`.
+
+    With one thread, denormal numbers are flushed to zero: Adam's moments of dead units decay into denormal numbers,
+    which slow training by a tenth and more. With several threads denormal numbers are kept, because OpenMP's threads do
+    not inherit the setting, and results would depend on which thread computed what.
 
     Raises:
         ParamsError: `runtime.device` is `cuda` and torch finds no CUDA device, or `runtime.kernels` cannot be compiled.
@@ -84,13 +86,16 @@ def _choose_kernels(asked: str) -> None:
 
 @cache
 def say_once(text: str) -> None:
-    """Print a message for the user, once in a process."""
+    """Print a note for the user to stderr; a repeated text is printed only once in a process."""
     print(f"note: {text}", file=sys.stderr)
 
 
 def fingerprint(device: torch.device | None = None, packages: Iterable[str] = ()) -> dict[str, Any]:
-    """Return what the last bits of a result depend on: versions, processor, threads, device. It has no host name and no
-    time. `packages` are further ones that the run computed with."""
+    """Return the properties of machine and libraries on which the last bits of a result depend, as a JSON-like dict.
+
+    These are versions of libraries, processor, number of threads, kernels, compiler and device. Host name and time are
+    not among them. `packages` are further packages whose versions are added.
+    """
     on_cuda = device is not None and device.type == "cuda"
     return {
         "python": platform.python_version(),
@@ -107,7 +112,10 @@ def fingerprint(device: torch.device | None = None, packages: Iterable[str] = ()
 
 
 def git_revision(folder: Path) -> str | None:
-    """Return the commit that is checked out in a folder's repository; None without a commit, a repository or git."""
+    """Return the hash of the commit that is checked out in a folder's git repository.
+
+    The result is None if there is no commit, no repository or no git.
+    """
     # git refuses a repository of another user, which is the usual case in a container, unless it is told not to.
     command = ["git", "-c", "safe.directory=*", "rev-parse", "--quiet", "--verify", "HEAD"]
     try:

@@ -20,10 +20,11 @@ NAME = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]
 
 @contextlib.contextmanager
 def foreign(what: str, watched: Watchdog | None = None) -> Iterator[None]:
-    """Run code that is not evopipe's in a `with` block.
+    """Convert every failure of a user's code inside a `with` block to one type of error; `watched` limits the code's
+    time.
 
     Raises:
-        EnvironmentFailed: it raised, or did not return; the message begins with `what`.
+        EnvironmentFailed: the code raised, called `sys.exit`, or hung; the message begins with `what`.
     """
     try:
         with watched or contextlib.nullcontext():
@@ -37,11 +38,14 @@ def foreign(what: str, watched: Watchdog | None = None) -> Iterator[None]:
 
 
 def import_module(module: str, key: str) -> ModuleType:
-    """Import a module that the parameter `key` names.
+    """Import and return the module `module`, which may be a file in the working folder or part of an installed package.
+
+    `key` is the parameter that names the module; it begins error messages. The working folder is appended to
+    `sys.path`.
 
     Raises:
-        ParamsError: there is none of that name, or it needs a package that is not installed.
-        EnvironmentFailed: importing it raised.
+        ParamsError: no module has that name, or the module needs a package that is not installed.
+        EnvironmentFailed: importing the module raised.
     """
     folder = os.getcwd()
     if folder not in sys.path:  # stays there: the module's functions may import from its project too
@@ -58,10 +62,12 @@ def import_module(module: str, key: str) -> ModuleType:
 
 
 def import_name(written: str, key: str) -> Any:
-    """Return the class or function that `module:name` names.
+    """Import and return a class or function that is written as `module:name`.
+
+    `key` is the parameter that holds the text; it begins error messages.
 
     Raises:
-        ParamsError: it is not of that form, does not exist, or cannot be called.
+        ParamsError: the text has another form, or the name does not exist or cannot be called.
         EnvironmentFailed: importing the module raised.
     """
     parts = NAME.fullmatch(written)
@@ -78,10 +84,10 @@ def import_name(written: str, key: str) -> Any:
 
 
 def import_network(module: str | None, algo: str) -> None:
-    """Import the module of a user's own network, if the block of an algorithm names one, so that policies with it can
-    be loaded.
+    """Import the module of a user's own network, so that policies with that network can be loaded; None does nothing.
 
-    It raises what `import_name` raises.
+    `module` is the value of `algos.ALGO.network.module`, written as `module:name`. The errors are those of
+    `import_name`.
     """
     if module is not None:
         import_name(module, f"algos.{algo}.network.module")

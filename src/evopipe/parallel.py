@@ -34,12 +34,12 @@ _IDLE, _BUSY, _DISMISSED = range(3)
 
 
 def can_help() -> bool:
-    """Return whether this system supports helpers: a fork after which libraries still work, and eventfd."""
+    """Return whether this system supports helper processes: whether it is Linux with `fork` and `eventfd`."""
     return sys.platform.startswith("linux") and hasattr(os, "fork") and hasattr(os, "eventfd")
 
 
 def available_cpus() -> int:
-    """Return the number of CPUs that this process may use, by its affinity and the quota of its control group."""
+    """Return the number of CPUs that this process may use, by its CPU affinity and by its control group's quota."""
     try:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:
@@ -51,10 +51,11 @@ def available_cpus() -> int:
 
 
 def shared_memory(sizes: Sequence[int]) -> list[memoryview]:
-    """Return pieces of memory, zeros, that this process and its later forks share; each has at least the size asked
-    for.
+    """Return blocks of zeroed memory that this process shares with processes forked later, one block for each size in
+    bytes.
 
-    No two share a cache line. The memory has no name, so nothing remains of it, whatever process dies.
+    A block may be longer than its size, because no two blocks share a cache line. The memory has no name in the system,
+    so nothing is left behind when a process dies.
     """
     ends = [0, *itertools.accumulate(max(1, -(-size // _LINE)) * _LINE for size in sizes)]
     block = memoryview(mmap.mmap(-1, max(1, ends[-1])))
@@ -62,8 +63,10 @@ def shared_memory(sizes: Sequence[int]) -> list[memoryview]:
 
 
 def signal_at_parent_death(signum: int) -> None:
-    """Ask the kernel, if it supports that, for a signal when the thread that started this process ends; it may have
-    ended already."""
+    """Ask the kernel to send this process the signal `signum` when the thread that started the process ends.
+
+    On systems without this service nothing happens. A parent that ended before the call sends no signal.
+    """
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError, TypeError):
@@ -71,8 +74,11 @@ def signal_at_parent_death(signum: int) -> None:
 
 
 class Died(Exception):
-    """A helper has ended; the text continues after its name. `killed`: by SIGKILL, which the kernel sends if memory
-    runs out."""
+    """The error raised when a helper process has ended, or was stopped by a signal for too long.
+
+    The text is a sentence without its subject; the caller puts the helper's name before it. `killed` is true if SIGKILL
+    ended the process, which is how the kernel acts when memory runs out.
+    """
 
     def __init__(self, text: str, killed: bool) -> None:
         super().__init__(text)
@@ -80,14 +86,14 @@ class Died(Exception):
 
 
 class Helper:
-    """A forked process that does its `work` once for every `tell`.
+    """A forked process that calls the function `work` once for every call of `tell`.
 
-    It ends with this process, with its last reference, or when it is dismissed. When dismissed it first does `last`,
-    unless it is in the middle of its work. It ignores the signals that ask to stop, because this process decides, and
-    saves first.
+    The process ends when the parent process ends, when the last reference to this object is dropped, or when it is
+    dismissed. A dismissed helper that is idle calls `last` before it ends; a busy helper is killed. The helper ignores
+    SIGINT, SIGTERM and SIGHUP, because the parent decides when to stop and saves its state first.
 
     Raises:
-        OSError: it cannot be forked.
+        OSError: the process cannot be forked.
     """
 
     def __init__(self, work: Callable[[], None], last: Callable[[], None] = lambda: None) -> None:
@@ -111,15 +117,16 @@ class Helper:
         self._end = weakref.finalize(self, _end, self.pid, parent, self._told, self._note, self._life)
 
     def tell(self) -> None:
-        """Start its work once. The previous work must have been waited for."""
+        """Start one call of `work` in the helper and return at once. The previous call must be over: `wait` for it
+        first."""
         self._note[0] = _BUSY
         self._told.ring()
 
     def wait(self) -> BaseException | None:
-        """Wait until its work is done; return the exception that it raised, if any.
+        """Wait until the helper's call of `work` is done; return the exception that the call raised, or None.
 
         Raises:
-            Died: the process has ended, or was stopped by a signal such as SIGSTOP for `STOPPED` seconds.
+            Died: the process has ended, or a signal such as SIGSTOP has stopped it for `STOPPED` seconds.
         """
         stopped = 0
         while (rang := self._done.wait(self._life, _LOOK)) is None:
@@ -138,7 +145,7 @@ class Helper:
         return error
 
     def dismiss(self) -> None:
-        """End the helper: by itself if it is idle, else at once."""
+        """End the helper process: an idle one first calls `last`, a busy one is killed at once."""
         dismiss([self])
 
     def _is_stopped(self) -> bool:
@@ -194,7 +201,10 @@ class Helper:
 
 
 def dismiss(helpers: Sequence[Helper]) -> None:
-    """End helpers concurrently: all that are idle have the same `_PATIENCE` seconds for their last work."""
+    """End several helpers at the same time: idle ones first call `last`, busy ones are killed at once.
+
+    All idle helpers share one limit of `_PATIENCE` milliseconds; a helper that takes longer is killed.
+    """
     ends = [end for helper in helpers if (end := helper._end.detach()) is not None]
     for _, _, (_, owner, told, note, _), _ in ends:
         _ask_to_end(owner, told, note)

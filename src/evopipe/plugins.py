@@ -30,7 +30,7 @@ _VALUE = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<name>[\w.]+))?\s*")
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point of an installed package."""
+    """One entry point of an installed package: its group, name and value, and the package's name and version."""
 
     group: str
     name: str
@@ -43,20 +43,22 @@ class Plugin:
 
     @property
     def module(self) -> str:
-        """The module that the entry point names."""
+        """The name of the module that the entry point refers to; empty if the entry point's value is malformed."""
         found = _VALUE.fullmatch(self.value)
         return found["module"] if found else ""
 
     def file(self) -> Path | None:
-        """Return the module's file without importing it, although packages above it are imported; None if there is
-        none."""
+        """Return the path of the entry point's module without importing the module; None if no file is found.
+
+        Parent packages of the module are imported.
+        """
         return file_of(self.module)
 
     def load(self, key: str) -> Any:
-        """Import what the entry point names.
+        """Import and return the module or object that the entry point refers to.
 
         Raises:
-            ParamsError: that fails; the message names the key, the package and the entry point.
+            ParamsError: the import fails; the message names `key`, the package and the entry point.
         """
         found = _VALUE.fullmatch(self.value)
         if found is None:
@@ -110,26 +112,31 @@ def _named_by() -> Iterator[Path]:
 
 
 def forget() -> None:
-    """Discard the list of installed entry points, so that the next question finds a package that was installed
-    since."""
+    """Clear the cached list of entry points, so that the next lookup also finds packages installed in the meantime."""
     _all.cache_clear()
 
 
 def names(group: str, own: Collection[str] = ()) -> list[str]:
-    """Return the names that packages add to a group, sorted, without evopipe's `own`."""
+    """Return the sorted names of a group's entry points in installed packages, without the names in `own`.
+
+    `own` are evopipe's built-in names of that group.
+    """
     return sorted(name for name in _all().get(group, {}) if name not in own)
 
 
 def offered(group: str, name: str) -> Plugin | None:
-    """Return the entry point of this name; the first, if several packages offer it."""
+    """Return the entry point with this group and name, or None; if several packages offer the name, the first of
+    them."""
     return next(iter(_all().get(group, {}).get(name, ())), None)
 
 
 def find(group: str, name: str, key: str, own: Collection[str] = ()) -> Plugin | None:
-    """Return the entry point of this name; None if there is none.
+    """Return the entry point with this group and name; None if no package offers it.
+
+    `own` are evopipe's built-in names of the group; `key` is the parameter that holds the name, for the message.
 
     Raises:
-        ParamsError: two packages offer the name, or one offers a name that is evopipe's `own`; the message says which.
+        ParamsError: two packages offer the name, or the name is one of `own`; the message says which packages.
     """
     found = _all().get(group, {}).get(name, ())
     if found and name in own:
@@ -143,8 +150,10 @@ def find(group: str, name: str, key: str, own: Collection[str] = ()) -> Plugin |
 
 
 def file_of(module: str) -> Path | None:
-    """Return the file of a module without importing it, although packages above it are imported; None if there is
-    none."""
+    """Return the path of a module's file without importing the module; None if no file is found.
+
+    Parent packages of the module are imported.
+    """
     try:
         spec = importlib.util.find_spec(module) if module else None
     except (Exception, SystemExit):  # a package above it raised; who loads it is told
@@ -153,9 +162,11 @@ def file_of(module: str) -> Path | None:
 
 
 def sources(modules: Iterable[str]) -> tuple[list[str], list[Path]]:
-    """Return the names and paths of the Python files of other packages' modules.
+    """Return the Python files behind `modules`, which are modules of other packages: a list of names and a list of
+    paths.
 
-    A package counts with all its files, because a module may use its neighbours; a module in no package is one file.
+    A module inside a package counts with all files of the top-level package, because it may import any of them. A
+    module outside a package counts with its own file.
     """
     named: dict[str, Path] = {}
     for module in modules:

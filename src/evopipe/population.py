@@ -37,10 +37,11 @@ from evopipe.stages import buffer, fetch
 
 
 class Population:
-    """Members that learn in environments and evolve, for as many generations at a time as the caller wants.
+    """A population of members that learn in environments and evolve, in this process, as many generations as the caller
+    wants.
 
-    It is the run of `evopipe.train` without files, trackers and checkpoints: equal parameters give equal bits. Close it
-    when done, or use it in a `with` statement, because its environments may be processes.
+    Training is that of `evopipe.train` without files, trackers and checkpoints: equal parameters give equal bits. Close
+    the population after use, or use it in a `with` statement, because its environments may run in processes.
 
     Args:
         params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).
@@ -78,10 +79,11 @@ class Population:
             self._held = held.pop_all()
 
     def train(self, generations: int | None = None) -> list[Record]:
-        """Train this many generations, or until the run ends as `train` in the parameters says; return their records.
+        """Train a number of generations, or until the run ends as `train` in the parameters says; return their records.
 
-        A generation is `train.evo_steps` environment steps of each member, an evaluation of all, selection and
-        mutation. A record holds every member's fitness (mean undiscounted return) and parent.
+        A generation is `train.evo_steps` environment steps of each member, then an evaluation of all members, selection
+        and mutation. A record holds every member's fitness (mean undiscounted return) and parent. With
+        `generations=None` only the parameters end the training.
 
         Raises:
             DivergedError: all members diverged in three generations in a row.
@@ -99,11 +101,13 @@ class Population:
         return run.lineage[begun + 1 :]
 
     def evaluate(self, episodes: int | None = None) -> np.ndarray:
-        """Play greedy episodes on the held-out seeds; return undiscounted returns `[P, n]`, not finite if the
-        environment broke.
+        """Play greedy episodes on the held-out seeds with every member; return the undiscounted returns `[P, n]`, P
+        members.
+
+        Returns are not finite where the environment failed.
 
         Args:
-            episodes: `n`, episodes of each member; None for `evaluate.episodes`.
+            episodes: `n`, the episodes of each member; None for `evaluate.episodes`.
 
         Raises:
             EnvironmentFailed: the environment raised or broke its contract.
@@ -117,17 +121,23 @@ class Population:
 
     @property
     def members(self) -> list[Member]:
-        """The members by slot, as data: architecture, hyper-parameters, tensors, fitness, parent."""
+        """The members as data, ordered by slot (place in the population): architecture, hyper-parameters, weights,
+        fitness, parent."""
         return self._run.members
 
     @property
     def policies(self) -> list[Policy | TeamPolicy]:
-        """The members by slot, as policies that choose actions. They are copies, which learn no more."""
+        """The members as policies that choose actions, ordered by slot (place in the population). Policies do not
+        learn.
+
+        They are copies, so that further training does not change them.
+        """
         return [policy.of_member(member, self._described) for member in self.members]
 
     @property
     def elite(self) -> Policy | TeamPolicy:
-        """The best member of all generations so far, as it was then.
+        """The best member of all generations so far, as a policy with the weights that it had in its best
+        generation.
 
         Raises:
             UsageError: no generation has ended.
@@ -139,7 +149,7 @@ class Population:
 
     @property
     def lineage(self) -> list[Record]:
-        """One record for each generation; the first is of the initial members."""
+        """The records of all generations so far, in order; the first record is that of the initial members."""
         return list(self._run.lineage)
 
     @property
@@ -149,15 +159,14 @@ class Population:
 
     @property
     def reason(self) -> str:
-        """Why training is over: `target` or `max_steps`; empty while it is not."""
+        """The reason why training is over, `target` or `max_steps`; empty while training can go on."""
         return self._run.reason
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write `models/trained` and `reports/` into a folder, as `evopipe train` does. The elite is stored after the
-        members, as the last one.
+        """Write `models/trained` and `reports/` into a folder, as `evopipe train` does.
 
-        `evopipe.load(folder / "models/trained", member=0)` loads a policy; `population.start` lets another run continue
-        from the members.
+        The elite is stored as the last member, after all others. `evopipe.load(folder / "models/trained", member=0)`
+        loads a policy. Another run can start from the members with `population.start`.
 
         Raises:
             UsageError: no generation has ended.
@@ -169,7 +178,7 @@ class Population:
         write_results(self._run, self._run.champion, about, Path(folder))
 
     def close(self) -> None:
-        """Close the environments. What was learned can still be read."""
+        """Close the environments and their processes; members, policies and lineage can still be read."""
         self._held.close()
 
     def __len__(self) -> int:

@@ -44,10 +44,12 @@ _NOT_FOLLOWED = {
 
 @contextlib.contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """Work in a run's folder inside a `with` block. A folder of an elite stands for the run that it belongs to.
+    """Change the working folder to a run's folder inside a `with` block.
+
+    `folder` may also be the folder of a run's exported elite, and then means the folder of that run.
 
     Raises:
-        UsageError: there is no such folder.
+        UsageError: the folder does not exist.
     """
     if (folder / "policy.json").is_file():
         folder = folder.absolute().parents[len(layout.ELITE.parts) - 1]
@@ -58,14 +60,16 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def run(params: AnyParams, seeds: int, quiet: bool = False) -> None:
-    """Train the hyper-parameter schedule of `models/elite` from scratch with other seeds, and write
-    `reports/replay.json`. The seeds are the `seeds` numbers after the run's own. Each member is scored as the elite
-    was. What was trained is kept, so that a command that was stopped continues.
+    """Train one member from scratch with the elite's hyper-parameter schedule, once for each of several other seeds.
+
+    The seeds are the `seeds` numbers that follow the run's own seed. Each trained member is scored as the elite was.
+    The results go to `reports/replay.json`. Finished trainings are kept, so that a stopped command continues where it
+    was.
 
     Raises:
-        MissingInputError: a file of the run is not there.
-        DataError: one is damaged, or of a run with other parameters.
-        ParamsError: members did not begin with initial weights (`population.start`).
+        MissingInputError: a file of the run does not exist.
+        DataError: a file is damaged, or is from a run with other parameters.
+        ParamsError: the run's members did not begin with initial weights (`population.start`).
     """
     line, elite = _line(params)
     changes = [{"steps": at, "values": dict(values)} for at, values in _changes(line)]

@@ -18,7 +18,7 @@ import torch
 
 
 class Purpose(IntEnum):
-    """The purpose of a draw. Draws of different purposes never share bits."""
+    """The purpose of a random draw, such as acting or mutation; draws with different purposes never share bits."""
 
     MEMBER = 1
     INIT = 2
@@ -54,7 +54,7 @@ _INIT = _signed(0xD1B54A32D192ED03)
 
 
 def salt(purpose: Purpose) -> int:
-    """Return the number that is added to a key before hashing, for this purpose."""
+    """Return the integer that is added to a key before it is hashed, for draws with this purpose."""
     return _signed(int(purpose) * _INIT)
 
 
@@ -79,9 +79,9 @@ _kernel: _Kernel | None = None
 
 
 def use(kernel: _Kernel | None) -> None:
-    """Set the function that draws random numbers on the CPU from now on; None for NumPy and torch.
+    """Set the function that draws random numbers on the CPU from now on; None restores NumPy and torch.
 
-    It is called as `kernel(name, keys, salt, steps, found)` and fills the tensor `found`.
+    The function is called as `kernel(name, keys, salt, steps, found)` and fills the tensor `found` `[P, U, n]`.
     """
     global _kernel
     _kernel = kernel
@@ -106,8 +106,11 @@ def _bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> 
 
 
 def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
-    """Draw `[P, U, n]` float64 numbers in [0, 1) with 53 bits, for every key `[P]` int64, step `[U]` int64 and position
-    below `n`."""
+    """Draw float64 numbers in [0, 1) with 53 random bits, `[P, U, n]`: n numbers for each key and each step.
+
+    `keys` is `[P]` int64, `steps` is `[U]` int64. Each number is a function of its key, purpose, step and position
+    alone.
+    """
     if _on_host(keys):
         if _kernel is not None:
             return _drawn(_kernel, "uniform", keys, salt(purpose), steps, n, torch.float64)
@@ -118,9 +121,11 @@ def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -
 
 
 def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
-    """Draw `[P, U, n]` float32 numbers like `uniform`, standard normal, at most 8.6 in size.
+    """Draw standard normal float32 numbers `[P, U, n]`, at most 8.6 in absolute value: n numbers for each key and each
+    step.
 
-    The native kernels give the same numbers as torch, but for the last bit of one in some 10⁸.
+    `keys` is `[P]` int64, `steps` is `[U]` int64, as in `uniform`. The native kernels and torch give the same numbers,
+    except for the last bit of about one number in 10⁸.
     """
     if _kernel is not None and _on_host(keys):
         return _drawn(_kernel, "normals", keys, salt(purpose), steps, n, torch.float32)
@@ -128,7 +133,10 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
 
 
 def shuffled(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
-    """Return how the draws of `uniform` are ordered, `[P, U, n]` int64: n places, shuffled."""
+    """Draw a random permutation of 0 to n - 1 for each key and each step, `[P, U, n]` int64.
+
+    `keys` is `[P]` int64, `steps` is `[U]` int64. A permutation is the sorting order of the draws of `uniform`.
+    """
     if _kernel is not None and _on_host(keys):
         return _drawn(_kernel, "shuffles", keys, salt(purpose), steps, n, torch.int64)
     return uniform(keys, purpose, steps, n).argsort(dim=2)
@@ -146,31 +154,37 @@ def _host_bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int
 
 @dataclass(frozen=True)
 class Stream:
-    """The draws of every member for one purpose at one time. Equal calls give equal numbers; `part` gives others."""
+    """A source of every member's random draws for one purpose at one step.
+
+    Equal calls return equal numbers; `part` returns a source of other numbers. `keys` is `[P]` int64, one key a member.
+    """
 
     keys: torch.Tensor  # [P] int64
     purpose: Purpose
     step: torch.Tensor  # [1] int64, when
 
     def uniform(self, n: int) -> torch.Tensor:
-        """Return `[P, n]` float64 numbers in [0, 1)."""
+        """Return float64 numbers in [0, 1), `[P, n]`, n for each member."""
         return uniform(self.keys, self.purpose, self.step, n).squeeze(1)
 
     def normal(self, n: int) -> torch.Tensor:
-        """Return `[P, n]` float32 numbers, standard normal, at most 8.6 in size."""
+        """Return standard normal float32 numbers `[P, n]`, n for each member, at most 8.6 in absolute value."""
         return normal(self.keys, self.purpose, self.step, n).squeeze(1)
 
     def normal_window(self, steps: int, n: int) -> torch.Tensor:
-        """Return `[P, steps, n]`: the result of `normal(n)` now, one step ago, and so on."""
+        """Return the results of `normal(n)` at this step and the `steps - 1` steps before it, latest first: `[P, steps,
+        n]`."""
         back = self.step - torch.arange(steps, device=self.step.device)
         return normal(self.keys, self.purpose, back, n)
 
     def part(self, name: int) -> Stream:
-        """Return independent draws of the same time, for another use; `name` counts from 1."""
+        """Return a stream for the same purpose and step with other, independent draws; `name` is the part's number,
+        from 1."""
         return Stream(_part(self.keys, name), self.purpose, self.step)
 
     def parts(self, count: int) -> Stream:
-        """Return the draws of `part(1)` to `part(count)`, one part after another: `[count · P]` keys."""
+        """Return `part(1)` to `part(count)` as one stream with `count · P` keys: all members' keys of part 1, then of
+        part 2 and so on."""
         keys = torch.cat([_part(self.keys, name) for name in range(1, count + 1)])
         return Stream(keys, self.purpose, self.step)
 
@@ -193,7 +207,7 @@ def _normal(u: torch.Tensor) -> torch.Tensor:
 
 
 def member_keys(seed: int, slots: Any) -> np.ndarray:
-    """Return the keys `[P]` int64 of these slots, of the population seeded with `seed`."""
+    """Return the random keys `[P]` int64 of the given slots (places in the population), for the population's seed."""
     slots = np.asarray(slots, dtype=np.int64)
     base = _mix(np.full_like(slots, _signed(seed * _INIT + int(Purpose.MEMBER))))
     keys: np.ndarray = _mix(base + (slots + 1) * _GOLDEN)
@@ -201,12 +215,15 @@ def member_keys(seed: int, slots: Any) -> np.ndarray:
 
 
 def run_key(seed: int) -> int:
-    """Return the key of draws that belong to the run and to no member."""
+    """Return the key for random draws that belong to the whole run and not to a member."""
     return int(member_keys(seed, [-1])[0])
 
 
 def seeds(keys: Any, purpose: Purpose, *counters: Any) -> Any:
-    """Derive environment seeds in [0, 2³¹) from keys and counters, int64 arrays or tensors, all of one shape."""
+    """Derive environment seeds in [0, 2³¹), one for each element of `keys` and of the counters.
+
+    Keys and counters are int64 arrays or tensors of one shape, which is also the result's shape.
+    """
     if isinstance(keys, torch.Tensor) and _on_host(keys):
         found: np.ndarray = seeds(keys.numpy(), purpose, *(counter.numpy() for counter in counters))
         return torch.from_numpy(found)
@@ -217,5 +234,5 @@ def seeds(keys: Any, purpose: Purpose, *counters: Any) -> Any:
 
 
 def host(key: int, purpose: Purpose, step: int = 0) -> np.random.Generator:
-    """Return a NumPy generator for the few decisions that are made one by one on the host."""
+    """Return a NumPy generator for single decisions on the CPU, seeded from a key, a purpose and a step."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([key & 0xFFFFFFFFFFFFFFFF, int(purpose), step])))

@@ -24,12 +24,12 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class StopSignal:
-    """Turns SIGINT, SIGTERM and SIGHUP into a flag that a loop checks between two updates.
+    """A context manager that turns SIGINT, SIGTERM and SIGHUP into a flag that a training loop checks between updates.
 
-    The first signal sets `signum` and nothing else: the loop finishes its update, saves its state and raises
-    `errors.Interrupted(stop.signum, ...)`. Foreign code under a `Watchdog` has `watchdog.GRACE` seconds to return. A
-    second SIGINT raises `KeyboardInterrupt` at once, for people in a hurry. A SIGHUP that the caller ignores (`nohup`)
-    stays ignored. Python delivers signals to the main thread only; in another thread `signum` stays None.
+    The first signal only sets `signum`; the loop then finishes its update, saves its state and raises
+    `errors.Interrupted(stop.signum, ...)`. Users' code under a `Watchdog` has `watchdog.GRACE` seconds to return. A
+    second SIGINT raises `KeyboardInterrupt` at once. A SIGHUP that was ignored before (`nohup`) stays ignored. Python
+    delivers signals to the main thread only; in another thread `signum` stays None.
     """
 
     def __init__(self) -> None:
@@ -62,13 +62,13 @@ class StopSignal:
 
 
 def watch_ancestors() -> None:
-    """Stop this process when the `dvc` that started it has ended, whatever ended it.
+    """Make this process stop when the `dvc` process that started it ends for any reason.
 
-    A `dvc repro` that a signal kills leaves the stage's command running, and the next one would start a second writer
-    beside it. Under DVC (`DVC_STAGE` is set), this process therefore asks the kernel for SIGTERM at its parent's death.
-    A daemon thread waits for the nearest `dvc` ancestor, because the shell in between may outlive it. A `StopSignal`
+    A `dvc repro` that is killed leaves the stage's command running, and the next `dvc repro` would start a second
+    writer beside it. Under DVC (`DVC_STAGE` is set), this function asks the kernel for SIGTERM at the parent's death. A
+    daemon thread waits for the nearest `dvc` ancestor too, because the shell in between may live longer. A `StopSignal`
     turns the SIGTERM into save and exit. A process that has not ended a minute later hangs in foreign code, and is
-    killed. On systems other than Linux this does nothing.
+    killed. On systems other than Linux nothing happens.
     """
     if not os.environ.get("DVC_STAGE") or not sys.platform.startswith("linux"):
         return

@@ -18,7 +18,10 @@ Tensor: TypeAlias = "torch.Tensor"  # for annotations in algorithm files, of whi
 
 
 class Image(NamedTuple):
-    """Where an image lies in an observation: `[channels, height, width]` from the column `start`."""
+    """The place of an image inside a flat observation vector.
+
+    The image `[channels, height, width]` occupies `channels · height · width` columns from the column `start` on.
+    """
 
     start: int
     channels: int
@@ -27,14 +30,18 @@ class Image(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of columns."""
+        """The number of columns that the image occupies: `channels · height · width`."""
         return self.channels * self.height * self.width
 
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """`K` agents that act at once in one environment. `Spaces` holds what they have in common, with the widest agent's
-    sizes."""
+    """A team of `K` agents that act at once in one environment: their names and each agent's observation and action
+    sizes.
+
+    The sizes in `Spaces` are those of the widest agent. A narrower agent's observation is padded with zeros, and its
+    surplus actions are illegal or without effect.
+    """
 
     agents: tuple[str, ...]  # their names, in a fixed order
     observations: tuple[int, ...]  # each agent's own O; the rest of its row is 0
@@ -42,15 +49,17 @@ class Team:
 
     @property
     def unlike(self) -> bool:
-        """Whether agents have different numbers of actions."""
+        """Whether some agents have more actions than others."""
         return len(set(self.actions)) > 1
 
     def groups(self, named: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, ...]]:
-        """Return the indices of the agents in each group: the groups `named`, or those that agents' names have before
-        the last `_`.
+        """Return the indices of the agents in each group, by the group's name.
+
+        `named` maps each group to its agents' names. If it is empty, agents whose names are equal up to the last `_`
+        form a group.
 
         Raises:
-            ValueError: a group names no agent, or an agent is in no group or in two; the message is a sentence.
+            ValueError: a group names no agent or an unknown one, or an agent is in no group or in two.
         """
         if not named:
             prefixes = [name.rpartition("_")[0] or name for name in self.agents]
@@ -74,10 +83,11 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """What an algorithm knows of an environment's spaces.
+    """A description of an environment's observation and action spaces, as far as an algorithm needs them.
 
-    An action is one of four kinds: `discrete`, an index below A; `multidiscrete`, D indices, each below its own number
-    of choices; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A.
+    An action is one of four kinds: `discrete`, an index below A; `multidiscrete`, D indices, each below a number of
+    choices of its own; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A. For a team, sizes are those of the
+    widest agent.
     """
 
     observations: int  # O, length of an observation
@@ -91,17 +101,17 @@ class Spaces:
 
     @property
     def agents(self) -> int:
-        """`K`, the number of agents in one environment."""
+        """`K`, the number of agents in one environment; 1 without a team."""
         return len(self.team.agents) if self.team else 1
 
     @property
     def by_agent(self) -> tuple[int, ...]:
-        """The axis that agents have in what an environment takes and gives in a step: `(K,)`, `()` where one acts."""
+        """The extra axis that a team adds to observations, actions and rewards: `(K,)`, or `()` for a single agent."""
         return (len(self.team.agents),) if self.team else ()
 
     @property
     def who(self) -> Team:
-        """Those who act: the team, or the one agent by itself."""
+        """The team, or for a single agent a team that consists of that agent alone."""
         return self.team or Team(("agent",), (self.observations,), (self.actions,))
 
     def __post_init__(self) -> None:
@@ -111,13 +121,13 @@ class Spaces:
 
     @property
     def action_shape(self) -> tuple[int, ...]:
-        """The shape of one action in the algorithm's encoding: `()` for an index, `(D,)` for several, `(A,)` for a
-        vector."""
+        """The shape of one action as algorithms encode it: `()` for one index, `(D,)` for D indices or bits, `(A,)` for
+        a vector."""
         return () if self.kind == "discrete" else (self.actions if self.continuous else len(self.choices),)
 
     @property
     def action_size(self) -> int:
-        """`D`, how many numbers one action has."""
+        """`D`, the number of values in one action."""
         return self.action_shape[0] if self.action_shape else 1
 
     def to_json(self) -> dict[str, Any]:
@@ -140,10 +150,10 @@ were truncated with it; all others are zeros."""
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A minibatch of transitions for every member, each over one environment step or n.
+    """A minibatch of B transitions for each of P members, each transition over one environment step or over n steps.
 
-    For a team, everything except the weight has an axis `K` after `B`. Each agent's reward and discount are those of
-    its own steps, until it terminates or is truncated.
+    For a team, everything except the weight has an axis `K` (agents) after `B`. Each agent's reward and discount count
+    the agent's own steps, until the agent terminates or is truncated.
     """
 
     obs: Tensor  # [P, B, O] float32
@@ -161,7 +171,10 @@ class Batch:
 
 
 class Chosen(NamedTuple):
-    """The result of an on-policy algorithm's `step`."""
+    """The result of an on-policy algorithm's `step`: actions, their log-probabilities, values, and recurrent memory.
+
+    Every tensor begins with the axes `[P, E]`: P members, E environments of each.
+    """
 
     action: Tensor  # [P, E, …], as in `Batch`
     log_prob: Tensor  # [P, E], of the action
@@ -171,7 +184,7 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """A minibatch of sequences of L consecutive steps; without recurrence L is 1.
+    """A minibatch of B sequences of L consecutive steps for each of P members; without a recurrent network L is 1.
 
     The agents of a team are adjacent in the axis B, at the same ticks of the same environment.
     """
@@ -192,7 +205,11 @@ Hyper: TypeAlias = "Mapping[str, torch.Tensor]"  # a cohort's hyper-parameters b
 
 
 class Learned(NamedTuple):
-    """The result of an algorithm's `update`, which writes into the state's own tensors."""
+    """The result of an algorithm's `update`: losses `[P]`, whether each member is healthy `[P]`, and TD errors `[P, B]`
+    or None.
+
+    The new weights are not in the result, because `update` writes them into the state's tensors.
+    """
 
     losses: Tensor  # [P]
     healthy: Tensor  # [P] bool
@@ -204,7 +221,8 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a language algorithm knows of the base model: the sizes of its vocabulary and of its hidden states."""
+    """The sizes of a base language model that a language algorithm needs: of its vocabulary and of its hidden
+    states."""
 
     vocabulary: int
     hidden: int
@@ -212,10 +230,10 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Rows of text of every member: a prompt and what follows it, `L` columns.
+    """A minibatch of B rows of text for each of P members, `L` columns long: a prompt and the completion after it.
 
-    Prompts are padded on the left, what follows on the right. All tensors but `ids` and `real` have the last `T`
-    columns.
+    Prompts are padded on the left, completions on the right. `ids` and `real` have all `L` columns; tensors with an
+    axis `T` have the last `T` columns.
     """
 
     ids: Tensor  # [P, B, L] int64
@@ -233,10 +251,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Games:
-    """Games of every member as tokens, `L` columns.
+    """A minibatch of B games for each of P members, each game a sequence of `L` tokens.
 
-    Values at a token belong to the state after it, in which the next token is the action. All tensors but `ids` lack
-    the last column. See `ops.language.games`.
+    A value at a token belongs to the state after that token, in which the next token is the action. All tensors except
+    `ids` have `L - 1` columns, without the last token. See `ops.language.games`.
     """
 
     ids: Tensor  # [P, B, L] int64
@@ -247,7 +265,11 @@ class Games:
 
 
 class TokenScores(NamedTuple):
-    """A network's results for a `Text`. For tokens that do not count they are some finite number."""
+    """The outputs of a network for a `Text`: log-probability, entropy and value of every token `[P, B, T]`.
+
+    Entries of tokens that `Text.mask` excludes are arbitrary finite numbers. The value is None for a network without a
+    value head.
+    """
 
     log_prob: Tensor  # [P, B, T] of the token, given all before it
     entropy: Tensor  # [P, B, T] of the distribution that it was one of; 0 where nobody asked

@@ -32,19 +32,25 @@ _foreign = threading.local()  # `pid`: of the process in which a thread runs for
 
 
 class Hung(BaseException):
-    """Foreign code did not return in time; the text continues after its name. It passes the code's own
-    `except Exception`."""
+    """The exception raised inside foreign code that did not return in time.
+
+    It is a `BaseException`, so that the foreign code's own `except Exception` does not catch it. The text is a sentence
+    without its subject; the caller puts the code's name before it.
+    """
 
 
 class Watchdog:
-    """A reusable context for foreign code. Contexts do not nest.
+    """A reusable context manager that limits the time of foreign code and undoes some of its side effects. Contexts do
+    not nest.
 
-    Code that makes no progress for `seconds` is ended by `Hung`, at most a quarter later; after `hurry`, it has `grace`
-    seconds (None: `GRACE`). That needs the main thread, a system with SIGALRM, and code that Python can interrupt: an
-    extension that holds Python's lock cannot be ended from within its process. Code may use the alarm itself: on Linux
-    another timer checks as well. `os._exit` raises SystemExit, in this process and thread. Afterwards the working
-    folder is as before, and so are torch's default type and whether it records gradients. `what` names the parameter
-    that sets the seconds; the value of `progress` changes while there is progress.
+    Code that makes no progress for `seconds` is ended by the exception `Hung`, at most a quarter of that time later.
+    After `hurry`, the limit is `grace` seconds (None: `GRACE`). `what` names the parameter that sets the seconds, for
+    the message; a changed return value of `progress` counts as progress.
+
+    The limit needs the main thread, a system with SIGALRM, and code that Python can interrupt: an extension that holds
+    the GIL cannot be ended from within its process. If the code uses SIGALRM itself, a second timer checks on Linux.
+    `os._exit` in the code raises SystemExit instead. On exit the working folder, torch's default dtype and torch's
+    gradient mode are as they were before.
     """
 
     def __init__(
@@ -98,7 +104,7 @@ class Watchdog:
             pass
 
     def begin(self) -> None:
-        """Count the seconds from now on."""
+        """Start to count the seconds without progress from zero, and start the timers."""
         self._seen, self._since = self._progress(), time.monotonic()
         period = min(self._limit / _LOOKS, _LONGEST)
         if getsignal(signal.SIGALRM) is _ring:  # else it is that code's own
@@ -106,7 +112,7 @@ class Watchdog:
         _timer.begin(period)
 
     def look(self) -> None:
-        """Raise Hung if there was no progress for too long."""
+        """Check the progress, and raise `Hung` if there was none for too long; the timers call this method."""
         now, seen = time.monotonic(), self._progress()
         if seen != self._seen:
             self._seen, self._since = seen, now
@@ -119,10 +125,10 @@ class Watchdog:
 
 @contextlib.contextmanager
 def staying() -> Iterator[None]:
-    """A context for foreign code: `os._exit`, when called by the thread that entered it, raises SystemExit and does not
-    end the process.
+    """Return a context manager for foreign code in which `os._exit` raises SystemExit and does not end the process.
 
-    In other threads, and in forked processes, `os._exit` works as usual.
+    This holds for the thread that entered the context. In other threads, and in forked processes, `os._exit` works as
+    usual.
     """
     before = _stay(os.getpid())
     try:
@@ -147,8 +153,10 @@ def _leave(status: int) -> NoReturn:
 
 
 def hurry(hurried: bool = True) -> None:
-    """Give foreign code `GRACE` seconds from now on, because a signal asked to stop; or, with False, all its time
-    again."""
+    """Limit foreign code to `GRACE` seconds from now on, because a signal asked the process to stop.
+
+    `hurry(False)` restores the full time.
+    """
     global _hurried
     _hurried = hurried
     if hurried and _watching is not None:

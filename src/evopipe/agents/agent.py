@@ -1,4 +1,4 @@
-"""Agents: they turn observations into a chat, and a completion into an action."""
+"""Agents, which convert observations to a chat, and the model's completions to actions."""
 
 from __future__ import annotations
 
@@ -11,48 +11,54 @@ from evopipe.language import tool_calls
 
 
 class BaseAgent(ABC):
-    """The base class of agents. It keeps the chat and the trajectory of one episode at a time, which begins with
-    `reset`."""
+    """The base class of agents. An agent holds the chat and the trajectory of one episode at a time; `reset` begins the
+    next episode."""
 
     @property
     @abstractmethod
     def chat_completions(self) -> list[Message]:
-        """The chat that the model is to continue.
+        """The messages of the chat that the model continues next.
 
-        If a chat begins with the previous one and its completion, unchanged, both are learned from as one row.
+        If they begin with the previous chat and its completion, both unchanged, training uses both calls of the model
+        as one sequence of tokens; otherwise the call begins a new sequence.
         """
 
     @property
     @abstractmethod
     def trajectory(self) -> Trajectory:
-        """The trajectory so far, with one step for each completion."""
+        """The trajectory of the episode so far: one step for each completion."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Begin a new episode."""
+        """Discard the chat and the trajectory, and begin a new episode."""
 
     @abstractmethod
     def update_from_env(self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any) -> None:
-        """Update the chat with an observation: the first one, with reward 0, or the result of the last action."""
+        """Add an observation to the chat: the first observation of the episode, with reward 0, or the result of the
+        last action.
+
+        `done` is true if the action ended the episode; `info` is the environment's info mapping.
+        """
 
     @abstractmethod
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        """Update the chat with a completion, and add its step to the trajectory. Return the action that the completion
-        means."""
+        """Add the completion `response` to the chat and a step for it to the trajectory; return the action that the
+        completion expresses."""
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model may call, as OpenAI's API has them, and that its chat template shows it."""
+        """The schemas of the tools that the model may call, in the form of OpenAI's API; the chat template shows them
+        to the model. Empty by default."""
         return []
 
     def get_current_state(self) -> Step | None:
-        """Return the last step; None before the first."""
+        """Return the last step of the trajectory; None before the first completion."""
         steps = self.trajectory.steps
         return steps[-1] if steps else None
 
 
 class ChatAgent(BaseAgent):
-    """An agent whose actions are the model's completions, and whose observations are the user's messages."""
+    """An agent whose actions are the model's completions, unchanged. Each observation becomes a message of the user."""
 
     def __init__(self, system_prompt: str | None = None, name: str = "agent") -> None:
         self.system_prompt, self.name = system_prompt, name
@@ -80,7 +86,11 @@ class ChatAgent(BaseAgent):
         self.messages.append(self.message(observation))
 
     def message(self, observation: Any) -> Message:
-        """Return an observation as a message: a mapping's `question`, `prompt` or `text`, or all of it as text."""
+        """Return an observation as a chat message.
+
+        A mapping with a `role` is a message already. Otherwise the text is the mapping's `question`, `prompt` or
+        `text`, or the whole observation as text, and the role is `user`.
+        """
         if isinstance(observation, dict):
             if "role" in observation:
                 return dict(observation)
@@ -96,14 +106,14 @@ class ChatAgent(BaseAgent):
         return Action(action)
 
     def act(self, response: str) -> Any:
-        """Return the action that a completion means."""
+        """Return the action that a completion expresses: here the completion itself."""
         return response
 
 
 class ToolAgent(ChatAgent):
     """An agent that calls tools by JSON in its completions: `{"tool": "calculator", "input": "2*3"}`.
 
-    Any other completion is its answer. Its actions are mappings: `tool` and `input` for a call, `answer` for the rest.
+    Its actions are mappings: `{"tool": …, "input": …}` for such a call, `{"answer": …}` for any other completion.
     """
 
     def message(self, observation: Any) -> Message:
@@ -124,16 +134,17 @@ class ToolAgent(ChatAgent):
 
 
 class CallingAgent(ChatAgent):
-    """An agent that calls an environment's tools as chat templates teach it.
+    """An agent that calls an environment's tools in the format of the model's chat template.
 
-    Tools come with the first observation, as `tools` of its info, in the form of OpenAI's API. An action is a mapping:
-    `calls`, each with `id`, `name` and `arguments`, and `content`, the rest of the completion. An observation may be a
-    list of messages.
+    The first observation's info has the tools, as `tools`, in the form of OpenAI's API. An action is a mapping: `calls`
+    is a list of mappings with `id`, `name` and `arguments`, and `content` is the rest of the completion. An observation
+    may be a list of messages.
 
     Args:
-        system_prompt: the message that a chat begins with.
-        name: of its trajectories.
-        show_tools: whether the model is shown the tools; false for one that knows them by heart.
+        system_prompt: the text of the system message at the start of a chat; None for no such message.
+        name: the name of the agent's trajectories.
+        show_tools: whether the chat template shows the tools to the model; false for a model that was trained with
+            these tools.
     """
 
     def __init__(self, system_prompt: str | None = None, name: str = "agent", show_tools: bool = True) -> None:

@@ -38,11 +38,12 @@ class _Round:
 
 
 class Ahead:
-    """The rounds that are played ahead, by tick.
+    """The rounds of episodes that threads play while members still learn from earlier rounds, keyed by tick. A tick is
+    the number of a round.
 
     Args:
-        play: plays a round. It runs in a thread of its own.
-        network: the name of the network that plays.
+        play: a function that plays a round and returns its episodes. It runs in a thread of its own.
+        network: the name of the network whose weights choose the completions, an attribute of a cohort's state.
     """
 
     def __init__(self, play: Play, network: str) -> None:
@@ -50,8 +51,11 @@ class Ahead:
         self._rounds: dict[int, _Round] = {}
 
     def ensure(self, ticks: range, cohorts: Sequence[Cohort], now: int) -> None:
-        """Begin those rounds of these ticks that have not begun, with the weights that members have at the tick `now`;
-        a restored round keeps the weights that it began with."""
+        """Start the rounds of these ticks that have not started yet.
+
+        A new round is played with a copy of the weights that members have now, at the tick `now`. A round that
+        `restore` prepared is played with the restored weights.
+        """
         missing = [tick for tick in ticks if tick not in self._rounds]
         if missing:
             held = [self._held(cohort, getattr(cohort.state, self._network).copy()) for cohort in cohorts]
@@ -62,10 +66,11 @@ class Ahead:
                 self._begin(tick)
 
     def take(self, tick: int, stopped: Callable[[], bool]) -> tuple[list[Done], bool]:
-        """Wait for a round; return its episodes, and whether weights of an earlier tick played them.
+        """Wait for the round of a tick; return its episodes, and whether weights of an earlier tick played it.
 
         Raises:
-            Stopped: `stopped` returned True. All rounds are given up, and begin again when they are asked for.
+            Stopped: `stopped` returned True. Threads of all rounds are told to stop; `ensure` starts these rounds
+                again.
         """
         this = self._rounds[tick]
         while not this.ended.wait(_ASK):
@@ -81,18 +86,19 @@ class Ahead:
         return this.done, this.version != tick
 
     def forget(self, tick: int) -> None:
-        """Forget a round that was learned from."""
+        """Remove the round of a tick, after members have learned from it."""
         del self._rounds[tick]
 
     def drop(self) -> None:
-        """Give up all rounds, and forget them."""
+        """Stop all rounds, and remove them."""
         self._give_up()
         self._rounds.clear()
 
     def state(self, now: int) -> dict[str, Tensor]:
-        """Return the weights that play the rounds which nobody has learned from: `ahead.<tick>.<slot>`, flat rows.
+        """Return the weights of the rounds that members have not learned from yet, to be saved in a checkpoint.
 
-        Those that members have at the tick `now` are left out: whoever goes on has them.
+        The keys are `ahead.<tick>.<slot>`, the values flat rows of weights. Rounds with the weights that members have
+        at the tick `now` are left out, because the checkpoint has these weights already.
         """
         found: dict[str, Tensor] = {}
         for tick, each in self._rounds.items():
@@ -105,7 +111,7 @@ class Ahead:
         return found
 
     def restore(self, tensors: Mapping[str, Tensor], cohorts: Sequence[Cohort]) -> None:
-        """Prepare the rounds that `state` told of, to be played again."""
+        """Prepare the rounds whose weights `state` returned; `ensure` starts them again with these weights."""
         self.drop()
         names = [name.split(".") for name in tensors if name.startswith(f"{_PREFIX}.")]
         for tick in sorted({int(tick) for _, tick, _ in names}):

@@ -27,7 +27,8 @@ _BEGINNING = 120.0  # seconds that a process may take to begin, and to import wh
 
 
 class Process:
-    """A process that takes one call at a time. It ends with its last reference, or with this process."""
+    """A child process that executes one call at a time. It ends when its last reference is dropped, or with this
+    process."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of this process hold
@@ -38,7 +39,11 @@ class Process:
         self.begun = False
 
     def begin(self, data: bytes) -> None:
-        """Wait until the process has started, and has imported what this call needs."""
+        """Wait until the process has started and has imported the modules that the call `data` needs.
+
+        Raises:
+            RuntimeError: the process died before it was ready.
+        """
         try:
             self._told(data)
         except RuntimeError as error:
@@ -47,7 +52,12 @@ class Process:
         self.begun = True
 
     def ask(self, data: bytes) -> tuple[Any, Exception | None]:
-        """Make a call that `packed` returned; return its result, or the exception that it raised."""
+        """Execute a call, as `packed` returned it, in the process; return its result and None, or None and the
+        exception that it raised.
+
+        Raises:
+            RuntimeError: the process died.
+        """
         found: tuple[Any, Exception | None] = pickle.loads(self._told(data))
         return found
 
@@ -60,13 +70,14 @@ class Process:
             raise RuntimeError("the process that this ran in died") from None
 
     def kill(self) -> None:
-        """Kill the process. A caller that waits for its answer gets an error."""
+        """Kill the process. A thread that waits in `ask` gets a RuntimeError."""
         self._process.kill()
         self._process.join()
 
 
 class Processes:
-    """At most `most` processes, which are started when there are calls for them, and kept until `close`."""
+    """A pool of processes for up to `most` calls at a time. A process is started when a call needs one, and reused
+    until `close`."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -86,10 +97,10 @@ class Processes:
 
 
 def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Return a call as bytes.
+    """Pickle a call, a function with its arguments, for `Process.ask`.
 
     Raises:
-        TypeError: a part of it cannot be pickled.
+        TypeError: the function or an argument cannot be pickled.
     """
     try:
         return pickle.dumps((function, args))
@@ -101,7 +112,8 @@ def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def step_apart(env: Any, method: str, args: tuple[Any, ...]) -> tuple[Any, dict[str, Any]]:
-    """Call an environment's method in the process; return its result, and the environment's new state."""
+    """Call a method of an environment, in a child process; return the method's result, and the environment's attributes
+    after the call, so that the caller can copy them to its own instance."""
     return getattr(env, method)(*args), vars(env)
 
 
@@ -139,10 +151,10 @@ def _done(data: bytes) -> bytes:
 
 
 def as_exception(raised: BaseException) -> Exception:
-    """Convert what users' code raised to an exception that futures and tasks can carry.
+    """Convert whatever users' code raised to an exception that asyncio's futures and tasks can carry.
 
-    SystemExit, GeneratorExit and their like would end the event loop, and StopIteration cannot be raised in a
-    coroutine.
+    SystemExit, GeneratorExit and other exceptions that are no `Exception` would end the event loop, and StopIteration
+    cannot be raised in a coroutine: all of these become a RuntimeError. Any other exception is returned unchanged.
     """
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         return raised
@@ -150,10 +162,11 @@ def as_exception(raised: BaseException) -> Exception:
 
 
 def here(function: Callable[..., Any], *args: Any) -> Any:
-    """Call users' code in this thread.
+    """Call users' code in this thread, and return its result.
 
     Raises:
-        Exception: what the code raised, see `as_exception`. Ctrl-C and a timeout end this thread's work.
+        Exception: what the code raised, converted by `as_exception`.
+        KeyboardInterrupt, Hung: raised unchanged, so that Ctrl-C and timeouts end the thread's work.
     """
     try:
         return function(*args)
@@ -200,8 +213,8 @@ def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None, u
 
 
 class Threads:
-    """Runs up to `most` calls at a time. A call that is abandoned keeps its thread, and another thread takes its
-    place."""
+    """A pool of threads for up to `most` blocking calls at a time. A call that exceeds its time limit keeps its thread,
+    and a new thread replaces that one in the pool."""
 
     def __init__(self, most: int, processes: Processes) -> None:
         self._slots, self._turns = asyncio.Semaphore(most), asyncio.Semaphore(processes.most)
@@ -212,14 +225,22 @@ class Threads:
         self, function: Callable[..., Any], *args: Any, blocking: Blocking, seconds: float | None,
         undo: Callable[[Any], Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Call a function or a coroutine function.
+        """Call a function or a coroutine function with `args`, and return its result.
 
-        A plain function runs in a thread, or in a process, which is killed if the call is abandoned. If it is not
-        `blocking`, it runs at once, without a time limit. `undo` is called with the result of a call that was abandoned
-        in a thread.
+        A coroutine function runs in this event loop. A plain function runs in a thread, or, if `blocking` is
+        `"process"`, in a process that is killed when the time is up. If `blocking` is False, the function runs at once
+        in this thread, without a time limit.
+
+        Args:
+            function: the function.
+            *args: its arguments.
+            blocking: True for a thread, `"process"` for a process, False for neither.
+            seconds: the time limit; None for no limit.
+            undo: a function that gets the result of a thread's call that returns only after its time limit; None for
+                none.
 
         Raises:
-            TimeoutError: it takes longer than `seconds`.
+            TimeoutError: the call takes longer than `seconds`.
         """
         if inspect.iscoroutinefunction(function):
             async with asyncio.timeout(seconds):

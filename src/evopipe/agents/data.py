@@ -22,7 +22,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
 class Tasks:
-    """A list of tasks, each a mapping. `name` and `split` say where the registry has it; training needs neither."""
+    """A dataset for agents: a list of tasks, each a mapping. `name` and `split` say under which names the registry has
+    the dataset; they may be None."""
 
     def __init__(self, data: Sequence[Mapping[str, Any]], name: str | None = None, split: str | None = None) -> None:
         self.data = [dict(row) if isinstance(row, Mapping) else row for row in data]
@@ -44,7 +45,7 @@ class Tasks:
         return self.data
 
     def repeat(self, n: int) -> Tasks:
-        """Return a dataset with every row n times, the repetitions adjacent."""
+        """Return a dataset with every task `n` times, the copies of a task next to each other."""
         return Tasks([row for row in self.data for _ in range(n)], self.name, self.split)
 
     def shuffle(self, seed: int = 0) -> Tasks:
@@ -55,7 +56,7 @@ class Tasks:
         return Tasks([self.data[i] for i in index], self.name, self.split)
 
     def get_data_path(self) -> str | None:
-        """Return the dataset's file in the registry; None if it is not there."""
+        """Return the path of the dataset's file in the registry; None if the registry does not have it."""
         if self.name is None or self.split is None:
             return None
         path = DatasetRegistry.path(self.name, self.split)
@@ -65,11 +66,12 @@ class Tasks:
 
     @classmethod
     def load_data(cls, path: str | Path) -> Tasks:
-        """Read a file of rows: `.json` (a list), `.jsonl`, `.csv`, `.parquet` (needs the extra `language`).
+        """Read a dataset from a file with one task a row: `.json` (a list), `.jsonl`, `.csv`, or `.parquet` (needs the
+        extra `language`).
 
         Raises:
-            MissingInputError: there is no such file.
-            DataError: it holds something else.
+            MissingInputError: the file does not exist, or the extra is not installed.
+            DataError: the file cannot be read in its format, or does not hold a list of mappings.
         """
         path = Path(path)
         if path.suffix == ".parquet":
@@ -92,7 +94,8 @@ class Tasks:
 
 
 class DatasetRegistry:
-    """Datasets by name and split, in `data/agents/<name>/<split>.jsonl` of the project."""
+    """A registry of datasets by name and split. Its files are `data/agents/<name>/<split>.jsonl` in the project's
+    folder."""
 
     @staticmethod
     def path(name: str, split: str = "default", folder: Path | None = None) -> Path:
@@ -103,7 +106,8 @@ class DatasetRegistry:
 
     @classmethod
     def register_dataset(cls, name: str, data: Any, split: str = "default") -> Tasks:
-        """Write rows, or a Hugging Face dataset, as a split."""
+        """Write a split of a dataset to the registry, and return it. `data` is a list of mappings or a Hugging Face
+        dataset."""
         made = Tasks([dict(row) for row in data], name, split)
         path = cls.path(name, split)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,10 +117,10 @@ class DatasetRegistry:
 
     @classmethod
     def load_dataset(cls, name: str, split: str = "default") -> Tasks:
-        """Read a split.
+        """Read a split of a dataset from the registry.
 
         Raises:
-            MissingInputError: there is none; the message names the most similar one.
+            MissingInputError: the registry has no such dataset or split; the message suggests the most similar name.
         """
         path = cls.path(name, split)
         if not path.exists():
@@ -142,7 +146,7 @@ class DatasetRegistry:
 
     @classmethod
     def remove_dataset_split(cls, name: str, split: str) -> bool:
-        """Remove a split; return whether it existed."""
+        """Delete a split of a dataset; return whether it existed."""
         path = cls.path(name, split)
         if not path.exists():
             return False
@@ -151,7 +155,7 @@ class DatasetRegistry:
 
     @classmethod
     def remove_dataset(cls, name: str) -> bool:
-        """Remove all splits of a dataset; return whether there were any."""
+        """Delete all splits of a dataset; return whether the dataset existed."""
         folder = cls.path(name).parent
         if not folder.is_dir():
             return False

@@ -84,13 +84,14 @@ class _Hosts:
 
 
 def on_ray(env_class: type[BaseEnv], processes: int | None = None, **ray_init: Any) -> type[BaseEnv]:
-    """Return a class of environments that run in a Ray cluster: the one at `address=`, or one on this machine.
+    """Return a class of environments that run in processes of a Ray cluster: the cluster at `address=`, or a new one on
+    this machine.
 
     Args:
-        env_class: the environment; its observations and actions must be picklable.
-        processes: how many; None for `num_cpus`, or else one for each CPU of this machine.
-        **ray_init: arguments of `ray.init`. If this process is in a cluster already, they have no effect, and a warning
-            says so.
+        env_class: the environment's class; its observations and actions must be picklable.
+        processes: the number of processes; None for `num_cpus`, or without that one for each CPU of this machine.
+        **ray_init: arguments of `ray.init`. If this process is connected to a cluster already, they have no effect, and
+            a warning says so.
 
     Raises:
         MissingInputError: Ray is not installed.

@@ -43,7 +43,7 @@ _FULL = {"Retry-After": "1"}
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the agent of an episode finds its model: what clients of OpenAI's API are made with."""
+    """The address, API key and model name with which an OpenAI client reaches the model of an episode."""
 
     base_url: str
     api_key: str
@@ -51,7 +51,8 @@ class Connection:
 
 
 class Answer(NamedTuple):
-    """A completion as a message, or as a text."""
+    """A completion in the form of an answer: the assistant's message, or for a text completion its text, with the
+    finish reason."""
 
     out: ModelOutput
     message: dict[str, Any]
@@ -59,7 +60,8 @@ class Answer(NamedTuple):
 
 
 class AgentSession:
-    """The requests of one episode. `name` fixes its draws."""
+    """The requests of one episode to the endpoint, and their completions as steps. `name` seeds the random draws of the
+    completions."""
 
     def __init__(self, name: str, model: Model) -> None:
         self.name, self.model = name, model
@@ -71,15 +73,15 @@ class AgentSession:
 
     @property
     def trajectory(self) -> Trajectory:
-        """The requests of this session and their completions, as a trajectory."""
+        """A trajectory with one step for each completion of this session."""
         return Trajectory(uid=self.name, steps=self.steps)
 
     async def chat(self, asked: ChatAsked) -> list[Answer]:
-        """Complete a chat.
+        """Complete a chat `n` times, as the request `asked` says; return one answer for each completion.
 
         Raises:
-            Refused: the chat is none, or too long.
-            DataError: the template refuses it.
+            Refused: a message is malformed, or the prompt is too long.
+            DataError: the chat template refuses the chat.
         """
         messages, tools = asked.chat(), asked.offered
         prompt = self.model.prompt(messages, tools)
@@ -96,7 +98,12 @@ class AgentSession:
         return found
 
     async def text(self, asked: TextAsked) -> list[list[Answer]]:
-        """Complete texts, or tokens, each `n` times."""
+        """Complete each prompt of a request `n` times; return a list of answers for each prompt. A prompt is a text or
+        a list of tokens.
+
+        Raises:
+            Refused: a token is not in the model's vocabulary, or a prompt is too long.
+        """
         base, prompts = self.model.tokens.base, []
         for each in asked.prompts:
             if not isinstance(each, str) and not all(0 <= token < base.words.vocabulary for token in each):
@@ -143,12 +150,13 @@ class AgentSession:
 
 
 class Endpoint:
-    """The endpoint: its token, its sessions, and how many requests it has answered by which status.
+    """An HTTP server with OpenAI's API on loopback, its access token, its open sessions, and counts of its answers by
+    status.
 
     Args:
-        served: the model's name, which requests must have.
-        find: makes the session of a key that is unknown; None: such a key is refused.
-        token: what clients send as their API key; None: a new one.
+        served: the model's name, which every request must have.
+        find: a function that makes the session of an unknown session key; None refuses unknown keys.
+        token: the API key that clients must send; None draws a new one.
     """
 
     def __init__(
@@ -163,10 +171,10 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[None]:
-        """Answer requests in this loop, on this port of loopback, or on any that is free.
+        """Answer requests in this event loop while the context is open, on this port of loopback; 0 takes a free port.
 
         Raises:
-            UsageError: the port is taken.
+            UsageError: the port cannot be opened, for example because it is in use.
         """
         # The headers' size, and that of the body, are limited; `_guard` turns what is wrong into an error of the API.
         app = web.Application(middlewares=[self._guard], client_max_size=LARGEST)
@@ -188,21 +196,25 @@ class Endpoint:
             await runner.cleanup()
 
     def begin(self) -> None:
-        """Begin a round: its episodes' names may be those of another one."""
+        """Begin a round of episodes: reset the count of attempts by episode name, because names repeat from round to
+        round."""
         self._attempts.clear()
 
     def connection(self, key: str | None = None) -> Connection:
-        """Return address and token of the session `key`; with None, of the endpoint itself, where each request is a
-        session of its own unless a header names one."""
+        """Return the connection of the session `key`.
+
+        With None it is that of the endpoint itself, where each request is a session of its own unless the header
+        `X-Session` names one.
+        """
         path = "/v1" if key is None else f"/s/{key}/v1"
         return Connection(f"http://{HOST}:{self.port}{path}", self.token, self.served)
 
     @contextlib.contextmanager
     def session(self, name: str, model: Model) -> Iterator[tuple[AgentSession, Connection]]:
-        """Open the model session of one episode, and yield it with the address at which an agent finds it.
+        """Open the session of one episode; yield it with the connection that the agent uses.
 
-        When the `with` block ends the session is closed, and requests that are still open are cancelled. A second
-        episode of the same `name` gets other random draws.
+        At the end of the `with` block the session is closed, and requests that are still open are cancelled. Another
+        session of the same `name` in the same round gets other random draws.
         """
         key = secrets.token_urlsafe(12)
         session = AgentSession(f"{name}-{self._attempts[name]}", model)
@@ -404,7 +416,7 @@ def _hash(text: str) -> str:
 
 
 def number(name: str) -> int:
-    """Return a number in [0, 2⁶²) that a session's name makes."""
+    """Return a number in [0, 2⁶²) that is a hash of a session's name."""
     return int(_hash(name)[:16], 16) >> 2
 
 
@@ -413,15 +425,16 @@ async def serve(
     decode: Callable[[Sequence[Request]], Sequence[Reply]], served: str, port: int,
     ready: Callable[[Connection], None], stopped: Callable[[], bool],
 ) -> list[AgentSession]:  # fmt: skip
-    """Serve clients that come and go until `stopped` returns True; return their sessions, the last `_HELD` ones.
+    """Run an endpoint until `stopped` returns True; return the sessions that clients have named in the address or
+    header, at most the last 1024.
 
     Args:
-        make: makes the model of a session from its key and a function that submits requests.
-        decode: answers requests, in order.
+        make: makes the model of a session, from the session's key and a function that submits requests.
+        decode: a function that completes a list of requests, and returns the replies in the same order.
         served: the model's name.
-        port: see `Endpoint.serving`.
-        ready: is called with where the endpoint is.
-        stopped: is asked repeatedly.
+        port: the port on loopback, see `Endpoint.serving`.
+        ready: a function that is called once, with the endpoint's connection.
+        stopped: a function that is called every 0.1 seconds; it returns whether to stop.
     """
     waves = Waves(decode)
     endpoint = Endpoint(served, lambda key: AgentSession(key, make(key, waves.submit)))
@@ -437,8 +450,8 @@ async def serve(
 
 
 class Waves:
-    """Decodes the requests of clients that come and go. Requests that arrive in one moment are decoded together as a
-    wave; later ones wait for the next."""
+    """A queue that batches the requests of independent clients. Requests that arrive within a few milliseconds are
+    decoded together, as one wave; later requests wait for the next wave."""
 
     def __init__(self, decode: Callable[[Sequence[Request]], Sequence[Reply]]) -> None:
         self._decode, self._asked = decode, asyncio.Event()
@@ -450,8 +463,8 @@ class Waves:
         return await request.reply
 
     async def run(self) -> None:
-        """Decode one wave of requests after another, until cancelled. If decoding a wave raises, each of its requests
-        gets that exception."""
+        """Decode one wave of requests after another, until cancelled. If decoding a wave raises an exception, each of
+        its requests gets that exception."""
         while True:
             await self._asked.wait()
             await asyncio.sleep(_GATHER)

@@ -42,12 +42,16 @@ FAILED = (TerminationReason.ERROR, TerminationReason.TIMEOUT)
 
 
 class Cancelled(Exception):
-    """The caller asked to stop; every environment is closed."""
+    """Raised by `RolloutEngine.run` when its caller asked to stop. All environments have been closed before."""
 
 
 @dataclass(frozen=True)
 class EpisodeJob:
-    """One rollout of a task by a member. `place` is unique in its round, and fixes the random draws."""
+    """An episode to run: one rollout of a task by the member with the index `slot` in the population.
+
+    `place` is the episode's number among those of its member in the round, and fixes the random draws. `uid` names the
+    episode, and `how` says how its completions are sampled.
+    """
 
     slot: int
     place: int
@@ -58,7 +62,8 @@ class EpisodeJob:
 
 @dataclass
 class Done:
-    """A finished episode, and the entropies of its completions, by the `id()` of their outputs."""
+    """A finished job: the episode, the number of attempts, and the entropies of the tokens of each completion, keyed by
+    `id()` of the `ModelOutput`."""
 
     job: EpisodeJob
     episode: Episode
@@ -108,31 +113,34 @@ class _Turns:
 
 
 class Outside(Protocol):
-    """What serves agents that run elsewhere. Requests of one moment come one after another there: a wave is decoded
-    once there was none for `settle` seconds."""
+    """The interface of a server for agents that run outside the engine's own coroutines and call the model over HTTP.
+
+    Their requests arrive one after another. The engine therefore decodes a batch of requests only after `settle`
+    seconds without a new request.
+    """
 
     settle: float
     loop: asyncio.AbstractEventLoop  # in which all rounds run
 
     def serving(self) -> AbstractAsyncContextManager[Any]:
-        """Make a context that is open in the engine's loop while episodes run."""
+        """Return a context manager that the engine enters, in its event loop, while it runs episodes."""
 
     def close(self) -> None: ...
 
 
 class RolloutEngine:
-    """Runs episodes, as the settings `agents` say: how many at once, and how long things may take.
+    """An engine that runs many episodes at once, within the limits of the settings `agents`.
 
     Args:
         make: a function that makes the workflow of an episode from its model and runner.
-        tokens: converts chats to tokens.
+        tokens: the converter of chats to tokens.
         limits: the limits on tokens, for every completion.
-        decode: a function that answers requests, in order.
-        agents: the settings.
-        processes: processes for blocking code; None for one process for each CPU. The caller closes processes that it
-            passes.
-        grace: seconds that abandoned code has to end by itself.
-        outside: where agents that are not coroutines of the engine ask their model; None: there are none.
+        decode: a function that completes a list of requests, and returns the replies in the same order.
+        agents: the settings: how many episodes run at once, and the time limits.
+        processes: the pool of processes for blocking code; None for one process for each CPU. The caller closes a pool
+            that it passes.
+        grace: seconds that cancelled code has to end by itself.
+        outside: the server for agents that call the model over HTTP; None if there are no such agents.
     """
 
     def __init__(
@@ -149,12 +157,14 @@ class RolloutEngine:
         self.stopping: float | None = None  # when it was seen that the caller asked to stop
 
     def run(self, jobs: Sequence[EpisodeJob], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
-        """Run all jobs; return their episodes in the order of the jobs. A failed job gives an episode with its reason.
+        """Run all jobs; return the results in the order of the jobs.
 
-        `stopped` is asked before each wave, and repeatedly while there is none.
+        A job that fails returns an episode whose `termination_reason` says so. `stopped` is a function that the engine
+        calls before each batch of completions, and repeatedly while it waits.
 
         Raises:
             Cancelled: `stopped` returned True.
+            EnvironmentFailed: users' code blocked the engine's thread for too long, and could not be interrupted.
         """
         self.jobs, self.stopped, self.queue = jobs, stopped, deque(range(len(jobs)))
         self.done: dict[int, Done] = {}

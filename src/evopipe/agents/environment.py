@@ -1,4 +1,4 @@
-"""Environments of agents: they say what actions lead to, and reward them."""
+"""Environments of agents: base classes, and adapters for tools and for Gymnasium."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ def _arguments(cls: type[Any]) -> frozenset[str]:
 
 
 class BaseEnv(ABC):
-    """The base class of environments: one episode of one task. Methods may be coroutines; `blocking` says where others
-    run."""
+    """The base class of environments. An instance runs one episode of one task.
+
+    Methods may be coroutines. `blocking` says whether plain methods run in threads, in processes, or at once.
+    """
 
     blocking: ClassVar[Blocking] = True
     """Whether its methods may take longer than a moment: they run in threads then. `"process"`: in processes, which
@@ -38,12 +40,12 @@ class BaseEnv(ABC):
         """Return the next observation, the action's reward, whether the episode is over, and an info mapping."""
 
     def close(self) -> None:  # noqa: B027 most have nothing to let go
-        """Release everything. It is called once, whatever happened before, even while a step hangs."""
+        """Release all resources. This is called once, even if `reset` failed or while a `step` still hangs."""
 
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:
-        """Make the environment of a task. Entries that the constructor names become its arguments; the rest is its
-        `task`."""
+        """Make an environment from a task `info`. Entries with the name of a constructor's argument become that
+        argument; the remaining entries become the argument `task`."""
         named = _arguments(cls)
         given = {name: value for name, value in info.items() if name in named}
         if "task" in named and "task" not in given:
@@ -56,7 +58,8 @@ class BaseEnv(ABC):
 
 
 class MultiTurnEnvironment(BaseEnv):
-    """A task of several turns; subclasses define the result of each turn in `get_reward_and_next_obs`."""
+    """A task of at most `max_turns` turns. Subclasses define the reward and the next observation in
+    `get_reward_and_next_obs`."""
 
     def __init__(self, task: dict[str, Any] | None = None, max_turns: int = 3) -> None:
         self.task, self.max_turns = task or {}, max_turns
@@ -76,11 +79,11 @@ class MultiTurnEnvironment(BaseEnv):
 
     @abstractmethod
     def get_reward_and_next_obs(self, task: dict[str, Any], action: Any) -> tuple[float, Any]:
-        """Return an action's reward and the next observation; set `self.done = True` to end the episode."""
+        """Return the reward of an action, and the next observation. Set `self.done = True` to end the episode."""
 
 
 class SingleTurnEnvironment(MultiTurnEnvironment):
-    """A task with one answer, which a reward function scores."""
+    """A task with one answer, whose reward is what `reward_fn` returns."""
 
     def __init__(self, task: dict[str, Any] | None = None, reward_fn: RewardFunction | None = None) -> None:
         super().__init__(task, max_turns=1)
@@ -96,7 +99,10 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
 
 
 class ToolEnvironment(BaseEnv):
-    """An environment for `ToolAgent`: it answers calls of tools, and scores the answer."""
+    """An environment for `ToolAgent`, which executes the agent's tool calls and scores its answer with `reward_fn`.
+
+    Tool calls have the reward 0. The episode ends with the answer, or after `max_turns` steps.
+    """
 
     def __init__(
         self, task: dict[str, Any] | None = None, tools: Mapping[str, Callable[[Any], Any]] | None = None,
@@ -121,7 +127,8 @@ class ToolEnvironment(BaseEnv):
         return {}, (found.reward if isinstance(found, RewardOutput) else float(found)), True, {}
 
     def call(self, tool: str, value: Any) -> str:
-        """Return the output of a tool. An exception or an unknown name becomes a text for the agent."""
+        """Call a tool with the argument `value`; return its output as text. An unknown name or an exception gives an
+        error message for the agent."""
         if tool not in self.tools:
             return f"error: no tool {tool}"
         try:
@@ -131,13 +138,14 @@ class ToolEnvironment(BaseEnv):
 
 
 class GymEnvironment(BaseEnv):
-    """A Gymnasium environment with observations as text and actions by name; a task is `{"seed": 7}`.
+    """A Gymnasium environment with observations as text and actions by name. A task is `{"seed": 7}`.
 
     Args:
-        task: may have a `seed`.
+        task: a mapping that may have a `seed`.
         id: the environment's id, as `gymnasium.make` takes it.
-        actions: names of its discrete actions, in order; None passes actions on unchanged.
-        show: turns an observation into text; None for `str`, and for what `render_mode="ansi"` draws if that is set.
+        actions: names of its discrete actions, in order; None passes actions to the environment unchanged.
+        show: a function that converts an observation to text; None for what `render` returns if `render_mode` is
+            `"ansi"`, else for `str`.
         kwargs: arguments of `gymnasium.make`.
     """
 

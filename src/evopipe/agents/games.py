@@ -17,7 +17,8 @@ from evopipe.language.tasks.words import Vocabulary, WordGames, read_words
 
 
 class CopyGame(MultiTurnEnvironment):
-    """Copy the digit that was just shown: a task is `{"digits": "472"}`; each turn has one digit, worth 1."""
+    """A game in which the agent copies the digit that it sees. A task is `{"digits": "472"}`; each turn shows one
+    digit, and a correct copy has the reward 1."""
 
     blocking: ClassVar[bool] = False
 
@@ -68,9 +69,11 @@ def _calculate(text: Any) -> int:
 
 
 class Calculator(ToolEnvironment):
-    """Arithmetic with a calculator as a tool: a task is `{"question": "12*34", "answer": "408"}`.
+    """Arithmetic questions with a calculator as a tool. A task is `{"question": "12*34", "answer": "408"}`; the right
+    answer has the reward 1.
 
-    If `tool` is False, the calculator does not answer: the same task without it.
+    If `tool` is False, there is no calculator: a call of it returns an error message, and the agent must calculate by
+    itself.
     """
 
     blocking: ClassVar[bool] = False
@@ -87,7 +90,8 @@ class Calculator(ToolEnvironment):
     def tasks(
         n: int, seed: int = 0, smallest: int = 1, largest: int = 99, operators: str = "*"
     ) -> list[dict[str, Any]]:
-        """Return `n` tasks of two numbers each."""
+        """Return `n` random tasks, each with one operator from `operators` between two whole numbers from `smallest` to
+        `largest`."""
         chance = np.random.default_rng(seed)
         draws = chance.integers(smallest, largest + 1, size=(n, 2)).tolist()
         signs = chance.integers(len(operators), size=n).tolist()
@@ -96,14 +100,16 @@ class Calculator(ToolEnvironment):
 
 
 class FrozenLake(BaseEnv):
-    """A frozen lake as text: `S` start, `F` ice, `H` hole, `G` goal, `P` the player; actions are up, down, left, right.
+    """The frozen lake as text: `S` start, `F` ice, `H` hole, `G` goal, `P` the player. Actions are up, down, left and
+    right.
 
-    A task is `{"map": ["SFFF", …], "seed": 7}`; either may be missing. Reaching the goal is worth 1.
+    A task is `{"map": ["SFFF", …], "seed": 7}`; the default map is 4 × 4, the default seed 0. The reward is 1 for
+    reaching the goal, else 0. The episode ends at the goal or in a hole.
 
     Args:
-        task: the map, and the seed of the slips.
+        task: the map, and the seed of the random slips.
         slip: probability that a step goes to one of the two sides instead, each equally likely.
-        max_turns: steps after which the episode ends; None for no limit.
+        max_turns: number of steps after which the episode ends; None for no limit.
     """
 
     blocking: ClassVar[bool] = False
@@ -130,7 +136,8 @@ class FrozenLake(BaseEnv):
         return "\n".join("".join(row) for row in rows)
 
     def moved(self, place: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
-        """Return where a move leads without a slip. A move off the lake leads nowhere."""
+        """Return the place (row, column) that a move leads to without a slip. A move off the lake returns `place`
+        unchanged."""
         r, c = place[0] + move[0], place[1] + move[1]
         return (r, c) if 0 <= r < len(self.map) and 0 <= c < len(self.map[0]) else place
 
@@ -149,10 +156,11 @@ class FrozenLake(BaseEnv):
 
 
 class WordGame(MultiTurnEnvironment):
-    """Wordle: an action is a word, the observation is its colours (`g` right place, `y` elsewhere, `b` absent).
+    """The game Wordle. An action is a word; the observation has one letter for each of the word's letters: `g` for the
+    right place, `y` for another place, `b` for a letter that the secret lacks.
 
-    A task is `{"seed": 7}`, which draws the words (see `evopipe.language.tasks.words`). A guess earns −1, the right one
-    0. A word that is not in the vocabulary gets no colours, but counts.
+    A task is `{"seed": 7}`, which draws the secret word (see `evopipe.language.tasks.words`). Each wrong guess has the
+    reward −1, the right guess 0. A guess that is not in the vocabulary gets no colours, but counts as a turn.
     """
 
     blocking: ClassVar[bool] = False
@@ -195,10 +203,10 @@ THINGS: dict[str, str] = {
 
 
 class TwentyQuestions(MultiTurnEnvironment):
-    """Find out the secret by questions: a task is `{"secret": "bee"}`.
+    """A game in which the agent finds a secret thing by yes-no questions. A task is `{"secret": "bee"}`.
 
-    A text with a question mark is a question: the first property in it is answered by yes or no. Any other text is a
-    guess, and the right one is worth 1.
+    A text with a question mark is a question: the answer says whether the first known property in it is true of the
+    secret. Any other text is a guess; the right guess has the reward 1 and ends the episode.
     """
 
     blocking: ClassVar[bool] = False

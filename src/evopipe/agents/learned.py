@@ -1,4 +1,4 @@
-"""What a round taught, token by token, of some of its episodes: advantages, and probabilities after the update."""
+"""Advantages of tokens, and their log-probabilities after the update, for some episodes of a round."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from evopipe.types import Text
 
 
 class TokenValues(NamedTuple):
-    """Of the tokens that follow a row's prompt; beyond the row there may be more."""
+    """The advantages and log-probabilities of the tokens after the prompt in a row (a sequence of tokens that members
+    learn from), one value a token. Values beyond the end of the row are padding."""
 
     advantage: list[float]
     log_prob: list[float]  # for the members that have learned
 
 
 def first_of(done: Sequence[Sequence[Done]], most: int) -> list[Done]:
-    """Return the first episodes of each member, `most` in all, but one of each at least.
+    """Return the first episodes of each member: `most` divided by the number of members, but at least one each; none if
+    `most` is 0.
 
-    A round's tasks come in an order that was drawn, so that these are a sample, and groups stay together.
+    `done` has the episodes of each member. A round's tasks are in random order, so the first episodes are a random
+    sample, and the rollouts of one task stay together.
     """
     each = max(1, most // max(1, len(done)))
     return [one for member in done for one in member[:each]] if most else []
@@ -34,9 +37,18 @@ def first_of(done: Sequence[Sequence[Done]], most: int) -> list[Done]:
 def token_values(
     spec: TextSpec, cohort: Cohort, text: Text, batch: RolloutBatch, wanted: Collection[int]
 ) -> dict[int, list[TokenValues]]:
-    """Return the values of each row of the trajectories whose `id()` is wanted, by that.
+    """Return each token's advantage, and its log-probability after the update, for some trajectories of a cohort.
 
-    `text` are the rows of the batch with their advantages, as the members of the cohort have just learned from them.
+    Args:
+        spec: the run's configuration.
+        cohort: the members, which have just learned from `text`.
+        text: the rows of `batch` with their advantages.
+        batch: the rows, with the trajectory that each comes from.
+        wanted: the `id()` of each trajectory whose values are wanted.
+
+    Returns:
+        A mapping from the `id()` of a trajectory to the values of each of its rows, in order; empty if the batch has no
+        such trajectory.
     """
     rows = [
         [b for b, i in enumerate(owner) if id(member[i].trajectory) in wanted]

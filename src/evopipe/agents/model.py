@@ -19,7 +19,7 @@ from evopipe.language.generate import before
 
 
 class Sampled(NamedTuple):
-    """How the tokens of a completion are sampled; see `language.generate.Sampling`."""
+    """Settings by which a completion's tokens are sampled; see `language.generate.Sampling`."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -28,7 +28,7 @@ class Sampled(NamedTuple):
 
 @dataclass
 class Request:
-    """A completion that an episode waits for."""
+    """A completion that an episode has requested from the model and waits for."""
 
     slot: int  # the member's
     job: int  # the episode's place among its member's
@@ -43,7 +43,8 @@ class Request:
 
 
 class Reply(NamedTuple):
-    """The answer to a request."""
+    """The answer to a request: the completion's tokens, their log-probabilities, and the entropies of the distributions
+    that they were drawn from."""
 
     ids: list[int]
     log_probs: list[float]
@@ -51,7 +52,7 @@ class Reply(NamedTuple):
 
 
 class Tokens:
-    """Converts chats to tokens, by a base's chat template."""
+    """A converter of chats to tokens, by the chat template of a base model. Results are cached."""
 
     def __init__(self, base: Base) -> None:
         self.base = base
@@ -59,17 +60,27 @@ class Tokens:
         self._after = lru_cache(4096)(self._write_after)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Return the tokens of a whole chat, with the tools that it may call.
+        """Return the tokens of a whole chat, including the schemas of the `tools` that the model may call.
 
         Raises:
-            DataError: the template refuses it.
+            DataError: the template refuses the chat.
         """
         return list(self._prompt(_key(messages, tools)))
 
     def after(
         self, messages: Sequence[Message], replies: Sequence[int], last: int, tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int] | None:
-        """Return what a template writes after the last of these replies, see `Base.between`."""
+        """Return the tokens that the chat template writes after the last of the messages `replies`.
+
+        Args:
+            messages: the chat.
+            replies: the indices of the messages that are completions of this model.
+            last: the last token of the last of these completions.
+            tools: the tools that the model may call.
+
+        Returns:
+            The tokens, or None if the template does not show each of these messages exactly once; see `Base.between`.
+        """
         held = [dict(message) for message in messages]
         for place in replies:
             held[place]["content"] = ""  # its tokens are known, calls of tools included
@@ -97,7 +108,7 @@ def _key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str
 
 @dataclass
 class Limits:
-    """The most tokens of a completion and of its prompt, and the texts that end a completion."""
+    """Limits of a completion: the most tokens of its prompt and of the completion itself, and the texts that end it."""
 
     prompt: int
     response: int
@@ -105,7 +116,7 @@ class Limits:
 
 
 class Prompt(NamedTuple):
-    """The tokens that a completion continues, with the messages and tools of the chat that they are."""
+    """A prompt as tokens, and, if it is a chat, its messages and tools."""
 
     ids: list[int]
     replies: Sequence[int] = ()  # which of the messages are completions of this episode
@@ -115,10 +126,10 @@ class Prompt(NamedTuple):
 
 
 class Model:
-    """The model of one episode.
+    """The language model as one episode calls it.
 
-    If a chat begins with an earlier chat and its completion, unchanged, it continues with their tokens: text is not
-    tokenised again. Any other chat starts anew.
+    If a chat begins with an earlier chat of the episode and its completion, both unchanged, the prompt continues with
+    their tokens, and their text is not tokenised again. Any other chat is tokenised as a whole.
     """
 
     def __init__(
@@ -135,24 +146,24 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The episode's name among those of its round."""
+        """A name for the episode, unique in its round: `<slot>-<job>`."""
         return f"{self._slot}-{self._job}"
 
     async def get_model_response(self, messages: str | Sequence[Message], **how: Any) -> ModelOutput:
         """Complete a chat, or a plain text.
 
         Args:
-            messages: the chat, each message with `role` and `content`; or a text.
-            **how: `max_tokens`, `temperature`, `top_k`, `top_p`, `stop` of this completion, if they differ from the
-                run's. Other arguments of APIs are ignored. `stop`, one text or several, ends the completion and is no
-                part of its text. The model's tokens keep it, and so does a chat that continues with them. `tools` that
-                the model may call, as OpenAI's API has them, are shown in the chat; calls of them are the output's
-                `tool_calls`, and its `content` is what stands before them.
+            messages: the chat, a list of messages with `role` and `content`; or a text.
+            **how: `max_tokens`, `temperature`, `top_k`, `top_p` and `stop` of this completion, if they differ from the
+                run's; and `tools`. Other arguments are ignored. `stop`, one text or several, ends the completion and is
+                removed from its text, but not from its tokens. `tools` are the schemas of tools that the model may
+                call, in the form of OpenAI's API; the calls in a completion are the output's `tool_calls`, and the text
+                before them is its `content`.
 
         Raises:
             TerminationEvent: the prompt is longer than the run allows.
-            ValueError: a setting is no number, or out of its range; or `stop` is no text.
-            DataError: the template refuses the chat.
+            ValueError: a setting is no number or out of its range; or `stop` is no text.
+            DataError: the chat template refuses the chat.
         """
         tools = how.get("tools") or ()
         prompt = self.prompt(messages, tools)
@@ -167,8 +178,11 @@ class Model:
     async def complete(
         self, prompt: Prompt, how: Mapping[str, Any], draws: Sequence[int | None] = (None,)
     ) -> list[ModelOutput]:
-        """Return one completion of a prompt for each of `draws`. Each is a number that fixes the random draws; None
-        takes the number of this call. For `how` and for errors see `get_model_response`."""
+        """Return one completion of a prompt for each entry of `draws`.
+
+        An entry is a number that seeds the random draws of its completion; None takes the number of this call. For
+        `how` and for errors see `get_model_response`.
+        """
         if len(prompt.ids) > self.limits.prompt:
             raise TerminationEvent(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED)
         drawn = self.how._replace(**{name: how[name] for name in Sampled._fields if how.get(name) is not None})
@@ -195,18 +209,27 @@ class Model:
         return found
 
     def remember(self, prompt: Prompt, answer: Message, out: ModelOutput) -> None:
-        """Remember the tokens of a chat and of its completion, so that a later chat that begins with both continues
-        these very tokens. `answer` is the completion as a message."""
+        """Store the tokens of a chat and of its completion, so that a later chat that begins with both continues with
+        the same tokens.
+
+        Args:
+            prompt: the chat.
+            answer: the completion as a message.
+            out: the completion as tokens.
+        """
         assert prompt.messages is not None
         chat = _keys([*prompt.messages, answer], prompt.tools)
         self._chats[chat] = ([*out.prompt_ids, *out.completion_ids], [*prompt.replies, len(prompt.messages)])
 
     def prompt_length(self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
-        """Return the number of tokens of a chat, with the tools that the model may call."""
+        """Return the number of tokens of a chat, including the schemas of the tools that the model may call."""
         return len(self.prompt(messages, tools).ids)
 
     def prompt(self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """Return a chat or a text as the tokens that a completion continues."""
+        """Return a chat or a text as the prompt of a completion.
+
+        If the chat continues an earlier chat of this episode, its stored tokens are used; see the class.
+        """
         if isinstance(messages, str):
             return Prompt(self.tokens.base.prompt(messages, False, None))
         keys, edited = _keys(messages, tools), False
@@ -268,7 +291,7 @@ def _texts(stop: Any) -> tuple[str, ...]:
 
 
 def back_off(attempt: int) -> float:
-    """Return the seconds to wait before the next attempt: 0.05, 0.1, 0.2 … at most 5."""
+    """Return the seconds to wait before the next attempt: 0.05 · 2^attempt, at most 5."""
     return float(min(5.0, 0.05 * 2**attempt))
 
 

@@ -33,16 +33,16 @@ class _Untimed(contextlib.nullcontext[None]):
 
 
 class Loop:
-    """A thread with an event loop, in which agents' coroutines run: these may ask an endpoint in another loop. One loop
-    serves a whole run, so that its agents can share a client."""
+    """A thread with an event loop for agents' coroutines, separate from the loop that serves the endpoint. All episodes
+    of a run share the loop, so that its agents can share one HTTP client."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Run a coroutine function in the loop's thread; return its result, or raise what it raised. Tasks that it
-        leaves running are cancelled."""
+        """Run a coroutine function in the loop's thread; return its result, or raise its exception. Tasks that the
+        coroutine started and left running are cancelled."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._loop.set_task_factory(task_of)
@@ -55,7 +55,8 @@ class Loop:
         return found
 
     def close(self) -> None:
-        """End the loop. A coroutine that blocks its thread is left behind."""
+        """Stop the loop and its thread. If a coroutine blocks the thread for more than 2 seconds, the thread is
+        abandoned."""
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_GRACE)
@@ -72,7 +73,8 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class OutsideAgents:
-    """The agents of a run that ask over HTTP: their endpoint, and the loop of those that are coroutines."""
+    """The parts of a run whose agents call the model over HTTP: the endpoint, and the event loops of the endpoint and
+    of the agents."""
 
     settle = 0.002
 
@@ -106,16 +108,17 @@ class OutsideAgents:
 
 
 class OutsideWorkflow(Workflow):
-    """An episode of an agent that is handed a `Connection` to its model, in the place of the model.
+    """An episode of an agent that calls its model over HTTP, at the address of a `Connection`.
 
     Args:
-        flow: `async def flow(task, connection)`; or a plain function, which runs in a thread; or the words of a
-            command, which finds the task as JSON on its standard input, and the connection in `OPENAI_BASE_URL`,
-            `OPENAI_API_KEY` and `OPENAI_MODEL`. It returns what a flow does; a command prints it as JSON, in its last
-            line.
-        endpoint: the endpoint, which serves in the engine's loop.
-        loop: where coroutines run.
-        reward_fn: a reward function, for the text that the flow returns, or all that the command prints.
+        flow: the agent, in one of three forms: a coroutine function `async def flow(task, connection)`; a plain
+            function of the same arguments, which runs in a thread; or a command as a list of words. A function returns
+            a reward, a list of one reward for each completion, a `Trajectory` or an `Episode`. A command reads the task
+            as JSON from its standard input, finds the connection in the environment variables `OPENAI_BASE_URL`,
+            `OPENAI_API_KEY` and `OPENAI_MODEL`, and prints the reward or rewards as JSON in its last line.
+        endpoint: the endpoint, which runs in the engine's event loop.
+        loop: the event loop in which coroutine functions run.
+        reward_fn: a reward function, called with the task and the text that a function returned or a command printed.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ def _printed(text: str, flow: Flow) -> Any:
 
 
 def name_of(flow: Flow) -> str:
-    """Return a name for a flow, for people."""
+    """Return a name of an agent's function or command for messages."""
     return str(getattr(flow, "__name__", type(flow).__name__)) if callable(flow) else str(flow[0])
 
 

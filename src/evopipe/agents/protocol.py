@@ -1,4 +1,4 @@
-"""What OpenAI's API says, as data: requests are checked, completions become answers, faults become errors."""
+"""OpenAI's API as data: checks of requests, and conversion of completions to answers and of failures to errors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class Refused(Exception):
-    """A request that is answered with an error of OpenAI's API: a sentence, the HTTP status, and the field that it is
-    about."""
+    """Raised for a request that is answered with an error of OpenAI's API: a sentence, the HTTP status, the name of the
+    faulty field (`param`), and an error code."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -88,7 +88,7 @@ class _Asked(BaseModel):
 
 
 class ChatAsked(_Asked):
-    """The body of a request for the completion of a chat."""
+    """The body of a request for the completion of a chat (`/chat/completions`)."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -102,21 +102,23 @@ class ChatAsked(_Asked):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model may call, each as the client sent it."""
+        """The schemas of the tools that the model may call, as the client sent them. Empty if `tool_choice` is
+        `none`."""
         none = (self.model_extra or {}).get("tool_choice") == "none"
         return [] if none else [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
 
     def chat(self) -> list[Message]:
-        """Return the messages in one form: contents as texts, and no more than a chat template reads.
+        """Return the messages in one form: each content is a text, and keys that chat templates do not read are left
+        out.
 
         Raises:
-            Refused: a message is none.
+            Refused: a message has an unknown role, or is otherwise malformed.
         """
         return [_message(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
 
 
 class TextAsked(_Asked):
-    """The body of a request for the completion of texts, or of tokens."""
+    """The body of a request for the completion of texts or lists of tokens (`/completions`)."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=1)
@@ -132,10 +134,16 @@ _Form = TypeVar("_Form", bound=_Asked)
 
 
 def asked(form: type[_Form], body: bytes, served: str) -> _Form:
-    """Read and check the JSON body of a request.
+    """Parse the JSON body of a request, and check it.
+
+    Args:
+        form: the class of the request, `ChatAsked` or `TextAsked`.
+        body: the body.
+        served: the name of the model that the endpoint serves.
 
     Raises:
-        Refused: it is no JSON object, or asks for something that this endpoint cannot do.
+        Refused: the body is no JSON object of this form, names another model, or sets an option that this endpoint does
+            not support.
     """
     try:
         data = json.loads(body)
@@ -200,22 +208,25 @@ def _called(call: Any, where: str) -> dict[str, Any]:
 
 
 def usage(outs: Sequence[ModelOutput], prompts: int) -> dict[str, int]:
-    """Return the token counts of an answer as OpenAI's API has them. `outs` are the completions of `prompts` prompts,
-    equally many of each; a prompt's tokens count once."""
+    """Return the token counts of an answer, in the form of OpenAI's API.
+
+    `outs` are the completions of `prompts` prompts, the same number of each. The tokens of a prompt count once, however
+    many completions it has.
+    """
     read = sum(out.prompt_length for out in outs[:: max(1, len(outs) // prompts)])
     written = sum(out.completion_length for out in outs)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def answer(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
-    """Return a completion as an assistant's message of OpenAI's API; `ids` are the ids of its tool calls. A completion
-    that is nothing but calls has no content."""
+    """Return a completion as an assistant's message of OpenAI's API. `ids` are the ids of its tool calls. The content
+    is null if the completion has tool calls and no other text."""
     message = spoken(said, ids)
     return message if said.content or not said.calls else {**message, "content": None}
 
 
 def log_probs(base: Base, out: ModelOutput) -> list[dict[str, Any]]:
-    """Return a completion's tokens with their log-probabilities, as the API has them for chats."""
+    """Return a completion's tokens with their log-probabilities, in the form that OpenAI's API has for chats."""
     texts = [base.show([token]) for token in out.completion_ids]
     return [
         {"token": text, "logprob": _finite(value), "bytes": list(text.encode("utf-8", "replace")), "top_logprobs": []}
@@ -224,7 +235,8 @@ def log_probs(base: Base, out: ModelOutput) -> list[dict[str, Any]]:
 
 
 def text_log_probs(base: Base, out: ModelOutput) -> dict[str, Any]:
-    """Return a completion's tokens with their log-probabilities, as the API has them for texts."""
+    """Return a completion's tokens with their log-probabilities, in the form that OpenAI's API has for text
+    completions."""
     texts = [base.show([token]) for token in out.completion_ids]
     offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
     values = [_finite(value) for value in out.logprobs]
@@ -236,7 +248,8 @@ def _finite(value: float) -> float:
 
 
 def pieces(base: Base, out: ModelOutput, text: str) -> list[tuple[str, range]]:
-    """Divide a completion's text into the pieces that a stream sends, each with the range of its tokens."""
+    """Divide a completion's text into at most about 64 pieces for a stream; return each piece with the range of its
+    tokens."""
     n, found, done, first = out.completion_length, [], 0, 0
     stride = max(1, -(-n // _PIECES))
     for end in [*range(stride, n, stride), n]:
@@ -249,8 +262,11 @@ def pieces(base: Base, out: ModelOutput, text: str) -> list[tuple[str, range]]:
 
 
 def deltas(message: Mapping[str, Any], parts: Sequence[tuple[str, range]]) -> list[tuple[dict[str, Any], range]]:
-    """Divide an assistant's message into the changes (`delta`) that a stream sends, each with the range of its
-    tokens."""
+    """Divide an assistant's message into the chunks (`delta`) of a stream; return each chunk with the range of its
+    tokens.
+
+    `parts` are the pieces of the message's text. Tool calls are sent in one chunk.
+    """
     if not (calls := message.get("tool_calls")):
         return [({"content": text}, places) for text, places in parts]
     every = range(parts[0][1].start, parts[-1][1].stop) if parts else range(0)

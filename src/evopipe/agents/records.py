@@ -24,13 +24,15 @@ _DIGITS = 5  # behind the point, of an advantage and of a log-probability
 
 
 def record(done: Done, base: Base, masked: Collection[str], values: Values | None = None) -> dict[str, Any]:
-    """Return an episode as JSON data, with its member's slot and the rows of its trajectories.
+    """Return an episode as JSON data: `Episode.to_dict` with the member's slot, the number of attempts, and the text of
+    each trajectory's rows.
 
-    A row is a list of pieces: `text`, whether the model has `written` it, and the `step` that it belongs to. `counts`
-    says whether anything is learned from the episode: not if its reason is among `masked`.
+    A row is a list of pieces. A piece has its `text`, whether the model has `written` it, and the number of its `step`.
+    `counts` is false if the episode's termination reason is among `masked`, because members do not learn from it then.
 
-    Where there are `values`, what the model wrote has them token by token: `tokens` (their texts, which add up to that
-    of the piece), `log_prob` (as they were drawn), `new_log_prob` (after the update), and `advantage`.
+    If `values` has a trajectory's values, each piece that the model wrote also has lists with one entry a token:
+    `tokens` (texts, which add up to the piece's text), `log_prob` (when the token was drawn), `new_log_prob` (after the
+    update), and `advantage`.
     """
     told = done.episode.to_dict()
     for trajectory, each in zip(done.episode.trajectories, told["trajectories"], strict=True):
@@ -46,7 +48,8 @@ def reason(done: Done) -> str:
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> str:
-    """Summarise episodes in one sentence."""
+    """Return a sentence that summarises recorded episodes: their number, tasks, mean reward, right answers, and how
+    they ended."""
     endings = Counter(str(each["termination_reason"]) for each in records)
     tasks = len({each["id"].rpartition(":")[0] for each in records})
     mean = sum(map(reward_of, records)) / max(1, len(records))
@@ -61,17 +64,18 @@ def _many(n: int, what: str) -> str:
 
 
 def show(title: str, files: Mapping[str, Path], page: Path) -> None:
-    """Write an HTML page of the episodes in these files, by purpose. Missing files are skipped."""
+    """Write an HTML page of the episodes in `files`, a mapping from headings to JSON-lines files. Missing files are
+    skipped; if all are missing, no page is written."""
     there = {name: read_episodes(path) for name, path in files.items() if path.exists()}
     if there:
         write_text(page, episodes_page(title, there))
 
 
 def files_of(folder: Path, last: int | None = None) -> dict[str, Path]:
-    """Return the files of a run's episodes that its page shows, by purpose.
+    """Return the episode files in a run's folder that its page shows, keyed by their headings.
 
-    These are the elite's validation or, before there is one, the last validation; and the last rounds of training, up
-    to the round `last`.
+    These are the validation of the best member (`elite.jsonl`) or, before that exists, the last validation; and the
+    last 3 rounds of training, up to the round `last`.
     """
     validations, rounds = (sorted(folder.glob(f"{kind}-*.jsonl")) for kind in ("validation", "train"))
     if last is not None:
@@ -85,7 +89,7 @@ def files_of(folder: Path, last: int | None = None) -> dict[str, Path]:
 
 
 def thin(folder: Path, last: int, kept: int) -> None:
-    """Remove the files of training rounds up to the round `last`, but for so many."""
+    """Delete the files of training rounds up to the round `last`, except the last `kept` of them."""
     rounds = [path for path in sorted(folder.glob("train-*.jsonl")) if path.stem <= f"train-{last:06d}"]
     for path in rounds[:-kept]:
         path.unlink()
@@ -115,8 +119,10 @@ def _pieces(row: TokenRow, base: Base, values: TokenValues | None = None) -> lis
 
 
 def token_texts(base: Base, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token, so that they add up to the text of all: a token that ends within a character has
-    none, and the one that completes it has the whole."""
+    """Return the text of each token, such that the texts add up to the text of all tokens.
+
+    If several tokens make up one character, the last of them has the whole character, and the others an empty text.
+    """
     found, start = [], 0
     for end in range(1, len(ids) + 1):
         before = base.show(ids[start - 1 : start]) if start else ""  # some tokenizers drop a space where a text begins

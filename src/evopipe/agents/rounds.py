@@ -98,10 +98,11 @@ def _decode_part(
 
 
 class Rounds:
-    """The regime (see `run.regime.Regime`) of agents, which learn from `tasks` and are validated on the tasks `held`
-    back.
+    """The training regime (see `run.regime.Regime`) of agents: in each tick every member plays a round of episodes of
+    `tasks` and learns from them.
 
-    Episodes are written to a folder, if one is given. Agents that run elsewhere ask their model at `outside`.
+    Validations play the tasks `held`. If a `folder` is given, episodes are written there. `outside` is the server for
+    agents that call the model over HTTP; None if there are no such agents.
     """
 
     warm = 0
@@ -142,14 +143,15 @@ class Rounds:
         return member
 
     def inherit(self, parents: Sequence[int] | None) -> None:
-        """Do nothing: this regime keeps nothing for each member."""
+        """Do nothing, because this regime keeps no state that children could inherit."""
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`. It has no values: no episode of an environment ends here."""
+        """Return NaN for every member, `[P]`: this regime reports no returns of training episodes here. See
+        `Regime.ended`."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Do nothing: this regime keeps nothing for a slot."""
+        """Do nothing, because this regime keeps no state for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self._ahead.drop()
@@ -165,7 +167,15 @@ class Rounds:
         self, cohorts: Sequence[Cohort], jobs: Sequence[EpisodeJob], purpose: Purpose, when: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[Done]:  # fmt: skip
-        """Run episodes; return them in order, failed ones too.
+        """Run the episodes of `jobs` with the weights of `cohorts`; return the results in the order of the jobs, failed
+        episodes included.
+
+        Args:
+            cohorts: the members.
+            jobs: the episodes.
+            purpose: what the random draws are for; it seeds them together with `when`.
+            when: the tick of a training round, 0 for a validation.
+            stopped: a function that returns whether to stop.
 
         Raises:
             Stopped: `stopped` returned True.
@@ -185,21 +195,21 @@ class Rounds:
 
     @property
     def limits(self) -> Limits:
-        """The limits of every completion."""
+        """The limits of every completion: the configured lengths, within the base model's context length."""
         language, places = self.spec.language, self.spec.base.places
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
         return Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
 
     def decoder(self, member: Member) -> Callable[[Sequence[Request]], list[Reply]]:
-        """Return a function that answers requests by a member's present weights, with the random draws of
+        """Return a function that completes requests with a member's present weights, and with the random draws of
         validations."""
         return partial(_decode, self.spec, self.spec.form_alone(member), Purpose.EVALUATE, 0)
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
-        """Return these episodes, unless too many failed.
+        """Return these episodes unchanged, if not too many of them failed.
 
         Raises:
-            EnvironmentFailed: a larger share of them failed than `agents.max_error_fraction`.
+            EnvironmentFailed: the share of failed episodes is above `agents.max_error_fraction`.
         """
         wrong = [each.episode for each in done if each.episode.termination_reason in FAILED]
         if len(wrong) > self.agents.max_error_fraction * len(done):
@@ -212,7 +222,8 @@ class Rounds:
         return done
 
     def advance(self, most: int = 1) -> None:
-        """Let every member play a round of episodes, and learn from it."""
+        """Let every member play one round of episodes and learn from it: one tick. If the run is asked to stop, the
+        round is not counted, and is played again when the run continues."""
         self.whole = False
         self.whole = True  # nothing has changed if an episode fails the run
         try:
@@ -431,7 +442,8 @@ class Rounds:
     def validation(
         self, tasks: Sequence[Mapping[str, Any]], slots: Sequence[int], names: Sequence[Any]
     ) -> list[EpisodeJob]:
-        """Return the jobs that play tasks for validation, by the members in these slots."""
+        """Return the jobs of a validation: each member in `slots` plays each task `agents.samples` times. `names` has a
+        name for each task."""
         k, how = self.agents.samples, Sampled(self.agents.temperature)
         return [
             EpisodeJob(slot, n * k + s, f"{name}:{s}", own(task), how)
@@ -439,8 +451,11 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`. Each seed selects a validation task. A failed episode counts as the lowest return that
-        was reached, so that no member gains by failing."""
+        """Evaluate members on held-out tasks, one for each seed; see `Regime.evaluate`.
+
+        A failed episode counts as the lowest return that any episode of this evaluation reached, so that no member
+        gains by failing.
+        """
         note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))
         return self.scored(cohorts, [self.held[int(i)] for i in index], index.tolist(), stopped, note)
@@ -449,14 +464,15 @@ class Rounds:
         self, cohorts: Sequence[Cohort], tasks: Sequence[Mapping[str, Any]], index: Sequence[int],
         stopped: Callable[[], bool], note: bool = False,
     ) -> Episodes:  # fmt: skip
-        """Let all members play tasks once (`agents.samples` times each) and return the episodes and their scores.
+        """Let all members play each task `agents.samples` times; return the mean rewards and the lengths, by member and
+        task.
 
         Args:
             cohorts: the members.
-            tasks: what is played.
-            index: the number of each task in its dataset; episodes are named by it.
-            stopped: asked between episodes; whether the run is to stop.
-            note: whether rewards and shares of right answers also go to the record of validations.
+            tasks: the tasks.
+            index: the number of each task in its dataset, which names its episodes.
+            stopped: a function that returns whether to stop; it is called between completions.
+            note: whether rewards and shares of right answers are also added to the record of validations.
 
         Raises:
             Stopped: `stopped` returned True.
@@ -534,7 +550,7 @@ def _length(one: Done) -> int:
 
 
 def own(value: Any) -> Any:
-    """Return a copy of a task that an episode may change; its mappings and lists are copied too."""
+    """Return a deep copy of a task's mappings and lists, which an episode may change."""
     if isinstance(value, Mapping):
         return {key: own(each) for key, each in value.items()}
     return [own(each) for each in value] if isinstance(value, list) else value

@@ -19,7 +19,8 @@ Level = Literal["trajectory", "step", "turn"]
 
 @dataclass
 class TokenRow:
-    """The tokens of a prompt, then completions and the environment's replies in turn."""
+    """A sequence of tokens to learn from: a prompt, then completions of the model and replies of the environment in
+    turn. `mask` is true for tokens that the model wrote."""
 
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
@@ -35,7 +36,7 @@ class TokenRow:
 
 
 class RoundTrajectory(NamedTuple):
-    """A trajectory of a round, with its task, and whether it counts."""
+    """A trajectory of a round, the number of its task in the round, and whether members learn from it (`counts`)."""
 
     task: int  # which of the round's
     trajectory: Trajectory
@@ -43,8 +44,8 @@ class RoundTrajectory(NamedTuple):
 
 
 def rows_of(trajectory: Trajectory) -> list[TokenRow]:
-    """Return the rows of a trajectory. A step whose prompt continues the row before extends that row; any other step
-    begins one."""
+    """Return a trajectory as rows of tokens. A step whose prompt begins with all tokens of the previous row extends
+    that row; any other step begins a new row."""
     rows: list[TokenRow] = []
     for number, step in enumerate(trajectory.steps):
         out = step.model_output
@@ -60,7 +61,8 @@ def rows_of(trajectory: Trajectory) -> list[TokenRow]:
 
 
 def returns(steps: Sequence[Step], gamma: float) -> list[float]:
-    """Compute the return Σ γᵏ r of every step, and store it in the step."""
+    """Compute the discounted return Σ γᵏ r from every step on; store each in its step (`mc_return`), and return all of
+    them."""
     later = 0.0
     for step in reversed(steps):
         later = step.reward + gamma * later
@@ -70,7 +72,7 @@ def returns(steps: Sequence[Step], gamma: float) -> list[float]:
 
 @dataclass
 class RolloutBatch:
-    """The rows of a round of `P` members, and the trajectory of each row."""
+    """The rows of tokens that `P` members learn from after a round, with the trajectory that each row comes from."""
 
     text: Text  # [P, B, …]; no row is there beyond a member's own
     owner: list[list[int]]  # of each member: the trajectory of each of its rows
@@ -78,7 +80,13 @@ class RolloutBatch:
 
 
 def batch_of(played: Sequence[Sequence[RoundTrajectory]], pad: int, device: torch.device) -> RolloutBatch:
-    """Gather the trajectories of `P` members as a batch. Each row has the reward of its trajectory."""
+    """Stack the trajectories of `P` members as one padded batch. Each row has the reward of its trajectory.
+
+    Args:
+        played: the trajectories of each member.
+        pad: the token that fills pads.
+        device: the device of the tensors.
+    """
     every: list[list[TokenRow]] = []
     owner: list[list[int]] = []
     for member in played:
@@ -116,7 +124,7 @@ def batch_of(played: Sequence[Sequence[RoundTrajectory]], pad: int, device: torc
 
 @dataclass(frozen=True)
 class AdvantageSettings:
-    """How advantages are computed from trajectories."""
+    """Settings by which advantages are computed from the rewards of trajectories."""
 
     # what is compared: whole trajectories, the same for each of their steps (`step`: shared out among them), or each
     # turn with the same turn of the group's others
@@ -151,11 +159,16 @@ def _places(played: Sequence[Sequence[RoundTrajectory]], role: str, tasks: int) 
 
 
 def advantages(batch: RolloutBatch, tasks: int, how: AdvantageSettings) -> tuple[Text, int]:
-    """Return the text with an advantage at every token, with the rows that have one marked; and the number of
-    uninformative groups.
+    """Compute the advantage of every token of a batch; return the text with `advantage` and `keep` set, and the number
+    of uninformative groups.
 
-    A group is the trajectories of one task and role; only these are compared. It is uninformative if all rewards are
-    equal.
+    Trajectories of the same task and role form a group, and only these are compared. A group is uninformative if all
+    its rewards are equal. `keep` is true for rows that have an advantage.
+
+    Args:
+        batch: the rows and their trajectories.
+        tasks: the number of tasks in the round.
+        how: the settings.
     """
     text, played = batch.text, batch.played
     values = [[[0.0] * len(each.trajectory.steps) for each in member] for member in played]

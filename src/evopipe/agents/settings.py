@@ -16,7 +16,7 @@ _Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
 class Agents(Schema):
-    """How episodes run, and how members learn from them."""
+    """Settings for running agents' episodes and for learning from them."""
 
     environment: str | None = Field(
         None,

@@ -11,10 +11,14 @@ from evopipe.errors import MissingInputError
 
 
 def page_of(where: Path, page: Path | None = None) -> Path:
-    """Write the page of the episodes of a run's folder, or of one file; return where it is.
+    """Write an HTML page of recorded episodes, and return its path.
+
+    Args:
+        where: the folder of a run, or one file of episodes.
+        page: the path of the page; None for the default beside the episodes.
 
     Raises:
-        MissingInputError: there are none.
+        MissingInputError: there are no episodes.
         DataError: a line of a file is no episode.
     """
     if where.is_file():

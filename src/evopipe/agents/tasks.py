@@ -13,7 +13,8 @@ from evopipe.watchdog import Hung
 
 
 class Turns(AbstractContextManager[None], Protocol):
-    """The context manager in which every step of a user's coroutine runs, from one `await` to the next.
+    """The interface of a context manager that is entered for every step of a user's coroutine, from one `await` to the
+    next.
 
     `left` returns the seconds that the coroutine may still take; None if it has no limit.
     """
@@ -22,14 +23,16 @@ class Turns(AbstractContextManager[None], Protocol):
 
 
 class Brood(NamedTuple):
-    """The asyncio tasks that an episode has started, and the context (`Turns`) in which each of their steps runs."""
+    """The asyncio tasks that an episode has started, and the context manager (`Turns`) that is entered for each of
+    their steps."""
 
     tasks: set[asyncio.Task[Any]]
     turns: Turns
 
 
 class Steps:
-    """An awaitable that runs a user's coroutine and enters the context `turns` for each step between two awaits."""
+    """An awaitable that runs a user's coroutine, and enters the context manager `turns` for each step from one `await`
+    to the next."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], turns: Turns) -> None:
         self.work, self.turns = work, turns
@@ -58,8 +61,8 @@ _brood: ContextVar[Brood | None] = ContextVar("evopipe_brood", default=None)
 
 
 def task_of(loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
-    """Return a new asyncio task for the coroutine `work`, and register it with the episode that starts it, if one
-    does."""
+    """Return a new asyncio task for the coroutine `work`. If an episode's code creates the task, the task is registered
+    with the episode, which cancels it at its end."""
     if (brood := _brood.get()) is None:
         return asyncio.Task(work, loop=loop, **how)
     task = asyncio.Task(_stepwise(work, brood.turns), loop=loop, **how)
@@ -75,9 +78,11 @@ async def _stepwise(work: Any, turns: Turns) -> Any:
 async def alone(
     work: Callable[[], Coroutine[Any, Any, _T]], turns: Turns, grace: float
 ) -> tuple[_T | None, Exception | Hung | None]:
-    """Run a coroutine function, while its turns last; return its result, or what it raised: TimeoutError if late.
-    Tasks that it has begun and not waited for are cancelled when it is over. What does not end within `grace` seconds
-    of being cancelled is left behind."""
+    """Run a coroutine function within the time limit of `turns`; return its result and None, or None and its exception.
+
+    The exception is a TimeoutError if the time is up. At the end, tasks that the coroutine started are cancelled; a
+    task that does not end within `grace` seconds of being cancelled is abandoned.
+    """
     brood = Brood(set(), turns)
     token = _brood.set(brood)
     try:

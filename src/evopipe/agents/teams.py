@@ -17,16 +17,19 @@ from evopipe.envs.make import team_function
 
 
 class PettingZooEnvironment(BaseEnv):
-    """A PettingZoo environment with observations as text and actions by name; a task is `{"seed": 7}`.
+    """A PettingZoo environment with observations as text and actions by name. A task is `{"seed": 7}`.
 
-    `reset` and `step` return mappings by agent: observations of the agents that act next, and rewards of all. Actions
-    are a mapping too. In an `AECEnv` one agent acts next, in a `ParallelEnv` all that are alive.
+    `reset` and `step` return mappings by agent: the observations of the agents that act next, and the rewards of all
+    agents. An action is a mapping by agent, too. In an `AECEnv` one agent acts next, in a `ParallelEnv` all agents that
+    are alive.
 
     Args:
-        task: may have a `seed`.
-        id: a team as `env.id` names it: `tictactoe_v3`, `mpe2.simple_spread_v3:parallel_env`, `module:function`.
-        actions: names of discrete actions, in order; None passes an action on unchanged.
-        show: (observation, agent) → text; None for `str`. Actions that a mask forbids are not listed for the agent.
+        task: a mapping that may have a `seed`.
+        id: the environment, as `env.id` names it: `tictactoe_v3`, `mpe2.simple_spread_v3:parallel_env`, or
+            `module:function`.
+        actions: names of discrete actions, in order; None passes actions to the environment unchanged. If the
+            environment has an action mask, only legal actions are accepted.
+        show: a function (observation, agent) → text; None for `str`.
         kwargs: arguments of the environment.
     """
 
@@ -107,16 +110,18 @@ class PettingZooEnvironment(BaseEnv):
 
 
 class TeamWorkflow(Workflow):
-    """Several agents in one environment that says who acts next, such as `PettingZooEnvironment`. Each agent has a
-    role.
+    """A workflow of several agents in one environment, such as `PettingZooEnvironment`, whose observations say which
+    agents act next.
 
-    All agents that act next are asked at once. A reward for an agent that has not acted yet counts for its first step.
+    All agents that act next call the model at the same time. A reward for an agent that has not acted yet is added to
+    its first step.
 
     Args:
-        env_cls: the environment, whose observations and rewards are mappings by agent.
-        agent_cls: the class of the agents, which are made when they first act.
+        env_cls: the environment's class; its observations and rewards are mappings by agent.
+        agent_cls: the class of the agents; an agent is made when it first acts.
         env_args, agent_args: arguments of the constructors.
-        roles: the role of each agent; the default is the agent's own id. Only equal roles are compared.
+        roles: the role of each agent, by its id; the default is the id itself. Advantages compare only agents of the
+            same role.
         max_steps: the most steps of the environment.
     """
 

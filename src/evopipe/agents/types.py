@@ -57,7 +57,7 @@ def _made(cls: type[_T], data: Mapping[str, Any]) -> _T:
 
 
 class TerminationReason(Enum):
-    """Why an episode ended."""
+    """The reasons why an episode can end."""
 
     MAX_PROMPT_LENGTH_EXCEEDED = "max_prompt_length_exceeded"
     MAX_RESPONSE_LENGTH_EXCEEDED = "max_response_length_exceeded"
@@ -69,8 +69,8 @@ class TerminationReason(Enum):
 
 
 class TerminationEvent(Exception):
-    """Raised by a workflow to end its episode, for a reason. The trajectories that the workflow has collected so far
-    count."""
+    """Raised by a workflow to end its episode for a reason. The trajectories that the workflow has collected by then
+    are kept."""
 
     def __init__(self, reason: TerminationReason = TerminationReason.UNKNOWN) -> None:
         super().__init__(reason.value)
@@ -79,7 +79,8 @@ class TerminationEvent(Exception):
 
 @dataclass
 class ModelOutput:
-    """A completion: its text and its tokens."""
+    """A completion of the model: its text and tool calls, the tokens of its prompt, and its own tokens with their
+    log-probabilities."""
 
     text: str = ""
     content: str = ""
@@ -107,14 +108,14 @@ class ModelOutput:
 
 @dataclass
 class Action:
-    """An agent's action, as its environment reads it."""
+    """An agent's action, in the form that the environment's `step` takes."""
 
     action: Any = None
 
 
 @dataclass
 class Step:
-    """One completion of an agent, and its result in the environment."""
+    """A completion of an agent, with the action that it expresses and the reward of that action."""
 
     chat_completions: list[Message] = field(default_factory=list)  # the chat up to here, the completion included
     observation: Any = None
@@ -135,15 +136,21 @@ class Step:
 
     @classmethod
     def from_model_output(cls, output: ModelOutput, messages: Sequence[Message] = (), action: Any = None) -> Self:
-        """Return a step made from what a model wrote: `messages` is the chat before it, `output` the completion, and
-        `action` what the environment is to do, as read from the completion."""
+        """Make a step from a completion of the model.
+
+        Args:
+            output: the completion.
+            messages: the chat before the completion.
+            action: the action that the completion expresses.
+        """
         chat = [*(dict(message) for message in messages), {"role": "assistant", "content": output.content}]
         return cls(chat_completions=chat, action=action, model_response=output.text, model_output=output)
 
 
 @dataclass
 class Trajectory:
-    """The steps of one agent, or of one role of a workflow, named by `name`."""
+    """The steps of one agent in an episode. `name` is the agent's role; advantages compare only trajectories of the
+    same name."""
 
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     name: str = "agent"
@@ -153,7 +160,7 @@ class Trajectory:
     info: dict[str, Any] = field(default_factory=dict)
 
     def is_cumulative(self) -> bool:
-        """Return whether each step's chat begins with the complete chat of the one before."""
+        """Return whether each step's chat begins with the complete chat of the previous step."""
         chats = [step.chat_completions for step in self.steps]
         return all(later[: len(chat)] == chat for chat, later in itertools.pairwise(chats))
 
@@ -166,7 +173,7 @@ class Trajectory:
 
 @dataclass
 class Episode:
-    """One run of a task; its `id` is `"<task>:<rollout>"`."""
+    """The result of one rollout of a task: its trajectories, and why it ended. `id` is `"<task>:<rollout>"`."""
 
     id: str = ""
     task: Any = None
@@ -186,7 +193,7 @@ class Episode:
 
     @property
     def reward(self) -> float:
-        """The mean reward of its trajectories; 0 without any."""
+        """The mean reward of the episode's trajectories; 0 if there are none."""
         rewards = [trajectory.reward for trajectory in self.trajectories]
         return sum(rewards) / len(rewards) if rewards else 0.0
 
@@ -199,7 +206,7 @@ class Episode:
 
 @dataclass
 class RewardOutput:
-    """The result of a reward function."""
+    """The result of a reward function: the reward, whether the answer is correct (None if unknown), and metadata."""
 
     reward: float
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -207,6 +214,6 @@ class RewardOutput:
 
 
 class RewardFunction(Protocol):
-    """Scores an action, or a whole answer, for a task."""
+    """The interface of a function that returns the reward of an action, or of a whole answer, to a task."""
 
     def __call__(self, task_info: dict[str, Any], action: str) -> RewardOutput | float: ...

@@ -21,7 +21,8 @@ from evopipe.errors import said
 
 
 class EpisodeRunner:
-    """What an episode may use of the engine: threads, and time limits for calls of an environment."""
+    """A runner of an episode's blocking calls: it gives the engine's threads to the episode, and applies the time
+    limits of environments."""
 
     def __init__(
         self, threads: Threads, env_seconds: float | None, close_seconds: float, lock: asyncio.Lock,
@@ -32,8 +33,8 @@ class EpisodeRunner:
         self._lock, self._told = lock, told
 
     async def call(self, function: Callable[..., Any], *args: Any, safe: bool = True, **how: Any) -> Any:
-        """Call a function, see `Threads.call`. A function that is not `safe` to run beside others of its kind waits for
-        them."""
+        """Call a function by `Threads.call`, which has the arguments `how`. If `safe` is False, the call waits until no
+        other unsafe call of the engine runs."""
         self.running += 1
         try:
             async with contextlib.nullcontext() if safe else self._lock:
@@ -44,17 +45,18 @@ class EpisodeRunner:
 
 
 class Workflow(ABC):
-    """The base class of workflows; subclasses define an episode in `run`.
+    """The base class of workflows. A subclass defines in `run` what happens in one episode.
 
-    Its trajectories are those of the `Episode` that `run` returns. If it returns None, they are the committed ones, and
-    those of every agent that is an attribute.
+    The episode's trajectories are those of the `Episode` that `run` returns. If `run` returns None, they are the
+    committed trajectories, and those of every agent that is an attribute of the workflow.
 
     Args:
         rollout_engine: the episode's model.
-        executor: the engine's runner, for `run_in_executor` and for environments.
+        executor: the runner of blocking calls, for `run_in_executor` and for environments.
         timeout: the most seconds of an episode.
-        gamma: discount of the returns that replace the steps' rewards; 0 keeps the rewards.
-        reward_bonus_coeff: weight of a bonus on a step's reward: its gain over the step before.
+        gamma: discount factor of the returns that replace the steps' rewards; 0 keeps the rewards.
+        reward_bonus_coeff: weight of a bonus that is added to each step's reward: the step's reward minus the previous
+            step's.
     """
 
     def __init__(
@@ -68,31 +70,37 @@ class Workflow(ABC):
 
     @abstractmethod
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
-        """Perform a task. A `TerminationEvent` ends it for a reason."""
+        """Play one episode of a task. Raise a `TerminationEvent` to end the episode for a reason."""
 
     def reset(self, task: dict[str, Any] | None = None, uid: str | None = None) -> None:
-        """Prepare for a new episode: reset all agents, and discard what was committed."""
+        """Prepare for a new episode: reset all agents, and discard the committed trajectories."""
         self._committed, self._told = [], set()
         for agent in self._own(BaseAgent):
             agent.reset()
 
     async def run_in_executor(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run blocking code in a thread, or in a process if it asks for one, with the time limit of an environment."""
+        """Run a blocking function with the time limit of an environment's call, `agents.env_seconds`: in a process if
+        its attribute `blocking` is `"process"`, else in a thread."""
         how = _blocks(function)
         return await self.executor.call(function, *args, blocking=how or True, seconds=self.executor.env_seconds)
 
     async def made(self, env_cls: type[Any], task: Mapping[str, Any]) -> Any:
-        """Make the environment of a task, in a thread if it is blocking. One that comes too late is closed."""
+        """Make the environment of a task, in a thread or process if its class is blocking. An environment that is made
+        after the time limit is closed again.
+
+        Raises:
+            TimeoutError: it takes longer than `agents.env_seconds`.
+        """
         return await self.executor.call(
             env_cls.from_dict, task, safe=_safe(env_cls), blocking=_blocks(env_cls),
             seconds=self.executor.env_seconds, undo=_close_quietly,
         )  # fmt: skip
 
     async def on_env(self, env: BaseEnv, method: str, *args: Any) -> Any:
-        """Call an environment's method, in a thread if it is blocking.
+        """Call an environment's method, in a thread or process if the environment is blocking; return its result.
 
         Raises:
-            TimeoutError: it takes too long.
+            TimeoutError: it takes longer than `agents.env_seconds`.
         """
         return await self._on_env(env, method, args, self.executor.env_seconds)
 
@@ -109,7 +117,14 @@ class Workflow(ABC):
         self, name: str | None = None, agent: BaseAgent | None = None, trajectory: Trajectory | None = None,
         reset: bool = False,
     ) -> None:  # fmt: skip
-        """Keep a trajectory as it is now: an agent's, or one that is passed. A trajectory without steps is not kept.
+        """Store a copy of a trajectory, of an agent's or of one that is passed, as a part of the episode. A trajectory
+        without steps is not stored.
+
+        Args:
+            name: the name of the copy; None keeps the trajectory's name.
+            agent: the agent whose trajectory is stored.
+            trajectory: the trajectory, if there is no agent.
+            reset: whether to reset the agent afterwards.
 
         Raises:
             ValueError: not exactly one of `agent` and `trajectory` is given.
@@ -127,14 +142,16 @@ class Workflow(ABC):
             agent.reset()
 
     def collect_trajectories(self) -> list[Trajectory]:
-        """Return the committed trajectories, then what agents have done that was not committed."""
+        """Return the committed trajectories, then those of the workflow's agents that have steps and were not
+        committed."""
         rest = [agent.trajectory for agent in self._own(BaseAgent)]
         return [*self._committed, *(each for each in rest if each.steps and each.uid not in self._told)]
 
     def postprocess_episode(
         self, episode: Episode | None, task: dict[str, Any], uid: str, reason: TerminationReason | None
     ) -> Episode:
-        """Set an episode's id, its rewards and its reason."""
+        """Set an episode's id, task, rewards, metrics and termination reason after `run`; return the episode. If
+        `episode` is None, it is made of the collected trajectories."""
         if episode is None:
             episode = Episode(trajectories=self.collect_trajectories())
         episode.id, episode.task = uid, task
@@ -152,12 +169,13 @@ class Workflow(ABC):
         return episode
 
     def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
-        """Set a trajectory's reward to the sum of its steps' rewards, if these have any."""
+        """Set a trajectory's reward to the sum of its steps' rewards, if any of these is not 0."""
         if any(step.reward for step in trajectory.steps):
             trajectory.reward = float(sum(step.reward for step in trajectory.steps))
 
     def adjust_step_rewards(self, trajectory: Trajectory) -> None:
-        """Add the bonus for gains to steps' rewards, and replace rewards by returns if `gamma` is above 0."""
+        """Adjust the rewards of a trajectory's steps, in place: add the bonus of `reward_bonus_coeff`, then replace
+        rewards by discounted returns if `gamma` is above 0."""
         steps = trajectory.steps
         if len(steps) < 2:
             return
@@ -173,7 +191,8 @@ class Workflow(ABC):
         return all(env.is_multithread_safe() for env in self._own(BaseEnv))
 
     async def close(self) -> str | None:
-        """Close every environment that is an attribute; return what went wrong, if anything did."""
+        """Close every environment that is an attribute of the workflow. Return a message of the last error; None if
+        there was none."""
         wrong = None
         for env in self._own(BaseEnv):
             if type(env).close is BaseEnv.close:  # nothing to let go
@@ -214,8 +233,8 @@ def _close_quietly(env: Any) -> None:
 
 
 class MultiTurnWorkflow(Workflow):
-    """A workflow of one agent in an environment. It ends when the environment is done or `max_steps` completions are
-    written."""
+    """A workflow of one agent in one environment. The episode ends when the environment is done, or after `max_steps`
+    completions."""
 
     cumulative = False
 
@@ -281,24 +300,25 @@ class MultiTurnWorkflow(Workflow):
 
 
 class CumulativeWorkflow(MultiTurnWorkflow):
-    """A workflow of one agent in an environment, in which all completions and observations together are limited to the
-    length of one response."""
+    """A workflow of one agent in one environment, in which all completions and observations of the episode together
+    have at most as many tokens as one completion may have."""
 
     cumulative = True
 
 
 class SingleTurnWorkflow(MultiTurnWorkflow):
-    """A workflow of one turn: the agent writes one completion."""
+    """A workflow of one agent that writes a single completion."""
 
     def __init__(self, agent_cls: type[Any], env_cls: type[Any], **kwargs: Any) -> None:
         super().__init__(agent_cls, env_cls, **{**kwargs, "max_steps": 1})
 
 
 class FlowWorkflow(Workflow):
-    """A plain function as a workflow, `async def flow(task, model)`. Its calls of the model are the steps of one
-    trajectory.
+    """A workflow made of a coroutine function, `async def flow(task, model)`. Its calls of the model are the steps of
+    one trajectory.
 
-    It returns the reward, a list of one reward for each call, a `Trajectory` or an `Episode`.
+    The function returns a reward, a list of one reward for each call, a `Trajectory`, an `Episode`, or, if there is a
+    `reward_fn`, a text that it scores.
     """
 
     def __init__(self, flow: Callable[..., Any], reward_fn: Callable[..., Any] | None = None, **kwargs: Any) -> None:
@@ -313,11 +333,13 @@ class FlowWorkflow(Workflow):
 
 
 def episode_of(found: Any, steps: list[Step], task: dict[str, Any], flow: Any) -> Episode:
-    """Convert what a flow returned to an episode: an episode or a trajectory is taken as it is, a number is the reward
-    of `steps`, a list the reward of each.
+    """Convert what a flow returned to an episode.
+
+    An `Episode` is returned unchanged, a `Trajectory` becomes the only one of its episode, a number is the reward of a
+    trajectory of `steps`, and a list has the reward of each of `steps`.
 
     Raises:
-        TypeError: there are more or fewer rewards than steps.
+        TypeError: the list has more or fewer rewards than there are steps.
         ValueError: a reward is no finite number, see `number`.
     """
     if isinstance(found, Episode):
@@ -350,10 +372,10 @@ _LARGEST = 1e16
 
 
 def number(found: Any, whose: Any) -> float:
-    """Return a reward as a number.
+    """Convert a reward to a float. `whose` is the object that computed it, for the error message.
 
     Raises:
-        ValueError: it is no number, not finite, or too large to learn from.
+        ValueError: the reward is no number, not finite, or beyond ±1e16.
     """
     value = found
     with contextlib.suppress(Exception):

@@ -107,7 +107,8 @@ ONE_AGENT = "train.warm_start: datasets are of one agent, the environment has a 
 
 
 class Answers(NamedTuple):
-    """The functions by which a policy answers queries beside its action; None for those that it does not support."""
+    """The functions by which an exported policy computes values and probabilities; None for those that it does not
+    support."""
 
     value: Callable[..., Any] | None = None  # (cfg, state, obs, legal, memory) → V(s) `[P, B]`
     # (cfg, state, obs, action) → Q(s, a) `[P, B]`; of all actions `[P, B, A]` where action is None
@@ -130,10 +131,11 @@ class Algorithm(ModuleType):
 
 @cache
 def names(kind: str | None = "env") -> tuple[str, ...]:
-    """Return the names of the algorithms of one kind of problem (a key of `PROBLEMS`), or of all kinds if None.
+    """Return the names of the algorithms of one kind of problem (a key of `PROBLEMS`), or of all kinds if `kind` is
+    None.
 
-    The names are sorted; those of other packages follow evopipe's own. An algorithm with an unknown regime counts as
-    one for environments, and `get` then says what is wrong with it.
+    The names are sorted; names from other packages follow evopipe's own. An algorithm of another package whose regime
+    is unknown counts as one for environments; `get` then reports what is wrong with it.
     """
     if kind is None:
         return tuple(name for each in PROBLEMS for name in names(each))
@@ -148,7 +150,7 @@ def _own() -> tuple[str, ...]:
 
 
 def plugin(name: str) -> plugins.Plugin | None:
-    """Return the entry point of another package's algorithm; None for evopipe's own.
+    """Return the entry point of an algorithm that another package defines; None for evopipe's own algorithms.
 
     Raises:
         ParamsError: two packages offer the name, or one offers a name of evopipe's own.
@@ -157,13 +159,15 @@ def plugin(name: str) -> plugins.Plugin | None:
 
 
 def working(kind: str | None = "env") -> list[str]:
-    """Return the `names` of the algorithms that can be imported; an algorithm of another package may be broken."""
+    """Return the `names` of the algorithms that can be used, without broken ones from other packages; see `refused`."""
     return [name for name in names(kind) if refused(name) is None]
 
 
 def refused(name: str) -> str | None:
-    """Return why an algorithm cannot be used, as the end of a sentence about `train.algo`; None if it can. Only
-    algorithms of other packages can be refused."""
+    """Return why an algorithm of another package cannot be used, as the end of a sentence about `train.algo`.
+
+    The result is None if the algorithm can be used, as evopipe's own algorithms always can.
+    """
     try:
         get(name)
     except ParamsError as error:
@@ -172,16 +176,21 @@ def refused(name: str) -> str | None:
 
 
 def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
-    """Return an algorithm's `choice`, `recipe` or `play`, evopipe's own alone: another package may have taken over one
-    that does not fit the rest."""
+    """Return the algorithm's function `name` (`choice`, `recipe` or `play`), which describes its work to the C kernels.
+
+    It is None if the algorithm does not define it, or belongs to another package. (Such an algorithm may have copied
+    the function from evopipe's, while the rest of it computes something else.)
+    """
     own = getattr(algo, "__name__", "").startswith(f"{__name__}.")
     found: Callable[..., Any] | None = getattr(algo, name) if own else None
     return found
 
 
 def regime_name(name: str) -> str:
-    """Return the regime named in an algorithm's file, without importing it, because importing all takes a tenth of a
-    second."""
+    """Return the regime that an algorithm's file names, without importing the file; empty if it names none.
+
+    Importing all algorithms would take a tenth of a second.
+    """
     if name in _own():
         spec = find_spec(f"{__name__}.{name}")
         file = Path(spec.origin) if spec and spec.origin else None
@@ -194,12 +203,15 @@ def regime_name(name: str) -> str:
 
 
 def on_policy(algo: Algorithm) -> bool:
-    """Return whether an algorithm learns from its own latest rollouts only."""
+    """Return whether an algorithm is on-policy: it learns only from the members' latest rollouts."""
     return algo.REGIME == "on_policy"
 
 
 def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | None:
-    """Return why an algorithm does not support an environment's actions or agents, as a sentence; None if it does."""
+    """Return why an algorithm does not support an environment's actions or agents, as a sentence; None if it does.
+
+    `space` is the environment's action space, for the sentence.
+    """
     team, kind = spaces.team is not None, spaces.kind
     if team == get(name).TEAM and kind in get(name).ACTIONS:
         return None  # before all of them are imported
@@ -213,7 +225,8 @@ def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | Non
 
 
 def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
-    """Return what an algorithm cannot do with its configured network, as (key, sentence); None if it can use it."""
+    """Return why an algorithm cannot use its configured network, as (key of the parameter, sentence); None if it
+    can."""
     algo = get(name)
     if spaces.team is not None:
         try:
@@ -248,12 +261,12 @@ def _misfit_of_a_module(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] 
 
 @cache
 def get(name: str) -> Algorithm:
-    """Return an algorithm by its name.
+    """Return the module of an algorithm by the algorithm's name.
 
     Raises:
-        ParamsError: there is none of that name, or it is another package's and cannot be imported or lacks a required
-            name.
-        ImportError: a file of evopipe's own lacks a required name.
+        ParamsError: there is no algorithm of that name, or it is another package's and cannot be imported or lacks a
+            required name.
+        ImportError: an algorithm of evopipe's own lacks a required name.
     """
     if name not in (known := names(None)):
         raise ParamsError(

@@ -48,46 +48,69 @@ RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size
 
 
 def explore(cfg: Any, step: int) -> float:
-    """Return the chance of a uniform action after `step` environment steps of a member: 1 before `random_steps`."""
+    """Return the probability of a uniformly random action after `step` environment steps of a member.
+
+    It is 1 before `random_steps`, then 0.
+    """
     return float(step < cfg.random_steps)
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return μ(s)."""
+    """Return the deterministic actions μ(s) of the actors: obs `[P, E, O]` → `[P, E, A]` in [−1, 1].
+
+    P is the number of members, E the number of environments of each.
+    """
     with torch.no_grad():
         return squashed(forward(state.actor, forward(state.encoder, obs)))
 
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return μ(s) and `noise`, clipped; with chance epsilon `[P]` a uniform action."""
+    """Return the actions μ(s) with exploration noise, clipped to [−1, 1], or with probability ε uniformly random
+    actions.
+
+    obs is `[P, E, O]` (P members, E environments each), epsilon (ε) `[P]`; the result is `[P, E, A]`.
+    """
     return noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd, cfg.noise, cfg.ou_theta)
 
 
 def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
-    """Return log π(·|s) up to a constant, or μ(s) before tanh, finite: obs `[P, E, O]` → `[P, E, A]`."""
+    """Return the actors' outputs: obs `[P, E, O]` → `[P, E, A]` for P members with E environments each; NaN becomes 0.
+
+    They are logits of discrete actions, or continuous actions before the tanh.
+    """
     with torch.no_grad():
         return torch.nan_to_num(forward(state.actor, obs))
 
 
 def best(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the likeliest legal action, or μ(s), of an actor with such an `output`."""
+    """Return the most likely legal actions `[P, E]`; for continuous actions, μ(s) `[P, E, A]`.
+
+    obs is `[P, E, O]` for P members with E environments each. The actors' outputs are those of `output`.
+    """
     return likeliest(output(cfg, state, obs), legal, cfg.spaces.continuous)
 
 
 def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
-    """Return Q(s, a) `[P, B]`, of K critics a member `[P, K, B]`: action `[P, B, A]`."""
+    """Return the critic's values Q(s, a) `[P, B]`; `[P, K, B]` if each member has K critics.
+
+    `x` are observations, or features of the shared encoder; `action` is `[P, B, A]`: B transitions of P members.
+    """
     # A head's own inputs stand before the latent, so that members' latents may differ.
     inputs = (action, x) if critic.structure.widths.role == "head" else (x, action)
     return forward(critic, torch.cat(inputs, dim=-1)).squeeze(-1)
 
 
 def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
-    """Return the softmax over the legal actions, of an actor with such an `output`."""
+    """Return the policy's distribution over the legal actions: a softmax of the actor's outputs, see `output`."""
     return distribution(cfg.spaces, output(cfg, state, obs), None, legal)
 
 
 def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
-    """Return min(Q₁, Q₂) of actions `[P, B]`, or of all `[P, B, A]`: obs `[P, B, O]`."""
+    """Return min(Q₁, Q₂) of each member's two critics, without gradient: obs `[P, B, O]` for B observations of P
+    members.
+
+    The result is `[P, B]` for the actions given, or `[P, B, A]` for all discrete actions if `action` is None.
+    """
     with torch.no_grad():
         x = forward(getattr(state, "encoder", None), obs)
         q = forward(state.critics, x) if action is None else of_taken(cfg, state.critics, x, action)
@@ -97,7 +120,10 @@ def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor
 def of_own_action(
     greedy: Callable[..., Tensor], q_values: Callable[..., Tensor] = q_values
 ) -> Callable[[Any], Answers]:
-    """Return the `answers` of an algorithm whose actor is deterministic: V(s) is Q(s, μ(s))."""
+    """Return the function `answers` for an algorithm with a deterministic actor, whose state value V(s) is Q(s, μ(s)).
+
+    `greedy` and `q_values` are the algorithm's functions of these names.
+    """
 
     def value(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Tensor:
         return q_values(cfg, state, obs, greedy(cfg, state, obs, legal))
@@ -108,8 +134,12 @@ def of_own_action(
 def clipped_double_loss(
     state: Any, hp: Hyper, batch: Batch, draw: Stream, x: Tensor, x_t: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of both critics `[P]`, and errors `[P, B]`, against r + γ min(Q₁⁻, Q₂⁻)(s′, a′), a′ = μ⁻(s′) with
-    clipped noise (Fujimoto, van Hoof & Meger, 2018, eq. 10 and 14); x before, x_t after the step."""
+    """Return the loss of each member's two critics `[P]` and each transition's error `[P, B]`, by clipped double
+    Q-learning.
+
+    The targets are r + γ min(Q₁⁻, Q₂⁻)(s′, a′), where a′ = μ⁻(s′) with clipped noise (Fujimoto, van Hoof & Meger, 2018,
+    eq. 10 and 14). `x` and `x_t` are observations, or features of the shared encoder, before and after the step.
+    """
     with torch.no_grad():
         action_t = torch.tanh(forward(state.actor_target, x_t))
         action_t = smoothed(action_t, draw, hp["target_noise"], hp["target_clip"])
@@ -119,8 +149,11 @@ def clipped_double_loss(
 
 
 def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bool = False) -> Recipe | None:
-    """Return how the CPU's own kernels take the whole update of a deterministic actor and of critics by that name; None
-    where torch must. `close`: as TD3+BC."""
+    """Return the `Recipe` by which the C kernels make a whole update of a deterministic actor and its critics.
+
+    It is None if the kernels cannot do the update; then torch does it. `critic` is the name of the critics in the
+    state. With `close`, the actor's loss is that of TD3+BC.
+    """
     if not build.serve_wholly(batch.obs) or getattr(state, "encoder", None) is not None:
         return None
     of, places = Learners.of(state, critic), native.alone(cfg.spaces.observations, cfg.spaces.actions)
@@ -133,13 +166,17 @@ def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bo
 
 
 def choice(cfg: Any, state: Any) -> Choice | None:
-    """Return how the kernels choose as `act` does; None where torch must."""
+    """Return the `Choice` by which the C kernels choose actions as `act` does; None if they cannot, and torch
+    chooses."""
     plain = cfg.noise == "gaussian" and getattr(state, "encoder", None) is None
     return Choice(state.actor, "noisy", cfg.noise_sd) if plain else None
 
 
 def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:
-    """Return −Q(s, μ(s)) of the critic by that name, of twins the first, weighted, of each member `[P]`."""
+    """Return the actor's weighted loss −Q(s, μ(s)) of each member, `[P]`; of two critics, Q is the first.
+
+    `critic` is the name of the critics in the state.
+    """
     q = state.critics.pair[0] if critic == "critics" else state.critic.frozen
     with torch.no_grad():
         x = forward(state.encoder, batch.obs)
@@ -150,8 +187,18 @@ def learn(
     state: Any, critic: str, hp: Hyper, healthy: Tensor, found: tuple[Tensor, Tensor],
     climb: Callable[[], Tensor] | None,
 ) -> Learned:  # fmt: skip
-    """Let critics by that name, and an encoder that networks share, go down `found`, losses and errors; where the actor
-    climbs, let it go down what `climb` returns, and all targets follow."""
+    """Take the gradient steps of an actor-critic update, in place.
+
+    Return losses, errors, and which members are still healthy (all their numbers are finite).
+
+    Args:
+        state: the algorithm's state.
+        critic: the name of the critics in the state.
+        hp: hyper-parameters, `[P]` each.
+        healthy: `[P]` bool, the members that learn.
+        found: the critics' losses `[P]`, and errors `[P, B]`. Critics and a shared encoder learn from the losses.
+        climb: returns the actor's losses `[P]`. It is None in updates that leave out the actor and the target networks.
+    """
     losses, errors = found
     online, encoder = getattr(state, critic), getattr(state, "encoder", None)
     critics = (online, getattr(state, f"{critic}_adam"), hp["lr_critic"])
@@ -168,7 +215,10 @@ def learn(
 
 
 def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:
-    """Return Q₁ and Q₂ of the actions taken, `[P, 2, B]`; action as in `Batch`."""
+    """Return the values Q₁ and Q₂ of the actions taken, `[P, 2, B]` for B transitions of P members.
+
+    `x` are observations, or features of the shared encoder; `action` has the form of `Batch.action`.
+    """
     if cfg.spaces.continuous:
         return action_value(critics, x, action)
     return pick(forward(critics, x), action[:, None].expand(-1, 2, -1))

@@ -33,15 +33,21 @@ RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size
 
 
 def networks(cfg: Any, spaces: Spaces, critics: int = 1) -> dict[str, Widths]:
-    """Return the widths of an actor and of `critics` centralised critics for each group of agents; a group's critics
-    are adjacent."""
+    """Return the input and output widths of the networks: for each group of agents an actor, and one or two critics.
+
+    The critics are centralised: they read all agents' observations and actions. Two critics of a group are adjacent
+    copies.
+    """
     of, copies = agent_groups(cfg, spaces), len(agent_groups(cfg, spaces).groups)
     actors, own = Widths(of.observed, spaces.actions, copies=copies), Widths(of.joint(), 1, copies=critics * copies)
     return {"actor": actors, "critic" if critics == 1 else "critics": own}
 
 
 def output(cfg: Any, actor: Net, obs: Tensor) -> Tensor:
-    """Return what actors say, logits or actions before tanh: `[P, K, B, O]` → `[P, K, B, A]`."""
+    """Return the outputs of the actors, logits or actions before the tanh: `[P, K, B, O]` → `[P, K, B, A]`.
+
+    There are P members, K agents and B observations.
+    """
     of = agent_groups(cfg)
     return of.run(actor, of.named(obs))
 
@@ -58,15 +64,22 @@ def _chances(cfg: Any, out: Tensor, legal: Tensor | None) -> Distribution:
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return tanh of what actors say, or the likeliest legal actions: obs `[P, E · K, O]`."""
+    """Return every agent's greedy action: the tanh of the actor's output, or the most likely legal action.
+
+    obs is `[P, E · K, O]` for P members with E environments, the K agents of each environment adjacent. The result is
+    `[P, E · K, A]` for continuous actions, else `[P, E · K]`.
+    """
     of, out = agent_groups(cfg), _finite_output(cfg, state, obs)
     best = likeliest(out, of.legal(None if legal is None else of.apart(legal), out), cfg.spaces.continuous)
     return of.side_by_side(of.own(best) if cfg.spaces.continuous else best)
 
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return tanh of what actors say and `noise`, or draw from their softmax; with chance epsilon `[P]`, of each agent
-    by itself, a uniform action."""
+    """Return every agent's exploratory action: the greedy action with noise, or a sample of the actor's softmax.
+
+    With probability ε (`epsilon` `[P]`), independently for each agent, it is a uniformly random action. obs is
+    `[P, E · K, O]` for P members with E environments, the K agents of each environment adjacent.
+    """
     of = agent_groups(cfg)
     if cfg.spaces.continuous:
         found = noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd, cfg.noise, cfg.ou_theta)
@@ -76,15 +89,18 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
 
 
 def as_numbers(cfg: Any, action: Tensor) -> Tensor:
-    """Return actions as critics read them, `[…, A]`: int64 as one-hot."""
+    """Return actions as critics read them, `[…, A]` float: discrete actions, int64 `[…]`, become one-hot."""
     if cfg.spaces.continuous:
         return action
     return torch.nn.functional.one_hot(action, cfg.spaces.actions).to(torch.get_default_dtype())
 
 
 def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
-    """Return every agent's Q of everyone's observations and actions, `[P, K, B]`, of twins `[2, P, K, B]`; see
-    `AgentGroups.together`."""
+    """Return the value Q of every agent's centralised critic, `[P, K, B]`; `[2, P, K, B]` for twin critics.
+
+    There are P members, K agents and B transitions. A critic reads the observations and actions of all agents; for the
+    shapes see `AgentGroups.together`.
+    """
     of = agent_groups(cfg)
     return of.run(critic, of.together(obs, actions)).squeeze(-1)
 
@@ -209,11 +225,11 @@ def update(
 
 
 def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor]:
-    """Return the signals of critics and actors on a minibatch: over all agents that learn, and for each agent by
-    itself.
+    """Return training metrics of critics and actors on a minibatch: over all agents together and for each agent.
 
-    There are values (of twin critics the smaller), the error to the target network, and, of discrete actions, the
-    entropy. An actor's loss is minus the value of its own best action while the other agents act as in the minibatch.
+    They are `[P]` for P members, by name: values (of twin critics the smaller), the distance to the target network's
+    values, and for discrete actions the entropy. An actor's loss is minus the value of its own best action while the
+    other agents act as in the minibatch. Agents that do not learn from a transition are left out there.
     """
     of, steps = agent_groups(cfg), _Steps.of(cfg, batch)
     nets = getattr(state, critic), getattr(state, f"{critic}_target")
@@ -233,8 +249,10 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:
-    """Return the optional name `answers` of an algorithm, for a team's actors and the centralised critics in the
-    state's field `critic`; of twin critics the smaller value counts."""
+    """Return the function `answers` of a team's algorithm, with the centralised critics in the state's field `critic`.
+
+    Of twin critics, the smaller value counts.
+    """
 
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:
         of = agent_groups(cfg)

@@ -17,12 +17,13 @@ _FASTER = "faster, less stable"
 
 
 def rate(of: str, raising: str = _FASTER) -> Any:
-    """Declare the learning rate of what `of` names."""
+    """Declare a hyper-parameter field that is the learning rate of the optimiser that `of` names."""
     return hyper(doc=f"learning rate of {of}", raising=raising, evolvable=True, gt=0, le=1)
 
 
 def ranges(**ends: tuple[float, float]) -> dict[str, Evolve]:
-    """Return a block `evolve`: between which ends the `rl_hp` mutation moves hyper-parameters."""
+    """Return a block `evolve`: the ranges (lowest, highest) in which the mutation `rl_hp` may change
+    hyper-parameters."""
     return {name: Evolve(min=low, max=high) for name, (low, high) in ends.items()}
 
 

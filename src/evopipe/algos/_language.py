@@ -61,7 +61,7 @@ MeanOver = Annotated[ops.Mean, hyper(doc="whether the loss is a mean over all to
 
 @dataclass(frozen=True)
 class State:
-    """A language model that learns."""
+    """The state of a language algorithm: the trained model (policy) and its optimiser."""
 
     policy: Net = parameters("policy", trainable=True)
     adam: optim.Adam = moments("policy")
@@ -70,7 +70,8 @@ class State:
 
 @dataclass(frozen=True)
 class StateWithHead:
-    """A language model that learns, and a head on its hidden states."""
+    """The state of a language algorithm with a second output: the trained model, a head on its hidden states, and
+    optimisers."""
 
     policy: Net = parameters("policy", trainable=True)
     value: Net = parameters("value", trainable=True)
@@ -80,12 +81,12 @@ class StateWithHead:
 
 
 def networks(cfg: Any, words: Words) -> Mapping[str, Widths]:
-    """Return input and output width of the only network."""
+    """Return the input and output width of the only network, the language model."""
     return {"policy": Widths(words.hidden, words.vocabulary)}
 
 
 def networks_with_head(cfg: Any, words: Words) -> Mapping[str, Widths]:
-    """Return input and output width of every network: the head reads the policy's hidden states."""
+    """Return the input and output widths of the language model and of a head that reads its hidden states."""
     return {**networks(cfg, words), "value": Widths(words.hidden, 1, "head")}
 
 
@@ -98,13 +99,22 @@ def init_with_head(cfg: Any, nets: Nets) -> StateWithHead:
 
 
 def asks(cfg: Any) -> frozenset[str]:
-    """Return what else has to be known of completions: the base's log-probabilities where β counts."""
+    """Return the quantities that completions need before `estimate`: `reference`, if β is or may become positive.
+
+    `reference` is the log-probabilities of the tokens under the base model.
+    """
     return frozenset({"reference"} if wants_reference(cfg) else ())
 
 
 def check_groups(cfg: Any, least: int) -> None:
-    """Refuse groups that do not fit into a round, or are too small to compare anything. Raises ValueError if they are;
-    the text is a sentence for the file's reader."""
+    """Check the group sizes of a configuration and of its mutations.
+
+    `least` is the smallest size with which completions can be compared.
+
+    Raises:
+        ValueError: a group is smaller than that, or does not fit into the `rows` of a round; the message is a sentence
+            for users.
+    """
     sizes = {"group_size": (cfg.group_size, cfg.group_size)}
     if "group_size" in cfg.evolve:
         sizes["evolve.group_size"] = cfg.evolve["group_size"].min, cfg.evolve["group_size"].max
@@ -116,50 +126,72 @@ def check_groups(cfg: Any, least: int) -> None:
 
 
 def wants_reference(cfg: Any) -> bool:
-    """Whether the base's log-probabilities are needed: β is above 0, or may come to be."""
+    """Return whether log-probabilities under the base model are needed: the weight β is above 0, or may become so by
+    mutation."""
     return bool(cfg.beta > 0 or "beta" in cfg.evolve)
 
 
 def counted(batch: Text) -> Tensor:
-    """Return which tokens count `[P, B, T]`: those of rows that do."""
+    """Return the mask `[P, B, T]` of the tokens from which members learn.
+
+    They are the tokens in `batch.mask` whose completion is in `batch.keep`; if `keep` is None, all completions are.
+    """
     return batch.mask if batch.keep is None else batch.mask & batch.keep[..., None]
 
 
 def completion_means(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
-    """Return mean log-probabilities of the tokens of chosen and of rejected completions, `[P, n]` each."""
+    """Return the mean log-probability of the tokens of each chosen and of each rejected completion.
+
+    Both are `[P, n]` for n pairs of P members. The n chosen completions are the first half of the batch.
+    """
     chosen, rejected = ops.row_means(log_prob, batch.mask).chunk(2, dim=1)
     return chosen, rejected
 
 
 def completion_sums(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities of the first and of the second half of the completions, `[P, n]` each."""
+    """Return the log-probability of each completion in the first and in the second half of the batch, `[P, n]` each.
+
+    It is the sum over the completion's tokens. There are 2 n completions for each of P members.
+    """
     first, second = log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).chunk(2, dim=1)
     return first, second
 
 
 def pair_weights(batch: Text) -> Tensor:
-    """Return weights of pairs `[P, n]` that sum to 1 in each member: of those of which both completions count."""
+    """Return the weights `[P, n]` of the pairs in a batch, which sum to 1 for each member, or to 0 if no pair counts.
+
+    A pair has weight 0 if one of its completions has no token to learn from. All other pairs have equal weights.
+    """
     first, second = counted(batch).any(dim=-1).chunk(2, dim=1)
     counts = (first & second).to(torch.float32)
     return counts / counts.sum(dim=1, keepdim=True).clamp(min=1.0)
 
 
 def groups_of(reward: Tensor, size: int) -> Tensor:
-    """Return the number of each completion's group, `[P, B]` int64 from 0, where every `size` adjacent completions are
-    of one prompt. `reward` gives the shape."""
+    """Return the group number of each completion, `[P, B]` int64 from 0, for B completions of P members.
+
+    A group is `size` adjacent completions, which are of one prompt. `reward` `[P, B]` gives the shape.
+    """
     return (torch.arange(reward.shape[1], device=reward.device) // size).expand(reward.shape)
 
 
 def present(batch: Text) -> Tensor:
-    """Return which rows are there, `[P, B]` bool."""
+    """Return the mask of the completions that count, `[P, B]`: `batch.keep`, or all True if `keep` is None.
+
+    There are B completions of P members.
+    """
     return torch.ones_like(batch.mask[..., 0]) if batch.keep is None else batch.keep
 
 
 def surrogate(
     cfg: Any, hp: Hyper, now: TokenScores, batch: Text, mask: Tensor, cispo: bool = False, most: float | None = None
 ) -> Tensor:
-    """Return the policy's loss of every token `[P, B, T]`, with the entropy that it is to keep and, where the base's
-    log-probabilities are given, its divergence from the base. `most` bounds the ratio, see `ops.clipped`."""
+    """Return the policy loss of every token, `[P, B, T]`: the clipped surrogate minus the weighted entropy.
+
+    There are T tokens in B completions of P members. If the batch has log-probabilities under the base model, β times
+    the divergence from the base is added. With `cispo`, the surrogate is that of `ops.cispo`. `mask` `[P, B, T]` says
+    which tokens count, and `most` bounds the ratio, see `ops.clipped`.
+    """
     ratio = ops.log_ratios(now.log_prob, given(batch.log_prob), mask, cfg.level, batch.turn)
     advantage, low, high = given(batch.advantage), hp["clip_low"], hp["clip_high"]
     if cispo:
@@ -186,8 +218,12 @@ def _descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: Sta
 
 
 def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[..., Learned]:
-    """Return the `update` of an algorithm with such a loss; of completions it knows entropies, where they count, and
-    tells how far at most a token's log-probability is from what it was when it was written, `[P, 1]`."""
+    """Return the function `update` of a language algorithm with this loss.
+
+    With `completions`, the algorithm learns from its own completions. Then `update` computes entropies if the loss
+    needs them, and returns as errors, `[P, 1]` for P members, the largest change of a token's log-probability since it
+    was generated.
+    """
 
     def update(cfg: Any, state: Any, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
         entropy = completions and bool(cfg.ent_coef > 0 or "ent_coef" in cfg.evolve)  # above 0, or it may come to be
@@ -204,11 +240,11 @@ def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[
 
 
 def always(*names: str) -> Callable[[Any], frozenset[str]]:
-    """Return the `asks` of an algorithm that asks for these whatever its configuration."""
+    """Return a function `asks` that returns these names for every configuration."""
     return lambda cfg: frozenset(names)
 
 
 def given(x: Tensor | None) -> Tensor:
-    """Return a tensor of a `Text` that the regime fills before it asks for a loss."""
+    """Return x, a field of a `Text` that must have been filled; an assertion fails if it is None."""
     assert x is not None
     return x

@@ -54,7 +54,10 @@ RANGES = _hyper.ranges(
 
 
 def schedule(cfg: Any, step: int) -> dict[str, float]:
-    """Return what hyper-parameters are multiplied by after `step` environment steps of a member."""
+    """Return the factors of the hyper-parameters `lr` and `clip` after `step` environment steps of a member.
+
+    They go linearly from 1 to `lr_end` and `clip_end` over `decay_steps`, and are always 1 if `decay_steps` is 0.
+    """
     done = min(1.0, step / cfg.decay_steps) if cfg.decay_steps else 0.0
     return {"lr": 1.0 + done * (cfg.lr_end - 1.0), "clip": 1.0 + done * (cfg.clip_end - 1.0)}
 
@@ -63,11 +66,21 @@ def descend(
     loss: tuple[Tensor, Tensor], log_std: Tensor, pairs: Sequence[tuple[Net | None, optim.Adam | None]], cfg: Any,
     state: Any, hp: Hyper, batch: Sequences, healthy: Tensor, turn: int,
 ) -> Learned:  # fmt: skip
-    """Learn from one minibatch, the rollout's first where `turn` is 0, else 1.
+    """Take one gradient step on a minibatch of a rollout, in place.
 
-    `loss` has the members' losses and their distances from the old policy, `[P]`; `hp` values and `healthy` are `[P]`.
-    `log_std` is that of the state as a leaf, see `optim.leaf`. The networks of `pairs` learn with their moments; so do
-    the state's `log_std` and `log_std_adam` where actions are continuous.
+    Return the losses, and which members are still healthy (all their numbers are finite). A member whose policy is
+    further than `target_kl` from the old policy makes no more updates until its next rollout.
+
+    Args:
+        loss: the members' losses, and the distances of their policies from the old policies, `[P]` each.
+        log_std: the state's log standard deviations as a leaf of autograd, see `optim.leaf`. They learn if actions are
+            continuous.
+        pairs: the networks with their Adam moments; pairs with None are skipped.
+        cfg, state: the algorithm's configuration and state.
+        hp: hyper-parameters, `[P]` each.
+        batch: the minibatch.
+        healthy: `[P]` bool, the members that learn.
+        turn: 0 for the first minibatch of the rollout, else 1.
     """
     learners = [(net, adam) for net, adam in pairs if net is not None and adam is not None]
     losses, distance = loss

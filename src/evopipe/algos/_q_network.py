@@ -41,28 +41,38 @@ def init(cfg: Any, nets: Nets) -> State:
 
 
 def explore(cfg: Any, step: int) -> float:
-    """Return ε, which goes linearly from its start to its end."""
+    """Return ε after `step` environment steps of a member: it goes linearly from `eps_start` to `eps_end`."""
     return float(cfg.eps_start + min(1.0, step / cfg.eps_steps) * (cfg.eps_end - cfg.eps_start))
 
 
 def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
-    """Return Q(s, ·): obs `[P, E, O]` → `[P, E, A]`."""
+    """Return the action values Q(s, ·): obs `[P, E, O]` → `[P, E, A]`, for P members with E observations each."""
     with torch.no_grad():
         return forward(state.q, obs)
 
 
 def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Choose the best legal actions: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64."""
+    """Return the legal actions of highest value, `[P, E]` int64.
+
+    obs is `[P, E, O]` (P members, E environments each); legal is bool `[P, E, A]`, or None if all actions are legal.
+    """
     return best_legal(values(cfg, state, obs), legal)
 
 
 def act(cfg: Any, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose the best legal actions, with chance epsilon `[P]` any: obs `[P, E, O]`, legal `[P, E, A]` → `[P, E]`."""
+    """Return the legal actions of highest value, or with probability ε uniformly random legal actions, `[P, E]` int64.
+
+    obs is `[P, E, O]` (P members, E environments each), legal `[P, E, A]`, epsilon (ε) `[P]`.
+    """
     return epsilon_greedy(values(cfg, state, obs), legal, epsilon, draw)
 
 
 def target(cfg: Any, state: State, batch: Batch) -> Tensor:
-    """Return y `[P, B]`; the online network chooses the action if `cfg.double`, else the target network."""
+    """Return the target y of each transition, `[P, B]` for B transitions of P members.
+
+    The online network chooses the next action if `cfg.double`, else the target network. The target network gives its
+    value.
+    """
     with torch.no_grad():
         target_t = forward(state.target, batch.next_obs)  # [P, B, A]
         selector_t = forward(state.q, batch.next_obs) if cfg.double else target_t
@@ -70,7 +80,10 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
 
 
 def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None = None) -> Recipe | None:
-    """Return how the CPU's own kernels take the whole update; alpha `[P]` weighs a conservative term."""
+    """Return the `Recipe` by which the C kernels make a whole update; None if they cannot, and torch does it.
+
+    `alpha` `[P]`, one number per member, is the weight of a conservative term in the loss; None for no such term.
+    """
     rates: dict[str, Row] = {"lr_critic": hp["lr"], "grad_clip": hp["grad_clip"], "tau": hp["tau"]}
     if getattr(cfg, "target", "soft") == "hard":
         rates["interval"] = float(cfg.target_interval)
@@ -81,5 +94,5 @@ def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None
 
 
 def choice(cfg: Any, state: State) -> Choice:
-    """Return how the kernels choose as `act` does."""
+    """Return the `Choice` by which the C kernels choose actions as `act` does, from the values of the Q-network."""
     return Choice(state.q, "best")

@@ -32,7 +32,7 @@ _OF_PADS = -1.4189385332046727  # log-deviation at which a Gaussian's entropy is
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of PPO for teams, whatever critics read."""
+    """Hyper-parameters of PPO for teams, which IPPO and MAPPO share."""
 
     lr: _hyper.Rate = 1e-3
     batch_size: _ppo.BatchSize = 256
@@ -74,8 +74,10 @@ class State:
 
 
 def networks(cfg: Any, spaces: Spaces, reads: int) -> dict[str, Widths]:
-    """Return the widths of an actor and a critic for each group of agents that share them; a critic's input has `reads`
-    numbers."""
+    """Return the input and output widths of an actor and a critic for each group of agents that share networks.
+
+    A critic's input has `reads` numbers.
+    """
     of = agent_groups(cfg, spaces)
     copies = len(of.groups)
     return {"actor": Widths(of.observed, spaces.actions, copies=copies), "critic": Widths(reads, 1, copies=copies)}
@@ -117,7 +119,12 @@ def _remembered(of: AgentGroups, net: Net, x: Tensor, memory: Tensor) -> tuple[T
 def step(
     seen: Seen, cfg: Any, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None
 ) -> Chosen:
-    """Draw actions, or take the likeliest where `draw` is None: obs `[P, E, O]`, memory `[P, E, M]` before it."""
+    """Sample every agent's action, or take the most likely one if `draw` is None.
+
+    Return actions, log-probabilities, values and recurrent states after the step. obs is `[P, E, O]` and `memory`
+    `[P, E, M]` the recurrent state before the step, for P members, where E counts the agents of all environments. The
+    function `seen` computes the critics' inputs.
+    """
     of = agent_groups(cfg)
     if (found := policy.act(cfg, state, obs, legal, memory, draw, of.places)) is not None:
         return found
@@ -135,8 +142,13 @@ def step(
 
 
 def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_alive: Tensor | None = None) -> Tensor:
-    """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it. Of targets next_alive `[P, B]` says who is
-    there; else the observations of those who are not are zeros."""
+    """Return the values V(s) `[P, B]` of every agent's observation: obs `[P, B, O]` for P members, B rows of all
+    agents.
+
+    `memory` `[P, B, M]` is the recurrent state before the observation, and the function `seen` computes the critics'
+    inputs. Value targets need `next_alive` `[P, B]`, each agent's status after the step (see `evopipe.types`); critics
+    then read zeros for absent agents. Without it, the observations of absent agents must be zeros already.
+    """
     of = agent_groups(cfg)
     if (found := policy.value(cfg, state, obs, memory, of.places, next_alive)) is not None:
         return found
@@ -166,7 +178,11 @@ def answers(seen: Seen) -> Answers:
 
 
 def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`."""
+    """Return every agent's most likely legal action: obs `[P, E, O]` for P members, where E counts all environments'
+    agents.
+
+    A recurrent policy starts from a zero state.
+    """
     of = agent_groups(cfg)
     if (found := policy.greedy(cfg, state, obs, legal, of.places)) is not None:
         return found
@@ -177,7 +193,11 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 
 def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
-    """Return the policy and the values in the states of a minibatch, both over `[P, K, B · L]`."""
+    """Return the policy's action distribution and the values for a minibatch, both over `[P, K, B · L]`.
+
+    The minibatch holds B sequences of L steps for each of K agents and P members. The function `seen` computes the
+    critics' inputs; `log_std` are the log standard deviations of continuous actions.
+    """
     of = agent_groups(cfg)
     of_actor, of_critic = memories(batch.memory, state.actor, state.critic)
     obs, begins = of.apart(batch.obs), of.seated(of.apart(batch.begins))
@@ -193,7 +213,11 @@ def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tens
 
 
 def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each member's loss, its groups' added up, and how far its policies have gone from the old ones, `[P]`."""
+    """Return each member's loss, and the distance of its policies from the old policies, `[P]` each.
+
+    The loss is PPO's mean loss of each group of agents, summed over groups. The function `seen` computes the critics'
+    inputs; `log_std` are the log standard deviations of continuous actions.
+    """
     of = agent_groups(cfg)
 
     def steps(x: Tensor) -> Tensor:  # [P, K, B·L, …]
@@ -212,15 +236,20 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
 
 
 def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: Tensor) -> Learned | None:
-    """Learn from all minibatches of a rollout by the CPU's own kernels; None where `update` must take them."""
+    """Learn from all minibatches of a rollout, in place, by the C kernels; see `native.policy.learn`.
+
+    Return None if the kernels cannot do it; then `update` does it, minibatch by minibatch.
+    """
     return policy.learn(cfg, state, hp, lessons, healthy, agent_groups(cfg).places)
 
 
 def update(
     seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int
 ) -> Learned:
-    """Take one gradient step on a minibatch of a rollout, see `_ppo.descend`. `seen` returns what critics observe;
-    `turn` is 0 for the first minibatch of the rollout."""
+    """Take one gradient step on a minibatch of a rollout, in place, see `_ppo.descend`.
+
+    The function `seen` computes the critics' inputs; `turn` is 0 for the first minibatch of the rollout, else 1.
+    """
     log_std = optim.leaf(state.log_std)
     pairs = (state.actor, state.actor_adam), (state.critic, state.critic_adam)
     found = loss(seen, cfg, state, hp, batch, log_std)

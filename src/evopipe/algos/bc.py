@@ -52,7 +52,8 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network: a logit for each action, or an action's numbers before tanh."""
+    """Return the input and output width of the actor. An output is an action's logit, or a continuous action before the
+    tanh."""
     return {"actor": Widths(spaces.observations, spaces.actions)}
 
 
@@ -61,7 +62,7 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 def explore(cfg: Config, step: int) -> float:
-    """Return the probability of a random action after `step` steps, for a member that acts while it learns."""
+    """Return the probability of a random action for a member that acts while it learns: 0.05, at every `step`."""
     return 0.05
 
 
@@ -69,7 +70,11 @@ greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose greedily, with probability epsilon `[P]` at random: obs `[P, E, O]` → `[P, E]` int64, or `[P, E, A]`."""
+    """Return the greedy actions, or with probability ε random actions: obs `[P, E, O]` → `[P, E]` int64, or
+    `[P, E, A]`.
+
+    epsilon (ε) is `[P]` for P members with E environments each; legal is `[P, E, A]`.
+    """
     if cfg.spaces.continuous:
         return or_random(greedy(cfg, state, obs, legal), epsilon, draw)
     return epsilon_greedy(_actor_critic.output(cfg, state, obs), legal, epsilon, draw)

@@ -55,13 +55,16 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
-    """Return the logits `[P, n, V]` from which tokens are drawn, given the outputs `[P, n, …]` of the writing
-    networks."""
+    """Return the logits `[P, n, V]` from which tokens are sampled; here the policy's own.
+
+    `said` holds the outputs `[P, n, …]` of the networks that are needed to write, by name: n positions of P members, V
+    tokens of the vocabulary.
+    """
     return said["policy"]
 
 
 def loss(cfg: Config, hp: Hyper, said: Tensor, batch: Games) -> Tensor:
-    """Return each member's loss `[P]` from the logits `[P, B, L, V]`."""
+    """Return each member's loss `[P]` from the policy's logits `said`, `[P, B, L, V]`, for B games of L tokens."""
     log_prob = ops.log_probs(said[..., :-1, :], batch.ids[..., 1:])
     return ops.total(ops.token_weights(batch.acts, "token"), -log_prob)
 

@@ -57,13 +57,17 @@ networks, init = _language.networks, _language.init
 
 
 def asks(cfg: Config) -> frozenset[str]:
-    """Return what else must be known of completions: the base's log-probabilities, where the loss has them."""
+    """Return the quantities that rows need before `loss`: for `dpo`, `reference`, log-probabilities under the base
+    model."""
     return frozenset({"reference"} if cfg.loss == "dpo" else ())
 
 
 def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Preference:
-    """Return each pair's loss and margin, `[P, n]`. In the batch, the n chosen completions come before the n rejected
-    ones. `beta`, `margin` and `nll_alpha` of `hp` are `[P]`."""
+    """Return each pair's loss and reward margin, `[P, n]` each for n pairs of P members.
+
+    The first n completions of the batch are the chosen ones, the last n the rejected ones. `beta`, `margin` and
+    `nll_alpha` of `hp` are `[P]`.
+    """
     if cfg.loss == "dpo":
         chosen, rejected = _language.completion_sums(now.log_prob, batch)
         tokens = batch.mask.sum(dim=-1)[:, : chosen.shape[1]]
@@ -78,15 +82,20 @@ def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Pre
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the negative loss of each pair, `[P, n]`, with β, γ and α of `params.yaml`: members' own would not be
-    comparable."""
+    """Return the score of each held-out pair, its negative loss, `[P, n]`.
+
+    All members are scored with β, γ and α of `params.yaml`, because losses with the members' own values would not be
+    comparable.
+    """
     own = {name: getattr(cfg, name) + 0.0 * hp[name] for name in ("beta", "margin", "nll_alpha")}
     return -preference(cfg, now, batch, own).loss
 
 
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
-    """Return statistics of each pair `[P, n]` for reports: whether the chosen completion is preferred, and both
-    probabilities."""
+    """Return statistics of each held-out pair for reports, by name, `[P, n]` each for n pairs of P members.
+
+    They are whether the policy prefers the chosen completion, and the probabilities of both completions.
+    """
     chosen, rejected = (x.exp() for x in _language.completion_sums(now.log_prob, batch))
     return {"accuracy": (preference(cfg, now, batch, hp).margin > 0).float(), "chosen": chosen, "rejected": rejected}
 

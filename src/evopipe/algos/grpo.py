@@ -87,7 +87,11 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Compute the advantages of completions within each prompt, whose `group` completions are adjacent."""
+    """Return the completions of a round with their advantages, relative to the other completions of the same prompt.
+
+    The `group` completions of a prompt are adjacent. If all rewards of a prompt are equal, `keep` becomes False for its
+    completions, and members do not learn from them.
+    """
     reward = given(done.reward)
     found = ops.group_advantages(
         reward, _language.groups_of(reward, group), _language.present(done), "mean" if cfg.dr else "standardised"

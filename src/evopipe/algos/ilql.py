@@ -78,7 +78,7 @@ class State:
 
 
 class Values(NamedTuple):
-    """The critic's values of states: Q₁ and Q₂ `[…, V]`, and V `[…]`."""
+    """The critic's values of states: Q₁ and Q₂ of every token `[…, V]`, and the state value `[…]`."""
 
     first: Tensor
     second: Tensor
@@ -91,7 +91,8 @@ class Values(NamedTuple):
 
 
 class Said(NamedTuple):
-    """The outputs `[P, B, L, …]` of the three networks: policy, critic and target critic."""
+    """The outputs of the policy, the critic and the target critic, `[P, B, L, …]` each: B games of L tokens of P
+    members."""
 
     policy: Tensor
     critic: Tensor
@@ -99,7 +100,7 @@ class Said(NamedTuple):
 
 
 def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
-    """Return input and output width of every network. The critic has Q₁ and Q₂ of every token, then V."""
+    """Return the input and output widths of the networks. The critic's outputs are Q₁ and Q₂ of every token, then V."""
     v = words.vocabulary
     return {"policy": Widths(v, v), "critic": Widths(v, 2 * v + 1)}
 
@@ -110,15 +111,19 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
-    """Return the logits `[P, n, V]` from which tokens are drawn, given the outputs `[P, n, …]` of the writing
-    networks."""
+    """Return the logits `[P, n, V]` from which tokens are sampled: the policy's, lowered for tokens of negative
+    advantage.
+
+    `said` holds the outputs `[P, n, …]` of the networks that are needed to write, by name: n positions of P members, V
+    tokens of the vocabulary.
+    """
     values = Values.of(said["critic_target"])
     advantage = torch.minimum(values.first, values.second) - values.state[..., None]
     return said["policy"].log_softmax(dim=-1) + hp["beta"][:, None, None] * advantage.clamp(max=0.0)
 
 
 def loss(cfg: Config, hp: Hyper, said: Said, batch: Games) -> tuple[Tensor, Tensor]:
-    """Return each member's losses `[P]`: the policy's and the critic's."""
+    """Return the losses of each member's policy and of its critic, `[P]` each."""
     token, weight = batch.ids[..., 1:], ops.token_weights(batch.acts, "token")
     now, target = Values.of(said.critic), Values.of(said.target)
     lowest = torch.minimum(*(pick(q[..., :-1, :], token) for q in target[:2])).detach()

@@ -73,7 +73,8 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network: the mean action, or a logit for each action."""
+    """Return the input and output widths of the networks. The actor's outputs are the mean action, or a logit per
+    action."""
     o, a = spaces.observations, spaces.actions
     critic = Widths(o + a, 1) if spaces.continuous else Widths(o, a)
     return {"actor": Widths(o, a), "value": Widths(o, 1), "critic_1": critic, "critic_2": critic}
@@ -92,7 +93,11 @@ greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose greedily, with noise if actions are continuous, and with probability epsilon `[P]` at random."""
+    """Return the greedy actions, with noise if actions are continuous, or with probability ε random actions.
+
+    obs is `[P, E, O]` (P members, E environments each), epsilon (ε) `[P]`; the result is `[P, E, A]`, or `[P, E]`
+    int64.
+    """
     if cfg.spaces.continuous:
         return noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd)
     return epsilon_greedy(_actor_critic.output(cfg, state, obs), legal, epsilon, draw)
@@ -104,8 +109,11 @@ def _value(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory:
 
 
 def answers(cfg: Config) -> Answers:
-    """Return what the policy can compute. Its deviation only serves as a weight, so it has no probabilities of
-    actions."""
+    """Return the functions by which a policy computes values and probabilities.
+
+    For continuous actions there are no probabilities, because the fixed standard deviation of the policy serves only to
+    weight the loss.
+    """
     return Answers(_value, _actor_critic.q_values, None if cfg.spaces.continuous else _actor_critic.chances)
 
 
@@ -118,7 +126,11 @@ def _log_policy(cfg: Config, state: State, batch: Batch) -> Tensor:
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses of V and Q and of the actor, and errors. No network gets a gradient from another's loss."""
+    """Return the loss of V and Q, the loss of the actor, and each transition's error.
+
+    The losses are `[P]` for P members, the errors `[P, B]` for B transitions. No network gets a gradient from another
+    network's loss.
+    """
     value = forward(state.value, batch.obs).squeeze(-1)  # [P, B]
     with torch.no_grad():
         q_minus = of_taken(cfg, state.critics_target, batch.obs, batch.action).amin(dim=1)

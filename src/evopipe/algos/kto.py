@@ -58,8 +58,11 @@ asks = _language.always("reference")
 
 
 def losses(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> Tensor:
-    """Return the loss of each row, `[P, n]`. In the batch, the n rows come before their prompts with others'
-    completions. `beta`, `desirable` and `undesirable` of `hp` are `[P]`."""
+    """Return the loss of each completion, `[P, n]` for n completions of P members.
+
+    The first n rows of the batch are the completions to learn from. The last n are the same prompts with completions of
+    other rows, by which the reference point is estimated. `beta`, `desirable` and `undesirable` of `hp` are `[P]`.
+    """
     own, others = _language.completion_sums(now.log_prob - given(batch.reference), batch)
     zero = torch.zeros_like(own[:, 0])
     if cfg.loss == "kto":
@@ -69,15 +72,21 @@ def losses(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> Tensor:
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the negative loss of each row, `[P, n]`, with β and λ of `params.yaml`: members' own would not be
-    comparable."""
+    """Return the score of each held-out completion, its negative loss, `[P, n]`.
+
+    All members are scored with β and λ of `params.yaml`, because losses with the members' own values would not be
+    comparable.
+    """
     own = {name: getattr(cfg, name) + 0.0 * hp[name] for name in ("beta", "desirable", "undesirable")}
     return -losses(cfg, now, batch, own)
 
 
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
-    """Return statistics of each row `[P, n]` for reports: whether the base finds the completion less likely where it is
-    desirable, and likelier where it is not."""
+    """Return statistics of each held-out completion for reports, by name, `[P, n]` each for n completions of P members.
+
+    `accuracy` is 1 if the policy makes a desirable completion more likely than the base model does, or an undesirable
+    completion less likely; else 0.
+    """
     own, _ = _language.completion_sums(now.log_prob - given(batch.reference), batch)
     desirable = given(batch.reward)[:, : own.shape[1]] > 0
     return {"accuracy": torch.where(desirable, own > 0, own < 0).float()}

@@ -83,7 +83,8 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network: a logit for each choice, or a mean for each dimension."""
+    """Return the input and output widths of the networks. The actor's outputs are logits, or means of continuous
+    actions."""
     o, a = spaces.observations, spaces.actions
     return share_encoder({"actor": Widths(o, a), "critic": Widths(o, 1)}, o, cfg.share_encoder)
 
@@ -111,8 +112,11 @@ def _memories(state: State, memory: Tensor) -> tuple[Tensor, ...]:
 
 
 def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None) -> Chosen:
-    """Draw actions, or take the most likely ones if `draw` is None: obs `[P, E, O]`; `memory` `[P, E, M]` is that
-    before it."""
+    """Sample actions from the policy, or take the most likely actions if `draw` is None.
+
+    Return actions, log-probabilities, values and the recurrent state after the step. obs is `[P, E, O]` (P members, E
+    environments each), and `memory` `[P, E, M]` the recurrent state before the step.
+    """
     if (chosen := policy.act(cfg, state, obs, legal, memory, draw)) is not None:
         return chosen
     with torch.no_grad():
@@ -128,7 +132,10 @@ def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: T
 
 
 def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
-    """Return V(s) `[P, B]`: obs `[P, B, O]`; `memory` `[P, B, M]` is that before it."""
+    """Return the state values V(s) `[P, B]` of obs `[P, B, O]`, for B observations of P members.
+
+    `memory` `[P, B, M]` is the recurrent state before the observation.
+    """
     if (found := policy.value(cfg, state, obs, memory)) is not None:
         return found
     with torch.no_grad():
@@ -150,7 +157,10 @@ def answers(cfg: Config) -> Answers:
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the most likely legal actions for obs `[P, E, O]`, with an empty memory."""
+    """Return the most likely legal actions for obs `[P, E, O]`, of P members with E environments each.
+
+    A recurrent policy starts from a zero state.
+    """
     if (best := policy.greedy(cfg, state, obs, legal)) is not None:
         return best
     with torch.no_grad():
@@ -169,7 +179,7 @@ def _evaluate(cfg: Config, state: State, batch: Sequences, log_std: Tensor) -> t
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each member's loss, and how far its policy has moved from the old one, both `[P]`; values of `hp` are
+    """Return each member's loss, and the distance of its policy from the old policy, `[P]` each. Values of `hp` are
     `[P]`."""
     flat = batch.weight, batch.action, batch.log_prob, batch.advantage, batch.value, batch.target
     weight, action, log_prob, advantage, old_value, target = (x.flatten(1, 2) for x in flat)  # [P, B·L]

@@ -76,12 +76,16 @@ networks, init = _language.networks_with_head, _language.init_with_head
 
 
 def asks(cfg: Config) -> frozenset[str]:
-    """Return what else must be known of completions: values, and the base's log-probabilities if β is not 0."""
+    """Return the quantities that completions need before `estimate`: `value`, and `reference` if β is or may become
+    positive.
+
+    `value` is the values of the tokens, `reference` their log-probabilities under the base model.
+    """
     return frozenset({"value", "reference"} if _language.wants_reference(cfg) else {"value"})
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Return a rollout with the advantages of its tokens and their value targets."""
+    """Return the completions of a round with the advantages (GAE) and value targets of their tokens."""
     mask, value = _language.counted(done), given(done.value)
     advantage = ops.token_gae(ops.on_last(given(done.reward), mask), value, mask, hp["gamma"], hp["gae_lambda"])
     return replace(done, advantage=ops.whiten(advantage, mask), target=advantage + value)

@@ -70,7 +70,10 @@ def _of_action(theta: Tensor, action: Tensor) -> Tensor:
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return Q(s, ·), the means of quantiles: obs `[P, E, O]` → `[P, E, A]`."""
+    """Return the action values Q(s, ·), the means of the quantiles: obs `[P, E, O]` → `[P, E, A]`.
+
+    There are E observations of P members.
+    """
     with torch.no_grad():
         return _quantiles(cfg, state.q, obs).mean(dim=-1)
 
@@ -84,7 +87,11 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
 
 
 def target(cfg: Config, state: State, batch: Batch) -> Tensor:
-    """Return y `[P, B, N]`; the online network chooses the action if `cfg.double`, else the target network."""
+    """Return the N target quantiles y of each transition, `[P, B, N]` for B transitions of P members.
+
+    The online network chooses the next action if `cfg.double`, else the target network. The target network gives its
+    quantiles.
+    """
     with torch.no_grad():
         theta_t = _quantiles(cfg, state.target, batch.next_obs)  # [P, B, A, N]
         selector_t = values(cfg, state, batch.next_obs) if cfg.double else theta_t.mean(dim=-1)
@@ -99,7 +106,10 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
 
 
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
-    """Return the ends of the distribution: the mean of its lowest and of its highest quantile."""
+    """Return training metrics of each member on a minibatch, `[P]` by name: the lowest and the highest quantile.
+
+    They are means over the minibatch of the lowest and of the highest quantile of the return of the action taken.
+    """
     theta = _of_action(_quantiles(cfg, state.q, batch.obs), batch.action)
     ends = told.means(batch.weight, theta.amin(dim=-1), theta.amax(dim=-1)).unbind(dim=1)
     return dict(zip(("losses/quantile_low", "losses/quantile_high"), ends, strict=True))

@@ -97,7 +97,7 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 def explore(cfg: Config, step: int) -> float:
-    """Return ε after `step` environment steps of a member: 0 if the noise explores."""
+    """Return ε after `step` environment steps of a member; it is 0 with noisy networks, whose noise explores."""
     return 0.0 if cfg.noisy else _q_network.explore(cfg, step)
 
 
@@ -125,7 +125,10 @@ def _mean(cfg: Config, out: Tensor) -> Tensor:
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return Q(s, ·) without noise: obs `[P, E, O]` → `[P, E, A]`."""
+    """Return the action values Q(s, ·), without noise on the weights: obs `[P, E, O]` → `[P, E, A]`.
+
+    There are E observations of P members.
+    """
     with torch.no_grad():
         return _mean(cfg, _logits(cfg, state.q, obs, None))
 
@@ -166,7 +169,12 @@ def _of_action(out: Tensor, action: Tensor) -> Tensor:
 
 
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
-    """Return how much of the distribution stands at each end of its support."""
+    """Return training metrics of each member on a minibatch, `[P]` by name: mean probabilities of the lowest and
+    highest atom.
+
+    Large values show that `v_min` or `v_max` cuts off the return's distribution. Without a distribution, the result is
+    empty.
+    """
     if not cfg.distributional:
         return {}
     chance = _of_action(_logits(cfg, state.q, batch.obs, None), batch.action).softmax(dim=-1)

@@ -70,7 +70,11 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Compute the advantages of completions from their returns; the `group` completions of a prompt are adjacent."""
+    """Return the completions of a round with their advantages, which are computed from the completions' returns.
+
+    The `group` completions of a prompt are adjacent. Where all returns that are compared are equal, `keep` becomes
+    False, and members do not learn from these completions.
+    """
     returns = given(done.reward)
     if done.reference is not None:
         apart = (given(done.log_prob) - done.reference).masked_fill(~done.mask, 0.0).sum(dim=-1)

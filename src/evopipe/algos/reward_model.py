@@ -46,19 +46,27 @@ asks = _language.always("value", "end")
 
 
 def margins(now: TokenScores, batch: Text) -> Tensor:
-    """Return r(chosen) − r(rejected) of each pair, `[P, n]`; in the batch, the n chosen completions come before the n
-    rejected ones."""
+    """Return the reward difference r(chosen) − r(rejected) of each pair, `[P, n]` for n pairs of P members.
+
+    The first n completions of the batch are the chosen ones, the last n the rejected ones.
+    """
     chosen, rejected = ops.after_last(given(now.value), batch.mask).chunk(2, dim=1)
     return chosen - rejected
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the log-probability of the preferred completion of each pair, `[P, n]`, in nats."""
+    """Return the score of each held-out pair: the log-probability, in nats, that the chosen completion is preferred.
+
+    It is `[P, n]` for n pairs of P members.
+    """
     return ops.preferred(margins(now, batch))
 
 
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
-    """Return statistics of each pair `[P, n]` for reports: whether the chosen completion has the higher reward."""
+    """Return statistics of each held-out pair for reports, by name, `[P, n]` each for n pairs of P members.
+
+    `accuracy` is 1 if the chosen completion has the higher reward, else 0.
+    """
     return {"accuracy": (margins(now, batch) > 0).float()}
 
 

@@ -80,7 +80,8 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network: mean and log-deviation, or a logit for each action."""
+    """Return the input and output widths of the networks. The actor's outputs are mean and log standard deviation, or
+    logits."""
     o, a = spaces.observations, spaces.actions
     critic = Widths(o + a, 1) if spaces.continuous else Widths(o, a)
     found = {"actor": Widths(o, 2 * a if spaces.continuous else a), "critic_1": critic, "critic_2": critic}
@@ -99,15 +100,21 @@ explore = _actor_critic.explore
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or the most likely legal action, `[P, E]` int64."""
+    """Return the greedy actions, for obs `[P, E, O]` of P members with E environments each.
+
+    They are the tanh of the policy's mean, `[P, E, A]` in [−1, 1], or the most likely legal actions, `[P, E]` int64.
+    """
     with torch.no_grad():
         out = forward(state.actor, forward(state.encoder, obs))
     return likeliest(out[..., : cfg.spaces.actions], legal, cfg.spaces.continuous)
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Draw from the policy, with probability epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]`
-    int64."""
+    """Sample actions from the policy, or with probability ε uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]`
+    int64.
+
+    epsilon (ε) is `[P]` for P members with E environments each; legal is `[P, E, A]`.
+    """
     with torch.no_grad():
         x = forward(state.encoder, obs)
         if cfg.spaces.continuous:

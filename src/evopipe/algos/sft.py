@@ -36,12 +36,18 @@ asks = _language.always()
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the mean log-probability `[P, B]` of the tokens of each completion, in nats."""
+    """Return the score of each held-out completion: the mean log-probability of its tokens, in nats.
+
+    It is `[P, B]` for B completions of P members.
+    """
     return ops.row_means(now.log_prob, batch.mask)
 
 
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
-    """Return statistics of each row `[P, B]` for reports: the probability of the whole completion."""
+    """Return statistics of each held-out completion for reports, by name, `[P, B]` each for B completions of P members.
+
+    `chance` is the probability of the whole completion.
+    """
     return {"chance": now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).exp()}
 
 

@@ -86,7 +86,10 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network: the actor gives mean and log-deviation."""
+    """Return the input and output widths of the networks.
+
+    The actor's outputs are mean and log standard deviation, a critic's are its quantiles.
+    """
     o, a = spaces.observations, spaces.actions
     return {"actor": Widths(o, 2 * a)} | dict.fromkeys(CRITICS[: cfg.critics], Widths(o + a, cfg.quantiles))
 
@@ -103,13 +106,19 @@ explore = _actor_critic.explore
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
+    """Return the greedy actions, the tanh of the policy's mean: obs `[P, E, O]` → `[P, E, A]` in [−1, 1].
+
+    There are P members with E environments each.
+    """
     with torch.no_grad():
         return likeliest(forward(state.actor, obs)[..., : cfg.spaces.actions], legal, continuous=True)
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Draw from the policy, with probability epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`."""
+    """Sample actions from the policy, or with probability ε uniformly: obs `[P, E, O]` → `[P, E, A]`.
+
+    epsilon (ε) is `[P]` for P members with E environments each.
+    """
     with torch.no_grad():
         return or_random(ops.squashed_draw(*ops.with_noise(forward(state.actor, obs), draw)), epsilon, draw.part(1))
 
@@ -135,7 +144,11 @@ def answers(cfg: Config) -> Answers:
 
 
 def target(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
-    """Return y `[P, B, (N − d) M]`, in rising order."""
+    """Return the target quantiles y of each transition, `[P, B, (N − d) M]`, in rising order.
+
+    There are B transitions of P members. The N quantiles of each of M target critics are pooled, and the d M largest
+    are left out.
+    """
     with torch.no_grad():
         action, log_pi = ops.squashed_gaussian(*ops.with_noise(forward(state.actor, batch.next_obs), draw))
         theta = action_value(state.critics_target, batch.next_obs, action)  # [P, M, B, N]
@@ -154,7 +167,10 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
 
 
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
-    """Return the ends of the distribution: the mean of the lowest and of the highest quantile of all critics."""
+    """Return training metrics of each member on a minibatch, `[P]` by name: the lowest and the highest quantile.
+
+    They are means over the minibatch of the lowest and of the highest quantile of all critics.
+    """
     theta = action_value(state.critics, batch.obs, batch.action)
     ends = told.means(batch.weight, theta.amin(dim=(1, 3)), theta.amax(dim=(1, 3))).unbind(dim=1)
     return dict(zip(("losses/quantile_low", "losses/quantile_high"), ends, strict=True))

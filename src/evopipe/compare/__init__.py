@@ -38,7 +38,8 @@ _Read = Callable[[Path], bytes]
 
 @dataclass(frozen=True)
 class Finished:
-    """One run: its parameters, and where its curve is."""
+    """One finished run: its seed and other parameters, the elite's held-out scores, and a function that reads the run's
+    files."""
 
     seed: int
     settings: Mapping[str, Any]  # its other parameters, by dotted key
@@ -48,11 +49,12 @@ class Finished:
     read: _Read  # how to read a file there
 
     def curve(self, file: Path) -> dict[str, list[float]]:
-        """Return a file with a row for each generation as columns, by name.
+        """Read one of the run's CSV files, which has one row per generation; return its columns as lists of numbers, by
+        name.
 
         Raises:
-            MissingInputError: it is not there.
-            DataError: it holds something else.
+            MissingInputError: the run has no such file.
+            DataError: the file has no rows of numbers.
         """
         try:
             rows = list(csv.DictReader(self.read(file).decode().splitlines()))
@@ -65,8 +67,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration: its runs' mean returns, and their mean, 95 % interval and interquartile mean. With one run the
-    last two are over its episodes, else over the runs' means."""
+    """One row of the comparison: a configuration with all its runs, and statistics of their held-out returns.
+
+    `means` has each run's mean return. `mean`, `interval` (95 %) and `iqm` (interquartile mean) are computed over the
+    runs' means, or for a single run over its episodes; `over` says which, in words.
+    """
 
     label: str
     over: str
@@ -78,15 +83,17 @@ class Row:
 
 
 def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Row], list[str]]:
-    """Return the configurations of runs, the best first, and a sentence for each place whose run cannot be compared.
+    """Group runs that differ only in their seeds into configurations; return the configurations, the best first, and
+    notes.
 
-    `what` names the places of runs: folders, that of a whole sweep too, experiments or git revisions. If it is empty,
-    the places are the working folder, HEAD and HEAD's experiments; with `everywhere`, those of other commits too.
+    `what` names the runs: folders (also that of a whole sweep), DVC experiments or git revisions. If it is empty, the
+    runs are those of the working folder, HEAD and HEAD's experiments; with `everywhere`, those of other commits'
+    experiments too. A note is a sentence about a run that cannot be compared.
 
     Raises:
-        UsageError: a name is none of these.
+        UsageError: a name is no folder, experiment or revision.
         MissingInputError: there is no run at all.
-        EvopipeError: a named place has no run that can be compared.
+        EvopipeError: a named folder, experiment or revision has no run that can be compared.
     """
     runs: dict[str, Finished] = {}
     notes = []
@@ -119,12 +126,12 @@ def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Ro
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return configurations as aligned text."""
+    """Return the comparison as text for a terminal: a table with aligned columns, one line for each configuration."""
     return "\n".join(columns(cells(rows)))
 
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Return configurations as a table's lines of text, the head first."""
+    """Return the comparison as rows of cells: the header, then one row for each configuration."""
     lines: list[tuple[str, ...]] = [("configuration", "over", "mean", "95 % interval", "IQM")]
     for row in rows:
         low, high = map(score, row.interval)
@@ -258,8 +265,10 @@ def _hash(entries: Sequence[Mapping[str, Any]], path: Path) -> Any:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys in which configurations differ; those that only some have, as another algorithm's, say
-    nothing."""
+    """Return the dotted keys of parameters that all configurations have, but with different values.
+
+    A key that some configurations lack, such as a parameter of another algorithm, is left out.
+    """
     shared = set.intersection(*(set(each) for each in settings))
     return [key for key in settings[0] if key in shared and any(s[key] != settings[0][key] for s in settings)]
 

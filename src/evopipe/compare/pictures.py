@@ -29,7 +29,10 @@ _Array = NDArray[np.float64]
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw, for each configuration, its runs, their mean with its interval, and their interquartile mean.
+    """Draw the returns of each configuration as a row of a picture: each run, the mean with its 95 % interval, and the
+    IQM.
+
+    The IQM is the interquartile mean. The picture is written to `path`, in the format of its suffix.
 
     Raises:
         UsageError: matplotlib does not write this format.
@@ -51,8 +54,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def family(rows: Sequence[Row], notes: Sequence[str]) -> Family:
-    """Return what the report shows of several configurations; curves only where all runs have them, and parallel
-    coordinates only where more than seeds differ."""
+    """Return the table, notes and pictures of a comparison, as a section of the report.
+
+    Learning curves are included only if every run has one, and parallel coordinates only if the configurations differ
+    in a parameter besides the seed.
+    """
     head, *body = cells(rows)
     fitness = "The elite's fitness over environment steps and over seconds: the mean over runs, with a 95 % band."
     parallel = "Parallel coordinates: a line for each run through its values of what differs, to its score."
@@ -66,14 +72,14 @@ def family(rows: Sequence[Row], notes: Sequence[str]) -> Family:
 
 
 def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
-    """Draw the elite's fitness over environment steps of every kind, and over seconds: of each configuration the mean
-    over its runs, with a 95 % bootstrap band where there are several.
+    """Draw learning curves of the configurations: the elite's fitness over environment steps, and over seconds.
 
-    A curve goes from where the last of its runs has begun to where the first has ended.
+    Environment steps include those of evaluation. A curve is the mean over a configuration's runs, with a 95 %
+    bootstrap band if there are several runs. It spans only the range that all runs of the configuration cover.
 
     Raises:
         UsageError: matplotlib does not write this format.
-        MissingInputError, DataError: a run's curve is not there, or is no curve.
+        MissingInputError, DataError: a run has no learning curve, or its file is damaged.
     """
     from matplotlib.figure import Figure
 
@@ -107,10 +113,10 @@ def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
 
 
 def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
-    """Draw parallel coordinates: a line for each run through its values of what differs, to its score.
+    """Draw parallel coordinates: one line for each run, through its values of the parameters that differ, to its score.
 
     Raises:
-        UsageError: nothing differs, or matplotlib does not write this format.
+        UsageError: the runs differ in no parameter but the seed, or matplotlib does not write this format.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -141,8 +147,11 @@ def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
 
 
 def together(curves: Sequence[tuple[_Array, _Array]]) -> tuple[_Array, _Array]:
-    """Return the positions of all curves' points, within what all span, and every curve there, `[R, X]`: between its
-    points a curve is a straight line."""
+    """Interpolate R curves, given as pairs (x, y), at common positions; return the positions `[X]` and the curves `[R,
+    X]`.
+
+    The positions are the x of all curves' points, within the range that all curves cover. Interpolation is linear.
+    """
     low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     shared = np.unique(np.concatenate([x for x, _ in curves]))
     shared = shared[(shared >= low) & (shared <= high)]
@@ -152,9 +161,10 @@ def together(curves: Sequence[tuple[_Array, _Array]]) -> tuple[_Array, _Array]:
 
 
 def scaled(values: Sequence[Any]) -> tuple[_Array, list[tuple[float, str]]]:
-    """Return where values lie on an axis from 0 to 1, and the labels that stand there.
+    """Return the position of each value on an axis from 0 to 1, and the axis' labels as pairs (position, text).
 
-    Numbers lie by size, by their logarithms if they span more than a factor of 20; anything else at equal distances.
+    Numbers are spaced linearly, or by their logarithms if they are positive and span more than a factor of 20. Other
+    values are spaced equally, in the order of their texts.
     """
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         x = np.array(values, np.float64)

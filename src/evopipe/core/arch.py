@@ -29,7 +29,10 @@ _NO_STEM = Stem()
 
 @dataclass(frozen=True)
 class Arch:
-    """The architecture of one member's perceptrons. Methods without a docstring are documented in `Architecture`."""
+    """The architecture of one member's perceptrons, as plain data.
+
+    It is an `Architecture`; methods without a docstring are documented there.
+    """
 
     encoder: tuple[Block, ...]
     latent: int
@@ -41,10 +44,12 @@ class Arch:
 
     @classmethod
     def start(cls, cfg: NetworkConfig, images: tuple[Image, ...] = ()) -> Arch:
-        """Return the architecture that the block `network` of `params.yaml` describes.
+        """Return the initial architecture, which the block `network` of `params.yaml` describes.
+
+        `images` are the images in an observation.
 
         Raises:
-            ParamsError: an image is smaller than a kernel.
+            ParamsError: an image is smaller than a convolution's kernel.
         """
         encoder, head = (tuple(Block(width) for width in part) for part in (cfg.encoder, cfg.head))
         convs = tuple(Conv(c.channels, c.kernel, c.stride) for c in cfg.conv)
@@ -58,7 +63,8 @@ class Arch:
     def layers(self) -> dict[str, Block]:
         """The hidden layers by name, in order: `encoder.0` …, `latent`, `head.0` …
 
-        The layers of a residual encoder come after the latent.
+        The latent is the layer between encoder and head. A residual encoder's layers come after the latent, because the
+        latent is the width of its residual stream.
         """
         latent = {"latent": Block(self.latent)}
         encoder, head = (
@@ -73,18 +79,22 @@ class Arch:
 
     @property
     def recurrent(self) -> int:
-        """The number of LSTM layers; they are the first hidden layers."""
+        """The number of LSTM layers, which are the first hidden layers; 0 if the network is not recurrent."""
         return len(self.encoder) if self.kind == "lstm" else 0
 
     def own(self, widths: Widths) -> slice:
-        """Return which hidden layers belong to a network with these `widths`, as a slice of `layers`."""
+        """Return a slice of `layers` that selects the hidden layers of a network with the role `widths.role`.
+
+        The roles are the whole network, the encoder with the latent, or the head.
+        """
         behind = 1 + len(self.encoder)
         return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]
 
     def layout(self, widths: Widths, line: int = 1) -> Layout:
-        """Return where each parameter of a network lies in its flat row, without pads.
+        """Return where each parameter of a network is stored in its flat row, without pads.
 
-        The parameter α of a blended layer takes `line` places, so that what follows is aligned.
+        The parameter α of a blended layer (one whose output is mixed with its input) is followed by unused places up to
+        a multiple of `line`, so that later parameters are aligned.
         """
         at = 0
 
@@ -126,11 +136,10 @@ class Arch:
         return Layout(convolutions, tuple(layers), output, at)
 
     def describe(self) -> str:
-        """Return a short text: `128+64|32|64` means two encoder layers, the latent and one head layer; `~` marks a
-        blended layer.
+        """Return a short text for people: `128+64|32|64` means two encoder layers, the latent and one head layer.
 
-        Convolutions come first, as channels, kernel and stride: `16k3/2+32k3|…`. An encoder that is no MLP is named:
-        `simba 64|32`.
+        `~` marks a blended layer (one whose output is mixed with its input). Convolutions come first, as channels,
+        kernel and stride: `16k3/2+32k3|…`. An encoder that is no MLP is named: `simba 64|32`.
         """
         convs = "+".join(conv.describe() for conv in self.stem.convs)
         encoder, head = ("+".join(f"{b.width}{'~' * b.blend}" for b in part) for part in (self.encoder, self.head))
@@ -139,7 +148,8 @@ class Arch:
         return "|".join(part for part in (convs, encoder, str(self.latent), head) if part)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the architecture as JSON data. A plain MLP has no field `kind`."""
+        """Return the architecture as JSON data, which `from_json` reads. The field `kind` is left out for a plain
+        MLP."""
         return {
             "encoder": [list(block) for block in self.encoder],
             "latent": self.latent,
@@ -184,11 +194,11 @@ class Arch:
         """Draw the initial weights of a network, as a flat row `[n]`.
 
         Weights are orthogonal with gain √2, those of the output layer with the gain in `widths` (Saxe et al., 2014).
-        Biases of hidden layers and convolutions are 0 or uniform in ±1/√inputs, as torch's are. Under a ReLU, zero
-        biases pass no gradient where an observation is all zeros; `auto` therefore chooses zeros only under other
-        activations. Output biases, norm shifts and blends are 0, norm gains 1. Weights that lead back from a residual
-        block are 0, so that the block starts as the identity. Weights of LSTM layers are orthogonal with gain 1, their
-        biases uniform in ±1/√units, and the biases of their forget gates 1 (Jozefowicz et al., 2015).
+        Biases of hidden layers and convolutions are 0 or uniform in ±1/√inputs, as in torch; `auto` chooses zeros
+        except with a ReLU. (With zero biases, a ReLU network passes no gradient for an observation that is all zeros.)
+        Output biases, norm shifts and the α of blended layers are 0, norm gains 1. Weights that lead back from a
+        residual block are 0, so that the block starts as the identity. Weights of LSTM layers are orthogonal with gain
+        1, their biases uniform in ±1/√units, and the biases of their forget gates 1 (Jozefowicz et al., 2015).
         """
         if widths.copies > 1:
             one = widths._replace(copies=1)
@@ -216,20 +226,27 @@ class Arch:
 
     @property
     def family(self) -> Hashable:
-        """Return the convolutions, see `Architecture`. Only members with equal convolutions share a family, because
-        convolutions are never padded."""
+        """The convolutions of the architecture, see `Architecture.family`.
+
+        Members with different convolutions never share a cohort (a padded batch), because convolutions are not padded.
+        """
         return self.stem
 
     @property
     def signature(self) -> Hashable:
-        """Return the padded widths, and which layers are full, see `Architecture`. A full layer has no pads, and is
-        normalised without a mask."""
+        """The padded width of every layer, and for every layer whether it needs no pads; see `Architecture.signature`.
+
+        A layer without pads is normalised by another formula, which may change the last bits of results.
+        """
         return widest([self]), tuple(block.width % WIDTH_MULTIPLE == 0 for block in self.layers.values())
 
     @staticmethod
     def work(archs: Sequence[Arch]) -> int:
-        """Return the multiplications for one input, as `Architecture.work` does. The width of the input is not known
-        here: the first layer counts as if its input were as wide as itself."""
+        """Return the number of multiplications for one input in the padded network that these architectures share.
+
+        The width of the observation is not known here: the first layer counts as if its input were as wide as its
+        output.
+        """
         shared = widest(archs)
         gates = 8 if shared.recurrent else 1  # an LSTM layer: four gates, each reading its input and its own outputs
         blocks = (*shared.encoder, Block(shared.latent), *shared.head)

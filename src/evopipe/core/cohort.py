@@ -28,14 +28,17 @@ BATCH_MULTIPLE = 32
 
 
 class Pace(NamedTuple):
-    """How a member learns: its batch size, and `when` it learns. Only members with equal `when` share a cohort."""
+    """How a member learns: its batch size, and a value `when` that identifies the steps at which it learns.
+
+    Only members with equal `when` share a cohort.
+    """
 
     batch: int = 1
     when: Hashable = None
 
     @property
     def room(self) -> int:
-        """The member's batch size, rounded up to the padded batch that it needs."""
+        """The padded batch size that the member needs: its batch size rounded up to a multiple of `BATCH_MULTIPLE`."""
         return round_up(self.batch, BATCH_MULTIPLE)
 
 
@@ -48,7 +51,10 @@ member and no pads."""
 
 @dataclass(frozen=True)
 class Cohort:
-    """Members that train in one batch of tensors. Row r belongs to the member of slot `slots[r]`."""
+    """P members that train as one batch of padded tensors, one row per member.
+
+    Row r belongs to the member of slot `slots[r]`; a slot is a place in the population.
+    """
 
     members: tuple[Member, ...]  # as they were when the cohort was formed: their tensors are stale
     structures: Mapping[str, Structure]  # of every network
@@ -64,12 +70,16 @@ class Cohort:
 
     @property
     def slots(self) -> list[int]:
-        """The slot of each row's member."""
+        """The slot (place in the population) of each row's member."""
         return [member.slot for member in self.members]
 
     @cached_property
     def without_runner(self) -> Cohort:
-        """The same cohort with a new runner. A runner must not hold a cohort that holds the runner."""
+        """A copy of the cohort with a new runner. It shares all tensors with the cohort.
+
+        Recorded functions refer to this copy, because the runner that holds them must not refer to a cohort that refers
+        to the runner.
+        """
         return replace(self, runner=Runner())
 
     @property
@@ -79,13 +89,14 @@ class Cohort:
 
     @property
     def memory(self) -> int:
-        """`M`, how many numbers a member's recurrent networks carry from step to step."""
+        """The number of recurrent state values `M` that the networks of one member carry from step to step, pads
+        included."""
         return sum(structure.memory for structure in self.structures.values())
 
     def pieces(self, memory: Tensor) -> dict[tuple[str, int], Tensor]:
-        """Split recurrent memories `[…, M]` into views, one for each network and layer, pads included.
+        """Split recurrent states `[…, M]` into views, one for each part of each network's state, pads included.
 
-        The keys are (network, index), as in `Structure.memory_widths`.
+        The keys are (network, index), where the index is that of `Structure.memory_widths`.
         """
         widths = {
             (name, i): width
@@ -95,9 +106,11 @@ class Cohort:
         return dict(zip(widths, memory.split([*widths.values()], dim=-1), strict=True)) if widths else {}
 
     def normalised(self, obs: Tensor, there: Tensor | None = None) -> Tensor:
-        """Return observations `[P, …, O]` as the members' networks read them: normalised, if the run normalises.
+        """Return observations `[P, …, O]` as the members' networks read them: normalised, if the run normalises
+        observations.
 
-        Where `there` `[P, …]` is False, an agent of a team is absent, and its observation is zeros.
+        In a team, `there` `[P, …]` says which agents are present. The observations of absent agents become zeros after
+        normalisation.
         """
         if self.normaliser is None:
             return obs
@@ -105,7 +118,7 @@ class Cohort:
         return found if there is None else found.masked_fill(~there[..., None], 0.0)
 
     def copied_state(self) -> Any:
-        """Return a copy of the algorithm's state, to be changed without a trace."""
+        """Return a deep copy of the algorithm's state. Changes of the copy leave the cohort unchanged."""
 
         def copied(value: Any) -> Any:
             if isinstance(value, Net):
@@ -118,8 +131,10 @@ class Cohort:
         return type(self.state)(**{f.name: copied(getattr(self.state, f.name)) for f in fields})
 
     def part(self, first: int, end: int) -> Cohort:
-        """Return the rows from `first` to `end` as a cohort that shares memory with this one. Their results keep every
-        bit."""
+        """Return the rows `first` to `end` (exclusive) as a cohort that shares memory with this cohort.
+
+        Computing with the part gives the same bits as computing with the whole.
+        """
         cut = slice(first, end)
 
         def rows(f: dataclasses.Field[Any]) -> Any:
@@ -147,7 +162,8 @@ class Cohort:
         return [tensor for _, _, tensor, _ in _tensors(self.state)]
 
     def normaliser_tensors(self) -> list[Tensor]:
-        """Return the tensors of the observation normaliser, in a fixed order."""
+        """Return the tensors of the normaliser's running statistics, in a fixed order; empty if nothing is
+        normalised."""
         return [] if self.normaliser is None else list(self.normaliser.held.values())
 
 
@@ -168,7 +184,10 @@ COSTS = {"cpu": _Costs(400.0, 7e-5, 16), "cuda": _Costs(400.0, 2e-7, 4096)}
 
 
 def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) -> float:
-    """Return the cost model's estimate for one update of these members in one cohort, in µs."""
+    """Return the cost model's estimate of the time of one update of these members in one cohort, in µs.
+
+    `pace` returns a member's batch size; `costs` holds the constants of the device.
+    """
     batch = max(pace(member).room for member in members)
     work = members[0].arch.work([member.arch for member in members])
     return costs.dispatch + costs.per_unit * len(members) * batch * work
@@ -228,16 +247,16 @@ def form(
     mode: Grouping = "merged",
     paths: Paths | None = None,
 ) -> list[Cohort]:
-    """Pad and stack the members of a population into cohorts, on the device.
+    """Group the members of a population into cohorts: stack their tensors, padded to common widths, on the device.
 
     Args:
         members: the population.
-        state_type: the algorithm's `State`.
+        state_type: the algorithm's class `State`.
         widths: the input and output width of every network.
-        device: where the cohorts' tensors live.
-        pace: returns how a member learns.
-        mode: which members may share a cohort.
-        paths: the fast paths that the cohorts take; None for none.
+        device: the device of the cohorts' tensors.
+        pace: a function that returns how a member learns.
+        mode: which members may share a cohort, see `Grouping`.
+        paths: the fast paths (CUDA graphs, `torch.compile`) that the cohorts use; None for none.
     """
     groups = _group(members, pace, mode, device.type)
     return [_form(tuple(each), state_type, widths, device, pace, Runner(paths)) for each in groups]
@@ -287,7 +306,7 @@ def _form(
 
 
 def dissolve(cohorts: Sequence[Cohort]) -> list[Member]:
-    """Return the members of cohorts, in slot order. Their tensors are copies on the CPU."""
+    """Return the members of cohorts, in slot order, with their present tensors as copies on the CPU, without pads."""
     found = []
     for cohort in cohorts:
         seen = () if cohort.normaliser is None else cohort.normaliser.rows()
@@ -333,10 +352,13 @@ def create(
     rows: Mapping[str, Sequence[Tensor]],
     widths: Mapping[str, Widths],
 ) -> list[Member]:
-    """Give new members their initial state, by the algorithm's own `init`.
+    """Return new members with their initial state, which the algorithm's `init` makes.
 
-    The members have one architecture and no tensors yet. `rows` holds the initial flat rows of every network, one a
-    member.
+    Args:
+        members: members of one architecture, which have no tensors yet.
+        init: the algorithm's function from networks to its state.
+        rows: the initial parameters of every network, by name: one flat row per member.
+        widths: the input and output width of every network.
     """
     shapes = _structures(members, widths, torch.device("cpu"))
     nets = {name: Net(shape, shape.pack(rows[name]), trainable=True) for name, shape in shapes.items()}

@@ -16,9 +16,10 @@ from evopipe.types import Tensor
 
 
 class Copies:
-    """A structure in which each row holds `copies` networks of one architecture.
+    """A structure in which each row holds the parameters of several networks of one architecture, one after the other.
 
-    `inner` is the structure with one row for each copy; the copies of a member are adjacent.
+    A team uses it where each agent has its own network. `inner` is the structure with one row for each of the `copies`
+    networks; the rows of a member's networks are adjacent. The methods are those of `Structure`.
     """
 
     def __init__(self, inner: Structure, copies: int) -> None:

@@ -25,10 +25,10 @@ _LEAST = Arch((), 1, (Block(1),), "ReLU", False)
 def forms_of_rows(
     state_type: type[Any], init: Callable[[Mapping[str, Any]], Any], widths: Mapping[str, Widths], spaces: Spaces
 ) -> Forms:
-    """Return the forms (shape and type) of the tensors that do not depend on an architecture.
+    """Return the forms (shape and type) of a member's tensors that do not depend on its architecture, by name.
 
-    These are rows of the algorithm's state and all tensors that a normaliser may hold. They are read off the smallest
-    possible member, which the algorithm's own `init` makes.
+    They are the fields of the algorithm's state that `core.member.row` declares, such as update counts, and all tensors
+    that a normaliser may have. The forms are read from a smallest possible member, which the algorithm's `init` makes.
     """
     rows = {name: [torch.zeros(_LEAST.size(each))] for name, each in widths.items()}
     (made,) = create([Member(0, 0, None, 0, _LEAST, {}, {})], init, rows, widths)
@@ -39,7 +39,10 @@ def forms_of_rows(
 
 
 def forms_of_networks(state_type: type[Any], arch: Architecture, widths: Mapping[str, Widths]) -> Forms:
-    """Return the forms (shape and type) of a member's parameters, scales and moments. No tensor is allocated."""
+    """Return the forms (shape and type) of a member's tensors that depend on its architecture, by name.
+
+    They are the parameters, noise scales and optimiser moments of its networks. No tensor is allocated.
+    """
     kinds = tensor_kinds(state_type, widths)
     return {
         name: ((arch.size(widths[network]),), torch.float32) for name, (kind, network) in kinds.items() if kind != "row"
@@ -49,10 +52,14 @@ def forms_of_networks(state_type: type[Any], arch: Architecture, widths: Mapping
 def misfit(
     tensors: Mapping[str, torch.Tensor], forms: Forms, arch: Architecture, spaces: Spaces, recurrent: bool
 ) -> str | None:
-    """Return what does not fit about a member's tensors or architecture, as a sentence; None if all fits.
+    """Return what is wrong with a member's tensors or architecture, as a sentence; None if everything fits.
 
-    Every tensor in `forms` must be present, except those of a normaliser. `recurrent` says whether networks may have a
-    memory.
+    Args:
+        tensors: the member's tensors by name.
+        forms: the expected forms. Every tensor must be present, except those of a normaliser.
+        arch: the member's architecture.
+        spaces: the environment's spaces.
+        recurrent: whether the algorithm allows recurrent networks.
     """
     if isinstance(arch, Arch):
         if arch.recurrent and not recurrent:

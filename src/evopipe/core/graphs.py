@@ -26,14 +26,15 @@ RECOMPILES = 64  # structures that torch.compile keeps code for; its own 8 are g
 
 
 class Paths:
-    """The fast paths that a run takes: one object a run, shared by all its cohorts.
+    """The fast paths of a run (CUDA graphs and `torch.compile`): one object that all its cohorts share.
 
     Args:
-        capture: `graph` for CUDA graphs; `buffers` for the same fixed tensors without a graph; `none` for neither.
+        capture: `graph` for CUDA graphs; `buffers` for the fixed input and output tensors of a graph, but without a
+            graph; `none` for neither.
         compiled: whether `update` goes through `torch.compile`, which changes the last bits of results.
 
     Attributes:
-        given_up: why each abandoned path failed, one sentence each.
+        given_up: one sentence for each path that failed and was abandoned, with the reason.
         recorded: the number of recordings made.
     """
 
@@ -46,14 +47,14 @@ class Paths:
 
     @classmethod
     def choose(cls, compile: Compile, device: torch.device) -> Paths:
-        """Return the paths that `runtime.compile` asks for on this device."""
+        """Return the fast paths that the parameter `runtime.compile` selects on this device."""
         on_cuda = device.type == "cuda"
         if compile == "off" or (compile == "auto" and not on_cuda):
             return cls()
         return cls("graph" if on_cuda else "buffers", compiled=compile == "on")
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` compiled by `torch.compile`, for shapes that do not change from call to call."""
+        """Return `function` compiled by `torch.compile` for constant shapes. The compiled function is cached."""
         if function not in self._compiled:
             import torch._dynamo.config as dynamo
 
@@ -73,7 +74,7 @@ class Paths:
 
 
 class Runner:
-    """Records the work of one cohort once, and replays it."""
+    """Cache of the functions that one cohort recorded for replay, such as CUDA graphs of `act` and `update`."""
 
     def __init__(self, paths: Paths | None = None) -> None:
         self.paths = paths or Paths()
@@ -88,17 +89,19 @@ class Runner:
         bound: Callable[[], Sequence[Tensor]],
         written: Callable[[], Sequence[Tensor]] = lambda: (),
     ) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a piece of work as a function to be called once. Without a recording it is the plain function.
+        """Return a function without arguments that runs a piece of work on these inputs; it is meant to be called once.
+
+        The work is recorded at the first call for a `name`, and replayed later. If the fast paths have `capture`
+        `none`, the function calls the work directly.
 
         Args:
             name: identifies the work, and everything that changes its shapes or operators.
-            make: returns the work: a function of tensors on the device that never waits for the host. Its argument is a
-                decorator for the part that may be compiled.
-            inputs: the tensors that are new at every call, on the host or the device. Shapes and types are those of the
-                first call.
-            device: where the work runs.
-            bound: returns the other tensors that the work reads. If one of them, or of `written`, is a different tensor
-                than before, the work is recorded anew.
+            make: returns the work, a function of tensors on the device that never synchronises with the host. The
+                argument of `make` is a decorator for the part that may be compiled.
+            inputs: the tensors that are new at every call, on the host or the device. Shapes and types must not change.
+            device: the device on which the work runs.
+            bound: returns the other tensors that the work reads. If one of them, or of `written`, is no longer the same
+                tensor object, the work is recorded again.
             written: returns the tensors that the work writes in place.
         """
         if self.paths.capture == "none":
@@ -203,9 +206,10 @@ def _side_stream(device: torch.device) -> Iterator[None]:
 
 
 def upload(x: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor from the host to a device without waiting for the device.
+    """Copy a tensor from the host to a device without waiting for earlier work of the device.
 
-    A plain `.to(device)` waits for all earlier work; a copy from pinned memory does not. `x` may be changed at once.
+    A plain `.to(device)` would wait; a copy from pinned memory does not. The caller may overwrite `x` immediately. If
+    both are the CPU, x itself is returned.
     """
     if x.is_cpu and device.type == "cpu":
         return x

@@ -37,7 +37,11 @@ class _Places(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AgentGroups:
-    """A team's agents, and the groups that share a network; see the module's docstring."""
+    """The agents of a team, divided into groups of agents that share a network.
+
+    `K` agents form `G` groups of at most `n` agents; each member has one network per group. Shapes use P members and B
+    rows of a batch. Smaller groups are padded to n places, so that the networks of all groups run in one batch.
+    """
 
     spaces: Spaces
     team: Team
@@ -51,12 +55,12 @@ class AgentGroups:
 
     @cached_property
     def seats(self) -> int:
-        """`n`, the number of agents in the largest group."""
+        """`n`, the number of agents in the largest group. Every group has n places in a batch."""
         return max(map(len, self.groups))
 
     @cached_property
     def ids(self) -> int:
-        """The length of the one-hot code that tells agents of a group apart; 0 if no agents share a network."""
+        """The length of the one-hot code that distinguishes the agents of a group; 0 if no agents share a network."""
         return self.seats if self.seats > 1 else 0
 
     @cached_property
@@ -68,30 +72,39 @@ class AgentGroups:
 
     @cached_property
     def seen(self) -> list[int]:
-        """Which `plain` columns of all agents, side by side, are no pads: indices into K · (number of plain
-        columns)."""
+        """The indices of the columns without padding, where the `plain` columns of all agents are put side by side.
+
+        They are indices into K · (number of plain columns). Agents with shorter observations have padding columns.
+        """
         n = len(self.plain)
         return [i * n + j for i, own in enumerate(self.team.observations) for j, c in enumerate(self.plain) if c < own]
 
     @cached_property
     def done(self) -> list[int]:
-        """Which columns of all agents' actions, side by side, are no pads: indices into K · A."""
+        """The indices of the columns without padding, where the action columns of all agents are put side by side.
+
+        They are indices into K · A. Agents with fewer actions have padding columns.
+        """
         return [i * self.spaces.actions + j for i, own in enumerate(self.team.actions) for j in range(own)]
 
     @cached_property
     def places(self) -> Places:
-        """The description of the team that the native kernels read. They support no images."""
+        """The description of the team that the C kernels read. The kernels support no images."""
         at = {agent: (g, i) for g, group in enumerate(self.groups) for i, agent in enumerate(group)}
         group, seat = zip(*(at[agent] for agent in range(self.agents)), strict=True)
         return Places(tuple(self.team.observations), tuple(self.team.actions), group, seat, self.ids)
 
     @property
     def observed(self) -> int:
-        """The input width of a network that reads an agent's own observation."""
+        """The input width of a network that reads one agent's own observation and, if agents share a network, its
+        one-hot code."""
         return self.spaces.observations + self.ids
 
     def joint(self, actions: bool = True) -> int:
-        """Return the input width of a centralised critic. If `actions` is True, it reads all agents' actions too."""
+        """Return the input width of a centralised critic, which reads all agents' observations.
+
+        If `actions` is True, it reads all agents' actions too.
+        """
         own = self.spaces.observations if self.spaces.images else 0
         return own + len(self.seen) + (len(self.done) if actions else 0) + self.ids
 
@@ -130,37 +143,42 @@ class AgentGroups:
         )
 
     def first(self, x: Tensor) -> Tensor:
-        """Move the axis of agents before the batch: `[P, B, K, …]` → `[P, K, B, …]`.
+        """Move the axis of agents before the batch axis: `[P, B, K, …]` → `[P, K, B, …]`.
 
-        The result is contiguous, and so is its gradient. A gradient in another memory layout than its tensor would give
-        one member other last bits than several.
+        The result and its gradient are contiguous. A gradient with another memory layout than its tensor could have
+        other last bits for one member than for several.
         """
         return x.transpose(1, 2).contiguous()
 
     def apart(self, x: Tensor) -> Tensor:
-        """Split the batch axis by agent, and put agents first: `[P, B · K, …]` → `[P, K, B, …]`."""
+        """Split the batch axis by agent, and move the axis of agents forward: `[P, B · K, …]` → `[P, K, B, …]`."""
         return self.first(x.unflatten(1, (-1, self.agents)))
 
     def side_by_side(self, x: Tensor) -> Tensor:
-        """Undo `apart`: `[P, K, B, …]` → `[P, B · K, …]`."""
+        """Invert `apart`: `[P, K, B, …]` → `[P, B · K, …]`."""
         return x.transpose(1, 2).flatten(1, 2)
 
     def seated(self, x: Tensor) -> Tensor:
-        """Arrange agents' inputs by the network that each agent uses: `[P, K, B, …]` → `[P · G, n · B, …]`."""
+        """Arrange agents' inputs by the network that each agent uses: `[P, K, B, …]` → `[P · G, n · B, …]`.
+
+        The places of a group with fewer than n agents are filled with copies of its first agent's inputs.
+        """
         seats = self.on(x.device).seats
         x = x if seats is None else x.index_select(1, seats)
         out: Tensor = x.unflatten(1, (len(self.groups), -1)).flatten(2, 3).flatten(0, 1)
         return out
 
     def back(self, x: Tensor) -> Tensor:
-        """Undo `seated`: `[P · G, n · B, …]` → `[P, K, B, …]`."""
+        """Invert `seated`: return the networks' outputs by agent, `[P · G, n · B, …]` → `[P, K, B, …]`."""
         back = self.on(x.device).back
         out: Tensor = x.unflatten(1, (self.seats, -1)).unflatten(0, (-1, len(self.groups))).flatten(1, 2)
         return out if back is None else out.index_select(1, back)
 
     def run(self, net: Net, x: Tensor) -> Tensor:
-        """Run every agent's network: `[P, K, B, inputs]` → `[P, K, B, outputs]`. Twin networks give `[2, P, K, B,
-        outputs]`."""
+        """Run every agent's network on the agent's inputs: `[P, K, B, inputs]` → `[P, K, B, outputs]`.
+
+        Twin networks give `[2, P, K, B, outputs]`.
+        """
         out = forward(net, self.seated(x))
         if out.ndim == 3:
             return self.back(out)
@@ -174,18 +192,21 @@ class AgentGroups:
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def there(self, next_alive: Tensor) -> Tensor:
-        """Return which agents are present in the next state that each agent's target evaluates: next_alive `[P, B, K]`
-        → bool `[P, K, B, K]`. The axis 1 is the agent of the target. For the values of `next_alive` see
-        `evopipe.types`."""
+        """Return which agents are present in the next state on which each agent's target depends: bool `[P, K, B, K]`.
+
+        Axis 1 is the agent whose target is computed, the last axis the agent that is present or absent. `next_alive` is
+        `[P, B, K]`, with the values in `evopipe.types`. An agent that was truncated is present only in the targets of
+        agents that were truncated at the same step.
+        """
         of = next_alive[:, None]  # [P, 1, B, K]
         return (of == ACTS) | ((of == CUT) & (next_alive.transpose(1, 2)[..., None] == CUT))
 
     def together(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
         """Return the input of every agent's centralised critic, `[P, K, B, joint]`.
 
-        Observations are `[P, B, K, O]`, actions `[P, B, K, A]`. Either may be `[P, K, B, K, …]` instead, if each
-        agent's critic is to read others. A critic reads the images of its own agent only, because a network has
-        convolutions for one observation.
+        Observations are `[P, B, K, O]` and actions `[P, B, K, A]`. Either may be `[P, K, B, K, …]` instead, if the
+        critics of different agents (axis 1) read different values. A critic reads the images of its own agent only,
+        because a network has convolutions for one observation.
         """
         places = self.on(obs.device)
         parts = [_side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)]
@@ -200,22 +221,28 @@ class AgentGroups:
         return self.named(torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0])
 
     def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
-        """Return actions `[P, K, B, A]` in which the columns beyond an agent's own number of actions hold `else_`."""
+        """Return actions `[P, K, B, A]` with `else_` in the columns that an agent with fewer than A actions does not
+        have."""
         missing = self.on(actions.device).missing
         return actions if missing is None else actions.masked_fill(missing, else_)
 
     def legal(self, legal: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return which of its own actions are legal for each agent, `[P, K, B, A]`; None if all are."""
+        """Return which actions are legal for each agent, `[P, K, B, A]` bool; None if all A actions are legal for all
+        agents.
+
+        If the environment gives no mask (`legal` is None), the actions that an agent does not have are illegal. `like`
+        is a tensor of the result's shape.
+        """
         missing = self.on(like.device).missing
         return ~missing.expand_as(like) if legal is None and missing is not None else legal
 
     def of_group(self, x: Tensor) -> Tensor:
-        """Give every agent the value of its group: `[P, G, …]` → `[P, K, …]`."""
+        """Return the value of each agent's group: `[P, G, …]` → `[P, K, …]`."""
         group = self.on(x.device).group
         return x if group is None else x.index_select(1, group)
 
     def over_group(self, x: Tensor) -> Tensor:
-        """Give every agent the sum over the agents of its group: `[P, K]` → `[P, K]`."""
+        """Return for each agent the sum of x over the agents of its group: `[P, K]` → `[P, K]`."""
         if len(self.groups) == self.agents:
             return x
         return (x[:, None] * self.on(x.device).together).sum(dim=2)
@@ -228,8 +255,10 @@ def _side_by_side(x: Tensor, columns: Tensor | None) -> Tensor:
 
 
 def agent_groups(cfg: Any, spaces: Spaces | None = None) -> AgentGroups:
-    """Return the agents of a configuration's environment and the groups that share networks. An environment with one
-    agent counts as a team of one.
+    """Return the agents of an environment, divided into the groups that share networks by the algorithm's
+    configuration.
+
+    `spaces` are the environment's, by default those of `cfg`. An environment with one agent counts as a team of one.
 
     Raises:
         ValueError: a group names no agent, or an agent is in no group or in two, see `Team.groups`.

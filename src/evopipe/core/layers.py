@@ -37,10 +37,11 @@ NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus"})
 
 
 def activate(x: Tensor, runs: Sequence[tuple[str, int, int]]) -> Tensor:
-    """Apply each member's activation function to `[P, B, H]`, which may be overwritten.
+    """Apply each member's activation function to x `[P, B, H]`: B inputs and H units of P members. x may be
+    overwritten.
 
-    `runs` holds (activation, first row, end row). Members are ordered by activation, so that slices suffice; they cost
-    a fifth of a `where` over all activations.
+    `runs` holds triples (activation, first row, end row): neighbouring members with the same activation. Members are
+    ordered by activation, so slices suffice; they cost a fifth of a `torch.where` over all activations.
     """
     if len(runs) == 1:
         name = runs[0][0]
@@ -50,18 +51,18 @@ def activate(x: Tensor, runs: Sequence[tuple[str, int, int]]) -> Tensor:
 
 
 def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Normalise `[P, B, H]` over each member's own units (Ba, Kiros & Hinton, 2016).
+    """Normalise x over each member's own units (Ba, Kiros & Hinton, 2016). Pads become zero.
 
-    Pads become zero. A row whose variance is not finite becomes NaN.
+    A row whose variance is not finite becomes NaN.
 
     Args:
-        x: `[P, B, H]`.
+        x: `[P, B, H]`: B inputs and H units, pads included, of P members.
         gain, bias: `[P, 1, H]`, zero on pads.
-        mask: `[P, 1, H]`, 1 on a member's own units and all 0 if the member lacks the layer; None if no member has
-            pads.
+        mask: `[P, 1, H]`, 1 on a member's own units and 0 on pads; all 0 if the member lacks the layer. None if no
+            member has pads.
 
-    The mask takes part in the sums, because a plain `x.sum(-1)` would leak gradient into pads. The sums are not matrix
-    products: on some processors those give one member other last bits than several.
+    The mask is multiplied into the sums, because a plain `x.sum(-1)` would let gradient flow into pads. The sums are
+    not computed as matrix products, whose last bits depend on the number of members on some processors.
     """
     if mask is None:
         out, _, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)

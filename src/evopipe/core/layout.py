@@ -9,10 +9,10 @@ from evopipe.types import Tensor
 
 
 class Block(NamedTuple):
-    """One hidden layer f of a member.
+    """The width of one hidden layer f of a member, and whether the layer is blended.
 
-    A blended layer computes h + α (f(h) − h) with a learned α that starts at 0. A new layer is blended, so that it does
-    not change a trained network's function.
+    A blended layer computes h + α (f(h) − h) with a learned α that starts at 0. A layer that a mutation adds is
+    blended, so that the trained network's function does not change at first.
     """
 
     width: int
@@ -20,8 +20,10 @@ class Block(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Where one parameter tensor `[rows, columns]` lies in a flat row. The columns of an LSTM layer come in groups, its
-    gates."""
+    """The place of one parameter tensor `[rows, columns]` in a network's flat row of parameters.
+
+    The columns of an LSTM layer are divided into `groups`, one for each gate.
+    """
 
     name: str
     start: int
@@ -34,20 +36,20 @@ class Part(NamedTuple):
         return self.columns // self.groups
 
     def of(self, row: Tensor) -> Tensor:
-        """Return the tensor as a view `[rows, columns]` of a flat row."""
+        """Return the parameter tensor as a view `[rows, columns]` of a flat row."""
         return row[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
     def grouped(self, row: Tensor) -> Tensor:
-        """Return the tensor as a view `[rows, groups, units]` of a flat row."""
+        """Return the parameter tensor as a view `[rows, groups, units]` of a flat row."""
         return self.of(row).view(self.rows, self.groups, self.units)
 
 
 class Layer(NamedTuple):
-    """The parameter tensors of one layer: `gain` and `shift` if it is normalised, `alpha` if it is blended or may be
-    skipped.
+    """The places in a flat row of the parameter tensors of one layer; None for a tensor that the layer does not have.
 
-    The weight and bias of a residual block lead out of the residual stream; `back` and `back_bias` lead into it again.
-    The `recurrent` weights of an LSTM layer read its own outputs of the previous step.
+    `gain` and `shift` belong to layer normalisation, and `alpha` to a blended layer. `weight` and `bias` of a residual
+    block read the residual stream; `back` and `back_bias` compute what is added to it. The `recurrent` weights of an
+    LSTM layer read its own outputs of the previous step.
     """
 
     out: int  # effective width that the next layer reads
@@ -67,7 +69,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """All layers of a network, in a flat row of `size` numbers."""
+    """The layers of a network, and where their parameters are in a flat row of `size` numbers."""
 
     stem: tuple[Layer, ...]  # convolutions
     hidden: tuple[Layer, ...]

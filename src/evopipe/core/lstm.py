@@ -18,11 +18,11 @@ def cell(sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Take one LSTM step.
 
     Args:
-        sums: `[P, B, 4H]`, the inputs of the four gates.
-        c: `[P, B, H]`, the cells before the step.
+        sums: `[P, B, 4H]`, the pre-activations of the three gates and the candidate: H units and B inputs of P members.
+        c: `[P, B, H]`, the cell states before the step.
 
     Returns:
-        The outputs and the cells after the step, `[P, B, H]` each.
+        The outputs and the cell states after the step, `[P, B, H]` each.
     """
     width = c.shape[-1]
     gates, candidate = sums.split((CANDIDATE * width, width), dim=-1)
@@ -35,11 +35,12 @@ def sequence(sums: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, begins: Tens
     """Take `L` LSTM steps in sequence; return the outputs `[P, L, B, H]`.
 
     Args:
-        sums: `[P, L, B, 4H]`, what the gates receive from the layer's input.
-        recurrent: `[P, H, 4H]`, the weights of the layer's own outputs of the previous step.
-        h, c: `[P, B, H]`, outputs and cells before the first step.
-        begins: `[P, L, B]` bool, where an episode begins: outputs and cells are 0 before that step, and no gradient
-            passes.
+        sums: `[P, L, B, 4H]`, the part of the gates' pre-activations that comes from the layer's input: H units and B
+            sequences of P members.
+        recurrent: `[P, H, 4H]`, the weights by which the gates read the layer's outputs of the previous step.
+        h, c: `[P, B, H]`, outputs and cell states before the first step.
+        begins: `[P, L, B]` bool, True at the first step of an episode. Outputs and cell states are reset to 0 before
+            that step, and no gradient passes.
     """
     kept = (~begins).to(sums.dtype)[..., None]  # a product costs a third of a `masked_fill`
     found = []

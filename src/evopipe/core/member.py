@@ -18,7 +18,7 @@ ARCHITECTURES |= {**dict.fromkeys(get_args(EncoderKind), Arch.from_json), "modul
 
 
 def read_architecture(data: dict[str, Any]) -> Architecture:
-    """Build an architecture from the data that `Architecture.to_json` returned.
+    """Return the architecture whose JSON data `Architecture.to_json` returned.
 
     Raises:
         ValueError: the data is not of that form.
@@ -32,7 +32,7 @@ def read_architecture(data: dict[str, Any]) -> Architecture:
 
 @dataclass(frozen=True)
 class Member:
-    """One individual of a population: architecture, hyper-parameters, tensors, health and fitness, as plain data."""
+    """One individual of a population, as plain data: architecture, hyper-parameters, tensors, health and fitness."""
 
     slot: int  # its place in the population
     id: int  # unique over the run
@@ -45,51 +45,57 @@ class Member:
     fitness: tuple[float, ...] = ()  # its evaluations so far, its ancestors' before
 
     def clone(self, slot: int, id: int, key: int) -> Member:
-        """Return a child of this member in another slot, with that slot's `key`. Its tensors are copies."""
+        """Return a child of this member in another slot (place in the population).
+
+        `id` is the child's, and `key` the random key of the slot. Tensors are copied; hyper-parameters, architecture
+        and fitness are the parent's.
+        """
         tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         return replace(self, slot=slot, id=id, parent=self.id, key=key, hyper=dict(self.hyper), tensors=tensors)
 
 
 def parameters(*networks: str, trainable: bool = False) -> Any:
-    """Declare a field of an algorithm's state that holds the parameters of a network, as a `Net`.
+    """Declare a field of an algorithm's state that holds the parameters of one or several networks, as a `Net`.
 
     The field is None if the configuration has no such network. If K networks are named, they run in one batch: the K
-    rows of a member are adjacent, `[P · K, N]`; a configuration may have the first of them alone.
+    rows of each of P members are adjacent, `[P · K, N]`. A configuration may use only the first networks.
     """
     return field(metadata={"kind": "parameters", "networks": networks, "trainable": trainable})
 
 
 def scales(network: str, trainable: bool = False) -> Any:
-    """Declare a field of an algorithm's state that holds one scale for every parameter of `network`, such as that of
-    its noise."""
+    """Declare a field of an algorithm's state that holds one scale for every parameter of `network`, as a `Net`.
+
+    A noisy network, for example, has a noise scale for each parameter.
+    """
     return field(metadata={"kind": "scales", "networks": (network,), "trainable": trainable})
 
 
 def moments(*networks: str) -> Any:
-    """Declare a field of an algorithm's state that holds the optimiser moments of one or several networks, as an
-    `Adam`."""
+    """Declare a field of an algorithm's state that holds the Adam moments of one or several networks, as an `Adam`."""
     return field(metadata={"kind": "moments", "networks": networks})
 
 
 def row() -> Any:
-    """Declare a field of an algorithm's state that holds a tensor `[P, …]` with one row a member."""
+    """Declare a field of an algorithm's state that holds a tensor `[P, …]` with one row for each of P members."""
     return field(metadata={"kind": "row", "networks": ()})
 
 
 def names_of(f: dataclasses.Field[Any]) -> list[str]:
-    """Return the names that a declared field's tensors have in a member.
+    """Return the names that the tensors of a declared field have in `Member.tensors`.
 
-    A field of one network keeps its name; a field of several has a name for each, such as `critics.critic_1`.
+    A field of one network has its own name. A field of several networks has a name for each, such as
+    `critics.critic_1`.
     """
     networks = f.metadata["networks"]
     return [f.name] if len(networks) < 2 else [f"{f.name}.{network}" for network in networks]
 
 
 def tensor_kinds(state_type: type[Any], networks: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Return how each tensor of a member changes with its architecture, as name → (kind, network).
+    """Return how each tensor of a member changes when its architecture does, as name → (kind, network).
 
-    The kinds are `parameters`, `scales` and `moments` (flat rows of a network) and `row` (never changes). A network
-    that is not among `networks` is not used by the configuration, and has no tensors.
+    The kinds `parameters`, `scales` and `moments` are flat rows of a network. A tensor of kind `row` never changes, and
+    its network is empty. Networks that are not in `networks` are not used by the configuration, and have no tensors.
     """
     kinds: dict[str, tuple[str, str]] = {}
     for f in dataclasses.fields(state_type):

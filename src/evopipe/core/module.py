@@ -34,8 +34,10 @@ _TRIED = 2  # rows of a batch, and members, that a module is tried with
 
 @dataclass(frozen=True)
 class Module:
-    """The architecture of a member with the user's own module. Methods without a docstring are documented in
-    `Architecture`."""
+    """The architecture of a member whose networks are the user's own `torch.nn.Module`.
+
+    It is an `Architecture`; methods without a docstring are documented there.
+    """
 
     module: str  # `module:Class`
     kwargs: str = "{}"  # as JSON text, keys sorted: a value that can be compared
@@ -43,7 +45,11 @@ class Module:
 
     @classmethod
     def start(cls, module: str, kwargs: Mapping[str, Any], key: str) -> Module:
-        """Import the class that the parameter `key` names. It raises what `own.import_name` raises."""
+        """Import the user's class, and return the architecture with the arguments `kwargs`.
+
+        `module` is the class as `module:Class`; errors name the parameter `key`. The method raises what
+        `own.import_name` raises.
+        """
         import_name(module, key)
         return cls(module, json.dumps(dict(kwargs), sort_keys=True))
 
@@ -54,7 +60,7 @@ class Module:
     signature = family
 
     def describe(self) -> str:
-        """Return a short text, such as `nets:Net hidden=64`."""
+        """Return a short text with the user's class and its arguments, such as `nets:Net hidden=64`."""
         return " ".join([self.module, *(f"{name}={value}" for name, value in json.loads(self.kwargs).items())])
 
     def to_json(self) -> dict[str, Any]:
@@ -75,11 +81,11 @@ class Module:
 
     @property
     def kind(self) -> Callable[..., Any]:
-        """The user's class.
+        """The user's class, which must have been imported already.
 
         Raises:
-            MissingInputError: its module was not imported before. A file may come from anybody, so it must not cause an
-                import.
+            MissingInputError: its module is not imported. A saved member may come from anybody, so reading it must not
+                cause an import.
         """
         home, _, name = self.module.partition(":")
         found: Callable[..., Any] | None = getattr(sys.modules.get(home), name, None)
@@ -91,8 +97,9 @@ class Module:
         return found
 
     def build(self, widths: Widths, seed: int) -> torch.nn.Module:
-        """Return a new module. Its random draws depend on the seed alone, and torch's global generator is left
-        unchanged.
+        """Return a new module, an instance of the user's class in `eval()` mode, without gradients.
+
+        Its random draws depend on `seed` alone, and torch's global generator is left unchanged.
 
         Raises:
             ValueError: the constructor raised, or its result cannot serve as a network.
@@ -118,7 +125,7 @@ class Module:
         return made.eval().requires_grad_(False)
 
     def shapes(self, widths: Widths) -> dict[str, torch.Size]:
-        """Return the shape of every parameter by name, in their order in a row."""
+        """Return the shape of every parameter by name, in the order in which the flat row holds the parameters."""
         return _prototype(self.kind, self, widths.inputs, widths.outputs).shapes
 
     def size(self, widths: Widths) -> int:
@@ -130,7 +137,7 @@ class Module:
         return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """See `Architecture`. The values are those of the module's own constructor."""
+        """Return the initial flat row, see `Architecture.initialise`. The module's own constructor draws the values."""
         return _flat(self.build(widths, int(rng.integers(2**63))))
 
     @staticmethod
@@ -142,10 +149,10 @@ class Module:
         return _Modules(len(archs), archs[0], widths, device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """See `Architecture`. The options are what the user's class offers.
+        """Return the possible mutations, see `Architecture.options`. The user's class defines them.
 
-        The class may define a static function `mutations(kwargs)` that returns `{what: new kwargs}`: the changes that
-        are possible from these `kwargs`. Without it there are no options.
+        The class may define a static function `mutations(kwargs)` that returns `{name of the change: new kwargs}`, the
+        changes that are possible from these `kwargs`. Without the function there are no mutations.
         """
         offers = getattr(self.kind, "mutations", None)
         kwargs = json.loads(self.kwargs)
@@ -155,11 +162,12 @@ class Module:
                 yield str(what), str(what), self.describe(), after.describe(), after
 
     def carry(self, new: Module, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
-        """Return the flat row of a mutated module, `[n']`, with the old values of `row` where both modules have them;
-        see `Architecture`.
+        """Return the flat row `[n']` of the mutated module `new`, with the values of `row` `[n]` where both modules
+        have them.
 
-        Of parameters with the same name and number of dimensions, the indices that both shapes have keep their values.
-        All else is as the constructor initialises it; in the rows of scales and moments it is 0.
+        A parameter is carried over if both modules have one of its name and number of dimensions; the entries at
+        indices that both shapes have keep their values. Other parameters are initialised by the constructor; other
+        scales and moments are 0. See `Architecture.carry`.
         """
         carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
         held = self.named(widths, row)
@@ -170,10 +178,10 @@ class Module:
         return carried
 
     def check(self, networks: Mapping[str, Widths], key: str) -> None:
-        """Run every network on a batch of zeros.
+        """Run every network on a batch of zeros, to find faults of the user's module before training.
 
         Raises:
-            ParamsError: a network fails; the message begins with `key`.
+            ParamsError: a network fails; the message begins with the parameter `key`.
         """
         for name, widths in networks.items():
             try:

@@ -39,14 +39,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Change:
-    """An architecture before and after one mutation, for the one network (`widths`) whose rows are carried over."""
+    """One mutation of an architecture, applied to the flat rows of one network of the member.
+
+    `old` and `new` are the architectures before and after the mutation; `widths` describes the network.
+    """
 
     old: Arch
     new: Arch
     widths: Widths
 
     def parameters(self, row: Tensor, rng: Any) -> Tensor:
-        """Return the parameters `[n']` of the changed network from those before, `[n]`; `rng` draws the new ones."""
+        """Return the parameters `[n']` of the mutated network, into which the old parameters `[n]` are carried over.
+
+        `rng` draws new weights. Parameters that the mutation adds leave the network's function unchanged at first; the
+        module's docstring says how.
+        """
         fresh = self.new.initialise(self.widths, rng)
         if self._in_stem:
             return self._carry_stem(row, fresh)
@@ -66,9 +73,10 @@ class Change:
         return fresh
 
     def scales(self, row: Tensor) -> Tensor:
-        """Return the scales `[n']` of the changed network's parameters from those before, `[n]`.
+        """Return the noise scales `[n']` of the mutated network, with the old scales `[n]` of parameters that both
+        networks have.
 
-        New scales are c / √(inputs), where c is the mean of |σ| √(inputs) over all weights before.
+        New scales are c / √(inputs), where c is the mean of |σ| √(inputs) over all old weights.
         """
         weights = [layer.weight.of(row) for layer in (*self._before.hidden, *self._before.output)]
         mean = sum(float(w.abs().sum()) * w.shape[0] ** 0.5 for w in weights) / sum(w.numel() for w in weights)
@@ -79,7 +87,11 @@ class Change:
         return self._carry(row, out)
 
     def moments(self, row: Tensor) -> Tensor:
-        """Return Adam moments `[n']` from those before, `[n]`. Moments of new weights are 0."""
+        """Return the Adam moments `[n']` of the mutated network, with the old moments `[n]` of parameters that both
+        networks have.
+
+        The moments of new parameters are 0.
+        """
         return self._carry(row, torch.zeros(self._after.size))
 
     @cached_property

@@ -18,10 +18,10 @@ Nets: TypeAlias = "Mapping[str, Net]"
 
 @dataclass(frozen=True)
 class Net:
-    """One network of several members: their flat parameters, and the structure that interprets them.
+    """One network of several members: their parameters as flat rows, and the structure that reads them.
 
-    If the network is trainable, every view is a leaf whose `.grad` is a view of `grad`. With the flat tensor as the
-    leaf, updates are 1.8 to 2.7 times slower.
+    If the network is trainable, every view of a parameter tensor is a leaf of autograd, and its `.grad` is a view of
+    `grad`. (With the whole flat tensor as the leaf, updates are 1.8 to 2.7 times slower.)
     """
 
     structure: Structure
@@ -30,35 +30,43 @@ class Net:
 
     @classmethod
     def interleave(cls, *nets: Net) -> Net:
-        """Merge K networks of each member into one whose rows of a member are adjacent: `[P · K, N]`."""
+        """Combine K networks of each of P members into one `Net` with the values `[P · K, N]`.
+
+        The K rows of a member are adjacent.
+        """
         values = torch.stack([net.values for net in nets], dim=1).flatten(0, 1)
         return cls(nets[0].structure.repeat(len(nets)), values, nets[0].trainable)
 
     @cached_property
     def grad(self) -> Tensor:
-        """The gradients `[P, N]`, which `backward` fills."""
+        """The gradients `[P, N]`, which `core.optim.backward` writes."""
         return torch.zeros_like(self.values)
 
     @cached_property
     def views(self) -> Any:
-        """The views that the structure's forward pass reads. If the network is trainable, they are leaves with preset
-        gradients."""
+        """The parameter tensors as views of the flat rows, which the structure's forward pass reads.
+
+        If the network is trainable, they are leaves of autograd whose `.grad` is allocated already.
+        """
         return self.structure.views(self._view)
 
     @cached_property
     def frozen(self) -> Net:
-        """The same parameters as constants, which get no gradient."""
+        """The network with the same parameters as constants, which get no gradient."""
         return replace(self, trainable=False)
 
     @cached_property
     def pair(self) -> tuple[Net, Net]:
-        """Split a net with two networks for each member into the first and the second networks, as constants."""
+        """The two networks of each member, as two `Net`s of constants: all first networks, and all second networks.
+
+        The net must hold two networks for each member.
+        """
         first, second = (self.frozen.part(i, None, 2) for i in range(2))
         return first, second
 
     @cached_property
     def firsts(self) -> Net:
-        """Return the first network of every pair of adjacent copies, as constants with one network a row,
+        """The first network of every pair of adjacent copies, as a `Net` of constants with the values
         `[P · copies / 2, N]`."""
         shape = self.structure
         assert isinstance(shape, Copies)
@@ -66,7 +74,8 @@ class Net:
         return Net(shape.inner.part(0, None, 2), rows[::2])
 
     def separated(self) -> Net:
-        """Return a constant copy whose views are separate tensors, as `torch.export` needs them."""
+        """Return a copy of the network without gradients whose parameter views are separate tensors; `torch.export`
+        needs this."""
         apart = replace(self, trainable=False)
         views = apart.structure.views(lambda *at: apart._view(*at).clone(memory_format=torch.contiguous_format))
         apart.__dict__["views"] = views  # where `cached_property` keeps them
@@ -74,11 +83,15 @@ class Net:
 
     @property
     def finite(self) -> Tensor:
-        """Return which rows `[P]` have only finite parameters. A row's sum is NaN or infinite if one number is."""
+        """Whether all parameters of each row are finite, `[P]` bool.
+
+        The row's sum is tested, which is NaN or infinite if one number is.
+        """
         return torch.isfinite(self.values.sum(dim=1))
 
     def part(self, first: int, end: int | None, every: int = 1) -> Net:
-        """Return every `every`-th row from `first` to `end`, sharing memory with this network."""
+        """Return a network of every `every`-th row from `first` to `end` (exclusive); it shares memory with this
+        network."""
         return Net(self.structure.part(first, end, every), self.values[first:end:every], self.trainable)
 
     def _view(self, start: int, rows: int, columns: int) -> Tensor:
@@ -94,18 +107,19 @@ class Net:
         return view
 
     def copy(self, trainable: bool = False) -> Net:
-        """Return an independent copy of the parameters."""
+        """Return a network with a copy of the parameters, and gradients of its own if `trainable` is True."""
         return replace(self, values=self.values.clone(), trainable=trainable)
 
 
 def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
-    """Run each member's network on its own batch: `[P, B, inputs]` → `[P, B, outputs]`; an encoder gives
-    `[P, B, latent]`.
+    """Run each member's network on the member's own batch: `[P, B, inputs]` → `[P, B, outputs]`.
 
-    If each member has K networks, all K read the member's batch: → `[P, K, B, outputs]`. If a member's network has
-    copies, each copy has its own batch, `[P · copies, B, …]`. A recurrent network takes one step from an empty memory.
-    If `net` is None, as without a shared encoder, x is returned. `views` replace the network's own parameters, for
-    example by noisy ones.
+    P is the number of members, B the batch size. An encoder returns features `[P, B, latent]`. If each member has K
+    networks, all K read the member's batch, and the result is `[P, K, B, outputs]`. If a member's network has copies,
+    each copy has its own batch, `[P · copies, B, …]`. A recurrent network takes one step from a zero state.
+
+    If `net` is None, as where there is no shared encoder, x is returned. `views` replace the network's own parameters,
+    for example by noisy ones.
     """
     if net is None:
         return x
@@ -117,11 +131,10 @@ def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
 
 
 def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one step of a recurrent network: x `[P, B, inputs]` → outputs `[P, B, outputs]` and the memory after the
-    step.
+    """Take one step of each member's recurrent network: x `[P, B, inputs]` → (outputs `[P, B, outputs]`, new state).
 
-    `memory` `[P, B, M]` is the one after the previous step, zeros where an episode begins. If `net` is None, x is
-    returned.
+    `memory` `[P, B, M]` is the recurrent state after the previous step, zeros where an episode begins. If the network
+    is not recurrent, the state is returned unchanged. If `net` is None, both x and the state are returned unchanged.
     """
     if net is None or not net.structure.memory:
         return forward(net, x), memory
@@ -129,16 +142,18 @@ def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor
 
 
 def memories(memory: Tensor, *nets: Net | None) -> tuple[Tensor, ...]:
-    """Divide a memory `[…, M]` into the networks' own; those without have width 0."""
+    """Split recurrent states `[…, M]` into the parts of these networks, in their order.
+
+    The part of a network without recurrent state has width 0.
+    """
     return tuple(memory.split([0 if net is None else net.structure.memory for net in nets], dim=-1))
 
 
 def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
-    """Take `L` steps of a recurrent network: x `[P, B, L, inputs]` → `[P, B, L, outputs]`. If `net` is None, x is
-    returned.
+    """Take `L` steps of each member's recurrent network: x `[P, B, L, inputs]` → `[P, B, L, outputs]`.
 
-    `memory` `[P, B, M]` is the one before the first step. Where an episode begins (`begins` `[P, B, L]` bool), the
-    memory is cleared and no gradient passes.
+    `memory` `[P, B, M]` is the recurrent state before the first step. Where `begins` `[P, B, L]` bool is True, an
+    episode begins: the state is reset to 0 before the step, and no gradient passes. If `net` is None, x is returned.
     """
     if net is None:
         return x
@@ -149,9 +164,10 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
 
 
 def score(policy: Net, text: Text, value: Net | None = None, entropy: bool = False) -> TokenScores:
-    """Run each member's language model, and its value head if it has one, on its own rows of text.
+    """Run each member's language model on its own rows of text, and return the log-probabilities of the tokens.
 
-    Entropies are computed only if `entropy` is True, and are 0 otherwise: they take as much memory as the logits.
+    With a value head (`value`), values are returned too. Entropies are computed only if `entropy` is True, and are 0
+    otherwise: they take as much memory as the logits.
     """
     structure: Any = policy.structure
     scored: TokenScores

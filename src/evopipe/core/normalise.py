@@ -36,7 +36,7 @@ GROUPS = {frozenset(names) for names in (SHOWN, (_CLIP, *_RETURNS), KINDS)}
 
 @dataclass(frozen=True)
 class Statistics:
-    """Running mean and variance of N columns, separately for each member, in float64."""
+    """Running mean and variance of N columns, separately for each of P members, in float64."""
 
     count: Tensor  # [P], values of each column so far
     mean: Tensor  # [P, N]
@@ -44,7 +44,7 @@ class Statistics:
 
     @property
     def running(self) -> Running:
-        """The statistics as the kernels take them."""
+        """The statistics in the form that the C kernels take."""
         return Running(self.count, self.mean, self.square)
 
     def merge(self, values: Tensor, given: Tensor) -> None:
@@ -52,7 +52,7 @@ class Statistics:
 
         Args:
             values: `[P, n, N]`.
-            given: `[P, n]`, which values count. The statistics of a member for which none counts keep every bit.
+            given: `[P, n]` bool, which values count. If none counts for a member, its statistics keep every bit.
         """
         # One column's values lie together, so that their sum does not depend on how many members there are.
         x = torch.where(given[..., None], values.double(), 0.0).transpose(1, 2).contiguous()  # [P, N, n]
@@ -69,7 +69,7 @@ class Statistics:
         self.count.copy_(total)
 
     def scale(self) -> Tensor:
-        """Return 1 / √(σ² + ε), `[P, N]` float32. Before the first value it is 1."""
+        """Return 1 / √(σ² + ε) for each column, `[P, N]` float32. It is 1 before the first value."""
         seen = self.count[:, None]
         variance = torch.where(seen > 0, self.square / seen.clamp(min=1.0), 1.0 - EPSILON)
         return (variance + EPSILON).rsqrt().float()
@@ -77,58 +77,60 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Normaliser:
-    """The running statistics of a cohort's members.
+    """The running statistics by which the observations and rewards of a cohort's P members are normalised.
 
-    `held` maps a tensor's name to the members' tensors, stacked to one row a member. The indices of the normalised
-    columns are equal for all members, and not stacked.
+    `held` maps names of tensors in `Member.tensors` to those of all members, stacked to one row per member. The indices
+    of the normalised columns are equal for all members, and not stacked.
     """
 
     held: Mapping[str, Tensor]
 
     @classmethod
     def stack(cls, members: Sequence[Mapping[str, Tensor]], device: torch.device) -> Normaliser | None:
-        """Stack the statistics of members into a normaliser. Return None if the members have none."""
+        """Stack the statistics in the members' tensors into a normaliser. Return None if the members have none."""
         rows = {name: [m[name] for m in members] for name in KINDS if name in members[0]}
         held = {name: own[0] if name == COLUMNS else torch.stack(own) for name, own in rows.items()}
         return cls({name: tensor.to(device) for name, tensor in held.items()}) if held else None
 
     @property
     def clip(self) -> Tensor:
-        """The largest size of a normalised number, `[P]` float32."""
+        """The bound c of each member, `[P]` float32: normalised observations and rewards are clipped to [−c, c]."""
         return self.held[_CLIP]
 
     @property
     def columns(self) -> Tensor | None:
-        """The columns of an observation that are normalised, `[N]` int64; None if none is."""
+        """The indices `[N]` int64 of the observation's columns that are normalised; None if observations are not
+        normalised."""
         return self.held.get(COLUMNS)
 
     @cached_property
     def observations(self) -> Statistics | None:
-        """The statistics of the columns that are normalised; None if observations are not normalised."""
+        """The statistics of the normalised columns of observations; None if observations are not normalised."""
         return self._statistics(_OBSERVATIONS)
 
     @cached_property
     def returns(self) -> Statistics | None:
-        """The statistics of the discounted returns, N = 1; None if rewards are not normalised."""
+        """The statistics of the discounted returns (one column), whose deviation scales rewards; None if rewards are
+        not normalised."""
         return self._statistics(_RETURNS)
 
     def _statistics(self, names: Sequence[str]) -> Statistics | None:
         return Statistics(*(self.held[name] for name in names)) if names[0] in self.held else None
 
     def rows(self) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        """Iterate over the tensors as (name in a member's tensors, one tensor for each member)."""
+        """Yield pairs: the name of a tensor in `Member.tensors`, and a sequence with that tensor of each member."""
         for name, tensor in self.held.items():
             yield name, [tensor] * len(self.clip) if name == COLUMNS else tensor.unbind(0)
 
     def part(self, first: int, end: int) -> Normaliser:
-        """Return the normaliser of the rows from `first` to `end`, sharing memory with this one."""
+        """Return the normaliser of the rows `first` to `end` (exclusive); it shares memory with this normaliser."""
         return Normaliser({name: x if name == COLUMNS else x[first:end] for name, x in self.held.items()})
 
     def update(self, obs: Tensor, healthy: Tensor, there: Tensor | None = None) -> None:
-        """Update the statistics with observations `[P, E, O]`, in place.
+        """Update the statistics with observations `[P, E, O]`, in place: E observations of each member.
 
-        Observations that are not finite do not count, nor do those of members that are not `healthy` `[P]`. Where
-        `there` `[P, E]` is False, an agent has left the episode, and its zeros do not count either.
+        Observations that are not finite are left out, and so are those of members that are not `healthy` `[P]`. `there`
+        `[P, E]` says where an agent of a team is present; the zeros of absent agents are left out too.
         """
         if self.observations is not None:
             values = self._chosen(obs)
@@ -136,7 +138,8 @@ class Normaliser:
             self.observations.merge(values, given if there is None else given & there)
 
     def normalised(self, obs: Tensor) -> Tensor:
-        """Return normalised observations `[P, B, O]`, as networks read them."""
+        """Return observations `[P, B, O]` normalised by the present statistics. If observations are not normalised,
+        return `obs`."""
         if (by := self.now()) is None:
             return obs
         limit = by.limit[:, None, None]
@@ -144,20 +147,22 @@ class Normaliser:
         return values if values.shape == obs.shape else obs.index_copy(-1, by.columns, values)
 
     def now(self) -> Normalised | None:
-        """Return mean, scale and limit by which observations are normalised at present; None if they are not
+        """Return the mean, scale and limit that normalise observations at present; None if observations are not
         normalised."""
         if self.observations is None or self.columns is None:
             return None
         return Normalised(self.columns, self.observations.mean.float(), self.observations.scale(), self.clip)
 
     def while_playing(self, healthy: Tensor, returns: Tensor, gamma: Tensor) -> Normalising:
-        """Return what the kernels need to normalise while members play many ticks, as `update`, `normalised` and
-        `normalise_rewards` do it tick by tick.
+        """Return the description of normalisation that the C kernels need while they play many steps at once.
+
+        The kernels then do the work of `update`, `normalised` and `normalise_rewards` at every step.
 
         Args:
-            healthy: `[P]` bool, whose statistics change.
-            returns: `[slots, E]` float64, the discounted returns of the running episodes of all slots.
-            gamma: `[P]`, the discount.
+            healthy: `[P]` bool, the members whose statistics change.
+            returns: `[slots, E]` float64, the discounted returns of the unfinished episodes of all slots of the
+                population.
+            gamma: `[P]`, the discounts.
         """
         seen, paid = (None if each is None else each.running for each in (self.observations, self.returns))
         return Normalising(seen, paid, self.columns, self.clip, healthy, returns, gamma)
@@ -167,13 +172,15 @@ class Normaliser:
         return obs if len(self.columns) == obs.shape[-1] else obs.index_select(-1, self.columns)
 
     def normalise_rewards(self, returns: Tensor, reward: Tensor, gamma: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Update the statistics with a step's rewards, in place; return the normalised rewards and the new discounted
+        """Update the statistics with the rewards of a step, in place; return normalised rewards and new discounted
         returns.
 
+        Both results are `[P, E]`. If rewards are not normalised, the arguments are returned unchanged.
+
         Args:
-            returns: `[P, E]` float64, the discounted returns of the running episodes.
+            returns: `[P, E]` float64, the discounted returns of the unfinished episodes before the step.
             reward: `[P, E]`.
-            gamma: `[P]`, the discount.
+            gamma: `[P]`, the discounts.
             given: `[P, E]` bool, which rewards count.
         """
         if self.returns is None:
@@ -185,7 +192,8 @@ class Normaliser:
 
 
 def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, Tensor]:
-    """Return the tensors of a member that has seen nothing yet; none if nothing is normalised."""
+    """Return a new member's tensors of normalisation, before any observation, by name; empty if nothing is
+    normalised."""
     columns = plain_columns(spaces)
     found = {_CLIP: torch.tensor(cfg.clip)}
     if cfg.observations and len(columns):
@@ -201,7 +209,8 @@ def _nothing(names: Sequence[str], columns: int) -> dict[str, Tensor]:
 
 
 def plain_columns(spaces: Spaces) -> Tensor:
-    """Return the columns `[N]` of an observation that belong neither to an image nor to a one-hot code."""
+    """Return the indices `[N]` int64 of an observation's columns that belong neither to an image nor to a one-hot
+    code."""
     plain = torch.ones(spaces.observations, dtype=torch.bool)
     for first, end in [*((image.start, image.start + image.size) for image in spaces.images), *spaces.one_hot]:
         plain[first:end] = False
@@ -209,7 +218,10 @@ def plain_columns(spaces: Spaces) -> Tensor:
 
 
 def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
-    """Return a member's tensors, updated with the observations `[n, O]` of a dataset."""
+    """Return a member's tensors with the observation statistics updated by the observations `[n, O]` of a dataset.
+
+    If the member normalises nothing, its tensors are returned unchanged.
+    """
     normaliser = Normaliser.stack([tensors], torch.device("cpu"))
     if normaliser is None:
         return dict(tensors)
@@ -219,7 +231,10 @@ def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
 
 
 def describe(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Return how an observation is normalised before a network reads it, and by which tensors, as JSON data."""
+    """Return as JSON data the formula that normalises observations and the names of its tensors.
+
+    The list is empty if observations are not normalised.
+    """
     if COLUMNS not in tensors:
         return []
     what = f"columns: clip((x - mean) / sqrt(square / count + {EPSILON}), -clip, clip)"

@@ -21,7 +21,10 @@ from evopipe.types import Tensor
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam's moments of one network's rows (Kingma & Ba, 2015): `mean` and `square` `[P, N]`, `steps` `[P]` float32."""
+    """Adam's moments for one network of several members (Kingma & Ba, 2015).
+
+    `mean` and `square` are `[P, N]` for P rows of N parameters; `steps` `[P]` float32 counts each row's steps.
+    """
 
     structure: Structure
     mean: Tensor
@@ -34,26 +37,28 @@ class Adam:
         return cls(net.structure, zeros, zeros.clone(), torch.zeros(len(zeros), device=zeros.device))
 
     def part(self, first: int, end: int) -> Adam:
-        """Return the moments of the rows from `first` to `end`, sharing memory with these."""
+        """Return the moments of the rows `first` to `end` (exclusive); they share memory with these moments."""
         kept = (tensor[first:end] for tensor in (self.mean, self.square, self.steps))
         return Adam(self.structure.part(first, end), *kept)
 
 
 def start(*nets: Net) -> tuple[Any, ...]:
-    """Return zero moments for each network, then the number of updates that each member took: 0, `[P]`."""
+    """Return zero Adam moments for each network, followed by the number of updates of each member, zeros `[P]`."""
     values = nets[0].values
     return *map(Adam.start, nets), torch.zeros(len(values), device=values.device)
 
 
 def start_encoder(nets: Nets) -> tuple[Net | None, Net | None, Adam | None]:
-    """Return the shared encoder, its target (a copy) and its Adam moments; None for each if there is no shared
-    encoder."""
+    """Return the shared encoder, a copy of it as target network, and its zero Adam moments.
+
+    All three are None if the networks have no shared encoder.
+    """
     encoder = nets.get("encoder")
     return (None, None, None) if encoder is None else (encoder, encoder.copy(), Adam.start(encoder))
 
 
 def leaf(value: Tensor) -> Tensor:
-    """Return numbers of a state as a leaf of torch's graph, with zeros as its gradient, on the same memory."""
+    """Return a tensor of the algorithm's state as a leaf of autograd that shares its memory, with zeros as `.grad`."""
     found: Tensor = value.detach().requires_grad_(True)
     found.grad = torch.zeros_like(found)
     return found
@@ -64,10 +69,10 @@ _watched: list[tuple[Tensor, Tensor]] | None = None
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Record gradient norms while the `with` block lasts.
+    """Record gradient norms while the `with` block lasts, in the list that the context manager yields.
 
-    The list gets a pair for each time that gradients are clipped: their norms `[P]` float64 before, and whether they
-    were above the limit, `[P]` bool.
+    Each time gradients are clipped, the list gets a pair: the norms before clipping, `[P]` float64 for P members, and
+    whether each was above the limit, `[P]` bool.
     """
     global _watched
     found: list[tuple[Tensor, Tensor]] = []
@@ -89,9 +94,9 @@ def _watch(grads: Sequence[Tensor], limit: Tensor) -> None:
 
 
 def backward(losses: Tensor, *nets: Net) -> None:
-    """Fill `net.grad` of each network by backpropagation from losses `[P]`.
+    """Compute the gradients of the members' losses `[P]` by backpropagation, into `net.grad` of each network.
 
-    The losses are summed here and nowhere else, so that no gradient crosses members.
+    Only here are the losses summed over members, so that no gradient flows from one member to another.
     """
     if not torch.compiler.is_compiling():
         _take_layout_warning()
@@ -112,10 +117,10 @@ def _take_layout_warning() -> None:
 
 
 def clip_gradients(net: Net, limit: Tensor) -> Tensor:
-    """Clip the gradient of every row to a norm of at most its member's `limit` `[P]`, in place.
+    """Clip the gradient norm of every row of a network to its member's `limit` `[P]`, in place.
 
-    Return the norms before clipping, summed over a member's rows, `[P]`. A global norm would spread one member's NaN to
-    all.
+    Return each member's norm before clipping, `[P]`; if a member has several rows, it is the sum of their norms. Rows
+    are clipped separately, so that a NaN of one member does not reach others.
     """
     norms: Tensor = torch.linalg.vector_norm(net.grad, dim=1)
     net.grad.mul_((_by_row(limit, net) / (norms + 1e-6)).clamp(max=1.0)[:, None])
@@ -123,7 +128,10 @@ def clip_gradients(net: Net, limit: Tensor) -> Tensor:
 
 
 def clip_together(grads: list[Tensor], limit: Tensor) -> Tensor:
-    """Scale gradients `[P, n]`, as if they were one, to at most `limit` `[P]`; return their norm `[P]` before."""
+    """Clip the joint norm of several gradients of each member, `[P, n]` each, to `limit` `[P]`, in place.
+
+    Return each member's joint norm before clipping, `[P]`.
+    """
     _watch(grads, limit)
     each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
     norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
@@ -140,8 +148,10 @@ def _by_row(values: Tensor, net: Net) -> Tensor:
 
 
 def step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
-    """Take one Adam step in place for the `active` members `[P]`, with learning rates `lr` `[P]`. Other members are
-    unchanged."""
+    """Take one Adam step, in place, for the members for which `active` `[P]` is True. Other members are unchanged.
+
+    `lr` `[P]` are learning rates; the gradients are those in `net.grad`.
+    """
     if native.serve(net, net.values, net.grad, adam.mean):
         native.adam(net, adam.mean, adam.square, adam.steps, lr, active, (BETA1, BETA2), EPS)
         return
@@ -157,15 +167,16 @@ def descend(
     losses: Tensor, healthy: Tensor, limit: Tensor,
     *learners: tuple[Net | None, Adam | None, Tensor],
 ) -> Tensor:  # fmt: skip
-    """Take one gradient step on each member's loss `[P]`, in place; return which members `[P]` took it.
+    """Take one gradient step on each member's loss `[P]`, in place; return which members took the step, `[P]` bool.
 
-    A member takes the step if it was healthy before and its loss and gradients are finite.
+    A member takes the step if it was healthy before, and its loss and gradients are finite.
 
     Args:
         losses: `[P]`.
         healthy: `[P]` bool.
         limit: `[P]`, the largest gradient norm of each network.
-        learners: networks, each with its moments and learning rates `[P]`; None for an encoder that is not there.
+        learners: triples of a network, its Adam moments and its learning rates `[P]`. Triples with None are skipped, as
+            where there is no shared encoder.
     """
     found = [(net, adam, lr) for net, adam, lr in learners if net is not None and adam is not None]
     backward(losses, *(net for net, _, _ in found))
@@ -241,18 +252,22 @@ def _fused_is_sound() -> bool:
 
 
 class ScalarAdam:
-    """Adam for single numbers of a member, `[P]` or `[P, n]`. The state of each is 3 numbers: two moments and the step
-    count."""
+    """Adam for single numbers of each member, `[P]` or `[P, n]`, such as a temperature.
+
+    The optimiser state of a number is 3 numbers: two moments and the step count.
+    """
 
     @staticmethod
     def start(value: Tensor) -> Tensor:
-        """Return the state before the first step, `[…, 3]`, for values `[…]`."""
+        """Return the initial optimiser state, zeros `[…, 3]`, for values `[…]`."""
         return torch.zeros(*value.shape, 3, device=value.device)
 
     @staticmethod
     def step(value: Tensor, state: Tensor, grad: Tensor, lr: Tensor, active: Tensor) -> None:
-        """Take one step in place where `active` is True. `value` and `grad` are `[…]`; `lr` and `active` broadcast to
-        that."""
+        """Take one Adam step, in place, where `active` is True.
+
+        `value` and `grad` are `[…]`, `state` is `[…, 3]`; `lr` and `active` broadcast to `[…]`.
+        """
         mean, square, steps = state.unbind(dim=-1)
         mean, square, steps = torch.lerp(mean, grad, 1 - BETA1), torch.lerp(square, grad * grad, 1 - BETA2), steps + 1
         unbias1, unbias2 = (-torch.expm1(steps * math.log(beta)) for beta in (BETA1, BETA2))
@@ -262,11 +277,10 @@ class ScalarAdam:
 
 
 def polyak(target: Net | None, online: Net | None, weight: Tensor) -> None:
-    """Move a target network towards the online one: target ← target + weight · (online − target), in place; weight is
-    `[P]`.
+    """Move a target network towards the online network, in place: target ← target + weight · (online − target).
 
-    Nothing happens if the networks are None. Weight 1 copies and weight 0 keeps, both to the bit. If an online number
-    is not finite, neither is the result, whatever the weight.
+    `weight` is `[P]` for P members. Weight 1 copies and weight 0 keeps the target, both exactly. If an online parameter
+    is not finite, the target's becomes so too, for every weight. Nothing happens if a network is None.
     """
     if target is None or online is None:
         return

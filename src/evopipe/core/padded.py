@@ -33,15 +33,15 @@ WIDTH_MULTIPLE = 16  # hidden widths are padded to a multiple of this
 
 
 def round_up(value: float, multiple: int) -> int:
-    """Truncate a value to an integer, and return the least multiple that is not below it."""
+    """Return the smallest multiple of `multiple` that is at least int(`value`)."""
     return -(-int(value) // multiple) * multiple
 
 
 def widest(archs: Sequence[Arch]) -> Arch:
-    """Return the smallest architecture that holds all of these: each layer as wide as the widest, rounded up.
+    """Return the smallest architecture in which all of `archs` fit: each layer has the width of the widest, rounded up.
 
-    A layer that some members lack or blend is blended. A residual block is not: for a member that lacks it, its pads
-    add 0.
+    A layer that some members lack or blend becomes a blended layer (one that can be skipped). A residual block need not
+    be blended: for a member that lacks it, its pads add 0.
     """
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
@@ -63,10 +63,11 @@ _units: list[tuple[Tensor, Tensor | None]] | None = None
 
 @contextlib.contextmanager
 def watched_units() -> Iterator[list[tuple[Tensor, Tensor | None]]]:
-    """Record the outputs of plain hidden layers that torch computes while the `with` block lasts.
+    """Record the mean activity of hidden units while the `with` block lasts, in the list that the context manager
+    yields.
 
-    The list gets a pair for each layer: the mean size of each unit's output over its batch, `[P, H]`, and which units a
-    member has, `[P, 1, H]`; None if all members have all.
+    Each plain hidden layer that torch runs adds a pair: the mean absolute output of each unit over the batch, `[P, H]`,
+    and a mask `[P, 1, H]` of the units that each of P members has; the mask is None if all members have all H units.
     """
     global _units
     found: list[tuple[Tensor, Tensor | None]] = []
@@ -89,9 +90,9 @@ class Views(NamedTuple):
 
 
 class Padded:
-    """The padded structure that the networks of several members share; its methods are those of `Structure`.
+    """The structure of one perceptron of several members whose layers are padded to common widths.
 
-    Rows must be ordered by activation, and all convolutional stems must be equal.
+    The methods are those of `Structure`. Members must be ordered by activation, and their convolutions must be equal.
     """
 
     def __init__(self, archs: Sequence[Arch], widths: Widths, device: torch.device) -> None:
@@ -169,10 +170,11 @@ class Padded:
         return index.to(self.device)
 
     def own_places(self, last: int) -> Tensor | None:
-        """Return which of a member's own layers each of the `last` layers is, counted from the first of them:
-        `[last, P]`.
+        """Return the position of each of the `last` padded layers among the member's own layers, `[last, P]`, counted
+        from 0.
 
-        The entry is arbitrary where a member lacks the layer. Return None if no member lacks one.
+        For a member that lacks the second of three layers, the positions are 0, arbitrary, 1. The result is None if no
+        member lacks a layer.
         """
         hidden = self.names[len(self.names) + 1 - last :]
         present = [[name in arch.layers for arch in self.archs] for name in hidden]
@@ -333,11 +335,11 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
-    """Return the parameters with factorised Gaussian noise on the layers after the latent (Fortunato et al., 2018, §
-    3.1 b).
+    """Return a network's parameters with factorised Gaussian noise on the layers after the latent.
 
-    Weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x) √|x|. A member draws once for its
-    whole batch. `scale` holds σ of every parameter; only those of weights and biases are used.
+    Fortunato et al., 2018, § 3.1 b: weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x)
+    √|x|. One noise sample serves a member's whole batch. `scale` holds σ of every parameter, in the form of `net`; only
+    those of weights and biases are used.
     """
     shape = net.structure
     assert isinstance(shape, Padded)
@@ -358,7 +360,11 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
 
 
 def noise_scale(structure: Structure, sigma: float) -> Tensor:
-    """Return the initial noise scales `[P, N]` of noisy networks: σ / √(inputs) for weights and biases, 0 on pads."""
+    """Return the initial noise scales σ `[P, N]` of noisy networks: `sigma` / √(inputs) for weights and biases, 0 on
+    pads.
+
+    P is the number of members, N the length of a row of parameters.
+    """
     assert isinstance(structure, Padded)
     rows = []
     for arch in structure.archs:

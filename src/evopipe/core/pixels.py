@@ -13,20 +13,20 @@ _ROWS = 256  # looked at at once
 
 
 def nearest(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Return the byte nearest to each number in [0, 1]; x is overwritten."""
+    """Return the byte b for which b / 255 is nearest to each number in [0, 1]. The array x is overwritten."""
     np.clip(x, 0, 1, out=x)
     x *= np.float32(255)
     return np.rint(x, out=x).astype(np.uint8)
 
 
 def numbers(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return the numbers b / 255 that bytes represent, as float32."""
+    """Return the numbers b / 255 that bytes b represent, as float32."""
     found: npt.NDArray[np.float32] = np.divide(pixels, np.float32(255), dtype=np.float32)
     return found
 
 
 def exact(x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | None:
-    """Return the bytes b of which numbers `[n, …]` float32 are exactly b / 255; None if a number is no such
+    """Return the bytes b for which b / 255 equals each number of x, `[n, …]` float32; None if a number is no such
     fraction."""
     found = np.empty(x.shape, np.uint8)
     for at in range(0, len(x), _ROWS):

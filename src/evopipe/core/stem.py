@@ -17,10 +17,10 @@ from evopipe.types import Image, Tensor
 
 
 class Conv(NamedTuple):
-    """One convolution of the stem.
+    """One convolution of the stem, the convolutional part of a network.
 
-    A mutation of the kernel keeps the size of the output: a kernel larger than the configured one pads its input by
-    `padding`; for a smaller one `padding` is negative, and the input is cropped.
+    A mutation of the kernel keeps the output size. A kernel larger than the configured size pads its input by
+    `padding`; for a smaller kernel `padding` is negative, and the input is cropped.
     """
 
     channels: int
@@ -29,7 +29,7 @@ class Conv(NamedTuple):
     padding: int = 0
 
     def describe(self) -> str:
-        """Return a short text: `32k3`, or `32k3/2` with a stride of 2."""
+        """Return a short text with the channels, the kernel size and a stride above 1, such as `32k3` or `32k3/2`."""
         return f"{self.channels}k{self.kernel}" + (f"/{self.stride}" if self.stride > 1 else "")
 
 
@@ -38,7 +38,7 @@ class Stem(NamedTuple):
     convs: tuple[Conv, ...] = ()
 
     def shapes(self, image: Image) -> list[tuple[int, int, int]]:
-        """Return (channels, height, width) of an image, and of the output of each convolution."""
+        """Return the shapes (channels, height, width) of an image and of the outputs of all convolutions, in order."""
         found = [(image.channels, image.height, image.width)]
         for conv in self.convs:
             height, width = ((side + 2 * conv.padding - conv.kernel) // conv.stride + 1 for side in found[-1][1:])
@@ -46,7 +46,10 @@ class Stem(NamedTuple):
         return found
 
     def misfit(self) -> str | None:
-        """Return where an image is smaller than a kernel, as a sentence; None if all kernels fit."""
+        """Return why the convolutions do not fit the images, as a sentence; None if they fit.
+
+        They do not fit if an image, or an output of a convolution, is smaller than the next kernel.
+        """
         for image in self.images:
             for number, ((_, height, width), conv) in enumerate(zip(self.shapes(image), self.convs, strict=False), 1):
                 if min(height, width) + 2 * conv.padding < conv.kernel:
@@ -58,7 +61,10 @@ class Stem(NamedTuple):
         return None
 
     def parts(self) -> list[tuple[str, int, int]]:
-        """Return (name, rows, columns) of every convolution's weight, image by image: `conv.0.0` …"""
+        """Return (name, rows, columns) of the weight of every convolution, image by image: `conv.0.0` …
+
+        The two numbers in a name are those of the image and of the convolution.
+        """
         return [
             (f"conv.{i}.{j}", before[0] * conv.kernel**2, conv.channels)
             for i, image in enumerate(self.images)
@@ -66,21 +72,23 @@ class Stem(NamedTuple):
         ]
 
     def vector(self, inputs: int) -> int:
-        """Return how many of the input's columns belong to no image."""
+        """Return the number of the input's columns that belong to no image."""
         return inputs - sum(image.size for image in self.images)
 
     def features(self) -> list[tuple[int, int]]:
-        """Return (channels, positions) of the last feature map of every image. An image has channels · positions
+        """Return (channels, positions) of the last feature map of every image, which has channels · positions
         features."""
         return [(c, h * w) for c, h, w in (self.shapes(image)[-1] for image in self.images)]
 
     def reads(self, inputs: int) -> int:
-        """Return how many numbers the encoder reads: the columns that belong to no image, and the features of the
-        images. `inputs` is the width of an observation."""
+        """Return the number of inputs of the encoder behind the stem, for observations with `inputs` columns.
+
+        They are the columns that belong to no image, and the features that the convolutions compute of the images.
+        """
         return self.vector(inputs) + sum(c * places for c, places in self.features())
 
     def work(self) -> int:
-        """Return the multiplications for one input."""
+        """Return the number of multiplications of all convolutions for one input."""
         total = 0
         for image in self.images:
             shapes = self.shapes(image)
@@ -89,13 +97,14 @@ class Stem(NamedTuple):
         return total
 
     def run(self, x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], runs: Sequence[tuple[str, int, int]]) -> Tensor:
-        """Turn inputs `[P, B, inputs]` into what the encoder reads, `[P, B, reads]`.
+        """Replace the images in inputs `[P, B, inputs]` by features of the convolutions, `[P, B, reads]`: B inputs of P
+        members.
 
         Args:
             x: the inputs.
             layers: weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each
                 convolution, in the order of `parts`.
-            runs: see `activate`.
+            runs: (activation, first row, end row) of neighbouring members with the same activation, see `activate`.
         """
         vector, found, at = [], [], 0
         for i, image in enumerate(self.images):

@@ -17,14 +17,14 @@ from evopipe.types import Tensor
 
 
 class Widths(NamedTuple):
-    """The input and output width of a network, and which part of an architecture it is.
+    """The input and output width of a network, and the part of the member's architecture that the network is.
 
-    An `encoder` ends with the latent; it has no output layer, and its `outputs` are 0. A `head` begins after the
-    latent: it reads `inputs` numbers of its own, such as actions, and then the latent. `whole` is both.
+    The role `whole` is an encoder and a head. An `encoder` alone ends with the latent, the layer between both; it has
+    no output layer, and its `outputs` are 0. A `head` alone reads `inputs` numbers of its own, such as actions, and
+    then the latent.
 
-    A team's member may have several `copies` of a network: equal in architecture, each with its own parameters.
-
-    `gain` scales the initial weights of the output layer; `biases` says how those of the hidden layers are drawn.
+    A team's member may have several `copies` of a network: equal in architecture, each with its own parameters. `gain`
+    scales the initial weights of the output layer; `biases` says how the biases of hidden layers are initialised.
     """
 
     inputs: int
@@ -36,24 +36,27 @@ class Widths(NamedTuple):
 
     @property
     def joins(self) -> bool:
-        """Whether the network is a head with inputs of its own, which must then have a hidden layer.
+        """Whether the network is a head that reads inputs of its own beside the latent. Such a head must have a hidden
+        layer.
 
-        Without one, Q(s, a) would be a term of the features plus a term of the action, and the best action the same
-        everywhere.
+        Without a hidden layer, Q(s, a) would be the sum of a term of s and a term of a, and the best action would be
+        the same in every state.
         """
         return self.role == "head" and self.inputs > 0
 
 
 def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
-    """Return the names of the networks that acting needs: the policy, preceded by the encoder if the policy is a
+    """Return the names of the networks that are needed to act: the policy, preceded by the encoder if the policy is a
     head."""
     encoders = [name for name, widths in networks.items() if widths.role == "encoder"]
     return [*encoders, policy] if networks[policy].role == "head" else [policy]
 
 
 def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
-    """Return the networks as heads on one shared `encoder` of the observations, which is added to them. Without
-    sharing, return the networks unchanged."""
+    """Return the networks as heads on one shared encoder of the observations, which is added as `encoder`.
+
+    `observations` is the width of an observation. If `share` is False, the networks are returned unchanged.
+    """
     if not share:
         return dict(networks)
     heads = {name: each._replace(inputs=each.inputs - observations, role="head") for name, each in networks.items()}
@@ -67,13 +70,16 @@ ViewOf: TypeAlias = "Callable[[int, int, int], Tensor]"
 
 
 class Structure(Protocol):
-    """One network of several members: how their rows of numbers are laid out, and the forward pass that reads them.
+    """Protocol of one network of P members: the layout of its parameters in flat rows, and the forward pass.
 
     Attributes:
-        copies: how many equal networks a row holds, one after the other; the forward pass reads `[P · copies, B, …]`.
-        size: `N`, the numbers in a row. Rows are whole cache lines, so that a kernel treats each as it would alone.
-        memory_widths: the width of each part of the recurrent memory; empty if the network is not recurrent.
-        memory: `M`, their sum.
+        widths: the input and output width of the network.
+        copies: the number of equal networks that a row holds, one after the other; the forward pass reads
+            `[P · copies, B, …]`.
+        size: `N`, the numbers in a row. A row is a whole number of cache lines, so that a kernel's result for the row
+            does not depend on other rows.
+        memory_widths: the width of each part of the recurrent state; empty if the network is not recurrent.
+        memory: `M`, the sum of `memory_widths`.
     """
 
     @property
@@ -88,40 +94,49 @@ class Structure(Protocol):
     def memory(self) -> int: ...
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        """Place members' own flat rows `[n_p]` into rows `[P, N]`, with zeros elsewhere."""
+        """Return the members' own flat rows `[n_p]` as rows `[P, N]` of this structure, with zeros elsewhere."""
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Return the members' own flat rows `[n_p]` from rows `[P, N]`, without pads. They are copies."""
+        """Return the members' own flat rows `[n_p]`, without pads, from rows `[P, N]` of this structure. They are
+        copies."""
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
-        """Return the structure of every `every`-th row from `first` to `end`. The results of these rows keep every
-        bit."""
+        """Return the structure of every `every`-th row from `first` to `end` (exclusive).
+
+        Computing with the part gives the same bits as computing with the whole.
+        """
 
     def repeat(self, times: int) -> Structure:
-        """Return the structure with every row repeated `times` times, the repetitions adjacent."""
+        """Return the structure with every row repeated `times` times; the repetitions of a row are adjacent."""
 
     def views(self, of: ViewOf) -> Any:
-        """Return the views into the rows that the forward pass reads. `of` (see `ViewOf`) makes each of them."""
+        """Return the parameter tensors that the forward pass reads. The function `of` makes each as a view, see
+        `ViewOf`."""
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
-        """Run every row on its own batch: `[P, B, inputs]` → `[P, B, outputs]`. A recurrent network starts with an
-        empty memory."""
+        """Run every row's network on its own batch: `[P, B, inputs]` → `[P, B, outputs]`.
+
+        A recurrent network takes one step from a zero state.
+        """
 
     def remember(self, views: Any, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """See `core.net.remember`. It is called only if the network is recurrent."""
+        """Take one step of a recurrent network, see `core.net.remember`. It is called only if the network is
+        recurrent."""
 
     def unroll(self, views: Any, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
-        """See `core.net.unroll`. It is called only if the network is recurrent."""
+        """Take several steps of a recurrent network, see `core.net.unroll`. It is called only if the network is
+        recurrent."""
 
 
 class Architecture(Protocol):
-    """The architecture of one member, shared by all its networks: a frozen dataclass.
+    """Protocol of the architecture of one member, which all its networks share. Implementations are frozen dataclasses.
 
     Attributes:
-        activation: that of the hidden layers, by which the rows of a cohort are ordered; empty if it must not mutate.
-        family: members share a cohort only if this is equal.
-        signature: in the mode `exact`, members share a cohort only if this is equal too. A member's results then do not
-            depend on the others.
+        activation: the activation of the hidden layers, by which the members of a cohort are ordered; empty if it must
+            not mutate.
+        family: members may share a cohort (a padded batch) only if their families are equal.
+        signature: in the grouping `exact`, members may share a cohort only if their signatures are equal too. A
+            member's results then do not depend on other members.
     """
 
     @property
@@ -132,38 +147,43 @@ class Architecture(Protocol):
     def signature(self) -> Hashable: ...
 
     def describe(self) -> str:
-        """Return a short text for people."""
+        """Return a short text that describes the architecture to people."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON data that `core.member.read_architecture` reads: a `kind`, and what else it needs."""
+        """Return the architecture as JSON data with a field `kind`, which `core.member.read_architecture` reads."""
 
     def size(self, widths: Widths) -> int:
-        """Return the length of a member's own flat row."""
+        """Return the number of parameters of a member's network, which is the length of its flat row."""
 
     def named(self, widths: Widths, row: Tensor) -> Mapping[str, Tensor]:
         """Return the weights and biases of a member's network by name, as views of its flat row `[n]`.
 
-        Those of two dimensions are weight matrices, to which the mutation `parameters` adds noise.
+        Tensors with two dimensions are weight matrices; the mutation `parameters` adds noise to them.
         """
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw a member's own flat row `[n]` from a `numpy.random.Generator`."""
+        """Draw the initial parameters of a member's network, as a flat row `[n]`. `rng` is a
+        `numpy.random.Generator`."""
 
     @staticmethod
     def work(archs: Sequence[Any]) -> int:
-        """Return the multiplications for one input in a structure that these architectures share."""
+        """Return the number of multiplications for one input in a structure that these architectures share."""
 
     @staticmethod
     def stack(archs: Sequence[Any], widths: Widths, device: torch.device) -> Structure:
-        """Return the structure of one network of several members. Their architectures are of one family, ordered by
-        activation."""
+        """Return the structure of one network of several members with these architectures.
+
+        The architectures must be of one family, and ordered by activation.
+        """
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """Return every mutation that the bounds allow, for a member with these networks."""
+        """Return every mutation of the architecture that the bounds allow, for a member with these networks; see
+        `Option`."""
 
     def carry(self, new: Any, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
-        """Return a flat row `[n]` as one of a mutated architecture, `[n']`.
+        """Return the flat row `[n']` of the mutated architecture `new`, made from a flat row `[n]` of this
+        architecture.
 
-        `kind` is `parameters`, `scales` or `moments`, see `core.member`. Generators of equal state give online and
-        target networks the same new weights.
+        `kind` is `parameters`, `scales` or `moments`, see `core.member`. `rng` draws new weights; generators of equal
+        state give the online and the target network the same new weights.
         """

@@ -28,15 +28,16 @@ Behaviour = Callable[[EnvPool, np.random.Generator], Any]
 def collect(
     cfg: CollectConfig, pool: EnvPool, env_id: str, seed: int, exported: Any = None
 ) -> tuple[list[RecordedEpisode], dict[str, Any]]:
-    """Play episodes in a pool of one row, each by one of the behaviour policies with a weight; return them and their
+    """Play `cfg.episodes` episodes with behaviour policies, in a pool of one environment; return the episodes and
     statistics.
 
-    Rule-based policies are found by the environment's id. An episode's draws depend on the run's seed and the episode's
-    number. `exported` is the exported policy that `policy` stands for.
+    Each episode is played by one policy, drawn with the weights in `cfg.policies`. Rule-based policies are found by the
+    environment's id; `exported` is the loaded policy that the name `policy` refers to. The random draws of an episode
+    depend on the run's seed and the episode's number alone.
 
     Raises:
-        ParamsError: no policy with a weight exists for this environment, or the exported one belongs to another.
-        EnvironmentFailed: the environment raised, or no episode had a step.
+        ParamsError: no policy with a positive weight exists for the environment, or the exported one does not fit it.
+        EnvironmentFailed: the environment raised, or no episode had a valid step.
     """
     behaviours, notes = _behaviours(cfg, pool, env_id, exported)
     names = sorted(behaviours)
@@ -59,7 +60,10 @@ def collect(
 
 
 def totals(episodes: Sequence[RecordedEpisode]) -> dict[str, Any]:
-    """Count episodes and transitions, and summarise undiscounted returns; None if there are no episodes."""
+    """Return counts of episodes and transitions, and mean and standard deviation of the episodes' undiscounted returns.
+
+    The entry `return` is None if there are no episodes.
+    """
     returns = [episode.reward.sum(dtype=np.float64) for episode in episodes]
     return {
         "episodes": len(episodes),

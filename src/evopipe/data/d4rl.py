@@ -16,25 +16,28 @@ from evopipe.data.observations import read_rows
 
 
 def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> EpisodeDataset:
-    """Read observations, actions, rewards, terminals [, timeouts] [, next_observations].
+    """Read the episodes of an HDF5 file in D4RL's layout.
 
-    Such a file records no spaces. Its observations are read by the environment's space `shows` (a group for a Dict or
-    Tuple, as in Minari's files); if `shows` is None, they must be rows already. Integer actions are indices. So are
-    integers stored as floats, as in some of AgileRL's files, if actions are known to be `discrete`.
+    Its datasets are observations, actions, rewards, terminals, and optionally timeouts and next_observations. The file
+    does not record spaces: observations are converted to rows by the environment's observation space `shows` (Dict and
+    Tuple spaces are HDF5 groups, as in Minari's files); if `shows` is None, they must be rows already. Integer actions
+    are indices. Whole floats are indices too if `discrete` says that the environment's actions are discrete, because
+    some of AgileRL's files store indices as floats.
 
     Episodes end at terminals and timeouts, and are never joined. AgileRL's files have no timeouts, so truncations are
-    unknown there; `notes` says so. If the file has no next observations, the last step of a truncated episode has no
-    true one and is left out (`dropped` counts them). The last step of a terminated episode is kept, with its own
-    observation repeated, from which nothing bootstraps.
+    unknown there, and `notes` says so. If the file has no next observations, the last step of a truncated episode is
+    left out, because its true next observation is unknown; `dropped` counts these steps. The last step of a terminated
+    episode is kept with its own observation repeated as the next one, from which no target bootstraps.
 
     Raises:
-        MissingInputError, DataError, ResourceError: see `read_foreign`; the message names dataset and index.
+        MissingInputError, DataError, ResourceError: as `read_foreign`; the message names dataset and index.
     """
     return as_episodes(read_foreign(Path(path), lambda file: read_columns(file, shows, discrete)), str(path))
 
 
 def as_episodes(arrays: dict[str, Array], name: str) -> EpisodeDataset:
-    """Return the episodes of columns that `read_columns` returned, see `read_d4rl`; `name` is their dataset's."""
+    """Split columns, as `read_columns` returns them, into episodes by the rules of `read_d4rl`; `name` names their
+    source."""
     timed, following = "timeouts" in arrays, "next_observations" in arrays
     arrays.setdefault("timeouts", np.zeros_like(arrays["terminals"]))
     episodes = [_episode(arrays, first, last) for first, last in _stretches(arrays)]
@@ -49,10 +52,12 @@ def as_episodes(arrays: dict[str, Array], name: str) -> EpisodeDataset:
 
 
 def read_columns(file: h5py.File, shows: gymnasium.Space[Any] | None, discrete: bool) -> dict[str, Array]:
-    """Return the columns that a file has, by name, see `read_d4rl`.
+    """Read and check the datasets of an open HDF5 file in D4RL's layout; return them as arrays by name.
+
+    The arguments `shows` and `discrete` are those of `read_d4rl`.
 
     Raises:
-        Unusable: a column is missing, ragged, or holds what it may not.
+        Unusable: a dataset is missing, ragged, of a wrong type, or holds a value that is not allowed.
     """
     arrays = {
         "actions": StoredArray(file, "actions").actions(discrete),

@@ -20,7 +20,7 @@ _SLACK = 1e-4  # share of its width by which an action may lie outside of a Box,
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """One episode of `T` steps."""
+    """One recorded episode of `T` steps: `T + 1` observations, and `T` actions, rewards and end flags."""
 
     obs: Array  # [T + 1, O] float32
     action: Array  # [T] int64 or [T, A] float32, the environment's own values
@@ -35,7 +35,8 @@ class RecordedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDataset:
-    """Episodes, in the order of their source, and what the source says of them."""
+    """A list of recorded episodes, with the name, the action space and other facts of the file that they were read
+    from."""
 
     episodes: list[RecordedEpisode]
     where: str  # the source's name in messages
@@ -45,10 +46,11 @@ class EpisodeDataset:
 
 
 def check_fits(dataset: EpisodeDataset, obs_size: int, action_space: gymnasium.Space[Any]) -> None:
-    """Check that a dataset fits an environment: rows of `O` numbers, and its action space.
+    """Check that a dataset can be used for an environment with observations of `obs_size` numbers and this action
+    space.
 
     Raises:
-        DataError: they differ, or there is no step at all.
+        DataError: observations or actions do not fit, or the dataset has no step.
     """
     if not any(len(episode) for episode in dataset.episodes):
         raise DataError(f"{dataset.where}: holds no step; give a dataset with at least one episode")

@@ -35,15 +35,18 @@ _TIMES, _SPARE = 64, 2**30  # what anybody wrote may take 64 times its size and 
 
 
 class Unusable(Exception):
-    """The content of a file cannot be used. Whoever opened the file puts its name before the text."""
+    """The error raised when the content of a file cannot be used.
+
+    Code that knows the file's name converts this error to a `DataError` that begins with the name.
+    """
 
 
 def check_regular(path: Path) -> None:
-    """Check that a path is a file.
+    """Check that a path leads to a regular file.
 
     Raises:
-        MissingInputError: there is nothing.
-        DataError: there is something else.
+        MissingInputError: nothing exists at the path.
+        DataError: the path leads to a folder or to something else.
     """
     if not path.is_file():
         if path.exists():
@@ -53,10 +56,12 @@ def check_regular(path: Path) -> None:
 
 @contextlib.contextmanager
 def opened(source: Path | bytes, where: str) -> Iterator[h5py.File]:
-    """Open a file or its content for a `with` block: evopipe's own after its checksum, others in a separate process.
+    """Open an HDF5 file, or the bytes of one, inside a `with` block, and refuse files with links to other places.
+
+    Call this for evopipe's own files after their checksum was verified, and for other files in a separate process.
 
     Raises:
-        DataError: it is not HDF5, or the block raised `Unusable`; the message begins with `where`.
+        DataError: the file is not HDF5 or is damaged, or the block raised `Unusable`; the message begins with `where`.
     """
     try:
         with h5py.File(io.BytesIO(source) if isinstance(source, bytes) else source, "r") as file:
@@ -77,11 +82,11 @@ def _leads_away(name: bytes, info: Any) -> bytes | None:
 
 
 def read_foreign(path: Path, read: Callable[[h5py.File], _T]) -> _T:
-    """Return the result of `read` on a file, see `read_apart`.
+    """Open an HDF5 file of unknown origin in a separate process, call `read` on it there, and return the result.
 
     Raises:
-        MissingInputError, ResourceError: see `read_apart`.
-        DataError: it is damaged, `read` raised `Unusable`, or reading it crashed.
+        MissingInputError, ResourceError: as `read_apart`.
+        DataError: the file is damaged, `read` raised `Unusable`, or the process crashed.
     """
 
     def work() -> _T:
@@ -92,14 +97,16 @@ def read_foreign(path: Path, read: Callable[[h5py.File], _T]) -> _T:
 
 
 def read_apart(path: Path, read: Callable[[], _T]) -> _T:
-    """Return the result of `read`, which must be picklable, from a process that reads a file of unknown origin.
+    """Call `read`, which reads the file `path` of unknown origin, in a separate process with limited memory; return the
+    result.
 
-    On a system without helper processes (not Linux), the file is read in this process, without a limit of memory.
+    The result must be picklable. On a system without helper processes (not Linux), `read` runs in this process and
+    without a limit.
 
     Raises:
-        MissingInputError: there is no such file.
-        DataError: reading it crashed, or `read` raised it.
-        ResourceError: reading it takes more memory than its size explains.
+        MissingInputError: the file does not exist.
+        DataError: the process crashed, or `read` raised this error.
+        ResourceError: reading takes more memory than the limit, which depends on the file's size.
     """
     check_regular(path)
     if not can_help():
@@ -152,15 +159,17 @@ def _limit(more: int) -> None:
 
 
 class StoredArray:
-    """An entry, by its name, of a group in an HDF5 file. Its methods read it as what they say, and raise `Unusable` if
-    it is something else."""
+    """One named entry of a group in an HDF5 file, with methods that read and check its content.
+
+    Every method raises `Unusable` if the entry is missing or holds something else than the method reads.
+    """
 
     def __init__(self, group: h5py.Group, name: str) -> None:
         self._group, self._name = group, name
         self.label = f"{group.name}/{name}".strip("/")  # its path in the file
 
     def found(self) -> h5py.Group | h5py.Dataset:
-        """Return the entry, whatever it is."""
+        """Return the entry as h5py gives it, a group or a dataset."""
         if self._name not in self._group:
             raise Unusable(f"has no dataset '{self.label}'")
         return self._group[self._name]
@@ -169,14 +178,17 @@ class StoredArray:
         """Return the entry as an HDF5 group.
 
         Raises:
-            Unusable: there is no such entry, or it is no group; the message then ends with the text `otherwise`.
+            Unusable: the entry is missing, or is no group. If it is no group, the message ends with `otherwise`.
         """
         if not isinstance(found := self.found(), h5py.Group):
             raise Unusable(f"'{self.label}' is no group{otherwise}")
         return found
 
     def dataset(self) -> h5py.Dataset:
-        """Return the entry as a dataset that stores its values in its own file, as many as it declares."""
+        """Return the entry as an HDF5 dataset.
+
+        A dataset that keeps its values in other files, or declares many more bytes than it stores, is refused.
+        """
         found = self.found()
         if not isinstance(found, h5py.Dataset):
             raise Unusable(f"'{self.label}' is a group, expected a dataset")
@@ -188,7 +200,11 @@ class StoredArray:
         return found
 
     def numbers(self, kinds: str = "biuf", *, rank: int | None = None, limit: int | None = None) -> Array:
-        """Read the first `limit` rows, of `rank` dimensions. Their type must be one of `kinds` (NumPy's letters)."""
+        """Read the first `limit` rows of the dataset; all rows if `limit` is None.
+
+        The dataset must have `rank` dimensions (None: at least one) and a dtype whose kind is in `kinds` (NumPy's
+        letters).
+        """
         found = self.dataset()
         if found.dtype.kind not in kinds:
             names = {"b": "bool", "i": "integer", "f": "float"}
@@ -208,11 +224,11 @@ class StoredArray:
         return array
 
     def rewards(self) -> Array:
-        """Read rewards, `[N]` float32."""
+        """Read the dataset as rewards, `[N]` float32, all finite."""
         return self.finite(self._column("fiu"))
 
     def flags(self) -> Array:
-        """Read flags, `[N]` bool, stored as any numbers that are 0 or 1."""
+        """Read the dataset as flags, `[N]` bool; they may be stored as numbers of any type that are 0 or 1."""
         array = self._column()
         wrong = np.flatnonzero((array != 0) & (array != 1))
         if wrong.size:
@@ -220,8 +236,10 @@ class StoredArray:
         return array.astype(np.bool_)
 
     def actions(self, discrete: bool = False) -> Array:
-        """Read actions: integers are indices, `[N]` int64; floats are vectors, `[N, A]` float32. Floats `[N]` or
-        `[N, 1]` that are all whole numbers are indices too if actions are known to be `discrete`."""
+        """Read the dataset as actions: integers as indices `[N]` int64, floats as vectors `[N, A]` float32.
+
+        If `discrete` is true, floats `[N]` or `[N, 1]` that are all whole numbers are read as indices too.
+        """
         array = self.numbers("fiu")
         single = array.size == len(array)
         if array.dtype.kind == "f":
@@ -232,7 +250,7 @@ class StoredArray:
         return array.reshape(-1).astype(np.int64)
 
     def finite(self, array: Array) -> Array:
-        """Convert what was read to float32, which must be finite then."""
+        """Convert an array that was read from this dataset to float32, and check that every value is finite then."""
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows becomes infinite
             array = np.ascontiguousarray(array, np.float32)
         wrong = np.argwhere(~np.isfinite(array))
@@ -241,12 +259,16 @@ class StoredArray:
         return array
 
     def wrong(self, what: str) -> Unusable:
-        """Return the error that says what is wrong with a dataset."""
+        """Return an `Unusable` error whose message is this dataset's path in the file and then the text `what`."""
         return Unusable(f"dataset '{self.label}' {what}")
 
 
 def same_length(lengths: Mapping[str, int]) -> int:
-    """Return the common length of datasets that belong together."""
+    """Check that datasets, given as name and number of rows, have equally many rows; return that number.
+
+    Raises:
+        Unusable: two datasets differ in their number of rows.
+    """
     (first, length), *others = lengths.items()
     for name, other in others:
         if other != length:

@@ -58,10 +58,10 @@ def write_minari(
     algorithm: str,
     description: str,
 ) -> None:
-    """Write the Minari dataset `evopipe/<name>-v0`, with a manifest of checksums beside it. Equal content gives equal
-    bytes.
+    """Write recorded episodes as the Minari dataset `evopipe/<name>-v0` into a folder, with a manifest of checksums.
 
-    `MinariDataset(folder / "data")` opens it. A folder in its place is replaced completely.
+    `MinariDataset(folder / "data")` opens the dataset. An existing folder is replaced completely. Equal content gives
+    equal bytes.
 
     Raises:
         DiskError: a file cannot be written.
@@ -105,11 +105,11 @@ def write_minari(
 
 
 def read_own(folder: Path) -> EpisodeDataset:
-    """Read what `write_minari` wrote.
+    """Read a dataset that `write_minari` wrote, after its checksums were verified.
 
     Raises:
-        MissingInputError: it or its manifest is missing.
-        DataError: it is damaged.
+        MissingInputError: the dataset or its manifest is missing.
+        DataError: the dataset is damaged.
     """
     files, data = read_folder(folder, (f"data/{_METADATA}", f"data/{_CONTENT}")), folder / "data"
     metadata = _metadata(files[f"data/{_METADATA}"], f"{data / _METADATA}")
@@ -118,15 +118,15 @@ def read_own(folder: Path) -> EpisodeDataset:
 
 
 def read_minari(dataset: str | Path, shows: Space | None = None) -> EpisodeDataset:
-    """Read a Minari dataset with Discrete or Box actions: a folder (its own, or its `data`), or the id of a remote one.
+    """Read the episodes of a Minari dataset whose actions are Discrete or Box.
 
-    A remote dataset (`namespace/name-v0`) is downloaded into Minari's cache, if it is not there. The environment's
-    observation space `shows` converts its observations to rows; without it they must be rows already, as `write_minari`
-    writes them.
+    `dataset` is a folder (the dataset's or its `data`) or the id of a remote dataset (`namespace/name-v0`), which is
+    downloaded into Minari's cache first unless the cache has it. The environment's observation space `shows` converts
+    observations to rows; if `shows` is None, they must be rows already, as `write_minari` writes them.
 
     Raises:
-        MissingInputError: it does not exist, or the remote cannot be reached.
-        DataError, ResourceError: see `read_foreign`.
+        MissingInputError: the dataset does not exist, or the remote server cannot be reached.
+        DataError, ResourceError: as `read_foreign`.
     """
     root = Path(dataset) if Path(dataset).exists() else _local_folder(str(dataset))
     data = next((folder for folder in (root / "data", root) if (folder / _METADATA).is_file()), None)

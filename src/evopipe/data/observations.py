@@ -21,10 +21,10 @@ Space = gymnasium.Space[Any]
 
 
 def compare(recorded: Space, shows: Space) -> None:
-    """Check that observations recorded in one space make the same rows as those of another.
+    """Check that observations recorded in one space are flattened to the same rows as observations of another space.
 
     Raises:
-        Unusable: they do not.
+        Unusable: the two spaces are flattened to different rows; the message names the first difference.
     """
     try:
         theirs, mine = ObservationSpace.of(recorded), ObservationSpace.of(shows)
@@ -39,11 +39,11 @@ def compare(recorded: Space, shows: Space) -> None:
 
 
 def read_rows(part: StoredArray, recorded: Space | None, shows: Space | None) -> Array:
-    """Read observations as rows `[n, O]` float32, from a dataset, or from a group for a Dict or Tuple.
+    """Read observations from an HDF5 dataset, or for a Dict or Tuple space from a group, as rows `[n, O]` float32.
 
     Args:
-        part: where they are.
-        recorded: the space in which they were recorded; equal to `shows` if the file does not say.
+        part: the dataset or group.
+        recorded: the space in which the observations were recorded; None for the space `shows`.
         shows: the environment's observation space; None if the file holds rows already.
     """
     if shows is None:

@@ -24,9 +24,10 @@ _READERS = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Steps of behaviour in the order in which they happened, to learn from offline or to start a replay buffer with.
+    """Recorded steps in their order in time, as columns: data for offline learning, or to fill a replay buffer at the
+    start.
 
-    Saved to a file, it is what `fetch.source: hdf5` reads.
+    A dataset that is saved to a file can be named in `fetch.hdf5.path`, with `fetch.source: hdf5`.
 
     Examples:
         >>> import numpy as np
@@ -48,18 +49,18 @@ class Dataset:
         truncated: Any = None,
         next_observations: Any = None,
     ) -> Dataset:
-        """Return the dataset of these arrays.
+        """Return a dataset of N steps from one array for each column.
 
         Args:
             observations: `[N, ...]`, before each step.
             actions: `[N]` whole numbers, or `[N, A]` floats.
             rewards: `[N]`.
-            terminated: `[N]`, 1 where an episode came to its own end.
-            truncated: `[N]`, 1 where an episode was cut; None if that is not known.
-            next_observations: `[N, ...]`, after each step; None if they are the next row's.
+            terminated: `[N]`, 1 where the step ended the episode in a terminal state.
+            truncated: `[N]`, 1 where the episode was cut after the step; None if truncations are not known.
+            next_observations: `[N, ...]`, after each step; None if each is the observation of the next row.
 
         Raises:
-            DataError: a column is missing, ragged, not finite, or of a type that it may not have.
+            DataError: a column is missing, ragged, not finite, or of a wrong type.
         """
         given = {
             "observations": observations, "actions": actions, "rewards": rewards, "terminals": terminated,
@@ -71,16 +72,17 @@ class Dataset:
 
     @classmethod
     def from_frame(cls, frame: Any, **columns: Any) -> Dataset:
-        """Return the dataset of a data frame (pandas, polars), or of a mapping of names to arrays `[N]`.
+        """Return a dataset from a data frame (pandas, polars), or from a mapping of names to arrays `[N]`, one row a
+        step.
 
         Args:
-            frame: a row for each step.
-            **columns: names of its columns, as in the block `fetch.table` of `params.yaml`; those that are not given
-                have its defaults.
+            frame: the data frame or mapping.
+            **columns: names of the frame's columns, by the keys of the block `fetch.table` of `params.yaml`; missing
+                keys have the block's defaults.
 
         Raises:
             ParamsError: an argument is no key of that block.
-            DataError: see `from_arrays`; a column that is named is not there.
+            DataError: as `from_arrays`, or a named column is missing.
         """
         from evopipe.schema.declare import parsed
 
@@ -111,10 +113,10 @@ class Dataset:
         return len(self.columns["rewards"])
 
     def save(self, path: str | Path) -> Path:
-        """Write the dataset to an HDF5 file in D4RL's layout, and return its path.
+        """Write the dataset to an HDF5 file in D4RL's layout; return the file's path.
 
         Raises:
-            DiskError: it cannot be written.
+            DiskError: the file cannot be written.
         """
         path = Path(path)
         make_folder(path.parent)
@@ -122,10 +124,10 @@ class Dataset:
         return path
 
     def episodes(self, name: str, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> EpisodeDataset:
-        """Return its episodes, see `read_d4rl`.
+        """Split the dataset into episodes by the rules of `read_d4rl`, which also explains `shows` and `discrete`.
 
         Raises:
-            DataError: see `from_arrays`; the message begins with `name`.
+            DataError: a column cannot be used, see `from_arrays`; the message begins with `name`.
         """
         return as_episodes(self._checked(shows, discrete, name), name)
 
@@ -151,14 +153,15 @@ class Dataset:
 
 
 def read_table(cfg: FetchConfig.Table, shows: gymnasium.Space[Any] | None, discrete: bool) -> EpisodeDataset:
-    """Read a CSV or Parquet file, in a process with limited memory.
+    """Read the episodes of a CSV or Parquet file that has one row per step, in a process with limited memory.
 
-    Its steps are cut into episodes as those of a D4RL file, see `read_d4rl`; so does a change in the column `episodes`.
+    Steps are split into episodes by the rules of `read_d4rl`. An episode also ends where the value in the column
+    `cfg.episodes` changes.
 
     Raises:
         ParamsError: the file's name ends neither in .csv nor in .parquet.
-        MissingInputError, ResourceError: see `read_apart`.
-        DataError: it is damaged, lacks a column, or a column holds what it may not; the message names column and row.
+        MissingInputError, ResourceError: as `read_apart`.
+        DataError: the file is damaged, lacks a column, or has a wrong value; the message names column and row.
     """
     path = Path(cfg.path)
     kind = _READERS.get(path.suffix.lower())

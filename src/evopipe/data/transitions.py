@@ -35,7 +35,8 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """`N` transitions, one row each."""
+    """`N` transitions as arrays, one row each: observation, action, reward, end flags, next observation, number of the
+    episode."""
 
     obs: Array  # [N, O] float32
     action: Array  # [N] int64, indices from 0; or [N, A] float32 in [-1, 1], relative to the action space's bounds
@@ -50,9 +51,9 @@ class Transitions:
 
 
 def pack(episodes: Sequence[RecordedEpisode], relative: Callable[[Array], Array]) -> Transitions:
-    """Flatten episodes, at least one, into transitions.
+    """Concatenate one or more recorded episodes into transitions.
 
-    `relative` converts the environment's own actions `[N, …]` to indices from 0, or to vectors in [-1, 1].
+    `relative` converts the environment's actions `[N, …]` to indices from 0, or to vectors in [-1, 1].
     """
     whole = {
         name: np.concatenate([getattr(episode, name) for episode in episodes])
@@ -68,9 +69,9 @@ def pack(episodes: Sequence[RecordedEpisode], relative: Callable[[Array], Array]
 
 
 def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, Any]) -> None:
-    """Write transitions and their statistics as one sealed HDF5 file, atomically. Equal content gives equal bytes.
+    """Write transitions and their statistics to one HDF5 file, atomically, with a SHA-256 checksum in its first bytes.
 
-    If observations are images of bytes throughout, they are stored as bytes.
+    Equal content gives equal bytes. Observations are stored as bytes if they consist of byte-valued images only.
 
     Raises:
         DiskError: the file cannot be written.
@@ -89,11 +90,11 @@ def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, 
 
 
 def read_transitions(path: Path, limit: int | None = None) -> Transitions:
-    """Read the first `limit` transitions; all if None.
+    """Read the first `limit` transitions of a file that `write_transitions` wrote; all transitions if `limit` is None.
 
     Raises:
-        MissingInputError: there is no such file.
-        DataError: it is truncated, damaged, ragged, of a wrong type, or holds a value that is not finite.
+        MissingInputError: the file does not exist.
+        DataError: the file is truncated, damaged or ragged, or holds values of a wrong type or that are not finite.
     """
     with _opened(Path(path)) as file:
         if file.attrs.get("format") != _FORMAT:
@@ -111,7 +112,10 @@ def read_transitions(path: Path, limit: int | None = None) -> Transitions:
 
 
 def sealed(content: memoryview) -> memoryview:
-    """Write the SHA-256 of a file made with `userblock_size=SEAL` into its first bytes; return its content."""
+    """Write the SHA-256 of an HDF5 file's content into its first `SEAL` bytes, in place; return the content.
+
+    The file must have been made with `userblock_size=SEAL`, which leaves these bytes free.
+    """
     content[:SEAL] = _seal(hashlib.sha256(content[SEAL:]).hexdigest())
     return content
 
@@ -148,10 +152,10 @@ def _read(file: h5py.File, name: str, limit: int | None) -> Array:
 
 
 def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:
-    """Return statistics of transitions as plain numbers: counts, returns by episode, reward, each observation element,
-    and actions.
+    """Return statistics of transitions as plain numbers for JSON.
 
-    Of discrete actions it is how often each was taken, of continuous ones each element.
+    These are counts, and summaries of episodes' returns and lengths, of rewards, and of each element of observations.
+    `actions` has the count of each discrete action, or a summary of each element of continuous actions.
     """
     returns = np.bincount(transitions.episode, weights=transitions.reward.astype(np.float64))
     lengths = np.bincount(transitions.episode).astype(np.float64)

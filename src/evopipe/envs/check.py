@@ -44,13 +44,19 @@ _IRRELEVANT = (
 
 
 def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = (), source: str | None = None) -> list[str]:
-    """Try an environment, a C file's where one is given, and return the findings.
+    """Try an environment in random play, and return the findings, each one sentence.
 
     A finding begins with `error:` if evopipe cannot train in the environment, and with `warning:` if it can.
 
+    Args:
+        env_id: the environment's id, as `env.id`.
+        kwargs: arguments of the environment, as `env.kwargs`.
+        wrappers: wrappers, as `env.wrappers`.
+        source: a C file that implements the environment, as `env.source`; None for an environment in Python.
+
     Raises:
         ParamsError: the id or the arguments are unknown.
-        EnvironmentFailed: the constructor raised.
+        EnvironmentFailed: the environment's constructor raised an exception.
     """
     cfg = described(env_id, kwargs, wrappers, source)
     env = make_env(cfg)
@@ -69,7 +75,7 @@ def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = (), sou
 def described(
     env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = (), source: str | None = None
 ) -> EnvConfig:
-    """Return the block `env` of a `params.yaml` with these values.
+    """Return the block `env` of a `params.yaml` with these values. For the arguments see `check`.
 
     Raises:
         ParamsError: a value cannot be used.

@@ -26,15 +26,16 @@ _OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps f
 
 
 class CompiledPool:
-    """`R` environments in C. It has the attributes and methods of a `TensorPool` on the CPU, and is sound where the
-    environment is evopipe's own.
+    """A pool of `R` environments in C on the CPU, with the attributes and methods of a `TensorPool`.
 
     Attributes:
-        memory: `[R, S]` uint8, the rows' states, zeros before the first reset; always the same memory.
+        memory: `[R, S]` uint8, the states of all environments, zeros before the first reset. The tensor is never
+            replaced.
+        sound: whether the environment is evopipe's own, not a user's C file; then all its numbers are finite.
 
     Raises:
-        ParamsError: the device is no CPU, nothing can be compiled, evopipe has no such environment in C, or it does not
-            take an argument of `env.kwargs`.
+        ParamsError: the device is no CPU, nothing can be compiled, evopipe has no such environment in C, or the
+            environment does not take an argument of `env.kwargs`.
     """
 
     team: TeamSpace | None = None
@@ -64,50 +65,56 @@ class CompiledPool:
 
     @property
     def obs(self) -> torch.Tensor:
-        """The current observation of every row, `[R, O]` float32."""
+        """The current observation of every environment, `[R, O]` float32."""
         obs: torch.Tensor = self._states.observe()
         return obs
 
     @property
     def begins(self) -> torch.Tensor:
-        """Where an episode begins, `[R]` bool."""
+        """Whether each environment is at the beginning of an episode, `[R]` bool."""
         begins: torch.Tensor = self.length == 0
         return begins
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
-        """Begin a new episode in `rows` `[n]`, each from its own seed `[n]`."""
+        """Begin a new episode in the environments `rows` `[n]`, each from its own seed `[n]`."""
         self._states.reset(torch.as_tensor(rows), torch.as_tensor(seeds))
 
     def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
-        """Step `rows` `[n]`, all if None, with indices int64 `[n]` or with float32 `[n, A]` in [-1, 1]."""
+        """Step the environments `rows` `[n]`, or all if None.
+
+        `actions` are indices `[n]` int64, or numbers `[n, A]` float32 in [-1, 1], which are scaled to the action
+        space's bounds.
+        """
         return TensorStep(*self._states.step(actions, rows))
 
     def step_where(self, actions: torch.Tensor, where: torch.Tensor) -> TensorStep:
-        """Step those of the first `n` rows for which `where` `[n]` is True; see `TensorPool.step_where`."""
+        """Step those of the first `n` environments for which `where` `[n]` is True; see `TensorPool.step_where`."""
         return TensorStep(*self._states.step(actions, only=where))
 
     @property
     def draws_in_steps(self) -> bool:
-        """Whether a step takes random numbers."""
+        """Whether a step of the environment draws random numbers."""
         return self._states.kind.step_draws > 0
 
     @property
     def in_c(self) -> bytes:
-        """What C needs to step rows by itself, an `env_call`."""
+        """The bytes of the C structure `env_call`, with which C code steps the environments by itself."""
         return self._states.packed()
 
     def place(self, numbers: Any) -> bool:
-        """Set the state of the environment in row 0 to the numbers of a Gymnasium environment's own state; return False
-        if the C environment cannot take them."""
+        """Set the state of environment 0 to that of a Gymnasium environment, given as its numbers; return False if the
+        C environment cannot be set so."""
         return self._states.place(numbers)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what rebuilds the pool: `state` `[R, S]` uint8, and `length` and `seed` `[R]`."""
+        """Return the state from which `restore` rebuilds the pool: `state` `[R, S]` uint8, and `length` and `seed`
+        `[R]`."""
         kept = {"state": self.memory, "length": self.length, "seed": self._seeds}
         return {name: value.numpy().copy() for name, value in kept.items()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-        """Restore what `state` returned. The result `[R]` is False for every row: none comes out different.
+        """Restore the state that `state` returned. Return False for every environment, `[R]`: each continues exactly as
+        saved.
 
         Raises:
             DataError: the state belongs to another pool.
@@ -120,4 +127,4 @@ class CompiledPool:
         return np.zeros(self.rows, np.bool_)
 
     def close(self) -> None:
-        """Do nothing: only memory is held."""
+        """Do nothing: the pool holds nothing but memory."""

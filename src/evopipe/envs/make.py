@@ -32,15 +32,19 @@ _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|mult
 
 
 def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """Construct one environment. With a `render_mode` from its `metadata["render_modes"]` it can be rendered.
+    """Make one environment from the block `env` of `params.yaml`.
 
-    For `module:EnvId`, `module` is imported first, from the installed packages or the working folder, so that a project
-    can register its own environments. A team is returned as an `evopipe.envs.team.TeamEnv`.
+    For the id `module:EnvId`, `module` is imported first, from the installed packages or the working folder, so that a
+    project can register its own environments. An environment of several agents is returned as a `TeamEnv`.
+
+    Args:
+        cfg: the block `env`.
+        render_mode: one of the environment's `metadata["render_modes"]`, if it is to be rendered; else None.
 
     Raises:
-        ParamsError: the id is unknown, its package is not installed, `env.kwargs` does not fit its constructor, or one
-            of `env.wrappers` does not fit around it.
-        EnvironmentFailed: the module's import or the constructor raised, or did not return.
+        ParamsError: the id is unknown, its package is not installed, `env.kwargs` does not fit its constructor, or a
+            wrapper of `env.wrappers` does not fit.
+        EnvironmentFailed: the module's import or the constructor raised an exception, or did not return in time.
     """
     threads = _count_threads()
     refuse(cfg, ("id", "disable_env_checker", "render_mode"))
@@ -80,7 +84,7 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
 
 @contextlib.contextmanager
 def opened(cfg: EnvConfig) -> Iterator[gymnasium.Env[Any, Any]]:
-    """Open an environment for a `with` block, and close it at the end. See `make_env`."""
+    """Make an environment for a `with` block, and close it at the end. For errors see `make_env`."""
     env = make_env(cfg)
     try:
         yield env
@@ -89,24 +93,25 @@ def opened(cfg: EnvConfig) -> Iterator[gymnasium.Env[Any, Any]]:
 
 
 def names_limit(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether an environment or one of its wrappers names a time limit.
-
-    It does so by `max_episode_steps` of its spec, a team by `max_cycles`.
-    """
+    """Return whether an environment declares a time limit: `max_episode_steps` of its spec, or a team's
+    `max_cycles`."""
     if isinstance(env, TeamEnv):
         return getattr(getattr(env.parallel, "unwrapped", None), "max_cycles", None) is not None
     return env.spec is not None and env.spec.max_episode_steps is not None
 
 
 def guard(cfg: EnvConfig, progress: Callable[[], object] = lambda: None, factor: float = 1.0) -> Watchdog:
-    """Return the context in which an environment's own code runs, for at most `factor` times `env.step_seconds`."""
+    """Return a context that limits the time of an environment's own code to `factor` times `env.step_seconds`.
+
+    The time starts again whenever the value that `progress` returns changes.
+    """
     return Watchdog(factor * cfg.step_seconds, "env.step_seconds", progress)
 
 
 def close(*envs: gymnasium.Env[Any, Any]) -> None:
-    """Close environments within `_CLOSING` seconds in all. One that fails to close cannot harm a finished run.
+    """Close environments within 10 seconds in all. Errors of closing are ignored.
 
-    The first one that does not return has half of that time; the others share the rest.
+    An environment that hangs while it closes is abandoned, and the next environments are closed in the remaining time.
     """
     end, most = time.monotonic() + _CLOSING, _CLOSING / 2
     for env in envs:
@@ -121,14 +126,15 @@ def close(*envs: gymnasium.Env[Any, Any]) -> None:
 
 
 def refuse(cfg: EnvConfig, names: Iterable[str]) -> None:
-    """Raise ParamsError if `env.kwargs` holds one of these names, which evopipe sets itself."""
+    """Raise a ParamsError if `env.kwargs` has one of these names, which evopipe sets itself."""
     for name in names:
         if name in cfg.kwargs:
             raise ParamsError(f"env.kwargs: {name!r} is set by evopipe and cannot be given; remove it")
 
 
 def has_threads(cfg: EnvConfig) -> bool:
-    """Return whether making this environment, or importing its module, ever started threads in this process."""
+    """Return whether making this environment, or importing its module, has started threads in this process at
+    any time."""
     return cfg.id in _with_threads
 
 
@@ -138,8 +144,8 @@ def _count_threads() -> int:
 
 
 def source_of(cfg: EnvConfig) -> list[Path]:
-    """Return the files or package folders of the modules in `module:EnvId` and `module:Wrapper`, each once; or the C
-    file in their place.
+    """Return the source files of an environment: files or package folders of the modules in `module:EnvId` and
+    `module:Wrapper`, each once; or its C file.
 
     The modules must have been imported, as `make_env` does.
     """
@@ -152,7 +158,8 @@ def source_of(cfg: EnvConfig) -> list[Path]:
 
 
 def tensor_class(env_id: str) -> type[Any] | None:
-    """Return the class of a user's own tensor environment, `module:Class`; None if the id names something else.
+    """Return the class of a user's own tensor environment with the id `module:Class`; None if the id names something
+    else.
 
     The module must have been imported.
     """
@@ -162,9 +169,9 @@ def tensor_class(env_id: str) -> type[Any] | None:
 
 
 def is_team(cfg: EnvConfig) -> bool:
-    """Return whether an id names a team.
+    """Return whether an id names a team, an environment of several agents.
 
-    A team is a function of a module (`module:function`), a module of PettingZoo or mpe2 (`name_v0`), or an id
+    The id of a team is a function of a module (`module:function`), a module of PettingZoo or mpe2 (`name_v0`), or an id
     registered with PettingZoo (`home/name-v0`). An id that is registered with Gymnasium is no team.
 
     Raises:
@@ -182,10 +189,10 @@ def is_team(cfg: EnvConfig) -> bool:
 
 
 def team_function(env_id: str) -> Callable[..., Any]:
-    """Return the function that makes the team of this name, see `is_team`.
+    """Return the function that makes the team (the environment of several agents) with this id; for ids see `is_team`.
 
     Raises:
-        ParamsError: the name is no team's.
+        ParamsError: the id names no team.
     """
     import_home(env_id)
     found = _find_team(env_id)

@@ -35,10 +35,13 @@ _BY_ENTRY_POINT = "MinAtar/"  # its id needs no module before it
 
 
 def import_home(env_id: str) -> None:
-    """Import the module of `module:EnvId`; gymnasium's own import knows nothing of the working folder.
+    """Import the module that registers an environment: `module` of the id `module:EnvId`, also from the working folder.
 
-    Of `Namespace/EnvId`, call the entry point `gymnasium.envs` of that name, if an installed package has one: Gymnasium
-    before 1.0 did so.
+    For an id `Namespace/EnvId`, call the entry point `gymnasium.envs` of that name, if an installed package has it, as
+    Gymnasium before 1.0 did.
+
+    Raises:
+        ParamsError: the id is malformed, or the module does not exist.
     """
     if ":" not in env_id:
         namespace, slash, _ = env_id.partition("/")
@@ -53,7 +56,8 @@ def import_home(env_id: str) -> None:
 
 
 def suggested(env_id: str) -> str:
-    """Return the end of a sentence about an id that nobody registered: what was probably meant, or where to look."""
+    """Return the end of an error message about an unknown id: a similar id, the package to install, or where to
+    look."""
     module, colon, name = env_id.rpartition(":")
     known = [*gymnasium.registry]
     if colon:

@@ -1,4 +1,4 @@
-"""What random play shows of an environment before anybody trains in it: scales, rewards, lengths, speed."""
+"""Findings about an environment from random play: scales of observations, rewards, episode lengths and speed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ _LARGE, _SMALL = 200.0, 1e-3  # rewards beyond these make values that networks l
 
 
 def outlook(cfg: EnvConfig, gamma: float = 0.99) -> list[str]:
-    """Play random actions and return findings: a `note:` with figures, then a `warning:` for each thing that makes
-    learning slow or impossible, with the parameter that mends it.
+    """Play random actions and return findings about an environment, each one sentence.
+
+    The first is a `note:` with figures; then comes a `warning:` for each property that makes learning slow or
+    impossible, with the parameter that helps.
 
     Args:
-        cfg: the environment's block of `params.yaml`; it has been checked, see `evopipe.envs.check`.
-        gamma: the discount that training will use, to which the length of episodes is compared.
+        cfg: the block `env` of `params.yaml`; it has been checked, see `evopipe.envs.check`.
+        gamma: the discount that training will use, with which the length of episodes is compared.
 
     Raises:
-        EnvironmentFailed: an environment raised.
+        EnvironmentFailed: the environment raised an exception.
     """
     rng, row = np.random.default_rng(_SEED), np.zeros(1, np.int64)
     returns: list[float] = []

@@ -35,39 +35,41 @@ _FIRST_LOG = 256
 
 
 class EnvPool:
-    """`R` independent environments. After an episode has ended, the caller must reset its row with a seed.
+    """A pool of `R` independent environments, one in each row of its arrays. After the end of an episode, the caller
+    must reset the row with the next episode's seed.
 
     Args:
-        cfg: the environment's block of `params.yaml`.
-        rows: `R`.
+        cfg: the block `env` of `params.yaml`.
+        rows: the number of environments, `R`.
         what: the pool's name in error messages.
-        workers: worker processes that may step the environments; no result depends on them.
-        overlapped: whether the caller computes between `send` and `receive`, so that a CPU should be left to it.
+        workers: worker processes that may step the environments; results do not depend on them.
+        overlapped: whether the caller computes between `send` and `receive`, and needs a CPU for that.
 
     Attributes:
-        obs: `[R, O]`, the current observation of every row.
-        mask: `[R, A]`, legal actions; all True if the environment gives no `info["action_mask"]`.
-        masked: whether the environment gives masks; known after the first reset.
-        episode_return: `[R]`, undiscounted return of the running episode.
-        episode_length: `[R]`, steps of the running episode.
+        obs: `[R, O]`, the current observation of every environment.
+        mask: `[R, A]` bool, the legal actions; all True if the environment has no `info["action_mask"]`.
+        masked: whether the environment has action masks; known after the first reset.
+        episode_return: `[R]`, the undiscounted return of the running episode so far.
+        episode_length: `[R]`, the steps of the running episode so far.
         actions, observations: the spaces, which convert the environment's own actions and observations.
-        spaces: what an algorithm knows of them.
-        team: the spaces of each agent, if there are several; the four attributes above are then what agents have in
-            common. Everything with an axis R then has an axis K after it, except `episode_length`.
-        alive: `[R, K]`, for a team: which agents act. An agent that does not act has the observation 0, and only its
+        spaces: the widths and kinds of the spaces, as algorithms use them.
+        team: the spaces of each agent, if there are several agents; else None. For a team, `actions`, `observations`
+            and `spaces` describe what all agents have in common, and every array but `episode_length` has an axis K of
+            agents after R.
+        alive: `[R, K]` bool, for a team: the agents that act next. Other agents have the observation 0, and only their
             first action is legal.
-        forced, is_forced: `[R, K, …]` and `[R, K]`, for a team: next actions that the environment sets itself, whatever
-            the policy chooses. Actions that are indices are never forced: a mask with one legal action says the same.
-        limit: the number of steps after which this pool truncates an episode, `env.step_limit`; None if the environment
-            names its own time limit.
-        spec: Gymnasium's description of the environment, if it has one.
-        reward_threshold: the return at which the environment counts as solved, if its spec names one.
-        upcoming: `(rows [n], ahead) → seeds [n, ahead]`, the seeds of the next resets of these rows, if the caller
-            knows them. Episodes are then begun ahead of time. No result depends on it.
+        forced, is_forced: `[R, K, …]` and `[R, K]`, for a team: actions that the environment sets itself instead of the
+            policy. Discrete and MultiDiscrete actions are not forced; their mask has one legal action instead.
+        limit: the number of steps after which this pool truncates an episode (`env.step_limit`); None if the
+            environment declares its own time limit.
+        spec: the environment's spec in Gymnasium; None if it has none.
+        reward_threshold: the return at which the environment counts as solved; None if its spec does not say.
+        upcoming: a function (rows [n], ahead) → seeds [n, ahead] of the next episodes of these rows, or None. With it,
+            episodes can be begun ahead of time; results do not depend on it.
 
     Raises:
         ParamsError: the environment is unknown, its spaces are not supported, or `env.backend` does not offer it.
-        EnvironmentFailed: its constructor raised.
+        EnvironmentFailed: the environment's constructor raised an exception.
     """
 
     def __init__(
@@ -137,32 +139,32 @@ class EnvPool:
 
     @property
     def wrapped(self) -> bool:
-        """Whether the environment has wrappers (`env.wrappers`) that change its observations."""
+        """Whether the environment has wrappers (`env.wrappers`), which may change its observations."""
         return bool(self._cfg.wrappers)
 
     @property
     def begins(self) -> Bools:
-        """Where an episode begins, of which no step was taken yet: `[R]`. For a team it is `[R, K]`, where an agent
-        joins."""
+        """Whether each environment is at the beginning of an episode, `[R]` bool. For a team `[R, K]`: whether the
+        agent acts next and did not act in the step before."""
         return np.asarray(self.episode_length == 0, np.bool_) if self.team is None else self._joined
 
     @property
     def idle(self) -> Bools:
-        """Which agents of a team do not act by their own choice, `[R, K]`: they are absent, or the environment sets
-        their action."""
+        """Whether each agent of a team is idle, `[R, K]`: it is absent, or the environment sets its next action."""
         idle: Bools = ~self.alive | self.is_forced
         return idle
 
     @property
     def row_space(self) -> gymnasium.Space[Any]:
-        """The space of the pool's flat observations. It is the environment's own space if that is flat already."""
+        """The Gymnasium space of the pool's flat observations. It is the environment's own space if that is flat
+        already."""
         if self.observations.plain:
             return self.observation_space
         return gymnasium.spaces.Box(-np.inf, np.inf, (self.obs_size,), np.float32)
 
     @property
     def worker_count(self) -> int:
-        """The number of worker processes that hold the environments, once it is chosen."""
+        """The number of worker processes that step the environments; it is final after the first reset."""
         return len(self._forked.helpers) if self._forked else 0
 
     def _settled(self) -> backends.RowStepper:
@@ -175,10 +177,10 @@ class EnvPool:
         return self._home
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
-        """Begin a new episode in `rows` `[n]`, each from its own seed `[n]`.
+        """Begin a new episode in the environments `rows` `[n]`, each from its own seed `[n]`.
 
         Raises:
-            EnvironmentFailed: an environment raised, or its first observation or mask cannot be used.
+            EnvironmentFailed: an environment raised an exception, or its first observation or mask cannot be used.
         """
         home = self._settled()
         index, seed_of = np.asarray(rows, np.int64), np.asarray(seeds, np.int64)
@@ -196,24 +198,24 @@ class EnvPool:
             self._muster(self.team, index, begun)
 
     def step(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> RowStep:
-        """Step `rows` `[n]`; all rows if None.
+        """Step the environments `rows` `[n]`, or all if None, and return the results.
 
         Args:
-            actions: `[n]` indices; `[n, D]` if an action is several choices, each counted from 0 whatever the space's
-                start; `[n, A]` in [-1, 1] if the space is continuous, stretched to its bounds. For a team `[n, K, …]`.
-            rows: the rows to step.
+            actions: actions in the algorithm's encoding: indices `[n]`; for several choices, indices `[n, D]` from 0
+                on; for a Box, numbers `[n, A]` in [-1, 1], which are scaled to its bounds. For a team `[n, K, …]`.
+            rows: the environments to step.
 
         Raises:
-            EnvironmentFailed: an environment raised, or returned something of a wrong type or shape.
+            EnvironmentFailed: an environment raised an exception, or returned a value of a wrong type or shape.
         """
         self.send(actions, rows)
         return self.receive()
 
     def send(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
-        """Start a step (see `step`), which `receive` finishes. The caller may do other work in between.
+        """Start a step (see `step`), which `receive` finishes. The caller may compute in between.
 
-        Until then `obs`, `mask`, `episode_return`, `episode_length` and `state()` stay as they were, and only `receive`
-        and `close` may be called.
+        Before `receive`, `obs`, `mask`, `episode_return`, `episode_length` and `state()` do not change, and no other
+        method than `receive` and `close` may be called.
 
         Raises:
             UsageError: a step is running already.
@@ -227,7 +229,8 @@ class EnvPool:
         self._sent = index, action
 
     def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
-        """Return a team's actions `[n, K, …]`, with the actions that the environment sets itself in their places."""
+        """Return a team's actions `[n, K, …]` as they are executed: actions that the environment sets itself replace
+        the policy's."""
         if not self.is_forced.any():
             return actions
         index = self._all if rows is None else np.asarray(rows, np.int64)
@@ -239,7 +242,7 @@ class EnvPool:
 
         Raises:
             UsageError: no step is running.
-            EnvironmentFailed: see `step`. The pool is then as before the step.
+            EnvironmentFailed: see `step`. The pool's arrays are then as before the step.
         """
         if self._sent is None:
             raise UsageError("the pool has no step to receive: call send(actions) first")
@@ -289,10 +292,10 @@ class EnvPool:
             self.forced[rows] = np.nan_to_num(shown.forced)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what rebuilds the pool, for the running episodes.
+        """Return the state from which `restore` rebuilds the pool with its running episodes.
 
-        It holds `seed` `[R]` (-1 if never reset), `length` `[R]`, `actions` `[sum(length), …]` row after row, `return`
-        `[R]` and `obs` `[R, O]`.
+        It holds `seed` `[R]` (-1 before the first reset), `length` `[R]`, `actions` `[sum(length), …]` of all rows in
+        order, `return` `[R]` and `obs` `[R, O]`.
         """
         taken = self._log[np.arange(self._log.shape[1])[None] < self.episode_length[:, None]]
         seed, length = self._seed.copy(), self.episode_length.copy()
@@ -300,15 +303,15 @@ class EnvPool:
         return {"seed": seed, "length": length, "actions": taken, "obs": obs, "return": reward}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> Bools:
-        """Rebuild the pool by playing each running episode again.
+        """Rebuild the pool by playing the actions of each running episode again.
 
         Returns:
-            `[R]`, rows whose episode came out different because the environment is not deterministic. The caller resets
-            them.
+            `[R]` bool, True for rows whose episode differs from the saved one, because the environment is not
+            deterministic. The caller must reset these rows.
 
         Raises:
             DataError: the state belongs to another pool.
-            EnvironmentFailed: an environment raised.
+            EnvironmentFailed: an environment raised an exception.
         """
         seed, length = np.asarray(state["seed"], np.int64), np.asarray(state["length"], np.int64)
         self._check_state(seed, length, state)
@@ -343,10 +346,10 @@ class EnvPool:
             raise DataError(f"the saved {self._what} environments hold an action log that does not fit its lengths")
 
     def env(self, row: int) -> gymnasium.Env[Any, Any]:
-        """Return the environment of one row, to be looked at. Only the pool may step or reset it.
+        """Return the environment of one row, to read its attributes. Only the pool may step or reset it.
 
         Raises:
-            UsageError: the environments do not live in this process.
+            UsageError: the environments are not objects of this process.
         """
         home = self._settled()
         if not isinstance(home, Rows | TeamRows):

@@ -34,7 +34,8 @@ Upcoming: TypeAlias = "Callable[[Ints, int], Ints] | None"  # see `EnvPool.upcom
 
 
 class Fault(Exception):
-    """An environment raised, or returned something that cannot be used. It holds the row and a description."""
+    """Raised if an environment raised an exception, hung, or returned a value that cannot be used. It holds the
+    environment's row in the pool and a description."""
 
     def __init__(self, row: int, text: str) -> None:
         super().__init__(row, text)  # both, so that it can go from one process to another
@@ -42,7 +43,7 @@ class Fault(Exception):
 
 
 class Begun(NamedTuple):
-    """The first observations of `n` episodes, and their action masks; for a team `[n, K, …]`."""
+    """The first observations of `n` episodes, and their action masks. For a team the arrays are `[n, K, …]`."""
 
     obs: Floats  # [n, O]
     mask: Bools | None  # [n, A], None where the environment gives none
@@ -52,10 +53,10 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """The results of one step of `n` rows. No later step overwrites them.
+    """The results of one step of `n` environments. No later step overwrites them.
 
-    For a team everything but `broken` is `[n, K, …]`. An agent that did not act has reward 0, and neither of its ends
-    is set. One that neither acted nor acts next has the observation 0.
+    For a team every array but `broken` is `[n, K, …]`. An agent that did not act has the reward 0, and is neither
+    terminated nor truncated. An agent that neither acted nor acts next has the observation 0.
     """
 
     obs: Floats  # [n, O], the true next observation, also where the episode ended
@@ -75,7 +76,8 @@ class RowStep:
     def of(
         cls, actions: ActionSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, mask: Bools | None
     ) -> RowStep:
-        """Build a step, and find which rows are broken. Without masks every action is legal."""
+        """Build the results of a step, and find the broken rows: those with a reward or observation that is not finite,
+        or without a legal action. Without a `mask` every action is legal."""
         broken: Bools = ~(np.logical_and.reduce(np.isfinite(obs), axis=1) & np.isfinite(reward))
         if mask is None:
             mask = _every_legal(len(obs), actions.size)
@@ -85,20 +87,21 @@ class RowStep:
 
     @property
     def parts(self) -> list[npt.NDArray[Any]]:
-        """Return all arrays of the step."""
+        """All arrays of the step, without those that are None."""
         found = [getattr(self, part.name) for part in fields(self)]
         return [part for part in found if part is not None]
 
     @property
     def next_alive(self) -> Floats:
-        """The state of each agent of a team after the step, `[n, K]`: GONE, ACTS or CUT, see `evopipe.types`."""
+        """The state of each agent of a team after the step, `[n, K]` float32: GONE, ACTS or CUT, see
+        `evopipe.types`."""
         assert self.alive is not None
         cut = self.truncated & ~self.terminated
         return np.where(self.alive, np.float32(ACTS), np.where(cut, np.float32(CUT), np.float32(GONE)))
 
     @property
     def over(self) -> Bools:
-        """Whether the episode ended, was truncated or broke, `[n]`: the caller begins a new one in this row."""
+        """Whether each episode was terminated, truncated or broken, `[n]`, so that the caller must reset the row."""
         if self.alive is not None:
             return self.broken | ~self.alive.any(axis=1)
         return self.terminated | self.truncated | self.broken
@@ -113,14 +116,15 @@ def _every_legal(rows: int, actions: int) -> Bools:
 
 
 class Rows:
-    """Environments of one kind, each with its number in the pool.
+    """The environments of a pool, or of one worker's part of it, that are stepped one after another in this process.
 
     Args:
-        cfg: the environment's block of `params.yaml`.
-        numbers: their rows in the pool.
-        made: the first few of them, already constructed.
-        masked: `[1]`, whether the pool's environments give action masks; known after the first reset.
-        turn: `[1]`, set to the row of each environment that is constructed, reset or stepped.
+        cfg: the block `env` of `params.yaml`.
+        numbers: the rows of these environments in the pool.
+        made: environments that are constructed already, for the first of these rows.
+        masked: `[1]`, whether the pool's environments have action masks; set at the first reset.
+        turn: `[1]`, set to the row of each environment before it is constructed, reset or stepped, so that a watchdog
+            knows which one hangs.
 
     Raises:
         ParamsError, EnvironmentFailed: see `make_env`.
@@ -144,10 +148,11 @@ class Rows:
         self._steps = {number: env.step for number, env in self.envs.items()}
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin an episode in `rows` `[n]`, each from its own seed `[n]`.
+        """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`; return the first
+        observations and masks.
 
         Raises:
-            Fault: an environment raised or hung, or its first observation or mask cannot be used.
+            Fault: an environment raised an exception or hung, or its first observation or mask cannot be used.
         """
         observations = np.empty((len(rows), self._space.size), np.float32)
         masks = np.ones((len(rows), self._actions.size), np.bool_)
@@ -169,14 +174,14 @@ class Rows:
         return Begun(observations, masks if self._masked[0] else None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Do nothing: `receive` does the work."""
+        """Do nothing, because `receive` steps these environments."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Step `rows` `[n]` with actions in the algorithm's encoding: indices `[n]` or `[n, D]`, or `[n, A]` in [-1,
-        1].
+        """Step the environments `rows` `[n]` with actions in the algorithm's encoding, indices `[n]` or `[n, D]`, or
+        `[n, A]` in [-1, 1]; return the results.
 
         Raises:
-            Fault: an environment raised or hung, or returned something of a wrong type or shape.
+            Fault: an environment raised an exception or hung, or returned a value of a wrong type or shape.
         """
         shape, dtype, steps, plain = (self._space.size,), self._dtype, self._steps, self._space.plain
         bools, reals, masked = {bool, np.bool_}, {float, int, np.float64, np.float32}, bool(self._masked[0])
@@ -234,7 +239,8 @@ class Rows:
 
 
 class calling:  # noqa: N801  # a context, like those of `contextlib`
-    """Watch a block that calls environments. If one raises or hangs, raise a Fault for the row whose `turn` it is."""
+    """A context for a block that calls environments, with a time limit. If the block raises an exception or hangs, the
+    context raises a Fault for the row in `turn`."""
 
     __slots__ = "_turn", "_watched", "_what"
 
@@ -255,10 +261,11 @@ class calling:  # noqa: N801  # a context, like those of `contextlib`
 
 
 def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bools:
-    """Return the mask `[A]` that an environment gave.
+    """Check the action mask that an environment returned, and convert it to bool `[A]`. `whose` names the agent in the
+    message.
 
     Raises:
-        Fault: it does not fit the actions.
+        Fault: the mask does not fit the actions.
     """
     try:
         mask = np.asarray(actions.flat_mask(given))
@@ -273,8 +280,8 @@ def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bo
 def make_rows(
     cfg: EnvConfig, numbers: range, made: Sequence[gymnasium.Env[Any, Any]], turn: Ints
 ) -> dict[int, gymnasium.Env[Any, Any]]:
-    """Return the environments of the rows `numbers`, by row. Those in `made` serve the first of these rows, and the
-    others are constructed. For `turn` see `Rows`."""
+    """Return the environments of the rows `numbers`, by row. Those in `made` serve the first rows; the others are
+    constructed. For `turn` see `Rows`."""
     envs = [*made]
     while len(envs) < len(numbers):
         envs.append(make_env(cfg))
@@ -283,7 +290,7 @@ def make_rows(
 
 
 def floats(rewards: Sequence[Any]) -> npt.NDArray[np.float64]:
-    """Return rewards as floats. An integer too large for a float becomes infinite."""
+    """Convert rewards to float64. An integer too large for a float becomes infinite."""
     try:
         return np.array(rewards, np.float64)
     except OverflowError:
@@ -291,10 +298,11 @@ def floats(rewards: Sequence[Any]) -> npt.NDArray[np.float64]:
 
 
 def number(row: int, reward: Any, whose: str = "") -> float:
-    """Convert a reward that is no plain number, such as a NumPy scalar.
+    """Convert a reward that is no plain number, such as a NumPy scalar, to a float. `whose` names the agent in the
+    message.
 
     Raises:
-        Fault: it cannot be converted.
+        Fault: the reward cannot be converted.
     """
     plain = reward.item() if isinstance(reward, np.ndarray) and reward.size == 1 else reward
     try:
@@ -308,7 +316,7 @@ def number(row: int, reward: Any, whose: str = "") -> float:
 
 
 def picture(value: object) -> str:
-    """Return a short description of a wrong value."""
+    """Return a short description of a wrong value, with its type, for an error message."""
     if isinstance(value, np.ndarray):
         return f"array{list(value.shape)} of {value.dtype}"
     try:

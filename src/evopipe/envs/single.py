@@ -25,12 +25,13 @@ _HAS = (*_METHODS, "draws", "observation_space", "action_space")
 
 
 def is_tensor_class(found: Any) -> bool:
-    """Return whether an object is the class of a tensor environment, judged by its methods."""
+    """Return whether an object is the class of a tensor environment: a class with the methods `start`, `advance` and
+    `observe`."""
     return isinstance(found, type) and all(callable(getattr(found, name, None)) for name in _METHODS)
 
 
 class OneRow(gymnasium.Env[Any, Any]):
-    """One row of a tensor environment as a Gymnasium environment.
+    """A Gymnasium environment that wraps a single row of a user's tensor environment.
 
     Args:
         kind: the user's class.
@@ -38,7 +39,7 @@ class OneRow(gymnasium.Env[Any, Any]):
         kwargs: the arguments of its constructor.
 
     Raises:
-        ParamsError: the class lacks something.
+        ParamsError: the class lacks a method or attribute, or its spaces are not supported.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  Gymnasium's own way
@@ -67,7 +68,8 @@ class OneRow(gymnasium.Env[Any, Any]):
         self._length = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the episode of a seed, the same episode as in a `TensorPool`."""
+        """Begin the episode of this seed, which is the same episode as in a `TensorPool`; return its observation and an
+        empty info."""
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         draw = Stream(torch.tensor([chosen]), Purpose.EPISODE, torch.zeros(1, dtype=torch.int64))
@@ -75,7 +77,7 @@ class OneRow(gymnasium.Env[Any, Any]):
         return self._seen(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take a step with the environment's own action."""
+        """Take a step with an action of the action space; return what Gymnasium's `step` returns."""
         box = isinstance(self.action_space, gymnasium.spaces.Box)
         taken = torch.as_tensor(np.asarray(action, np.float32 if box else np.int64))[None]
         if not box:
@@ -91,15 +93,15 @@ class OneRow(gymnasium.Env[Any, Any]):
 
 
 class RowInC(gymnasium.Env[Any, Any]):
-    """One row of a user's environment in C as a Gymnasium environment.
+    """A Gymnasium environment that wraps a single row of a user's environment in C.
 
     Args:
         source: the C file.
         name: the environment's name in messages.
-        kwargs: its settings.
+        kwargs: the environment's settings.
 
     Raises:
-        ParamsError: see `compiled` and `Compiled.values`.
+        ParamsError: the file cannot be compiled, or a setting is unknown or has a wrong value.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  Gymnasium's own way
@@ -119,14 +121,15 @@ class RowInC(gymnasium.Env[Any, Any]):
         )  # fmt: skip
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the episode of a seed, the same episode as in a `CompiledPool`."""
+        """Begin the episode of this seed, which is the same episode as in a `CompiledPool`; return its observation and
+        an empty info."""
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         self._states.reset(torch.zeros(1, dtype=torch.int64), torch.tensor([chosen]))
         return self._states.observe()[0].numpy(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take a step with the environment's own action."""
+        """Take a step with an action of the action space; return what Gymnasium's `step` returns."""
         taken = torch.as_tensor(np.asarray(action, np.float32 if self.kind.continuous else np.int64))[None]
         obs, reward, terminated, truncated = self._states.step(taken, own=True)
         return obs[0].numpy(), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}

@@ -39,7 +39,8 @@ _Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of an observation, and how it is converted to columns."""
+    """One array of a possibly nested observation, and its conversion to columns of a flat row, a vector with all
+    numbers of the observation."""
 
     path: _Path  # keys and indices from the observation to it; empty where it is the observation
     shape: tuple[int, ...]  # of the environment's own array, `()` for a number
@@ -51,24 +52,24 @@ class Leaf:
 
     @cached_property
     def size(self) -> int:
-        """The number of columns."""
+        """The number of columns that the array becomes."""
         return sum(self.counts) if self.counts else math.prod(self.shape)
 
     @property
     def name(self) -> str:
-        """The array's name in messages: `observation['map'][0]`."""
+        """The array's name in messages, such as `observation['map'][0]`."""
         return "observation" + "".join(f"[{key!r}]" for key in self.path)
 
     def image(self, start: int) -> Image:
-        """Describe the columns of this image, which begin at `start`."""
+        """Return the position and shape of this image in a flat row. Its columns begin at `start`."""
         height, width = self.shape[1:] if self.channels == 0 else self.shape[:2]
         return Image(start, self.shape[self.channels or 0], height, width)
 
     def find(self, obs: Any) -> npt.NDArray[Any]:
-        """Return this array of an observation, or of a batch of observations.
+        """Return this array from an observation, or from a batch of observations.
 
         Raises:
-            ValueError: it is no array of numbers.
+            ValueError: the array is missing, or does not hold numbers.
         """
         try:
             for key in self.path:
@@ -82,10 +83,10 @@ class Leaf:
         return array
 
     def columns(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Convert arrays to columns: `[n, *shape]` → `[n, size]`.
+        """Convert arrays `[n, *shape]` to columns `[n, size]` float32.
 
         Raises:
-            ValueError: a number of a discrete space is outside it.
+            ValueError: a number of a discrete space is outside the space.
         """
         if self.counts:
             return self._one_hot(values.reshape(len(values), len(self.counts)).astype(np.int64) - np.array(self.firsts))
@@ -109,16 +110,16 @@ class Leaf:
 
 @dataclass(frozen=True)
 class ObservationSpace:
-    """An environment's observation space, and the conversion of its observations to rows."""
+    """An environment's observation space, which converts observations to flat rows of float32 numbers."""
 
     leaves: tuple[Leaf, ...]  # the arrays of an observation, in the order of their columns
 
     @classmethod
     def of(cls, space: object) -> ObservationSpace:
-        """Read a Gymnasium space.
+        """Return the `ObservationSpace` of a Gymnasium observation space.
 
         Raises:
-            ParamsError: it holds something that cannot be converted, or nothing, or too much.
+            ParamsError: the space has an unsupported part, no numbers, or too many numbers.
         """
         found = cls(tuple(_leaves(space, (), space)))
         if not 0 < found.size <= LONGEST:
@@ -130,27 +131,27 @@ class ObservationSpace:
 
     @classmethod
     def vector(cls, size: int) -> ObservationSpace:
-        """Return the space of vectors of `size` numbers."""
+        """Return the observation space of plain vectors of `size` numbers."""
         return cls((Leaf((), (size,)),))
 
     @cached_property
     def size(self) -> int:
-        """`O`, the length of a row."""
+        """The length `O` of a flat row."""
         return sum(leaf.size for leaf in self.leaves)
 
     @cached_property
     def plain(self) -> bool:
-        """Whether an observation is already a row, because the space is one of vectors."""
+        """Whether observations are flat rows already, because the space is one of plain vectors."""
         return self == ObservationSpace.vector(self.size)
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """The columns that are images."""
+        """The positions and shapes of all images in a flat row."""
         return tuple(leaf.image(start) for start, leaf in self._placed() if leaf.channels is not None)
 
     @property
     def one_hot(self) -> tuple[tuple[int, int], ...]:
-        """The ranges of columns that are one-hot, as (first, end)."""
+        """The ranges (first, end) of columns that are one-hot encodings."""
         return tuple((start, start + leaf.size) for start, leaf in self._placed() if leaf.counts)
 
     def _placed(self) -> Iterator[tuple[int, Leaf]]:
@@ -158,10 +159,11 @@ class ObservationSpace:
         return zip(_starts([leaf.size for leaf in self.leaves]).tolist(), self.leaves, strict=True)
 
     def row(self, obs: Any) -> npt.NDArray[np.float32]:
-        """Flatten one observation to a row `[O]`.
+        """Flatten one observation to a row `[O]` float32.
 
         Raises:
-            ValueError: it does not fit the space; the message continues "returned …".
+            ValueError: the observation does not fit the space. The error's text is written to follow the word
+                "returned".
         """
         rows, single = self.read(obs)
         if not single:
@@ -170,11 +172,11 @@ class ObservationSpace:
         return row
 
     def read(self, obs: Any) -> tuple[npt.NDArray[np.float32], bool]:
-        """Flatten an observation, or a batch of them, of NumPy arrays or torch tensors. In a batch every array has a
-        first axis `n`.
+        """Flatten an observation, or a batch of observations, of NumPy arrays or torch tensors. In a batch every array
+        has a first axis `n`.
 
         Returns:
-            The rows `[n, O]`, and whether it was a single observation.
+            The rows `[n, O]` float32, and whether `obs` was a single observation; then n is 1.
 
         Raises:
             ValueError: see `row`.
@@ -190,17 +192,17 @@ class ObservationSpace:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), single
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON data, which is part of an exported policy's description."""
+        """Return the space as JSON data for an exported policy's description; `from_json` reads them."""
         if self.plain:
             return {"observations": self.size}
         return {"observations": self.size, "observation": [asdict(leaf) for leaf in self.leaves]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ObservationSpace:
-        """Build a space from the data that `to_json` returned.
+        """Build the space from JSON data that `to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: the data is not of that form.
+            KeyError, TypeError, ValueError: the data does not have that form.
         """
         if "observation" not in data:
             return cls.vector(int(data["observations"]))
@@ -225,7 +227,8 @@ NO_MASK = (
 
 @dataclass(frozen=True, eq=False)
 class ActionSpace:
-    """An environment's action space, and the conversion between an algorithm's actions and the environment's own."""
+    """An environment's action space, which converts actions between the algorithm's encoding and the
+    environment's own."""
 
     kind: str  # see `Spaces`
     shape: tuple[int, ...]  # of the environment's own action
@@ -235,10 +238,10 @@ class ActionSpace:
 
     @classmethod
     def of(cls, space: object) -> ActionSpace:
-        """Read a Gymnasium space.
+        """Return the `ActionSpace` of a Gymnasium action space.
 
         Raises:
-            ParamsError: it is not supported.
+            ParamsError: the space is not supported.
         """
         spaces = gymnasium.spaces
         if isinstance(space, spaces.Discrete):
@@ -261,8 +264,8 @@ class ActionSpace:
 
     @cached_property
     def size(self) -> int:
-        """The width `A` of masks and logits: all choices of a discrete space counted together, the bits of a
-        multibinary one, or the numbers in an action of a Box."""
+        """The width `A` of masks and logits: the number of choices, summed over all parts of a MultiDiscrete space; the
+        number of bits of a MultiBinary space; or the numbers of a Box."""
         if self.bounds is not None:
             return len(self.bounds[0])
         return len(self.choices) if self.kind == "multibinary" else sum(self.choices)
@@ -273,7 +276,7 @@ class ActionSpace:
 
     @property
     def start(self) -> int:
-        """The least action of a Discrete space."""
+        """The smallest action of a Discrete space; 0 for other spaces."""
         return self.starts[0] if self.kind == "discrete" else 0
 
     def spaces(self, observations: ObservationSpace) -> Spaces:
@@ -281,16 +284,17 @@ class ActionSpace:
         return Spaces(observations.size, self.size, self.continuous, images, self.kind, self.choices, one_hot)
 
     def empty(self, *shape: int) -> npt.NDArray[Any]:
-        """Return zeros for actions in the algorithm's encoding: int64 `[…]` or `[…, D]`, or float32 `[…, A]`."""
+        """Return zeros for actions in the algorithm's encoding, with the leading axes `shape`; see `own` for the
+        encoding."""
         if self.continuous:
             return np.zeros((*shape, self.size), np.float32)
         return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
 
     def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the environment's own actions for indices `[n]` or `[n, D]`, or for numbers `[n, A]`, clipped to [-1,
-        1].
+        """Convert actions from the algorithm's encoding to the environment's own, `[n, …]`.
 
-        A NaN counts as 0, the middle; it comes from a member that diverged.
+        The encoding is int64 indices `[n]` or `[n, D]`, or for a Box float32 numbers `[n, A]`, which are clipped to
+        [-1, 1] and scaled to the bounds. A NaN, from a member that diverged, counts as 0, the middle.
         """
         if self.bounds is None:
             if self.kind == "discrete" and not self.starts[0]:
@@ -306,7 +310,7 @@ class ActionSpace:
         return np.minimum(np.maximum(low + share * (high - low), low), high).astype(np.float32).reshape(-1, *self.shape)
 
     def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the inverse of `own`: the environment's actions `[n, …]` as indices, or as `[n, A]` in [-1, 1]."""
+        """Convert the environment's own actions `[n, …]` to the algorithm's encoding. This is the inverse of `own`."""
         flat = own.reshape(len(own), math.prod(self.shape))
         if self.bounds is None:
             indices: npt.NDArray[np.int64] = flat.astype(np.int64) - np.array(self.starts)
@@ -316,7 +320,7 @@ class ActionSpace:
         return np.clip(2.0 * share - 1.0, -1.0, 1.0).astype(np.float32)
 
     def sample(self, legal: npt.NDArray[np.bool_], rng: np.random.Generator) -> Any:
-        """Draw an action in the algorithm's encoding, uniformly over the legal ones `[A]`."""
+        """Draw one action in the algorithm's encoding, uniformly among the actions whose mask `legal` `[A]` is True."""
         if self.continuous:
             return rng.uniform(-1.0, 1.0, self.size).astype(np.float32)
         if self.kind == "multibinary":
@@ -328,11 +332,11 @@ class ActionSpace:
         return int(able[rng.integers(len(able))])
 
     def flat_mask(self, mask: Any) -> Any:
-        """Return a mask as an array `[…, A]`. For several choices Gymnasium gives a tuple with an array for each.
+        """Convert an action mask to one array `[…, A]`. Gymnasium's mask of a MultiDiscrete space is a tuple of arrays.
 
         Raises:
-            ValueError: the tuple does not fit the choices, or actions are continuous; the message continues "returned
-                …".
+            ValueError: the tuple does not fit the choices, or actions are continuous. The error's text is written to
+                follow the word "returned".
         """
         if self.continuous:
             raise ValueError(f"an action_mask {NO_MASK}")
@@ -348,14 +352,14 @@ class ActionSpace:
         return np.concatenate(parts, axis=-1)
 
     def possible(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return whether any action is legal: `[n, A]` → `[n]`. For bits this is always so: no bit set is an action
-        too."""
+        """Return whether masks `[n, A]` allow any action, `[n]` bool. For a MultiBinary space this is always True,
+        because setting no bit is an action, too."""
         if self.kind == "multibinary":
             return np.ones(len(mask), np.bool_)
         return np.asarray(np.logical_or.reduceat(mask, _starts(self.choices or (self.size,)), axis=1).all(axis=1))
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON data, which is part of an exported policy's description."""
+        """Return the space as JSON data for an exported policy's description; `from_json` reads them."""
         if self.kind == "discrete":
             return {"actions": self.size, "action_start": self.start}
         if self.bounds is None:
@@ -366,10 +370,10 @@ class ActionSpace:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ActionSpace:
-        """Build a space from the data that `to_json` returned.
+        """Build the space from JSON data that `to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: the data is not of that form.
+            KeyError, TypeError, ValueError: the data does not have that form.
         """
         if "action_kind" in data:
             if data["action_kind"] not in ("multidiscrete", "multibinary"):
@@ -422,7 +426,7 @@ def _box(space: Any, path: _Path) -> Leaf:
 
 
 def brief(space: object) -> str:
-    """Describe a space in at most 200 characters."""
+    """Return a description of a Gymnasium space in at most 200 characters."""
     text = " ".join(repr(space).split())
     return text if len(text) <= 200 else text[:197] + "..."
 

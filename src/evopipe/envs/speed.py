@@ -1,4 +1,4 @@
-"""How fast an environment steps here, by backend and by number of worker processes."""
+"""Measurements of an environment's speed on this machine, by backend and by number of worker processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEED = 20_013
 
 
 class Speed(NamedTuple):
-    """What one way of stepping an environment takes."""
+    """The measured speed of an environment with one backend and one number of worker processes."""
 
     backend: str
     workers: int | None  # worker processes; None where the backend has none
@@ -30,12 +30,13 @@ class Speed(NamedTuple):
 
 
 def speeds(cfg: EnvConfig, rows: int, seconds: float = 1.0) -> Iterator[Speed]:
-    """Measure every backend that offers this environment, and worker processes from 0 to the CPUs that are free.
+    """Measure the speed of an environment with every backend that offers it, and with 0 up to as many worker processes
+    as there are CPUs; yield the results.
 
     Args:
-        cfg: the environment's block of `params.yaml`; its backend does not count.
-        rows: environments at a time: members times `env.num_envs`.
-        seconds: of each measurement.
+        cfg: the block `env` of `params.yaml`; its `backend` is ignored.
+        rows: the number of environments that are stepped together: members times `env.num_envs`.
+        seconds: the duration of each measurement.
 
     Raises:
         ParamsError, EnvironmentFailed: the environment cannot be made, or a step of it failed.
@@ -57,7 +58,7 @@ def speeds(cfg: EnvConfig, rows: int, seconds: float = 1.0) -> Iterator[Speed]:
 
 def chosen(rows: int) -> int:
     """Return the number of worker processes that `runtime.env_workers: auto` starts for a pool of `rows` environments,
-    when the trainer computes while they step."""
+    if the trainer computes while they step."""
     with Workers("auto") as workers:
         return workers.count(rows, True)
 

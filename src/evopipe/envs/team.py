@@ -28,16 +28,15 @@ _MASK = "action_mask"
 
 
 class TeamEnv(gymnasium.Env[Any, Any]):
-    """A PettingZoo ParallelEnv with the interface of a Gymnasium environment. All values are dictionaries by agent.
-
-    `ids` are the environment's names of its agents, its first `possible_agents`.
+    """A Gymnasium environment that wraps a PettingZoo ParallelEnv of several agents. Observations, actions and all
+    other values are dictionaries by agent; `ids` are the agents' names.
 
     Args:
         parallel: the ParallelEnv.
-        turns: the AECEnv inside it, if agents act in turns there.
+        turns: the AECEnv inside it, if its agents act in turns; else None.
 
     Raises:
-        ParamsError: the environment does not say who its agents are, or lacks their spaces.
+        ParamsError: the environment has no `possible_agents`, or lacks an agent's space.
     """
 
     def __init__(self, parallel: Any, turns: Any = None) -> None:
@@ -60,7 +59,7 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
     @property
     def possible(self) -> tuple[Any, ...]:
-        """All agents that may appear."""
+        """The names of all agents that may appear in an episode."""
         return tuple(getattr(self.parallel, "possible_agents", None) or ())
 
     @property
@@ -74,7 +73,7 @@ class TeamEnv(gymnasium.Env[Any, Any]):
         return None if self._turns is None else self._turns.agent_selection
 
     def wrapped(self, wrapper: Callable[..., Any], kwargs: Mapping[str, Any]) -> TeamEnv:
-        """Return this team inside a wrapper for PettingZoo environments.
+        """Return this environment inside a wrapper for PettingZoo environments, which is called with `kwargs`.
 
         Raises:
             TypeError: the wrapper does not return a ParallelEnv.
@@ -100,7 +99,7 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
 
 class Situation(NamedTuple):
-    """What `n` teams observe, and what their agents may do."""
+    """The observations of `n` environments of K agents, and the agents' legal actions."""
 
     obs: npt.NDArray[np.float32]  # [n, K, O]
     alive: npt.NDArray[np.bool_]  # [n, K]
@@ -110,7 +109,7 @@ class Situation(NamedTuple):
 
 @dataclass(frozen=True)
 class TeamSpace:
-    """The spaces of a team's agents, and the conversion between dictionaries by agent and rows of K agents."""
+    """The spaces of a team's K agents. They convert between dictionaries by agent and arrays with an axis K."""
 
     ids: tuple[Any, ...]  # as the environment has them: text or whole numbers
     observations: tuple[ObservationSpace, ...]
@@ -119,10 +118,10 @@ class TeamSpace:
 
     @classmethod
     def of(cls, env: TeamEnv) -> TeamSpace:
-        """Read a team's spaces.
+        """Return the `TeamSpace` of an environment of several agents.
 
         Raises:
-            ParamsError: an agent's spaces are not supported, or the agents differ too much.
+            ParamsError: an agent's spaces are not supported, or the agents' spaces differ too much.
         """
         observed, acted, masks = [], [], []
         for agent in env.ids:
@@ -171,14 +170,15 @@ class TeamSpace:
 
     @cached_property
     def observation(self) -> ObservationSpace:
-        """The space of one agent's row: the agents' common space, or a vector."""
+        """The observation space that fits every agent: the space that all agents share, or else vectors of the longest
+        agent's length."""
         if len({*self.observations}) == 1:
             return self.observations[0]
         return ObservationSpace.vector(max(space.size for space in self.observations))
 
     @cached_property
     def action(self) -> ActionSpace:
-        """The action space that fits every agent: that of the widest."""
+        """The action space that fits every agent. Its width is that of the agent with the most actions."""
         kind, size = self.actions[0].kind, max(action.size for action in self.actions)
         if kind == "continuous":
             return ActionSpace(kind, (size,), bounds=(np.full(size, -1.0), np.ones(size)))
@@ -198,7 +198,7 @@ class TeamSpace:
 
     @cached_property
     def free(self) -> npt.NDArray[np.bool_]:
-        """Which choices each agent has, `[K, A]`; all for a Box."""
+        """Whether each agent has each of the `A` actions, `[K, A]` bool; all True for a Box."""
         free = np.ones((len(self.ids), self.action.size), np.bool_)
         if self.action.kind == "discrete":
             free[:] = np.arange(self.action.size) < np.array([action.size for action in self.actions])[:, None]
@@ -206,7 +206,7 @@ class TeamSpace:
 
     @cached_property
     def first(self) -> npt.NDArray[np.bool_]:
-        """The mask of an absent agent, `[A]`: only its first action is legal; all for a Box."""
+        """The action mask of an absent agent, `[A]` bool: only its first action is legal; all True for a Box."""
         first = np.ones(self.action.size, np.bool_)
         if self.action.kind != "continuous":
             first[:] = False
@@ -216,22 +216,25 @@ class TeamSpace:
 
     @property
     def masked(self) -> bool:
-        """Whether the spaces alone imply that some choices are not always legal."""
+        """Whether some actions can be illegal, because an agent's observation has a mask or an agent has fewer actions
+        than others."""
         return any(self.masks) or not bool(self.free.all())
 
     def legal(self, alive: npt.NDArray[np.bool_], given: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
-        """Return which actions of each agent are legal, `[n, K, A]` bool.
+        """Return the legal actions of each agent, `[n, K, A]` bool.
 
-        `alive` `[n, K]` says which agents act; those that do not may take their first action alone. `given` `[n, K, A]`
-        are the environment's own masks; if None, all actions that an agent has are legal.
+        Args:
+            alive: `[n, K]`, the agents that act. Only the first action of other agents is legal.
+            given: `[n, K, A]`, the environment's own masks; None if all actions that an agent has are legal.
         """
         return np.where(alive[:, :, None], self.free if given is None else given, self.first)
 
     def obs(self, observed: Mapping[Any, Any], alive: Sequence[bool] | npt.NDArray[np.bool_]) -> Any:
-        """Return observations by agent as a float32 row `[K, O]`, with zeros for agents that are not alive `[K]`.
+        """Convert observations by agent to a row `[K, O]` float32, with zeros for agents that are not `alive` `[K]`.
 
         Raises:
-            ValueError: an observation is missing or does not fit; the message continues "returned …".
+            ValueError: an observation is missing or does not fit. The error's text is written to follow the word
+                "returned".
         """
         row = np.zeros((len(self.ids), self.observation.size), np.float32)
         for place, (agent, space) in enumerate(zip(self.ids, self.observations, strict=True)):
@@ -245,7 +248,7 @@ class TeamSpace:
         return row
 
     def agent(self, key: Any) -> Any:
-        """Return the environment's id of an agent, from that id or its text.
+        """Return the environment's id of an agent, given the id itself or its text.
 
         Raises:
             UsageError: there is no such agent.
@@ -257,10 +260,11 @@ class TeamSpace:
         raise UsageError(f"there is no agent {key!r}{did_you_mean(str(key), self.agents)} (there are {names})")
 
     def situation(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None) -> Situation:
-        """Read observations by agent, one of each or a batch, and masks by agent, `[A]` or `[n, A]`.
+        """Convert observations and action masks by agent to arrays `[n, K, …]`. Each agent has a single observation or
+        a batch of n; a mask is `[A]` or `[n, A]`.
 
-        Masks may also be part of the observations. An agent that is not in `obs` is absent; one that is not in `mask`
-        may take all its actions.
+        Masks may also be part of the observations. An agent that `obs` lacks is absent; an agent that `mask` lacks may
+        take all its actions.
 
         Raises:
             UsageError: there is no such agent, or a shape does not fit.
@@ -306,21 +310,22 @@ class TeamSpace:
         return own
 
     def own(self, actions: npt.NDArray[Any]) -> dict[Any, Any]:
-        """Convert a team's action `[K, …]` from the algorithm's encoding to each agent's own, by its id."""
+        """Convert one action of a team, `[K, …]` in the algorithm's encoding, to each agent's own action, by the
+        agent's id."""
         return {agent: own[0] for agent, own in zip(self.ids, self.own_each(actions[None]), strict=True)}
 
     def own_each(self, actions: npt.NDArray[Any]) -> list[Any]:
-        """Convert a team's actions `[n, K, …]` to a list with each agent's own actions `[n, …]`; Discrete ones are
-        lists."""
+        """Convert a team's actions `[n, K, …]` from the algorithm's encoding to a list of each agent's own actions `[n,
+        …]`. Discrete actions are lists, not arrays."""
         parts = [(space, actions[:, place]) for place, space in enumerate(self.actions)]
         if self.action.kind == "discrete":
             return [space.own(part).tolist() for space, part in parts]
         return [space.own(part[:, : space.size] if self.action.continuous else part) for space, part in parts]
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON data, which is part of an exported policy's description.
+        """Return the spaces as JSON data for an exported policy's description; `from_json` reads them.
 
-        Ids other than texts and integers become texts.
+        Agents' ids that are neither texts nor integers become texts.
         """
         parts = zip(self.ids, self.observations, self.actions, self.masks, strict=True)
         return {
@@ -334,10 +339,10 @@ class TeamSpace:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TeamSpace:
-        """Build a space from the data that `to_json` returned.
+        """Build the spaces from JSON data that `to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: the data is not of that form.
+            KeyError, TypeError, ValueError: the data does not have that form.
         """
         team = data["team"]
         observations, actions = [ObservationSpace.from_json(x) for x in team], [ActionSpace.from_json(x) for x in team]
@@ -353,7 +358,8 @@ class TeamSpace:
 
 
 def read_spaces(env: gymnasium.Env[Any, Any]) -> tuple[Spaces, dict[str, Any]]:
-    """Return what an algorithm knows of an environment's spaces, and their description in an exported policy.
+    """Return an environment's spaces in the form that algorithms use, and as JSON data for an exported policy's
+    description.
 
     Raises:
         ParamsError: the spaces are not supported.

@@ -41,10 +41,11 @@ def team_step(
     space: TeamSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, alive: Bools,
     mask: Bools | None = None, forced: Floats | None = None,
 ) -> RowStep:  # fmt: skip
-    """Build a team's step, and find which rows are broken.
+    """Build the results of a team's step, and find the broken rows: those with a value that is not finite, or with an
+    agent that acts next and has no legal action.
 
-    Without masks every choice of an agent is legal. The same holds for an agent that was truncated and whose last mask
-    allows nothing.
+    Without masks every action that an agent has is legal. All actions of a truncated agent are legal, too, if its last
+    mask allows no action.
     """
     broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
     cut = truncated & ~terminated & ~alive
@@ -57,11 +58,12 @@ def team_step(
 
 
 class TeamRows:
-    """Teams of one kind, each with its number in the pool. Arguments and errors are those of `Rows`.
+    """The environments of several agents that are stepped one after another in this process. For arguments and errors
+    see `Rows`.
 
-    An agent acts if it is in the environment's `agents` and has not just ended. An agent that acted, then is missing
-    there without either of its ends set, counts as truncated. A terminated agent without an observation gets the
-    observation 0, from which nothing is learned.
+    An agent acts next if it is in the environment's `agents` and did not end in this step. An agent that acted and is
+    missing from `agents` afterwards, but was neither terminated nor truncated, counts as truncated. A terminated agent
+    without an observation gets the observation 0, from which nothing is learned.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class TeamRows:
         self._giving: dict[int, set[int]] = {row: set() for row in numbers}  # of those who give masks in this episode
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin an episode in `rows` `[n]`, each from its own seed `[n]`. See `Rows.reset`."""
+        """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`. See `Rows.reset`."""
         seen = _Seen(self._space, len(rows), self._forces)
         with calling(self._guard, self._turn, "reset"):
             for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
@@ -105,11 +107,11 @@ class TeamRows:
         return Begun(seen.obs, mask, alive, seen.forced)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Do nothing: `receive` does the work."""
+        """Do nothing, because `receive` steps these environments."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Step `rows` `[n]` with actions `[n, K, …]` in the algorithm's encoding; only those of living agents count.
-        See `Rows.receive`."""
+        """Step the environments `rows` `[n]` with actions `[n, K, …]` in the algorithm's encoding; actions of agents
+        that are not alive are ignored. See `Rows.receive`."""
         seen, ids = _Seen(self._space, len(rows), self._forces), self._space.ids
         own, turn = self._space.own_each(actions), self._turn
         with calling(self._guard, turn, "step"):
@@ -125,7 +127,8 @@ class TeamRows:
         return team_step(self._space, seen.obs, reward, terminated, truncated, alive, mask, seen.forced)
 
     def legal(self, alive: Bools) -> Bools:
-        """Return the masks `[n, K, A]` of an environment that gives none; `alive` `[n, K]` says which agents act."""
+        """Return the legal actions `[n, K, A]` if environments have no masks. `alive` `[n, K]` says which
+        agents act."""
         return self._space.legal(alive)
 
     def close(self) -> None:

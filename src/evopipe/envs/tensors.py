@@ -216,9 +216,9 @@ OFFERED: dict[str, Callable[..., Any]] = {
 
 
 class TensorStep(NamedTuple):
-    """The results of one step of `n` rows, see `RowStep`. No later step overwrites them.
+    """The results of one step of `n` environments as tensors; see `RowStep`. No later step overwrites them.
 
-    For a team everything is `[n, K, …]`, and all agents end at once.
+    For a team every tensor is `[n, K, …]`, and all agents end at the same time.
     """
 
     obs: torch.Tensor  # [n, O] float32, the true next observation, also where the episode ended
@@ -228,19 +228,21 @@ class TensorStep(NamedTuple):
 
 
 class TensorPool:
-    """`R` environments on one device. After an episode has ended, the caller must reset its row with a seed.
+    """A pool of `R` environments whose states are tensors on one device. After the end of an episode, the caller must
+    reset the row with the next episode's seed.
 
-    An episode is a function of its seed and its actions, whatever its row played before and whatever others play. For
-    `actions`, `spaces`, `team`, `masked`, `max_steps` and `reward_threshold` see `EnvPool`.
+    An episode depends only on its seed and its actions, not on other rows or earlier episodes. For `actions`, `spaces`,
+    `team`, `masked` and `reward_threshold` see `EnvPool`.
 
     Attributes:
-        physics: `[R, S]` float64, the physical state, zeros before the first reset; always the same memory.
-        length: `[R]` int64, steps of the running episodes; always the same memory.
-        limit: the time limit, if the environment names none.
-        sound: whether the environment is evopipe's own, whose numbers are always finite.
+        physics: `[R, S]` float64, the physical states, zeros before the first reset. The tensor is never replaced.
+        length: `[R]` int64, the steps of the running episodes. The tensor is never replaced.
+        max_steps: the number of steps after which an episode is truncated.
+        limit: `env.step_limit` if the environment declares no time limit of its own; else None.
+        sound: whether the environment is evopipe's own, not a user's class; then all its numbers are finite.
 
     Raises:
-        ParamsError: the environment is not offered as tensors, or `env.kwargs` holds an argument that it does not take.
+        ParamsError: the environment is not offered as tensors, or does not take an argument of `env.kwargs`.
     """
 
     def __init__(self, cfg: EnvConfig, rows: int, device: torch.device) -> None:
@@ -294,29 +296,33 @@ class TensorPool:
 
     @property
     def obs(self) -> torch.Tensor:
-        """The current observation of every row, `[R, O]` float32."""
+        """The current observation of every environment, `[R, O]` float32."""
         obs: torch.Tensor = self._dynamics.observe(self._columns)
         return obs
 
     @property
     def begins(self) -> torch.Tensor:
-        """Where an episode begins, `[R]` bool."""
+        """Whether each environment is at the beginning of an episode, `[R]` bool."""
         return self.length == 0
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
-        """Begin a new episode in `rows` `[n]`, each from its own seed `[n]`."""
+        """Begin a new episode in the environments `rows` `[n]`, each from its own seed `[n]`."""
         index, drawn = (torch.as_tensor(x, device=self.device) for x in (rows, seeds))
         self._columns[:, index] = self._start(drawn)
         self.length[index] = 0
 
     def reset_where(self, over: torch.Tensor, seeds: torch.Tensor) -> None:
-        """Begin a new episode where `over` `[R]` is True, from the rows' seeds `[R]`. The host does not wait."""
+        """Begin a new episode in each environment for which `over` `[R]` is True, from `seeds` `[R]`, without
+        synchronising with the device."""
         torch.where(over, self._start(seeds), self._columns, out=self._columns)
         self.length.masked_fill_(over, 0)
 
     def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
-        """Step `rows` `[n]`, all if None, with indices int64 `[n]` or with float32 `[n, A]` in [-1, 1]; for a team
-        `[n, K, …]`."""
+        """Step the environments `rows` `[n]`, or all if None, and return the results.
+
+        `actions` are indices `[n]` int64, or numbers `[n, A]` float32 in [-1, 1], which are scaled to the action
+        space's bounds; for a team `[n, K, …]`.
+        """
         if rows is None:
             columns, length, found = self._after(self._columns, self.length, actions)
             self._columns.copy_(columns)
@@ -327,9 +333,10 @@ class TensorPool:
         return found
 
     def step_where(self, actions: torch.Tensor, where: torch.Tensor) -> TensorStep:
-        """Step those of the first `n` rows for which `where` `[n]` is True. The host does not wait.
+        """Step those of the first `n` environments for which `where` `[n]` is True, without synchronising with the
+        device.
 
-        The other rows stay as they are, and their results mean nothing. For `actions` see `step`.
+        The other environments do not change, and their results have no meaning. For `actions` see `step`.
         """
         n = len(where)
         columns, length, found = self._after(self._columns[:, :n], self.length[:n], actions)
@@ -350,17 +357,18 @@ class TensorPool:
         return columns, length, TensorStep(self._dynamics.observe(columns), reward.float(), terminated, cut)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what rebuilds the pool: `state` `[R, S]` float64, `length` `[R]`."""
+        """Return the state from which `restore` rebuilds the pool: `state` `[R, S]` float64 and `length` `[R]`."""
         return {"state": self.physics.cpu().numpy().copy(), "length": self.length.cpu().numpy().copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-        """Restore what `state` returned. The result `[R]` is False for every row: none comes out different."""
+        """Restore the state that `state` returned. Return False for every environment, `[R]`: each continues exactly as
+        saved."""
         self.physics.copy_(torch.from_numpy(state["state"]))
         self.length.copy_(torch.from_numpy(state["length"]))
         return np.zeros(self.rows, np.bool_)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing: the pool holds nothing but memory."""
 
     def _start(self, seeds: torch.Tensor) -> torch.Tensor:
         """Initial columns `[S, n]` of these seeds `[n]`."""
@@ -391,21 +399,21 @@ def _made(kind: Callable[..., _Made], cfg: EnvConfig, arguments: Mapping[str, An
 
 
 class TensorRows:
-    """The environments of an `EnvPool` as tensors on the CPU, with NumPy in and out, for any rows; see `TensorPool`."""
+    """A `RowStepper` over a `TensorPool` or `CompiledPool` on the CPU, with NumPy arrays instead of tensors."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin an episode in `rows` `[n]`, each from its own seed. See `Rows.reset`."""
+        """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`. See `RowStepper.reset`."""
         self._pool.reset(rows, seeds)
         return Begun(self._pool.obs.numpy()[rows], None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Do nothing: `receive` does the work."""
+        """Do nothing, because `receive` steps these environments."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Take the step. See `Rows.receive`."""
+        """Take the step, and return its results. See `RowStepper.receive`."""
         step = self._pool.step(torch.tensor(actions), torch.tensor(rows))
         obs, reward, terminated, truncated = (part.numpy() for part in step)
         if self._pool.team is None:
@@ -413,4 +421,4 @@ class TensorRows:
         return team_step(self._pool.team, obs, reward, terminated, truncated, ~(terminated | truncated))
 
     def close(self) -> None:
-        """Do nothing: only memory is held."""
+        """Do nothing: the pool holds nothing but memory."""

@@ -43,16 +43,17 @@ _STEP_FIELDS = tuple(field.name for field in fields(RowStep))
 
 
 class Workers:
-    """Decides how many processes step the environments of a run's pools, and measures what a step costs.
+    """Settings and bookkeeping of the worker processes that step the environments of a run's pools. The object decides
+    how many processes each pool gets, and measures the time of a step.
 
-    Each pool forks its own workers. They end with the pool, with this object and with this process, whatever ends it.
+    Each pool forks its own workers. They end with the pool, with this object, and with this process.
 
     Args:
-        workers: how many; `auto` decides by the CPUs that this process may use, with fewer or none for a small pool.
+        workers: the number of workers of a pool; `auto` decides by the available CPUs and the size of the pool.
         learners: the number of learner processes that compute while environments step.
 
     Raises:
-        ParamsError: workers were asked for, and this system cannot have any.
+        ParamsError: a number of workers was given, and this system cannot fork processes.
     """
 
     def __init__(self, workers: int | Literal["auto"] = "auto", learners: int = 1) -> None:
@@ -67,12 +68,13 @@ class Workers:
         self._pools: list[_WorkerRows] = []
 
     def count(self, rows: int, overlapped: bool, step_cost: float | None = None) -> int:
-        """Return how many workers a pool with `rows` environments should use, beside this process if it takes a share.
+        """Return the number of worker processes for a pool. If this process steps a share of the environments as well,
+        it is not counted.
 
         Args:
-            rows: environments in the pool.
+            rows: the number of environments in the pool.
             overlapped: whether the caller computes while they step.
-            step_cost: microseconds of a step, if known.
+            step_cost: the microseconds of a step; None if unknown.
         """
         if not self.auto:
             return min(self.workers, rows)
@@ -87,21 +89,22 @@ class Workers:
         return ticks.index(min(ticks)) if min(ticks) < _WORTH * alone else 0
 
     def step_cost(self, cfg: EnvConfig) -> float | None:
-        """Return the microseconds that a step of this environment took in the pools of these workers; None if there was
-        none."""
+        """Return the mean microseconds of a step of this environment, as measured in the pools of these workers; None
+        if no step was taken."""
         pools = [pool.shared for pool in self._pools if pool.cfg.on_gymnasium == cfg.on_gymnasium]
         steps = sum(int(shared["stepped"].sum()) for shared in pools)
         return sum(int(shared["spent"].sum()) for shared in pools) / steps / 1000 if steps else None
 
     def fork(self, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool) -> _WorkerRows | None:
-        """Fork as many workers as a pool may need, before the trainer's memory and threads grow.
+        """Fork the largest number of workers that a pool may need, early, while the trainer has little memory and few
+        threads.
 
         Returns:
-            The pool's environments in them, whose `open` then decides how many processes stay; None if there are no
-            workers.
+            The pool's environments in worker processes; their method `open` decides how many processes are kept. None
+            if there are no workers.
 
         Raises:
-            ParamsError: a number of workers was asked for, and a process cannot be forked.
+            ParamsError: a number of workers was given, and a process cannot be forked.
         """
         count = self.count(rows, overlapped, self.step_cost(cfg) or 1e9)
         # A fork has no threads but one: an environment that has started some might wait for them forever.
@@ -115,10 +118,10 @@ class Workers:
         return self._pools[-1]
 
     def give_up(self, cfg: EnvConfig, why: str) -> None:
-        """Let a pool continue without workers.
+        """Let a pool continue without workers, if their number is `auto`. `why` is the reason, for the error message.
 
         Raises:
-            ParamsError: a number of workers was asked for.
+            ParamsError: a number of workers was given.
         """
         if not self.auto:
             raise ParamsError(
@@ -126,7 +129,7 @@ class Workers:
             ) from None
 
     def close(self) -> None:
-        """End the processes; the pools that use them cannot be used any more."""
+        """End all worker processes. Pools that use them cannot be used any more."""
         for pool in self._pools:
             pool.close()
 

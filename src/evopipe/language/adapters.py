@@ -25,7 +25,8 @@ from evopipe.types import Tensor, Text, TokenScores
 
 
 class Adapted(Widths):
-    """The width of a network that adapts a base, together with that base. Other networks have plain `Widths`."""
+    """The input and output widths of a network that adapts a base model, together with that base. Other networks have
+    plain `Widths`."""
 
     base: Base
 
@@ -42,7 +43,8 @@ def _of_head(widths: Widths) -> Shapes:
 
 @dataclass(frozen=True)
 class LoRA:
-    """The architecture of low-rank adapters on every linear layer: of each A `[in, rank]`, then B `[rank, out]`."""
+    """The architecture of a member that is a low-rank adapter (LoRA) of the base model: matrices A `[in, rank]` and B
+    `[rank, out]` for every linear layer."""
 
     rank: int
     scale: float = 2.0
@@ -73,7 +75,8 @@ class LoRA:
     size, named = layers.size_of, layers.parts_of
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw A from U(−1/√in, 1/√in), as PEFT does. B is 0, so that the member starts as the base."""
+        """Draw first weights: A from U(−1/√in, 1/√in), as PEFT does; B is 0, so that the member starts as the base
+        model."""
         row = torch.zeros(self.size(widths))
         for name, part in self.named(widths, row).items():
             if name.endswith(".a"):
@@ -90,8 +93,11 @@ class LoRA:
         return _Members(tuple(archs), widths, replace(archs[0], rank=LoRA.work(archs)), device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """See `Architecture`. A rank may grow up to `bounds.max_nodes`: A gets new columns, B new rows of 0, which
-        changes no output."""
+        """Yield the possible mutations of the architecture: a rank that is higher by 1, 2 or 4, up to
+        `bounds.max_nodes`.
+
+        Such a mutation changes no output, because the new rows of B are 0.
+        """
         for more in (1, 2, 4):
             if self.rank + more <= bounds.max_nodes:
                 yield "add_rank", "rank", self.rank, self.rank + more, replace(self, rank=self.rank + more)
@@ -107,16 +113,17 @@ class LoRA:
         return carried
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return what a structure's views add to the base's modules, see `hooks.adapting`."""
+        """Return the low-rank terms of every linear layer of the base, by the layer's module name, for
+        `hooks.adapting`. `views` holds A and B of each layer in turn, `[P, in, rank]` and `[P, rank, out]`."""
         pairs = zip(base.linear, views[::2], views[1::2], strict=True)
         return {layer.name: hooks.LowRank(a, b, self.scale) for layer, a, b in pairs}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LoRA:
-        """Build an architecture from the data that `to_json` returned.
+        """Build the architecture from JSON data that `to_json` returned.
 
         Raises:
-            ValueError: the data is not of that form.
+            ValueError: the data does not have that form, or a number is out of range.
         """
         rank, scale = data.get("rank"), data.get("scale")
         if type(rank) is not int or not 1 <= rank <= 4096:
@@ -128,8 +135,8 @@ class LoRA:
 
 @dataclass(frozen=True)
 class Full:
-    """The architecture of a change of every weight of the base, 0 at first; with it a tiny model learns from
-    scratch."""
+    """The architecture of a member that changes every weight of the base model by an added term, which is 0 at first.
+    With a tiny base, it learns a language model from scratch."""
 
     activation: str = ""
     family: str = "full"
@@ -166,7 +173,8 @@ class Full:
         return row.clone()
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return what a structure's views add to the base's modules, see `hooks.adapting`."""
+        """Return the added terms of all weights, by the name of the module that uses them, for `hooks.adapting`.
+        `views` holds one tensor for each weight of the base."""
         found: dict[str, hooks.WeightDelta] = {}
         for layer, view in zip(base.weights, views, strict=True):
             for module, kind in layer.modules:
@@ -178,10 +186,10 @@ Adapter: TypeAlias = LoRA | Full
 
 
 def read_adapter(data: dict[str, Any]) -> Adapter:
-    """Build an adapter of either kind from the data that `to_json` returned.
+    """Build an architecture, `LoRA` or `Full`, from JSON data that its `to_json` returned.
 
     Raises:
-        ValueError: the data is not of that form.
+        ValueError: the data does not have that form.
     """
     return Full() if data.get("kind") == "full" else LoRA.from_json(data)
 

@@ -46,7 +46,7 @@ _NARROW = 0.02  # standard deviation of a tiny model's first weights
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """A frozen causal language model and its tokenizer."""
+    """A frozen causal language model with its tokenizer, which all members of a run share."""
 
     name: str  # as the parameters name it
     model: Any  # of `transformers`; none of its parameters learns
@@ -67,24 +67,25 @@ class Base:
 
     @cached_property
     def linear(self) -> tuple[BaseWeight, ...]:
-        """Every linear layer except the last one."""
+        """All linear layers of the model except the one that computes the logits. LoRA adapters are added to these
+        layers."""
         return linear_layers(self.model, self.model.get_output_embeddings(), self.name)
 
     @cached_property
     def weights(self) -> tuple[BaseWeight, ...]:
-        """Every weight, for `language.full`."""
+        """All weights of the model, for members that change every weight (`language.full`)."""
         return all_weights(self.model, self.name)
 
     @property
     def places(self) -> int | None:
-        """The most tokens of a row, as the model's configuration says; None if it has no limit."""
+        """The context length: the most tokens of a row, from the model's configuration; None if it has no limit."""
         return None if self.model is None else getattr(self.model.config, "max_position_embeddings", None)
 
     def with_tokenizer(self, tokenizer: Any) -> Base:
-        """Return the base with a tokenizer. Both run the same model, and share what members add to it.
+        """Return a copy of the base with another tokenizer. Both share the model and its hooks.
 
         Raises:
-            DataError: model and tokenizer do not belong together, or no token ends a text.
+            DataError: the tokenizer has more tokens than the model, or no token ends a text.
         """
         if len(tokenizer) > self.words.vocabulary:
             raise DataError(
@@ -108,32 +109,41 @@ class Base:
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder of text to tokens."""
+        """The encoder that converts text to tokens with the base's tokenizer."""
         return encoder_of(self.tokenizer, len(self.tokenizer))
 
     def data(self, text: str) -> Marked:
-        """Mark a text as data, because a dataset, an environment or a model wrote it."""
+        """Mark a text as data, in which special tokens have no effect, because a dataset, an environment or a model
+        wrote it.
+
+        If `special_tokens` is true, the text is not marked.
+        """
         return Marked(text) if self.special_tokens else Marked.as_data(text)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text of data, on its own."""
+        """Return the tokens of a text, tokenised by itself as data (see `data`), without a beginning-of-text token."""
         return self.encoder.encode(self.data(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def show(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, including those of the template."""
+        """Convert tokens to text for people, including special tokens and those of the chat template."""
         return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def prompt(
         self, prompt: str | Sequence[Mapping[str, Any]], chat: bool, system: str | None, go_on: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:  # fmt: skip
-        """Return the tokens of a prompt, at least one: a plain text, or messages through the chat template.
+        """Return the tokens of a prompt, at least one: of a plain text, or of messages through the chat template.
 
-        With `go_on`, the model continues the last message; else it begins its own. Special tokens in the prompt are
-        plain text; those in `system` take effect. The template shows `tools` with messages, see `chats.show`.
+        Args:
+            prompt: a text or a list of messages. Special tokens in it are plain text, unless `special_tokens` is true.
+            chat: whether a text is shown as a message of the user through the chat template.
+            system: the system message, or for a plain text its beginning; None for none. Special tokens in it take
+                effect.
+            go_on: whether the model continues the last message instead of beginning its own.
+            tools: the schemas of tools that the template shows, see `chats.show`.
 
         Raises:
             DataError: there is no chat template, or it refuses the messages.
@@ -145,11 +155,11 @@ class Base:
         self, prompt: str | Sequence[Mapping[str, str]], completions: Sequence[str], chat: bool, system: str | None,
         go_on: bool = False,
     ) -> tuple[list[int], list[list[int]]]:  # fmt: skip
-        """Return the tokens of a prompt (see `prompt`), and those of each completion with its end.
+        """Return the tokens of a prompt (see `prompt`), and the tokens of each completion with the end of its turn.
 
-        Both are tokenised as one text, which is cut where the completion begins. If a token would lie on both sides of
-        the cut, the completion is tokenised separately, as the continuation of a text. The prompt is thus what the
-        model reads, whatever follows.
+        Prompt and completion are tokenised as one text, which is then cut where the completion begins. If a token would
+        lie on both sides of the cut, the completion is tokenised separately. The prompt's tokens are therefore the same
+        for any completion.
         """
         text, _ = self._asked(prompt, chat, system, go_on)
         chatting = chat or not isinstance(prompt, str)
@@ -175,11 +185,15 @@ class Base:
     def conversation(
         self, messages: Sequence[Mapping[str, str]], system: str | None
     ) -> tuple[list[int], list[tuple[list[int], bool]]]:
-        """Return the tokens of a chat before its first answer, and the rest in pieces with a flag: answers, which are
-        learned, and the text between them.
+        """Return the tokens of a chat before its first answer, and the rest of the chat in pieces, each with a flag
+        that is true for an answer.
 
-        An answer includes the end of its turn. The chat is tokenised as the one text that the template writes. For
-        tokens on both sides of a cut see `completed`; for errors see `chats.answers`.
+        An answer is a message of the assistant with the end of its turn; members learn to write answers. The other
+        pieces are the text between them. The chat is tokenised as one text; for tokens that would belong to two pieces
+        see `completed`.
+
+        Raises:
+            DataError: see `chats.answers`.
         """
         told, own = self._messages(messages, system)
         shown = self._shown(told, own)
@@ -197,10 +211,17 @@ class Base:
         self, messages: Sequence[Mapping[str, Any]], replies: Sequence[int], last: int,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int] | None:  # fmt: skip
-        """Return the tokens that the template writes after the last of these replies, which are the model's messages.
+        """Return the tokens that the chat template writes after the last of the messages `replies`, which the model
+        wrote.
 
-        `last` is the last token of that reply. If it ended the turn, the template's end is left out. Return None if the
-        template does not show each reply once.
+        Args:
+            messages: the chat.
+            replies: the indices of the messages that the model wrote.
+            last: the last token of the last of these. If it ended the turn, the template's end of turn is left out.
+            tools: the schemas of tools that the template shows.
+
+        Returns:
+            The tokens, or None if there is no chat template, or if it does not show each reply exactly once.
 
         Raises:
             DataError: see `prompt`.
@@ -243,11 +264,12 @@ class Base:
 
 
 def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
-    """Load or make a base.
+    """Load the base model that the parameters name, or make a tiny one whose weights are drawn with `seed`.
 
     Raises:
-        MissingInputError: the extra `language` is not installed; or a folder or hub id does not exist, or lacks a file.
-        DataError: a file is damaged, or would need pickle or its own code.
+        MissingInputError: the extra `language` is not installed; or the folder or hub id does not exist, or lacks a
+            file.
+        DataError: a file is damaged, or could be read only by unpickling it or by running the model's own code.
     """
     for package in ("transformers", "tokenizers"):
         need_package(package, "language", "language.model")
@@ -263,9 +285,9 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
 
 
 def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.device) -> Base:
-    """Return a base from a model and a tokenizer of `transformers`. From then on no weight of the model is trained.
+    """Return a base made of a model and a tokenizer of `transformers`. The model's weights are frozen.
 
-    Without a tokenizer it reads no text until `with_tokenizer` adds one.
+    With None as `tokenizer`, the base cannot convert text until `with_tokenizer` adds one.
 
     Raises:
         DataError: model and tokenizer do not belong together, or no token ends a text.
@@ -278,7 +300,8 @@ def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.de
 
 
 def tokens_alone(tokens: Sequence[str], length: int, hidden: int, device: torch.device | None = None) -> Base:
-    """Return a base without a model, for members that are small GPTs: a vocabulary in which 0 is the pad."""
+    """Return a base without a model, for members that are small GPTs: it holds only a vocabulary, in which token 0 is
+    the pad."""
     digest = hashlib.sha256(json.dumps([*tokens, length]).encode()).hexdigest()[:32]
     words, device = Words(len(tokens), hidden), device or torch.device("cpu")
     return Base("gpt", None, tuple(tokens), digest, words, (), 0, device, length=length)
@@ -296,7 +319,7 @@ def _ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def tiny_tokenizer(characters: str) -> Any:
-    """Return a tokenizer with one token for each of these characters, or for each byte if there are none."""
+    """Return a tokenizer with one token for each of these characters, or one for each byte if `characters` is empty."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -344,7 +367,7 @@ def _tiny(cfg: LanguageConfig.Tiny, seed: int) -> Any:
 
 
 def digest_of(model: Any, tokenizer: str) -> str:
-    """Return a hash that identifies a model in memory, with a tokenizer of this description."""
+    """Return a hash of a model's weights and of its tokenizer's description, which identifies the base."""
     digest = hashlib.sha256(tokenizer.encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -448,7 +471,8 @@ def _digest_of_files(folder: Path) -> str:
 
 
 def stacked(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:
-    """Pad rows of tokens to one length; return them, `[n, L]`, and a mask `[n, L]` bool that is False for pads."""
+    """Pad rows of tokens to one length, on the left or on the right; return them, `[n, L]` int64, and a mask `[n, L]`
+    bool that is False for pads."""
     width = max((len(row) for row in rows), default=0)
     ids = torch.full((len(rows), width), pad, dtype=torch.int64)
     real = torch.zeros(len(rows), width, dtype=torch.bool)

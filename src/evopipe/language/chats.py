@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 @dataclass(frozen=True)
 class Shown:
-    """A chat as text."""
+    """A chat as the text that a chat template wrote, with the ranges of characters of the messages' contents."""
 
     text: Marked
     of: Mapping[int, tuple[int, int]]  # where the content of messages stands; of those that are shown as they are, once
@@ -30,15 +30,22 @@ def show(
     tokenizer: Any, encoder: Encoder, name: str, messages: Sequence[Message], own: int, special: bool,
     replies: Collection[int] = (), ending: str | None = None, tools: Sequence[Mapping[str, Any]] = (),
 ) -> Shown:  # fmt: skip
-    """Write a chat by the tokenizer's template.
+    """Write a chat as text by the tokenizer's chat template.
 
-    The contents of messages from index `own` on are data, unless `special`. Each message in `replies` is written as
-    `PLACE`. `ending` is an argument of `apply_chat_template`; `tools` are what the model may call, as JSON Schemas in
-    OpenAI's form, which a template shows in its own way.
+    Args:
+        tokenizer: the tokenizer.
+        encoder: its encoder.
+        name: the model's name, for error messages.
+        messages: the chat.
+        own: the number of messages at the start that the run itself added, such as the system message.
+        special: whether special tokens in the other messages take effect; by default these messages are data.
+        replies: the indices of messages whose content is replaced by `PLACE`.
+        ending: the name of an argument of `apply_chat_template` that is set to True; None for none.
+        tools: JSON Schemas of tools in the form of OpenAI's API, which the template shows in its own way.
 
     Raises:
         DataError: there is no template, it refuses the messages, it alters the content of a message that holds a
-            special token, or tools hold one.
+            special token, or tools hold a special token.
     """
     if tools and not special and encoder.holds_special(json.dumps(list(tools), ensure_ascii=False)):
         raise DataError(f"tools hold a special token of {name}: remove it, or set language.special_tokens to true")
@@ -131,8 +138,8 @@ def _turn_end(tokenizer: Any, template: str) -> str:
 
 
 def turn_end(tokenizer: Any) -> str:
-    """Return the text with which a template ends the model's turn, up to the first token that no text holds; empty if
-    there is none."""
+    """Return the text with which the chat template ends the model's turn, up to and including its first special token;
+    empty if the template has no such end."""
     return _turn_end(tokenizer, str(tokenizer.chat_template)) if tokenizer.chat_template else ""
 
 
@@ -141,7 +148,8 @@ def answers(tokenizer: Any, name: str, messages: Sequence[Message], own: int, sh
     its turn. For `own` see `show`.
 
     Raises:
-        DataError: the template changes a message, and does not mark what the model writes (`{% generation %}`).
+        DataError: the template changes the content of an assistant message, and does not mark with `{% generation %}`
+            what the model writes.
     """
     text, end, found = shown.text.text, turn_end(tokenizer), []
     clean = [_with_content(message, plain) for message in messages]

@@ -46,10 +46,11 @@ Row = dict[str, Any]
 
 
 def check_row(row: Any, form: str, where: str) -> None:
-    """Check that a row has its form.
+    """Check that a row has the fields of its form, of the right types. The forms are `reasoning`, `preference`,
+    `labelled`, `supervised` and `games`.
 
     Raises:
-        DataError: it is no object, or a field is missing or of a wrong type; the message begins with `where`.
+        DataError: the row is no mapping, or a field is missing or of a wrong type; the message begins with `where`.
     """
     if not isinstance(row, dict):
         fields = f" with the fields {', '.join(FIELDS[form])}" if form in FIELDS else ""
@@ -81,12 +82,13 @@ def check_row(row: Any, form: str, where: str) -> None:
 
 
 def is_pair(row: Mapping[str, Any]) -> bool:
-    """Return whether a row without a label is a pair of completions."""
+    """Return whether a row has the fields `chosen` and `rejected`, and no `label`."""
     return "label" not in row and "chosen" in row and "rejected" in row
 
 
 def unpaired(rows: Sequence[Row]) -> list[Row]:
-    """Return rows with labels: of each pair two, the chosen completion and then the rejected one."""
+    """Return labelled rows: each pair becomes two, the chosen completion with the label true, then the rejected one
+    with false. Other rows are unchanged."""
     found: list[Row] = []
     for row in rows:
         if not is_pair(row):
@@ -98,10 +100,11 @@ def unpaired(rows: Sequence[Row]) -> list[Row]:
 
 
 def check_rows(rows: Sequence[Any], form: str, where: str) -> None:
-    """Check rows, see `check_row`; messages count them from 1.
+    """Check that there is at least one row, and that each row has the fields of `form`; see `check_row`. Error messages
+    begin with `where` and number rows from 1.
 
     Raises:
-        DataError: a row does not have the form, or there are none.
+        DataError: a row does not have the form, or there are no rows.
     """
     if not rows:
         raise DataError(f"{where}: holds no row")
@@ -136,7 +139,8 @@ def _kind(value: Any) -> str:
 
 
 def same(one: Sequence[Any], others: Sequence[Any]) -> list[int]:
-    """Return which of the JSON values `others` are equal to one of those in `one`, compared by hash."""
+    """Return the indices of the JSON values in `others` that are equal to some value in `one`. Values are compared by
+    hash."""
 
     def key(value: Any) -> bytes:
         return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).digest()
@@ -146,7 +150,8 @@ def same(one: Sequence[Any], others: Sequence[Any]) -> list[int]:
 
 
 def asked(row: Mapping[str, Any]) -> Any:
-    """Return what a row asks: its prompt, or its messages but for the assistant's."""
+    """Return the question of a row, by which overlapping rows are found: its prompt, or its messages without those of
+    the assistant."""
     if "messages" in row:
         return [message for message in row["messages"] if message["role"] != "assistant"]
     return row.get("prompt")
@@ -156,11 +161,12 @@ def asked(row: Mapping[str, Any]) -> Any:
 
 
 def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
-    """Return `n` rows that a task makes from the run's seed; of labelled ones two have a prompt in common.
+    """Return `n` rows that a task makes, drawn with the run's seed. If the form is `labelled`, each prompt has two
+    rows: one with a desirable completion, one with an undesirable one.
 
     Raises:
-        EnvironmentFailed: the task raised.
-        DataError: its rows do not have the form.
+        EnvironmentFailed: the task raised an exception.
+        DataError: the task's rows do not have the form.
     """
     with foreign(f"language.task: {name!r}: making rows"):
         made = n if form != "labelled" else -(-n // 2)
@@ -170,12 +176,16 @@ def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
 
 
 def read_jsonl(path: Path, form: str, check: Callable[[Row, str], None] | None = None) -> list[Row]:
-    """Return the rows of a file with one JSON object a line, without empty lines. `check` is called with each row and
-    its place.
+    """Return the rows of a file with one JSON object a line; empty lines are skipped.
+
+    Args:
+        path: the file.
+        form: the form of the rows, see `check_row`.
+        check: a function that is called with each row and its place (`file:line`), and may raise DataError.
 
     Raises:
-        MissingInputError: there is no such file.
-        DataError: a line, which is named, cannot be used.
+        MissingInputError: the file does not exist.
+        DataError: a line cannot be used; the message names the line.
     """
     if not path.is_file():
         if path.exists():
@@ -216,19 +226,20 @@ def _parse(line: bytes, where: str) -> Any:
 
 
 def read_datasets(name: str, split: str, columns: Mapping[str, str], form: str, subset: str | None = None) -> list[Row]:
-    """Return the rows of a split of a Hugging Face dataset: a local folder, or an id on the hub. None of its code is
-    run.
+    """Return the rows of a split of a Hugging Face dataset: a local folder, or an id on the hub. No code of the dataset
+    is run.
 
     Args:
         name: the folder or id.
-        split: the split.
-        columns: the dataset's columns by field name, if they differ.
-        form: the form of the rows.
-        subset: a configuration of the dataset.
+        split: the split's name.
+        columns: a mapping from field names to the dataset's columns, for those that differ.
+        form: the form of the rows, see `check_row`.
+        subset: the configuration of the dataset; None for the default.
 
     Raises:
-        MissingInputError: `datasets` is not installed, there is no such dataset, or the hub cannot be reached.
-        DataError: it cannot be read, lacks a column, or its rows do not have the form.
+        MissingInputError: the package `datasets` is not installed, the dataset does not exist, or the hub cannot be
+            reached.
+        DataError: the dataset cannot be read, lacks a column, or its rows do not have the form.
     """
     need_package("datasets", "language", "fetch.source: datasets")
     where = f"fetch.datasets: {name}"
@@ -297,21 +308,21 @@ def _is_plain(value: Any) -> bool:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSONL, atomically. Equal rows give equal bytes.
+    """Write rows as a JSONL file, atomically. Equal rows give equal bytes.
 
     Raises:
-        DataError: a row has no JSON form.
+        DataError: a row cannot be written as JSON.
         DiskError: the file cannot be written.
     """
     write_bytes(path, [dump_json(row, f"{path}:{number}") for number, row in enumerate(rows, start=1)])
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read what `write_rows` wrote.
+    """Read the rows of a file that `write_rows` wrote.
 
     Raises:
-        MissingInputError: there is no such file.
-        DataError: it is damaged.
+        MissingInputError: the file does not exist.
+        DataError: the file is damaged.
     """
     lines = read_bytes(path).splitlines(keepends=False)
     rows = [parse_json(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]

@@ -22,7 +22,8 @@ _PRIVATE = 0xE000  # the first character of Unicode's private use area
 
 @dataclass(frozen=True)
 class Marked:
-    """A text, and the ranges of its characters that are data: `(start, end)`, in order."""
+    """A text, and the ranges `(start, end)` of its characters that are data, in order. Special tokens in data have no
+    effect."""
 
     text: str
     data: tuple[tuple[int, int], ...] = ()
@@ -35,12 +36,13 @@ class Marked:
         return len(self.text)
 
     def joined(self, other: Marked) -> Marked:
-        """Return this text followed by the other."""
+        """Return this text followed by the other text, with the marks of both."""
         n = len(self.text)
         return Marked(self.text + other.text, (*self.data, *((start + n, end + n) for start, end in other.data)))
 
     def part(self, first: int, end: int | None = None) -> Marked:
-        """Return the text from one character to another."""
+        """Return the characters from `first` up to, but not including, `end`, with their marks; None as `end` is the
+        end of the text."""
         last = len(self.text) if end is None else end
         data = ((max(a, first) - first, min(b, last) - first) for a, b in self.data)
         return Marked(self.text[first:last], tuple((a, b) for a, b in data if a < b))
@@ -53,22 +55,25 @@ class _Tokens(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Return a text without Unicode's noncharacters, a few of which have a special meaning here."""
+    """Replace the four of Unicode's noncharacters that this module uses as markers by U+FFFD, and return the text."""
     return text.translate(_OF_NO_TEXT)
 
 
 @lru_cache(maxsize=8)
 def encoder_of(tokenizer: Any, size: int) -> Encoder:
-    """Return the encoder of a tokenizer with `size` tokens.
+    """Return the cached encoder of a tokenizer. `size`, its number of tokens, is part of the cache's key.
 
     Raises:
-        DataError: it is not one of the library `tokenizers`.
+        DataError: the tokenizer is not one of the library `tokenizers` ("fast").
     """
     return Encoder(tokenizer)
 
 
 class Encoder:
-    """A tokenizer whose special tokens have private names, which no data can contain."""
+    """A converter of marked text to tokens, in which special tokens are recognised only outside data.
+
+    Internally, special tokens have private names that no data can contain.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -104,23 +109,24 @@ class Encoder:
 
     @cached_property
     def begin(self) -> tuple[int, ...]:
-        """The tokens with which the tokenizer begins a text."""
+        """The tokens that the tokenizer puts before every text, such as a beginning-of-text token; often empty."""
         alone, whole = (self._tokenizer.encode("0", add_special_tokens=some) for some in (False, True))
         places = [i for i in range(len(whole)) if whole[i : i + len(alone)] == alone]
         return tuple(whole[: places[0]]) if places else ()
 
     def holds_special(self, text: str) -> bool:
-        """Return whether a special token would take effect in a text."""
+        """Return whether a text contains a special token's text, which would take effect if the text were not marked as
+        data."""
         return self._special.search(text) is not None
 
     def encode(self, text: Marked) -> list[int]:
-        """Return the tokens of a text, without those that begin one."""
+        """Return the tokens of a text, without the beginning-of-text tokens of `begin`."""
         return self._tokens(text).ids
 
     def tokens_from(self, text: Marked, at: int) -> list[int]:
-        """Return the tokens from a character on, of a text that is tokenised as one.
+        """Tokenise a whole text, and return only its tokens from the character `at` on.
 
-        If a token would lie on both sides, the rest is tokenised separately, as the continuation of a text.
+        If a token would lie on both sides of that character, the rest is tokenised separately, as a `continuation`.
         """
         ids, offsets, place = self._tokens(text)
         cut = place[at]
@@ -129,7 +135,8 @@ class Encoder:
         return [token for token, (start, _) in zip(ids, offsets, strict=True) if start >= cut]
 
     def continuation(self, text: Marked) -> list[int]:
-        """Return the tokens of a text as they are when another text, which is not known, stands before it."""
+        """Return the tokens of a text that follows another, unknown text. A tokenizer then adds no space as at the
+        beginning of a text."""
         if not self._renamed[0].encode(PLACE, add_special_tokens=False).ids:  # it leaves out what it does not know
             return self.encode(text)
         ids, offsets, _ = self._tokens(text, PLACE)

@@ -25,7 +25,7 @@ _WORTH = 0.75  # share of the rows that may be left for the batch to be made sma
 
 
 class Sampling(NamedTuple):
-    """How tokens are sampled, for each member `[P]` or for each completion `[P, R]`."""
+    """Settings by which tokens are sampled, one value for each member `[P]` or for each completion `[P, R]`."""
 
     temperature: Tensor  # float; 0: the likeliest token
     top_k: Tensor  # int64, of the likeliest so many; 0: all
@@ -37,13 +37,15 @@ class Sampling(NamedTuple):
         return cls(zero, zero.long(), zero + 1)
 
     def rows(self, each: int) -> Sampling:
-        """Repeat settings of members `[P]` for `each` completions of a member: `[P, R]`."""
+        """Repeat settings `[P]` for `each` completions of a member: `[P, R]`. Settings that are `[P, R]` already stay
+        unchanged."""
         return Sampling(*(x[:, None].expand(-1, each) if x.ndim == 1 else x for x in self))
 
 
 @dataclass(frozen=True)
 class Written:
-    """Completions `[P, R, T]`, those of one prompt adjacent, with pads after their ends."""
+    """The completions of `P` members, `[P, R, T]`: `R` completions of at most `T` tokens each. Completions of the same
+    prompt are adjacent; pads follow a completion's end."""
 
     ids: Tensor
     mask: Tensor  # bool, tokens that the model wrote, that which ends it included
@@ -53,11 +55,11 @@ class Written:
 
     @property
     def lengths(self) -> Tensor:
-        """The number of tokens of each completion, `[P, R]`."""
+        """The number of tokens of each completion, `[P, R]` int64."""
         return self.mask.sum(dim=-1)
 
     def cut(self, width: int) -> Written:
-        """Return the first `width` tokens of all completions."""
+        """Return all completions cut to their first `width` tokens."""
         ids, mask, log_prob, entropy = (x[..., :width] for x in (self.ids, self.mask, self.log_prob, self.entropy))
         return Written(ids, mask, log_prob, entropy, self.ended)
 
@@ -67,21 +69,24 @@ def generate(
     base: Base, active: Callable[[], Any], ids: Tensor, real: Tensor, group: int, limit: int, sampling: Sampling,
     keys: Tensor, when: int, leave: bool = True, stop: Stops = (),
 ) -> Written:  # fmt: skip
-    """Complete prompts `[P, B, L]`, each by `group` completions of at most `limit` tokens.
+    """Complete prompts `[P, B, L]` of `P` members, each by `group` completions of at most `limit` tokens.
 
-    Prompts are padded on the left, where `real` is False. If the base limits `rows_at_once`, completions are generated
-    in parts, by the processes among which it is divided.
+    If the base limits `rows_at_once`, completions are generated in parts, which are divided among the base's processes.
 
     Args:
-        base: the base.
-        active: returns the context in which the base's model is the members', see `hooks.adapting`.
-        ids, real: the prompts.
-        group, limit: see above.
-        sampling: how tokens are drawn.
-        keys: of the members, `[P]`; or of each completion, `[P, R]`, whose draws are then the same in any batch.
-        when: together with `keys` it fixes the draws.
-        leave: whether finished completions leave the batch. If False, no bit of a member depends on its neighbours.
-        stop: texts that end the completions of each of the P · B prompts, or nothing.
+        base: the base model.
+        active: a function that returns a context in which the base computes as the members do, see `hooks.adapting`.
+        ids: the prompts' tokens `[P, B, L]`, padded on the left.
+        real: `[P, B, L]` bool, False for pads.
+        group: completions of each prompt.
+        limit: the most tokens of a completion.
+        sampling: settings of sampling.
+        keys: random keys of the members, `[P]`; or of each completion, `[P, R]`, whose draws are then the same in any
+            batch.
+        when: a number, such as the tick, that fixes the draws together with `keys`.
+        leave: whether finished completions leave the batch, which saves time. If False, a member's results have the
+            same bits with any neighbours.
+        stop: for each of the P · B prompts, the texts that end its completions; empty for none.
     """
     members, prompts, _ = ids.shape
     rows, device = prompts * group, ids.device
@@ -178,7 +183,8 @@ def _stopped(base: Base, ids: Tensor, place_of: Tensor, alive: Tensor, group: in
 
 
 def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
-    """Return every member's completions as texts, without the text that stopped them."""
+    """Return the completions of every member as texts, cut before the stop text that ended them. For `stop` see
+    `generate`."""
     members, rows, _ = written.ids.shape
     found = []
     for p, (ids, lengths) in enumerate(zip(written.ids.tolist(), written.lengths.tolist(), strict=True)):
@@ -192,15 +198,16 @@ def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
 
 
 def before(text: str, stop: Sequence[str]) -> str:
-    """Return the part of a text before the first of these stops."""
+    """Return the part of a text before the first occurrence of any of the texts `stop`; the whole text if there is
+    none."""
     return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
 
 
 def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
-    """Sample tokens from log-probabilities `[P, n, V]`.
+    """Sample tokens `[P, n]` from log-probabilities `[P, n, V]`.
 
-    `how` is `[P, n]`, and `u` `[P, n]` float64 are uniform numbers in [0, 1). Log-probabilities that are not finite
-    give an arbitrary token.
+    `how` has settings `[P, n]`, and `u` `[P, n]` float64 has uniform random numbers in [0, 1). Log-probabilities that
+    are not finite give an arbitrary token.
     """
     best = log_probs.argmax(dim=-1)
     if not bool((how.temperature > 0).any()):
@@ -211,10 +218,10 @@ def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
 
 
 def chances(log_probs: Tensor, how: Sampling) -> Tensor:
-    """Return the probabilities `[P, n, V]` with which `choose` samples tokens.
+    """Return the probabilities `[P, n, V]` float64 with which `choose` samples tokens.
 
-    The order is that of `transformers` and vLLM: temperature; then the k most likely tokens (all that tie for the k-th
-    place); then, renormalised, the most likely of these that reach p.
+    Filters apply in the order of `transformers` and vLLM: temperature; then the k most likely tokens, including ties
+    for the k-th place; then, renormalised, the most likely of these until their probabilities sum to p.
     """
     found = (log_probs.double() / how.temperature.clamp(min=1e-6)[..., None].double()).softmax(dim=-1)
     if not (bool((how.top_k > 0).any()) or bool((how.top_p < 1).any())):

@@ -33,7 +33,7 @@ _NARROW = 0.02  # of first outputs
 
 
 class TransformerLayer(NamedTuple):
-    """One layer."""
+    """The size of one transformer layer: its number of attention heads, and of nodes in its feed-forward part."""
 
     heads: int
     nodes: int  # of the feed-forward part
@@ -41,7 +41,8 @@ class TransformerLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class GPT:
-    """The architecture of a small GPT. Methods without a docstring are documented in `Architecture`."""
+    """The architecture of a member that is a small GPT. Methods without a docstring are documented in
+    `core.structure.Architecture`."""
 
     layers: tuple[TransformerLayer, ...]
     hidden: int  # `H`, width of the stream; a multiple of 16, as are `head` and all nodes
@@ -51,7 +52,8 @@ class GPT:
 
     @classmethod
     def start(cls, cfg: LanguageConfig.Gpt, length: int) -> GPT:
-        """Return the architecture that `params.yaml` describes."""
+        """Return the architecture of the first generation, as `params.yaml` describes it. `length` is the most tokens
+        of a row."""
         return cls((TransformerLayer(cfg.heads, cfg.feedforward),) * cfg.layers, cfg.hidden, cfg.head, length)
 
     @property
@@ -63,7 +65,8 @@ class GPT:
         return self.layers
 
     def describe(self) -> str:
-        """Return a short text: `gpt 64: 4h 256, 2h 128` has two layers of 4 and 2 heads, and 256 and 128 nodes."""
+        """Return a short description: `gpt 64: 4h 256, 2h 128` is 64 wide and has two layers, of 4 and 2 heads, and 256
+        and 128 nodes."""
         return f"gpt {self.hidden}: " + ", ".join(f"{block.heads}h {block.nodes}" for block in self.layers)
 
     def to_json(self) -> dict[str, Any]:
@@ -72,17 +75,18 @@ class GPT:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GPT:
-        """Build an architecture from the data that `to_json` returned.
+        """Build the architecture from JSON data that `to_json` returned.
 
         Raises:
-            ValueError: the data is not of that form.
+            ValueError: the data does not have that form.
         """
         with in_a_sentence(StoredGPT, data):
             told = StoredGPT.model_validate(data)
         return cls(tuple(TransformerLayer(*block) for block in told.layers), told.hidden, told.head, told.length)
 
     def shapes(self, widths: Widths) -> Shapes:
-        """Return the shape of every matrix by name, in their order in a row.
+        """Return the shape of every weight matrix by name, in the order in which a member's flat row (a vector of all
+        its weights) holds the matrices.
 
         The columns of `attend` are query, key and value of each head in turn.
         """
@@ -99,10 +103,10 @@ class GPT:
     size, named = size_of, parts_of
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw weights from normal distributions: wide for embeddings, narrow for outputs, else with deviation 1 /
-        √inputs.
+        """Draw first weights from normal distributions with deviation 0.5 for embeddings, 0.02 for outputs, and 1 /
+        √inputs elsewhere.
 
-        The deviation is divided by √(2 layers) where a layer adds to the residual stream.
+        The deviation of layers that add to the residual stream is divided by √(2 · layers).
         """
         row = torch.zeros(self.size(widths))
         for name, part in self.named(widths, row).items():
@@ -122,7 +126,11 @@ class GPT:
         return _GPTs(tuple(archs), widths, _widest(archs), device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """See `Architecture`. Layers and feed-forward nodes keep to their own bounds, heads to those of channels."""
+        """Yield the possible mutations of the architecture: one layer more or fewer, and other numbers of heads or
+        feed-forward nodes.
+
+        Layers and nodes stay within their own `bounds`, heads within the bounds of channels.
+        """
         n = len(self.layers)
         if n < bounds.max_layers:
             yield "add_layer", "layers", n, n + 1, replace(self, layers=(*self.layers, self.layers[-1]))
@@ -146,8 +154,11 @@ class GPT:
         return replace(self, layers=tuple(blocks))
 
     def carry(self, new: GPT, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
-        """See `Architecture`. New weights are drawn, but add nothing to the residual stream yet: the function is
-        unchanged."""
+        """Return a parent's flat row as a flat row of the mutated architecture `new`.
+
+        If `kind` is "parameters", new weights are drawn, but new parts add 0 to the residual stream at first, so that
+        the outputs are unchanged. For the optimiser's "moments" and other kinds, new entries are 0.
+        """
         carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
         held = self.named(widths, row)
         for name, part in new.named(widths, carried).items():
@@ -165,14 +176,15 @@ def _widest(archs: Sequence[GPT]) -> GPT:
 
 
 class Cache:
-    """Keys and values of the tokens read so far, in every layer, for rows that continue."""
+    """A key-value cache of all layers, for rows of tokens that are extended step by step."""
 
     def __init__(self) -> None:
         self.held: list[tuple[Tensor, Tensor]] = []
         self.read = 0  # tokens of every row
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append one layer's keys and values of new tokens, `[R, heads, n, head]`; return all of that layer."""
+        """Append a layer's keys and values of new tokens, `[R, heads, n, head]`; return the layer's keys and values of
+        all tokens so far."""
         if layer == len(self.held):
             self.held.append((key, value))
         else:

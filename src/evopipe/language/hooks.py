@@ -22,7 +22,7 @@ _MORE = 7  # parts, at most, that rows are divided into for their lengths' sake
 
 
 class LowRank(NamedTuple):
-    """A low-rank term beside a linear layer: `W x + s · B A x`."""
+    """A LoRA term of `P` members that is added to the output of a linear layer of the base: `W x + s · B A x`."""
 
     a: Tensor  # [P, in, r]
     b: Tensor  # [P, r, out]
@@ -36,8 +36,8 @@ class LowRank(NamedTuple):
 
 
 class WeightDelta(NamedTuple):
-    """What members add to the weight and bias of one of the base's modules, by kind of parameter; see
-    `language.layers`."""
+    """The terms that `P` members add to the weight and bias of one of the base's modules, by kind of parameter; the
+    kinds are those of `language.layers.BaseWeight`."""
 
     parts: dict[str, Tensor]  # [P, rows, columns] each
 
@@ -69,9 +69,11 @@ def _add(base: Base, name: str, module: nn.Module, args: Any, out: Any) -> Any:
 
 @contextmanager
 def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the base's model with these changes, by name of module, for batches of members' rows `[P · B, …]`.
+    """Return a context in which the base's model computes with members' changes, for batches `[P · B, …]` of the rows
+    of all members.
 
-    The hooks are made at first use.
+    `changes` has a `LowRank` or `WeightDelta` by module name. The context yields the model. The forward hooks are
+    registered at the first use.
     """
     if not base.hooked:
         for name, module in base.model.named_modules():
@@ -88,13 +90,23 @@ def score(
     base: Base, text: Text, entropy: bool = False, hidden: bool = False,
     active: Callable[[], AbstractContextManager[Any]] = nullcontext, leaves: Sequence[Tensor] = (),
 ) -> tuple[Tensor | None, TokenScores]:  # fmt: skip
-    """Return the log-probabilities of rows of text under the base, with the changes that `active` activates.
+    """Return the log-probabilities of rows of text under the base, with the changes of the context that `active`
+    returns.
 
-    Rows of similar length run together, each up to its last token that counts; tokens after it have log-probability 0.
-    With `hidden`, all tokens run, and the hidden states `[P, B, T, H]` that predict the last `T` tokens are returned
-    too. For `entropy` see `core.net.score`. If the base limits `rows_at_once`, memory holds the activations of only
-    that many rows, and learning computes them a second time. Each such part is computed by one of the processes among
-    which the base is divided. `leaves` are the tensors that `active` uses.
+    Rows of similar length are computed together, unless `hidden` is true. If the base limits `rows_at_once`, only that
+    many rows' activations are in memory, and the backward pass computes them a second time; the parts are divided among
+    the base's processes.
+
+    Args:
+        base: the base model.
+        text: the rows of `P` members.
+        entropy: whether entropies are computed too; see `core.net.score`.
+        hidden: whether the hidden states `[P, B, T, H]` that predict the last `T` tokens are returned too.
+        active: a function that returns a context, see `adapting`; the default leaves the base unchanged.
+        leaves: the tensors that the context uses, for gradients.
+
+    Returns:
+        The hidden states or None, and the scores. Tokens after the last one in `text.mask` have log-probability 0.
     """
     (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
     each = base.rows_at_once or rows
@@ -125,7 +137,8 @@ def score(
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """Return rows `[P, b]` of each member's `[P, B]` or `[P, B, …]`."""
+    """Select rows of `x`, `[P, B]` or `[P, B, L]`, by each member's indices `rows` `[P, b]`; return `[P, b]` or `[P, b,
+    L]`."""
     return x.gather(1, rows if x.ndim == 2 else rows[..., None].expand(-1, -1, x.shape[-1]))
 
 
@@ -221,22 +234,24 @@ def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> 
 
 @torch.no_grad()
 def reference(base: Base, text: Text) -> Tensor:
-    """Return the log-probabilities `[P, B, T]` of a text's last tokens under the unchanged base; 0 outside the mask."""
+    """Return the log-probabilities `[P, B, T]` of a text's last `T` tokens under the unchanged base; 0 outside the
+    mask."""
     _, scored = score(base, text)
     return scored.log_prob.masked_fill(~text.mask, 0.0)
 
 
 def padded(real: Tensor) -> bool:
-    """Return whether a row has pads before its tokens. Pads behind them need no mask, because no token attends to
-    them."""
+    """Return whether any row begins with pads. Only such pads need an attention mask, because no token attends to pads
+    after it."""
     return not bool(real[..., 0].all())
 
 
 def attention_inputs(real: Tensor) -> dict[str, Tensor]:
-    """Return the attention mask and positions that a model needs for rows `[n, L]` with pads before their tokens."""
+    """Return the attention mask and the positions that a model of `transformers` needs for rows `[n, L]` that begin
+    with pads. `real` is False for pads."""
     return {"attention_mask": real.long(), "position_ids": positions(real)}
 
 
 def positions(real: Tensor) -> Tensor:
-    """Return each token's position in its row, not counting pads."""
+    """Return each token's position in its row, `[…, L]` int64, not counting pads."""
     return (real.long().cumsum(dim=-1) - 1).clamp(min=0)

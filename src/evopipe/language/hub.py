@@ -12,7 +12,8 @@ REACH_SECONDS = 8.0
 
 
 def reach(ask: Callable[[], object], seconds: float = REACH_SECONDS) -> str | None:
-    """Ask the hub in a thread; return why there is no answer within `seconds`, None if there is one."""
+    """Call `ask`, which sends a request to the hub, in a thread with a time limit. Return None if it succeeded, else
+    why it failed."""
     said: list[str | None] = [f"no answer within {seconds:g} s"]
 
     def run() -> None:
@@ -29,13 +30,14 @@ def reach(ask: Callable[[], object], seconds: float = REACH_SECONDS) -> str | No
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, shortened; its type if it has no text."""
+    """Return the first line of an error's message, at most 200 characters; the error's type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 @contextlib.contextmanager
 def quiet(logging: Any) -> Iterator[None]:
-    """Silence a library's progress bars and advice, by its `utils.logging`."""
+    """Silence a library's progress bars and warnings while the context is open. `logging` is the library's module
+    `utils.logging`."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

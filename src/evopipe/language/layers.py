@@ -19,10 +19,10 @@ Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 
 
 class BaseWeight(NamedTuple):
-    """A weight of the base; for an adapter, the module that it stands beside.
+    """A weight of the base model that members can change, with its kind, its shape, and the modules that use it.
 
     The kinds are `linear` [out, in], `conv` [in, out] (a transposed linear layer), `embedding` [V, H], `scale` [H] of a
-    normalisation, and `bias` [H]. For an adapter the shape is always (in, out).
+    normalisation layer, and `bias` [H]. In the list of layers for LoRA adapters the shape is always (in, out).
     """
 
     name: str
@@ -42,11 +42,11 @@ _FUSED = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 
 
 def linear_layers(model: nn.Module, last: nn.Module, called: str) -> tuple[BaseWeight, ...]:
-    """Return every linear layer of a model that an adapter can stand beside: all but the last, which gives the logits,
-    and those of Mamba that PEFT refuses.
+    """Return every linear layer of a model that can have a LoRA adapter: all except `last`, which computes the logits,
+    and except layers of Mamba that PEFT refuses.
 
     Raises:
-        DataError: there is none.
+        DataError: the model has no such layer. The message names the model as `called`.
     """
     found = []
     fused = getattr(model.config, "model_type", None) in _FUSED
@@ -62,10 +62,11 @@ def linear_layers(model: nn.Module, last: nn.Module, called: str) -> tuple[BaseW
 
 
 def all_weights(model: nn.Module, called: str) -> tuple[BaseWeight, ...]:
-    """Return every weight of a model.
+    """Return every weight of a model, in the order of `named_parameters`.
 
     Raises:
-        DataError: a module reads a weight in a way that allows no change beside it.
+        DataError: a module uses a weight in such a way that no term can be added to it. The message names the model as
+            `called`.
     """
     readers: dict[int, list[tuple[str, str]]] = {}
     for name, module in model.named_modules():
@@ -91,12 +92,17 @@ def _kind_of(module: nn.Module, name: str, part: str, called: str) -> str:
 
 
 def numbers(shapes: Shapes) -> int:
-    """Return the length of a row with matrices of these shapes."""
+    """Return the length of a flat row, a vector of all weights one after another, that holds matrices of these
+    shapes."""
     return sum(math.prod(shape) for shape in shapes.values())
 
 
 def size_of(self: Any, widths: Widths) -> int:
-    """Implement `Architecture.size` for an architecture that has `shapes`; the functions below are alike."""
+    """Return the length of a member's flat row, a vector of all its weights. Classes with a method `shapes` use this
+    function as their method `Architecture.size`.
+
+    In the same way they use `parts_of` and, if they are structures, `pack`, `unpack`, `part` and `repeat`.
+    """
     return numbers(self.shapes(widths))
 
 
@@ -105,19 +111,22 @@ def parts_of(self: Any, widths: Widths, row: Tensor) -> dict[str, Tensor]:
 
 
 def split(row: Tensor, shapes: Shapes) -> dict[str, Tensor]:
-    """Return views of a flat row by name. The row may be longer."""
+    """Return views of the matrices in a flat row, by name. Numbers at the end of the row that belong to no matrix are
+    ignored."""
     parts = row[: numbers(shapes)].split([math.prod(shape) for shape in shapes.values()])
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def place(source: Tensor, target: Tensor) -> None:
-    """Copy the corner that both tensors have."""
+    """Copy `source` into `target` in the index range that both have, for example the upper left corner of a larger
+    matrix."""
     corner = tuple(slice(min(a, b)) for a, b in zip(source.shape, target.shape, strict=True))
     target[corner] = source[corner]
 
 
 def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
-    """Implement `Structure.pack`: members' rows, of architectures `archs`, are padded with zeros to common `shapes`."""
+    """Stack members' flat rows, each of its own architecture, as one tensor `[P, N]`, padded with zeros to the common
+    `shapes`. Classes use this function as their method `Structure.pack`."""
     found = torch.zeros(len(rows), self.size)
     for arch, row, whole in zip(self.archs, rows, found, strict=True):
         into = split(whole, self.shapes)
@@ -145,7 +154,11 @@ def repeat(self: Any, times: int) -> Any:
 
 
 def views_of(of: ViewOf, shapes: Shapes) -> list[Tensor]:
-    """Return the matrices of every row, `[P, rows, columns]`; a vector is one row."""
+    """Return the matrices of these shapes in all members' rows, `[P, rows, columns]` each; a vector is a matrix with
+    one row.
+
+    `of` is a function (start in the row, rows, columns) → view.
+    """
     found, start = [], 0
     for shape in shapes.values():
         rows, columns = shape if len(shape) == 2 else (1, *shape)

@@ -25,7 +25,8 @@ _PREFIX = "base_model.model."
 
 
 def adapter_files(base: Base, arch: LoRA, row: Tensor) -> dict[str, bytes]:
-    """Return an adapter's row as the contents of PEFT's two files."""
+    """Convert a LoRA adapter, given as a flat row of its weights, to PEFT's two files; return the files' contents by
+    name."""
     tensors = {}
     for name, part in arch.named(Adapted.of(base), row).items():
         layer, _, which = name.rpartition(".")
@@ -46,11 +47,12 @@ def adapter_files(base: Base, arch: LoRA, row: Tensor) -> dict[str, bytes]:
 
 
 def read_adapter(folder: Path, base: Base) -> tuple[LoRA, Tensor]:
-    """Read an adapter that PEFT wrote for this base; return its architecture and its row.
+    """Read a LoRA adapter for this base from a folder that PEFT wrote; return its architecture, and its weights as one
+    vector, a flat row.
 
     Raises:
         MissingInputError: one of its files is missing.
-        DataError: it is damaged, of another kind, or of another base.
+        DataError: the adapter is damaged, of another kind than LoRA, or made for another base.
     """
     where = str(folder / CONFIG)
     config = parse_json(read_bytes(folder / CONFIG), where)
@@ -89,7 +91,19 @@ def read_adapter(folder: Path, base: Base) -> tuple[LoRA, Tensor]:
 
 
 def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
-    """Return a fresh member with its adapter replaced by one that PEFT wrote. It raises what `read_adapter` raises."""
+    """Return a copy of the new member `fresh` whose adapter is replaced by one that PEFT wrote; optimiser moments are
+    0.
+
+    Args:
+        folder: the folder that PEFT wrote.
+        base: the base model.
+        fresh: the member.
+        network: the name of the member's tensor that holds the adapter.
+
+    Raises:
+        MissingInputError: see `read_adapter`.
+        DataError: see `read_adapter`; or the member is no LoRA adapter.
+    """
     arch, row = read_adapter(folder, base)
     if not isinstance(fresh.arch, LoRA):
         raise DataError(f"{folder}: an adapter begins no run with language.full: set it to false")
@@ -99,7 +113,8 @@ def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
 
 
 def doubt(folder: Path, base: Base) -> str | None:
-    """Return why an adapter that PEFT wrote may belong to another base, although it fits; None if it names this one."""
+    """Return a warning that an adapter may belong to another base, although its shapes fit; None if its configuration
+    names this base."""
     named = parse_json(read_bytes(folder / CONFIG), str(folder / CONFIG)).get("base_model_name_or_path")
     if isinstance(named, str) and named and Path(named).resolve() == Path(base.name).resolve():
         return None
@@ -131,9 +146,10 @@ def _merged_weights(base: Base, arch: LoRA | Full, row: Tensor) -> dict[str, Ten
 
 
 def merged_files(base: Base, arch: LoRA | Full, row: Tensor) -> dict[str, bytes]:
-    """Return the contents of a model folder: the base with a member's change merged in, and the tokenizer.
+    """Return the contents of a model folder, file contents by name: the base with a member's change merged into its
+    weights, and the tokenizer.
 
-    `transformers` writes them from the base itself, whose weights are restored afterwards.
+    The base's own weights are overwritten while `transformers` writes the files, and restored afterwards.
     """
     weights: Mapping[str, Tensor] = _merged_weights(base, arch, row)
     plain = {name: tensor.detach().clone() for name, tensor in base.model.state_dict().items()}

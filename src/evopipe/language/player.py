@@ -33,8 +33,8 @@ POLICY, WEIGHTS = "policy.json", "weights.safetensors"
 
 
 class GamePolicy:
-    """A trained player of the games of a `task`; `about` is the content of `policy.json`: scores, lineage,
-    provenance."""
+    """A trained player of a task's games, such as Wordle. `about` is the content of its `policy.json`: scores, lineage
+    and provenance."""
 
     def __init__(
         self, about: Mapping[str, Any], task: Any, algo: Any, cfg: Any, hyper: Hyper, nets: Mapping[str, Net]
@@ -48,18 +48,21 @@ class GamePolicy:
         return f"<GamePolicy {self.about.get('algo', '')}{place}>"
 
     def act(self, seeds: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return the function that writes the tokens of one game for each seed `[n]`, for the task's `play`."""
+        """Return a function that chooses the next tokens of one game for each of `seeds` `[n]`, for the task's
+        `play`."""
         return joint_writer([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
 
     def play(self, games: int = 1, seed: int = 0) -> Any:
-        """Play games; return what the task's `play` returns: returns, tries, which were won, and the games as data."""
+        """Play `games` games; return what the task's `play` returns: the return and the number of tries of each game,
+        whether it was won, and the games as data."""
         seeds = rng.seeds(np.full(games, rng.run_key(seed)), Purpose.EPISODE, np.arange(games))
         return self.task.play(seeds, self.act(seeds))
 
     def perform(
         self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
     ) -> None:
-        """Play games, `show` each of them, and `tell` their results."""
+        """Play games for a user: call `show` with each game as text, and `tell` with its return, at the end with the
+        mean. `ask` is not used."""
         played = self.play(games, seed)
         for row, total in zip(played.rows, played.returns, strict=True):
             show("\n".join(squares(row)) if "guesses" in row else json.dumps(row))
@@ -71,16 +74,16 @@ class GamePolicy:
         self, prompts: str | Sequence[str], max_tokens: int | None = None, temperature: float | None = None,
         seed: int = 0,
     ) -> Any:  # fmt: skip
-        """Continue games.
+        """Continue games from their first tokens.
 
         Args:
             prompts: a text, or a list of texts, of the task's tokens: `<s>ab<g><b>` is one turn of a game.
-            max_tokens: tokens to write; None for one turn.
+            max_tokens: the number of tokens to write; None for one turn.
             temperature: the divisor of logits in sampling; 0 for the most likely token; None for that of training.
-            seed: seed of the draws.
+            seed: seed of the random draws.
 
         Returns:
-            A text for a text, a list of texts for a list.
+            The new tokens as text, or a list of texts for a list of prompts.
 
         Raises:
             UsageError: a value is out of its range, or a prompt has unknown tokens or is too long.
@@ -137,7 +140,7 @@ def _networks(algo: Any, cfg: Any, words: Words) -> dict[str, Any]:
 
 
 def files(algo: Any, cfg: Any, words: Words, member: Member) -> dict[str, bytes]:
-    """Return the weights of the networks that write, as file contents by name."""
+    """Return the weights of the networks that choose tokens, for export: file contents by name."""
     found: dict[str, torch.Tensor] = {}
     for part, widths in _networks(algo, cfg, words).items():
         named = member.arch.named(widths, member.tensors[part])
@@ -148,14 +151,14 @@ def files(algo: Any, cfg: Any, words: Words, member: Member) -> dict[str, bytes]
 def read(
     folder: Path, about: Mapping[str, Any], algo: Any
 ) -> tuple[LanguageConfig, Any, Any, GPT, dict[str, torch.Tensor]]:
-    """Read an exported player, of which `about` is the content of `policy.json`.
+    """Read an exported player; `about` is the content of its `policy.json`.
 
     Returns:
-        The block `language`, the task, the algorithm's configuration, the architecture, and a flat row of every network
-        that writes.
+        The block `language` of the parameters, the task, the algorithm's configuration, the architecture, and a flat
+        row of each network that chooses tokens, by name.
 
     Raises:
-        DataError: it is damaged, or its task now has other tokens.
+        DataError: a file is damaged, or the task now has other tokens.
     """
     try:
         config = LanguageConfig.model_validate(about["language"])
@@ -181,7 +184,11 @@ def read(
 
 
 def load(folder: Path, about: Mapping[str, Any], algo: Any) -> GamePolicy:
-    """Load an exported player, of which `about` is the content of `policy.json`. It raises what `read` raises."""
+    """Load an exported player as a `GamePolicy`; `about` is the content of its `policy.json`.
+
+    Raises:
+        DataError: a file is damaged, or the task now has other tokens.
+    """
     _, task, cfg, arch, rows = read(folder, about, algo)
     nets = {}
     for part, widths in _networks(algo, cfg, Words(len(task.tokens), arch.hidden)).items():
@@ -192,7 +199,8 @@ def load(folder: Path, about: Mapping[str, Any], algo: Any) -> GamePolicy:
 
 
 def squares(row: Mapping[str, Any]) -> list[str]:
-    """Return the turns of a word game as coloured letters for terminals, followed by the colours as text."""
+    """Return the turns of a word game, each as a line of coloured letters for terminals, followed by its colours as
+    text."""
     shades = {"g": "green", "y": "yellow", "b": "bright_black"}
     turns = []
     for guess, told in zip(row["guesses"], row["colours"], strict=True):

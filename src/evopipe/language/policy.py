@@ -31,10 +31,10 @@ _AT_ONCE = 64  # prompts that are completed at a time
 
 
 class LanguagePolicy:
-    """A trained language model over a `base`, which is a model and its tokenizer.
+    """A trained language model, or reward model, over a `base` model and its tokenizer.
 
-    `about` is the content of `policy.json`: scores, lineage, provenance. `head` is that of a reward model: weights
-    `[H]` and a bias.
+    `about` is the content of its `policy.json`: scores, lineage and provenance. `head` is the value head of a reward
+    model, weights `[H]` and a bias; None for a language model.
     """
 
     def __init__(
@@ -49,10 +49,11 @@ class LanguagePolicy:
 
     @torch.no_grad()
     def reward(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
-        """Return the rewards that a reward model gives the completions of these prompts, texts or chats, one for each.
+        """Return the reward model's reward of each completion of the prompt at the same index. A prompt is a text or a
+        list of messages.
 
         Raises:
-            UsageError: it is no reward model, or there are not as many completions as prompts.
+            UsageError: this is no reward model, or there are not as many completions as prompts.
             DataError: the chat template refuses a chat.
         """
         if self.head is None:
@@ -78,7 +79,8 @@ class LanguagePolicy:
     def perform(
         self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
     ) -> None:
-        """Complete each line that `ask` returns, and `show` the completion, until `ask` returns an empty line."""
+        """Chat with a user: complete each line that `ask` returns, and call `show` with the completion, until `ask`
+        returns an empty line. The other arguments are not used."""
         while line := ask():
             show(self.generate(line))
 
@@ -86,23 +88,23 @@ class LanguagePolicy:
         self, prompts: str | Sequence[Any], max_tokens: int | None = None, temperature: float = 0.0, top_k: int = 0,
         top_p: float = 1.0, samples: int = 1, seed: int = 0, stop: str | Sequence[str] | None = None,
     ) -> Any:  # fmt: skip
-        """Complete prompts, greedily unless `temperature` is above 0.
+        """Complete prompts: with the most likely tokens, or by sampling if `temperature` is above 0.
 
         Args:
             prompts: a text, a list of texts, or a list of chats, each a list of messages (`role`, `content`).
             max_tokens: the most tokens of a completion; None for that of training.
             temperature: the divisor of logits in sampling; 0 for the most likely token.
             top_k: sample from the k most likely tokens; 0 for all.
-            top_p: sample from the most likely tokens that have this much of the probability; 1 for all.
+            top_p: sample from the most likely tokens whose probabilities sum to this; 1 for all.
             samples: completions of each prompt.
-            seed: seed of the draws.
-            stop: one text or several that end a completion and are no part of it; None for those of training.
+            seed: seed of the random draws.
+            stop: one text or several that end a completion and are removed from it; None for those of training.
 
         Returns:
             A text for a text, a list of texts for a list. If `samples` is above 1, each text is a list of that many.
 
         Raises:
-            UsageError: a value is out of its range, or the base does not allow this many tokens.
+            UsageError: a value is out of its range, or prompt and completion are longer than the base's context length.
             DataError: the chat template refuses a chat.
         """
         many = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -147,12 +149,12 @@ class LanguagePolicy:
 
 
 def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = None) -> LanguagePolicy:
-    """Load an exported language model, of which `about` is the content of `policy.json`; see
+    """Load an exported language model; `about` is the content of its `policy.json`. See
     `evopipe.policies.loading.load`.
 
     Raises:
         MissingInputError: the folder, or its base, lacks a file.
-        DataError: it is damaged, or belongs to another base.
+        DataError: a file is damaged, or belongs to another base.
     """
     try:
         config = LanguageConfig.model_validate(about["language"])
@@ -175,10 +177,10 @@ def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = N
 
 
 def need_base(folder: Path, about: Mapping[str, Any], base: Base, remedy: str) -> None:
-    """Check that a model was trained over this base, as `policy.json` says.
+    """Check that an exported model was trained over this base, by the digest in its `policy.json`.
 
     Raises:
-        DataError: it was not; the message ends with `remedy`.
+        DataError: it was trained over another base; the message ends with `remedy`.
     """
     if about.get("base") != base.digest:
         named = about.get("language")
@@ -199,11 +201,11 @@ def _head(folder: Path, about: Mapping[str, Any], base: Base) -> tuple[Tensor, T
 
 
 def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePolicy:
-    """Load an exported reward model.
+    """Load an exported reward model from its folder.
 
     Raises:
-        MissingInputError: it, or a file of it, is missing.
-        DataError: it is damaged, or no reward model.
+        MissingInputError: the folder, or a file of it, is missing.
+        DataError: a file is damaged, or the exported model is no reward model.
     """
     if not (folder / POLICY).exists():
         raise MissingInputError(f"language.reward: {folder} is no exported reward model; run what writes it")
@@ -214,11 +216,12 @@ def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePol
 
 
 def read_change(folder: Path, base: Base) -> Tensor:
-    """Read an elite's change of all weights.
+    """Read the exported changes of all weights (`language.full`) of the best member; return them as one vector, a flat
+    row.
 
     Raises:
-        MissingInputError: it is missing.
-        DataError: it does not fit.
+        MissingInputError: the file is missing.
+        DataError: the change does not fit the base.
     """
     tensors = load_tensors(read_folder(folder, only=(CHANGE,))[CHANGE], str(folder / CHANGE))
     row = torch.zeros(Full().size(Adapted.of(base)))
@@ -230,7 +233,7 @@ def read_change(folder: Path, base: Base) -> Tensor:
 
 
 def described(folder: Path) -> dict[str, Any] | None:
-    """Return the description in an exported folder of what was trained over a base, or over the tokens of games; None
-    for anything else."""
+    """Return the content of `policy.json` in an exported folder, if that holds a language model or a player of games;
+    None if it holds another kind of policy."""
     about = parse_json(read_folder(folder, only=(POLICY,))[POLICY], str(folder / POLICY))
     return about if isinstance(about, dict) and "base" in about else None

@@ -17,7 +17,8 @@ from torch import Tensor, distributed
 
 @dataclass(frozen=True)
 class Together:
-    """The processes of one member, including this one. A single process sends nothing."""
+    """The group of processes that compute one member together, including this process. A group of one process sends
+    nothing."""
 
     size: int = 1
     place: int = 0  # of this process among them
@@ -29,11 +30,12 @@ class Together:
         return not self.place
 
     def mine(self, part: int) -> bool:
-        """Return whether this process computes a part."""
+        """Return whether this process computes the part with this number."""
         return part % self.size == self.place
 
     def tell(self, part: int, *tensors: Tensor) -> None:
-        """Send tensors from the process that computes a part to all others, in place."""
+        """Broadcast tensors from the process that computes the part to all other processes of the group, which receive
+        them in place."""
         if self.size == 1:
             return
         for tensor in tensors:
@@ -43,8 +45,10 @@ class Together:
                 tensor.copy_(whole)
 
     def agreed(self, stopped: Callable[[], bool], device: torch.device) -> Callable[[], bool]:
-        """Return a function that tells all processes whether the first is to stop. All must call it at the same
-        places."""
+        """Return a function that returns, in every process of the group, the value of the first process's `stopped`.
+
+        All processes must call the function at the same points of their work. `device` holds the message.
+        """
         if self.size == 1:
             return stopped
 

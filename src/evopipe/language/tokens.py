@@ -58,7 +58,8 @@ class _Ragged:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Rows as data and as tokens."""
+    """A dataset of text as rows of JSON data and as tokens, with the indices of its training, validation and
+    test rows."""
 
     form: Form  # of the rows
     rows: Sequence[Mapping[str, Any]]  # as they were read
@@ -71,12 +72,16 @@ class Corpus:
     digest: str  # of the base's tokens
 
     def prompt_batch(self, index: Rows, pad: int) -> tuple[Tensor, Tensor]:
-        """Return the prompts of rows, `[n, L]` padded on the left, and bool `[n, L]`, which are real tokens."""
+        """Return the prompts of some rows, `[n, L]` int64 padded on the left, and a mask `[n, L]` bool that is False
+        for pads."""
         return stacked([self.prompts[int(i)] for i in index], pad, left=True)
 
     def batch(self, index: Rows, pad: int) -> Text:
-        """Return rows as the text of one member, `[1, n, …]`; with two answers, first all chosen ones, then all
-        rejected ones. The reward of a labelled row is 1 if it is desirable, else 0."""
+        """Return some rows as a batch of text for one member, `[1, n, …]`.
+
+        If rows have two answers, the batch has twice as many rows: first all with their chosen answer, then all with
+        the rejected one. The reward of a `labelled` row is 1 if its completion is desirable, else 0.
+        """
         ids, real = self.prompt_batch(index, pad)
         answers = [answer[int(i)] for answer in self.answers for i in index]
         told, there = stacked(answers, pad, left=False)
@@ -95,7 +100,7 @@ class Corpus:
 
 
 def with_end(text: Text) -> Text:
-    """Return a text with one more column, which counts nowhere. A head at that place has read the whole text."""
+    """Return a text with one more column of padding at its end. A value head at that column has read the whole text."""
 
     def longer(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (0, 1))
@@ -107,10 +112,10 @@ def tokenise(
     rows: Sequence[Mapping[str, Any]], form: Form, base: Base, cfg: LanguageConfig, fetch: TextFetch, seed: int,
     held_out: int | None = None,
 ) -> Corpus:  # fmt: skip
-    """Tokenise rows and split them, leaving out those that are too long.
+    """Tokenise rows and split them into training, validation and test. Rows that are too long are left out.
 
-    If `held_out` is given, rows from there on are for validation, and there is no test split; else splits are drawn by
-    their shares.
+    If `held_out` is given, rows from that index on are for validation, and there is no test split. Otherwise rows are
+    split at random, by the shares in `fetch`.
 
     Raises:
         DataError: a split is empty, or the chat template is missing or refuses a prompt.
@@ -133,7 +138,8 @@ def tokenise(
 
 
 def seen(rows: Sequence[Mapping[str, Any]], splits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return, for validation and test, the indices of the rows whose prompt is also that of a row of training."""
+    """Return the indices of validation rows and of test rows whose prompt is also the prompt of a training row, by the
+    split's name."""
     of = {name: [data.asked(rows[i]) for i in index.tolist()] for name, index in splits.items()}
     return {name: splits[name][data.same(of["train"], of[name])] for name in SPLITS[1:]}
 
@@ -193,11 +199,11 @@ def _too_few(rows: Sequence[Any], kept: Sequence[Mapping[str, Any]], form: Form,
 
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
-    """Split rows of games into training, validation and test. `told` holds the tokens of the games, as their task has
-    encoded them.
+    """Split rows of games at random into training, validation and test. `told` has the games as tokens, from the task's
+    `encode`.
 
     Raises:
-        DataError: there are too few.
+        DataError: there are too few games for three splits.
     """
     splits = _split(rows, "games", fetch, seed)
     if any(not len(index) for index in splits.values()):
@@ -266,10 +272,10 @@ def write_corpus(path: Path, corpus: Corpus) -> None:
 
 
 def read_corpus(path: Path) -> Corpus:
-    """Read what `write_corpus` wrote.
+    """Read a dataset that `write_corpus` wrote.
 
     Raises:
-        DataError: it is damaged, or something else.
+        DataError: a file is damaged, or holds something else.
     """
     files = read_folder(path, only=(_ROWS, _TENSORS, _ABOUT))
     about = parse_json(files[_ABOUT], str(path / _ABOUT))

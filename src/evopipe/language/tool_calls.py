@@ -24,25 +24,25 @@ _ASKED = (
 
 
 class ToolCall(NamedTuple):
-    """A call of a tool, with its arguments as JSON text."""
+    """A call of a tool: its name, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class Spoken(NamedTuple):
-    """What a completion says: a text, and calls of tools."""
+    """A parsed completion: its plain text, and the tool calls in it."""
 
     content: str
     calls: tuple[ToolCall, ...]
 
 
 def read(text: str, tools: Sequence[Mapping[str, Any]]) -> Spoken:
-    """Find the calls in a completion, in the forms that chat templates teach.
+    """Parse a completion into text and tool calls, in the formats that chat templates use.
 
     These are `<tool_call>` with JSON (Hermes, Qwen) or with `<function=…><parameter=…>` (Qwen's coders), and a
-    completion that is nothing but JSON with a `name` and `arguments` or `parameters` (Llama), a list of such (Mistral),
-    or `name{…}`. A completion of which a call is malformed, or calls what is not among `tools`, is text altogether.
+    completion that consists only of JSON with a `name` and `arguments` or `parameters` (Llama), of a list of such JSON
+    (Mistral), or of `name{…}`. If a call is malformed or names no tool in `tools`, the whole completion is text.
     """
     known = {str(tool["function"]["name"]): tool["function"] for tool in tools}
     if not known:
@@ -106,7 +106,8 @@ def _call(found: Any, known: Mapping[str, Any]) -> ToolCall | None:
 
 
 def spoken(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
-    """Return a completion as the assistant's message, whose calls have these ids."""
+    """Return a parsed completion as an assistant's message in the form of OpenAI's API. `ids` are the ids of
+    its calls."""
     message: dict[str, Any] = {"role": "assistant", "content": said.content}
     if said.calls:
         message["tool_calls"] = [
@@ -117,15 +118,15 @@ def spoken(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def numbered(said: Spoken, place: int) -> list[str]:
-    """Return ids of a completion's calls, where it is the message `place` of its chat: nine digits, as Mistral's
-    templates ask for."""
+    """Return an id for each call of a completion that is the message with index `place` in its chat: nine digits, as
+    Mistral's templates require."""
     return [f"{place:05d}{i:04d}" for i in range(len(said.calls))]
 
 
 def key(message: Message) -> list[list[Any]]:
-    """Return the tool calls of a message as [name, arguments] pairs. Two messages call the same if these are equal.
+    """Return the tool calls of a message as [name, arguments] pairs, by which two messages can be compared.
 
-    Arguments are parsed from JSON, so that spaces and escapes do not count; the calls' ids are left out.
+    Arguments are parsed from JSON, so that spaces and escapes make no difference. The calls' ids are left out.
     """
     found = []
     for call in message.get("tool_calls") or ():
@@ -138,10 +139,10 @@ def key(message: Message) -> list[list[Any]]:
 def for_template(
     template: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]]]:
-    """Return messages and tools as a template takes them: with arguments as mappings.
+    """Return messages and tools in the form that a chat template takes: arguments of calls are mappings.
 
-    A template that knows of no tools is handed them in a system message, which is the first one or is put before it;
-    calls then stand in the contents of the messages that made them.
+    If the template does not support tools, they are described in the system message, which is added if there is none;
+    and calls are written as text into the contents of their messages.
     """
     shown = [dict(message) for message in messages]
     for message in shown:

@@ -24,11 +24,11 @@ from evopipe.types import Tensor
 
 
 class VLLMEngine:
-    """A vLLM engine over a base, for a number of members and adapters up to a rank.
+    """A vLLM engine over a base model, for up to `members` LoRA adapters of up to `rank`.
 
     Raises:
         MissingInputError: the extra `vllm` is not installed.
-        ParamsError: there is no CUDA device, or the base was made here and has no folder.
+        ParamsError: there is no CUDA device, or the base is `tiny`, which has no model folder.
     """
 
     def __init__(self, base: Base, members: int, rank: int) -> None:
@@ -50,7 +50,8 @@ class VLLMEngine:
         self, adapters: Sequence[tuple[LoRA, Tensor]], ids: Tensor, real: Tensor, group: int, limit: int,
         how: Sampling, keys: Tensor, when: int, stop: Stops = (),
     ) -> Written:  # fmt: skip
-        """Complete prompts as `language.generate.generate` does. Entropies are 0."""
+        """Complete prompts of all members with their adapters. For arguments and result see
+        `language.generate.generate`; entropies are 0."""
         import vllm
         from vllm.lora.request import LoRARequest
 

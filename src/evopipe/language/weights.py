@@ -29,14 +29,14 @@ ANEW, UNQUANTISED = "fetch or write it anew", "take the model that it was made o
 
 
 class Header(NamedTuple):
-    """Shape and type of a tensor in a file."""
+    """The shape and data type of a tensor in a safetensors file."""
 
     shape: tuple[int, ...]
     dtype: str  # in safetensors' words, such as BF16
 
 
 def headers(folder: Path, where: str) -> dict[str, Header]:
-    """Return the tensors in the safetensors files of a folder, by name.
+    """Return the shapes and types of all tensors in a folder's safetensors files, by the tensor's name.
 
     Raises:
         DataError: a file is damaged.
@@ -55,10 +55,10 @@ def headers(folder: Path, where: str) -> dict[str, Header]:
 
 
 def check_config(config: Mapping[str, Any], held: Mapping[str, Header], where: str) -> None:
-    """Check a configuration against the tensors that are `held`.
+    """Check a model's `config.json` against the stored tensors `held`, before a model of that size is built.
 
     Raises:
-        DataError: it is quantised, or the tensors contradict it.
+        DataError: the model is quantised, or its configuration asks for more layers or numbers than are stored.
     """
     if config.get("quantization_config") is not None:
         what = "is quantised (quantization_config in config.json), and members adapt plain weights"
@@ -90,10 +90,8 @@ def _told(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 
 def misfit(config: Any, held: Mapping[str, Header]) -> str | None:
-    """Return which tensor has another shape than a configuration of `transformers` asks for; None if none has.
-
-    The model is not allocated.
-    """
+    """Return a message that names a stored tensor of another shape than the `transformers` configuration requires; None
+    if all fit. No memory is allocated for the model."""
     from transformers import AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_config
@@ -107,7 +105,7 @@ def misfit(config: Any, held: Mapping[str, Header]) -> str | None:
 
 
 def check_model(model: nn.Module, held: Mapping[str, Header], dtype: str, where: str) -> None:
-    """Check a model that was read as `dtype`.
+    """Check the weights of a loaded model. `dtype` is the type that they were loaded as.
 
     Raises:
         DataError: a weight is quantised or not finite.

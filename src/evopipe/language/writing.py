@@ -20,10 +20,10 @@ Logits = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class Writer:
-    """Writes the next token of every game, `n` games of each of `P` members, one after the other.
+    """A callable object that returns the next token of every game: of `n` games of each of `P` members.
 
-    Keys and values of earlier tokens are cached, so that no token is read twice. A game's draws depend on its own seed
-    and the position of a token. Members are therefore compared on the same draws, and neighbours change nothing.
+    Keys and values of earlier tokens are cached, so that no token is computed twice. A game's random draws depend only
+    on its own seed and the token's position. Members are therefore compared on the same draws.
     """
 
     def __init__(self, nets: Mapping[str, Net], logits: Logits, cfg: Any, hyper: Hyper, seeds: np.ndarray) -> None:
@@ -105,8 +105,8 @@ def _at(x: Tensor, column: Tensor) -> Tensor:
 def joint_writer(
     writers: Sequence[tuple[Writer, np.ndarray]], turn: int
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return one function that writes for the games of several writers, each of which plays the rows listed beside
-    it."""
+    """Return one function that chooses tokens for the games of several writers. Each pair in `writers` is a writer and
+    the indices of the rows that it plays; `turn` is the number of tokens in a turn."""
 
     def act(ids: np.ndarray, used: np.ndarray) -> np.ndarray:
         found = np.zeros(len(ids), np.int64)

@@ -25,13 +25,16 @@ NONE = -1
 
 
 class Frames:
-    """The frames of all `N` rows of all buffers, each row a transition over n steps.
+    """Storage of a replay buffer's images as bytes, in which transitions that share a frame point to one copy of it.
+
+    There are `N` rows over all buffers. A row is a transition over n steps, with a frame before and a frame after it. A
+    frame holds all images of one observation.
 
     Attributes:
-        size: `S`, bytes of a frame: all images of an observation.
-        store: `[2 N, S]` uint8; on a CPU in memory that forked processes share.
-        places: `[N, 2]` int64, where in `store` the own and the next frame of every row lie.
-        used: how many places were ever used; beyond them `store` is untouched.
+        size: `S`, bytes of a frame.
+        store: `[2 N, S]` uint8, the frames; on a CPU in memory that forked processes share.
+        places: `[N, 2]` int64, the indices in `store` of every row's own frame and of its next frame.
+        used: the number of places of `store` that were ever written; later places are untouched.
     """
 
     def __init__(self, images: Sequence[Image], observations: int, rows: int, steps: int, device: torch.device) -> None:
@@ -65,14 +68,19 @@ class Frames:
         return [slice(a, b) for a, b in zip(ends, starts, strict=True)]
 
     def without_images(self, rows: np.ndarray) -> np.ndarray:
-        """Remove the images from packed rows: `[n, size]` → `[n, size - 2 S]`."""
+        """Return packed rows without the columns of their images: `[n, size]` → `[n, size - 2 S]`."""
         return np.concatenate([rows[:, columns] for columns in self._between(rows.shape[1])], axis=1)
 
     def add(self, at: np.ndarray, rows: np.ndarray, source: np.ndarray, sources: int) -> None:
-        """Store the frames of packed rows `[n, size]`, which replace the rows `at` `[n]`, all different.
+        """Store the frames of packed transitions `[n, size]`, which replace those of the rows `at` `[n]`.
 
-        `source` `[n]` says which of `sources` environments each row comes from, ascending. Rows of one environment are
-        in order of time.
+        A frame that is equal to a recent frame of the same environment is not stored a second time.
+
+        Args:
+            at: the rows' indices among all N, all different.
+            rows: the transitions, with the transitions of one environment in order of time.
+            source: `[n]`, the environment of each transition, ascending.
+            sources: the number of environments.
         """
         own, following = self._read(rows, 0), self._read(rows, self._obs)
         if len(self._last) != sources:
@@ -139,7 +147,10 @@ class Frames:
         return np.concatenate((again, never))
 
     def join(self, bare: Tensor, index: Tensor) -> Tensor:
-        """Put the images back into the rows `index` `[n]`: `[n, size - 2 S]` → `[n, size]`."""
+        """Return transitions with their images put back as numbers in [0, 1]: `[n, size - 2 S]` → `[n, size]`.
+
+        `bare` holds the transitions without images, `index` `[n]` their row indices among all N.
+        """
         size = bare.shape[1] + 2 * self.size
         rows, at = bare.new_empty(len(bare), size), 0
         for columns in self._between(size):

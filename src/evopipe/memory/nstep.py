@@ -26,7 +26,7 @@ _GOES_ON, _TERMINATED, _TRUNCATED = 0, 1, 2
 
 
 class NStep:
-    """The windows of `R` environments, `layout.steps` steps each."""
+    """Assembler of n-step transitions: it holds the last n = `layout.steps` steps of each of `R` environments."""
 
     def __init__(self, layout: RowLayout, rows: int) -> None:
         n, self._layout = layout.steps, layout
@@ -56,14 +56,17 @@ class NStep:
         over: np.ndarray | None = None,
         next_alive: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Add one step of all environments, and return the n-step transitions that it completes.
+        """Add one step of all R environments, and return the n-step transitions that it completes.
 
-        Every argument is `[R, …]`, one row an environment. The result is the packed transitions `[R, n, size]` and a
-        mask `[R, n]` bool of those that are there: usually one an environment, more where an episode ended.
+        Every argument is `[R, …]`, one row per environment. The result is packed transitions `[R, n, size]` and a mask
+        `[R, n]` bool of the valid ones. Usually one transition per environment is valid, and more where an episode
+        ended.
 
-        A step that is `broken` is left out. Transitions that were under way end before it and bootstrap from the last
-        good observation. For a team, arrays have an axis `K`; `alive` `[R, K]` says who took the step, `next_alive`
-        `[R, K]` where it leaves each agent (see `evopipe.types`), and `over` `[R]` where the episode ended.
+        A `broken` step is left out. The unfinished transitions of that environment end before the broken step and
+        bootstrap from the last good observation.
+
+        For a team of K agents, arrays have an axis `K`. `alive` `[R, K]` says which agents took the step. `next_alive`
+        `[R, K]` is each agent's status after the step (see `evopipe.types`). `over` `[R]` says where the episode ended.
         """
         n, index, layout = self._layout.steps, np.arange(len(obs)), self._layout
         obs, next_obs, action, reward = (x.reshape(len(obs), -1) for x in (obs, next_obs, action, reward))
@@ -138,18 +141,19 @@ class NStep:
         return own, np.where(learns, count, 0), (how == _TERMINATED).reshape(each.size, -1), learns.any(axis=2)
 
     def forget(self, rows: np.ndarray) -> None:
-        """Clear the windows of these rows, whose episodes were abandoned."""
+        """Clear the stored steps of the environments `rows`, whose episodes were abandoned."""
         self._first[rows] = self._next[rows] = 0
 
     def part(self, rows: np.ndarray) -> NStep:
-        """Return a copy of the windows of these rows."""
+        """Return a copy of the stored steps of the environments `rows`."""
         found = NStep(self._layout, len(rows))
         arrays = self._arrays()
         found.restore({name: array[_at(array, rows)] for name, array in arrays.items()})
         return found
 
     def put(self, rows: np.ndarray, part: NStep) -> None:
-        """Write back the windows of these rows, as `part` returned them."""
+        """Overwrite the stored steps of the environments `rows` with those of `part`, which the method `part`
+        returned."""
         for name, array in part._arrays().items():
             own = self._arrays()[name]
             own[_at(own, rows)] = array

@@ -24,11 +24,14 @@ MOST = 1e30  # largest priority: a million of them still have a finite sum
 
 
 class Priorities:
-    """Sum trees of `P` members over `capacity` rows. A priority is the error to the power α; α = 0 is uniform sampling.
+    """Sum trees for prioritized replay: one tree for each of `P` members, over `capacity` rows of a buffer.
+
+    A row's priority is its error to the power α; α = 0 gives uniform sampling (Schaul et al., ICLR 2016).
 
     Attributes:
-        levels: `[P, n]` each, from the rows up to at most `TOP` sums. Rows that are not filled have priority 0, and so
-            have the few beyond the capacity that make every level `FAN_OUT` times as wide as the next.
+        levels: the levels of the trees, `[P, n]` each. The first level holds the priorities of rows. Each entry of a
+            higher level is the sum of `FAN_OUT` entries of the level below; the last level has at most `TOP` entries.
+            Rows that are not filled have priority 0, as have padding entries at the end of a level.
         largest: `[P]`, the largest priority so far, which new rows get.
     """
 
@@ -49,17 +52,23 @@ class Priorities:
         return [*self.levels, self.largest]
 
     def admit(self, slots: Tensor, index: Tensor) -> None:
-        """Give new rows the largest priority so far: row `index` `[n]` of member `slots` `[n]`, all different."""
+        """Give new rows the largest priority so far of their member, and update the sums.
+
+        Row `index[i]` belongs to member `slots[i]`; both are `[n]` int64, and the pairs are all different.
+        """
         flat, at = self.levels[0].view(-1), slots * self.levels[0].shape[1] + index
         flat.index_copy_(0, at, self.largest.index_select(0, slots))
         self._add_up(slots, index)
 
     def draw(self, slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw rows `[P, B]` int64 in proportion to their priorities; return their probabilities `[P, B]` float32 too.
+        """Draw rows with probability proportional to their priorities; return their indices and probabilities.
 
         Args:
             slots: `[P]` int64, the members.
-            u: `[P, B]` float64, uniform numbers in [0, 1).
+            u: `[P, B]` float64, uniform numbers in [0, 1), one for each of B rows.
+
+        Returns:
+            The row indices `[P, B]` int64, and the probabilities `[P, B]` float32 with which each row was drawn.
         """
         if build.serve(self.largest):
             return native.draw(self.levels, slots, u)
@@ -83,9 +92,12 @@ class Priorities:
         return index, chosen.view(u.shape) / total.float()
 
     def update(self, slots: Tensor, index: Tensor, errors: Tensor) -> None:
-        """Set the priorities of rows `[P, B]` from their errors `[P, B]`.
+        """Set the priorities of rows from their errors, and update the sums.
 
-        An error that is NaN changes nothing. If a row is in a batch several times, the largest error counts.
+        Args:
+            slots: `[P]` int64, the members.
+            index: `[P, B]` int64, B rows of each member. If a row occurs several times, its largest error counts.
+            errors: `[P, B]`. A NaN leaves the row's priority as it was.
         """
         if build.serve(self.largest):
             native.update(self.levels, slots, index, errors, self.alpha, LEAST, MOST, self.largest)
@@ -100,12 +112,13 @@ class Priorities:
         self._add_up(slots[:, None].expand(index.shape).reshape(-1), index.reshape(-1))
 
     def inherit(self, slots: Tensor, parents: Tensor) -> None:
-        """Copy the priorities of members `parents` `[n]` to members `slots` `[n]`; they share the same rows."""
+        """Copy the priorities of the members `parents` `[n]` to the members `slots` `[n]`, where both sample the same
+        buffer."""
         for tensor in self.tensors():
             tensor.index_copy_(0, slots, tensor.index_select(0, parents))
 
     def forget(self, slots: Tensor) -> None:
-        """Reset the priority of every filled row of members `slots` `[n]` to 1, as at the start."""
+        """Reset the priority of every filled row to 1, its initial value, for the members `slots` `[n]`."""
         self.levels[0].index_copy_(0, slots, self.levels[0].index_select(0, slots).sign())
         self.largest.index_fill_(0, slots, 1.0)
         self._add_up_all()
@@ -128,7 +141,8 @@ class Priorities:
             above.copy_(below.view(-1, FAN_OUT).sum(dim=1).view(above.shape))
 
     def state(self, filled: int) -> dict[str, Tensor]:
-        """Return a copy of the priorities of the first `filled` rows, and of each member's largest."""
+        """Return a copy on the CPU of the priorities of the first `filled` rows, and of each member's largest
+        priority."""
         return {
             "priorities": self.levels[0][:, :filled].to("cpu", copy=True),
             "largest": self.largest.to("cpu", copy=True),

@@ -38,7 +38,7 @@ _COHORTS = 16  # of which batches are kept
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where the parts of a transition lie in a packed row."""
+    """Layout of a packed transition: the widths of its parts, which follow one another in a row of float32 numbers."""
 
     obs: int  # O, of a team K · O
     actions: int  # A, of a team K · A
@@ -50,14 +50,22 @@ class RowLayout:
 
     @classmethod
     def of(cls, spaces: Spaces, masked: bool, steps: int = 1, legal: bool = False) -> RowLayout:
-        """Return the layout for an environment's spaces. `legal` says whether the algorithm has `MASKED_LOSS`."""
+        """Return the layout for an environment's spaces.
+
+        Args:
+            spaces: the environment's spaces.
+            masked: whether a row holds the legal actions of the next observation.
+            steps: the largest number of environment steps that a transition spans.
+            legal: whether the algorithm's loss needs the legal actions of the observation too (its `MASKED_LOSS`). They
+                are stored only if `masked` is True.
+        """
         k, agents = spaces.agents, sum(spaces.by_agent)
         sizes = k * spaces.observations, k * spaces.actions
         return cls(*sizes, masked, spaces.continuous, steps, masked and legal, agents)
 
     @property
     def size(self) -> int:
-        """Numbers in a row."""
+        """The number of float32 numbers in a row."""
         return self._alive + 2 * self.agents
 
     @property
@@ -99,12 +107,19 @@ class RowLayout:
         alive: Any = None,
         next_alive: Any = None,
     ) -> Any:
-        """Pack transitions `[n, …]` into rows `[n, size]` float32. NumPy arrays give an array, tensors a tensor.
+        """Pack n transitions into rows `[n, size]` float32. NumPy arrays give an array, tensors a tensor.
 
-        If transitions span several steps, `reward` is `[n, steps]`, 0 after the last, and `taken` `[n]` is their
-        number; without `taken`, rewards `[n]` are of one step each. Masks are bool `[n, A]`; without a mask all actions
-        are legal. For a team, arrays have an axis `K` at their end, or before `O` and `A`; `alive` and `next_alive` are
-        `[n, K]`.
+        Args:
+            obs, next_obs: `[n, O]`.
+            action: `[n]`, or `[n, A]` for continuous actions.
+            reward: `[n]`. If transitions span several steps and `taken` is given, `[n, steps]`, 0 after the last step.
+            terminated: `[n]`.
+            next_legal, legal: `[n, A]` bool, the legal actions in both observations; None if all are legal.
+            taken: `[n]`, the number of steps of each transition; None if each has one.
+            alive: `[n, K]`, for a team of K agents, which agents acted; None if all did.
+            next_alive: `[n, K]`, for a team, each agent's status after the step (see `evopipe.types`).
+
+        For a team, the other arrays have an axis `K` too: the last one, or the one before `O` and `A`.
         """
         n, k = len(obs), self.each
         rows: Any = np.empty((n, self.size), np.float32)
@@ -134,7 +149,11 @@ class RowLayout:
         return rows
 
     def unpack(self, rows: Tensor, weight: Tensor, gamma: Tensor) -> Batch:
-        """Split rows `[P, B, size]` into a batch of views; `weight` is `[P, B]`, `gamma` `[P]`."""
+        """Return rows `[P, B, size]` as a `Batch` whose tensors are views of the rows where possible.
+
+        There are B transitions for each of P members. `weight` `[P, B]` is the weight of each transition in the loss.
+        `gamma` `[P]` is the discount, by which the rewards of several steps are summed.
+        """
         if self.agents:
             return self._unpack_team(rows, weight, gamma)
         o, r = self.obs, self._reward
@@ -188,8 +207,12 @@ class RowLayout:
 
 
 class Incoming:
-    """Rows for the transitions of one step of all environments. `before` writes what members act on, `after` the
-    outcome, and appends the rows to the buffer; see `Replay.incoming`."""
+    """Buffer of the transitions of one step of all environments, which C kernels append to a `Replay`; see
+    `Replay.incoming`.
+
+    `before` writes observations and legal actions before the step. `after` writes actions and results, and appends the
+    transitions.
+    """
 
     def __init__(self, replay: Replay, rows: int, at: np.ndarray | None) -> None:
         layout, where = replay.layout, slice(None) if at is None else at
@@ -208,8 +231,8 @@ class Incoming:
         )  # fmt: skip
 
     def before(self, obs: np.ndarray, legal: np.ndarray) -> None:
-        """Write the observations `[n, O]` and legal actions `[n, A]` on which the stepping environments' members are
-        about to act."""
+        """Write the observations `[n, O]` and the legal actions `[n, A]` of the n environments that are about to
+        step."""
         self._obs[self._where] = obs
         if self._legal is not None:
             self._legal[self._where] = legal
@@ -218,8 +241,11 @@ class Incoming:
         self, action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, next_obs: np.ndarray,
         next_legal: np.ndarray, broken: np.ndarray,
     ) -> None:  # fmt: skip
-        """Write actions and outcomes of the step, and append the rows to the buffer, without those that are `broken`
-        `[n]` or not finite."""
+        """Write the actions and the outcomes of the step, and append the transitions to the replay buffer.
+
+        All arguments are `[n, …]`, one row for each environment that stepped. Transitions that are `broken` `[n]` or
+        hold a number that is not finite are left out.
+        """
         at = self._where
         self._action[at], self._reward[at], self._terminated[at] = action, reward, terminated
         self._next_obs[at], self._keep[at] = next_obs, ~broken
@@ -229,16 +255,16 @@ class Incoming:
 
 
 class Replay:
-    """`M` ring buffers of packed rows: one that all members share, one for each member, or one for every `each`
-    members.
+    """Replay buffers of a population: `M` ring buffers of packed transitions, with priorities if sampling uses them.
 
-    Priorities are kept for every member, if sampling uses them. `images` lists the columns of an observation that are
-    images of bytes, which are kept as bytes in `frames`.
+    All members share one buffer, each member has its own, or every `each` neighbouring members share one. If `images`
+    lists columns of an observation that hold byte images, these columns are stored as bytes in `frames`. Priorities are
+    always kept separately for every member.
 
     Attributes:
-        rows: `[M, capacity, size]`, without the columns that lie in `frames`.
-        position: `[M]` int64 on the host, where the next row goes.
-        size: `[M]` int64 on the host, rows filled.
+        rows: `[M, capacity, size]`, the transitions without the columns that `frames` stores.
+        position: `[M]` int64 on the host, the index at which the next row of each buffer is written.
+        size: `[M]` int64 on the host, the number of rows in each buffer.
     """
 
     def __init__(
@@ -271,11 +297,13 @@ class Replay:
         return self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray, each: int | None = None) -> None:
-        """Append rows `[M, n, size]`; if a buffer is full, the oldest rows are overwritten.
+        """Append transitions `[M, n, size]` to the M buffers; a full buffer overwrites its oldest rows.
 
-        Rows that `keep` `[M, n]` excludes are left out, and so are rows that are not finite. `each` adjacent columns
-        belong to one environment, in order of time; the default is `layout.steps`, as `NStep` gives them. An
-        environment's images are stored once.
+        Args:
+            rows: n packed transitions for each buffer.
+            keep: `[M, n]` bool. Transitions where it is False are left out, and so are transitions that are not finite.
+            each: the number of adjacent columns of `rows` that come from one environment, in order of time; by default
+                `layout.steps`, which is what `NStep.add` returns. Only buffers with images use it.
         """
         if build.serve(self.rows) and self.frames is None:
             self._admit(native.store(self.rows, rows, keep, self.position, self.size))
@@ -309,9 +337,10 @@ class Replay:
             self.priorities.admit(slots, index)
 
     def add_all(self, rows: Tensor) -> None:
-        """Append rows `[M, n, size]` that lie on the device; the host does not wait for it.
+        """Append transitions `[M, n, size]` that are on the device, without synchronising the host with the device.
 
-        The rows must be finite, of one step each and without images. The result is that of `add`.
+        All buffers must be equally full. The transitions must be finite, span one step each and have no images. The
+        result is that of `add` with all transitions kept.
         """
         rows = rows[:, -self.capacity :]
         n = rows.shape[1]
@@ -323,9 +352,10 @@ class Replay:
         self._count(n)
 
     def incoming(self, rows: int, at: np.ndarray | None) -> Incoming | None:
-        """Return memory into which the C kernels write the transitions of one step before they append them.
+        """Return a buffer from which the C kernels append the transitions of one step, or None if they cannot.
 
-        None if the kernels cannot append them: with images, n-step returns, a team, or without kernels for the device.
+        The kernels cannot append transitions with images, n-step returns or the agents of a team. They also need a
+        device for which there are kernels.
 
         Args:
             rows: the number of environments.
@@ -340,35 +370,38 @@ class Replay:
         self.size[:] = np.minimum(self.size + rows, self.capacity)
 
     def clear(self, memories: Sequence[int]) -> None:
-        """Empty these buffers."""
+        """Empty the buffers with the indices `memories`."""
         self.position[list(memories)] = self.size[list(memories)] = 0
 
     @property
     def filled_at(self) -> int:
-        """The address of `size`, which does not change."""
+        """The memory address of the array `size`, which C kernels read; it does not change."""
         return self._filled_at
 
     @property
     def evenly_filled(self) -> bool:
-        """Whether all members' buffers hold equally many rows and write to the same place next. They cease to when a
-        transition of one member alone is left out."""
+        """Whether all buffers hold equally many rows and write their next row to the same index.
+
+        Buffers stop being evenly filled when a transition is left out of some of them.
+        """
         return bool((self.position == self.position[0]).all())
 
     def draw_by_priority(
         self, slots: Tensor, first: Tensor, size: Tensor, u: Tensor, weight: Tensor, beta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw rows by the members' priorities.
+        """Draw B transitions for each of P members with probability proportional to their priorities.
 
         Args:
             slots: `[P]` int64 on the device, the members.
-            first, size: see `draw`.
+            first: `[P]`, where each member's buffer begins, as the method `first` returns it.
+            size: `[P]`, the number of rows in each member's buffer (N).
             u: `[P, B]` float64 on the device, uniform numbers in [0, 1).
-            weight: `[P, B]`, how much a place of the minibatch counts: 0 beyond the member's own batch size.
-            beta: `[]`, how far importance weights correct for the priorities.
+            weight: `[P, B]`, the weight of each place of the minibatch, 0 beyond the member's own batch size.
+            beta: `[]`, the exponent β of importance sampling.
 
         Returns:
-            The rows, their indices, and `weight` times the importance weights (N · p)^−β, divided by the largest that
-            counts; all `[P, B, …]`.
+            The transitions `[P, B, size]`, their row indices `[P, B]`, and `weight` times the importance weights (N ·
+            p)^−β, which are divided by the member's largest.
         """
         index, weight = self._by_priority(slots, size, u, weight, beta)
         return self._rows(index, first), index, weight
@@ -387,10 +420,16 @@ class Replay:
     def batch(
         self, draw: Stream, slots: Tensor, first: Tensor, size: Tensor, weight: Tensor, beta: Tensor, gamma: Tensor
     ) -> tuple[Batch, Tensor]:  # fmt: skip
-        """Draw a minibatch, by priorities if there are any; return it, and the indices of its rows `[P, B]`.
+        """Draw a minibatch of each member's transitions, by priorities if there are any, else uniformly.
 
-        For `slots`, `first`, `size`, `weight` and `beta` see `draw` and `draw_by_priority`; `gamma` is `[P]`. The
-        result may reuse the tensors of the minibatch that was drawn before for the same `weight`.
+        Args:
+            draw: the stream of random numbers.
+            slots, first, size, weight, beta: see `draw_by_priority`.
+            gamma: `[P]`, the discounts.
+
+        Returns:
+            The minibatch, and the indices `[P, B]` of its rows. The next minibatch that is drawn with the same `weight`
+            may overwrite its tensors.
         """
         if build.serve(self.rows) and self.frames is None:
             return self.batches(draw, slots, first, weight, gamma).draw(draw.step, size, beta)
@@ -402,7 +441,7 @@ class Replay:
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
     def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
-        """Return the C kernels' sampler of minibatches from this buffer; for the arguments see `batch`."""
+        """Return the C kernels' sampler of minibatches from this buffer; see `batch` for the arguments."""
         whose = id(weight), draw.purpose  # a minibatch for another purpose is drawn by other numbers
         known, given = self._drawn.get(whose), (draw.keys, slots, first, weight, gamma)
         if known is None or not known.serve(self.rows, *given):
@@ -418,23 +457,28 @@ class Replay:
         return (rows if self.frames is None else self.frames.join(rows, at)).view(*index.shape, self.layout.size)
 
     def sample(self, slots: Sequence[int], u: Tensor) -> Tensor:
-        """Draw rows `[P, U, B, size]` uniformly with replacement, for members `slots` `[P]` and `u` `[P, U, B]` in [0,
-        1)."""
+        """Draw U minibatches of B transitions for each of P members, uniformly with replacement: `[P, U, B, size]`.
+
+        `slots` `[P]` are the members, and `u` `[P, U, B]` uniform random numbers in [0, 1).
+        """
         size = upload(torch.from_numpy(self.filled(slots)), self.device)
         return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
-        """Return how many rows the buffer of each member holds, `[P]` int64 on the host."""
+        """Return the number of rows in each member's buffer, `[P]` int64 on the host."""
         filled: np.ndarray = self.size[self.memory_of(slots)]
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
-        """Return where the buffer of each member begins, `[P]` int64 on the device."""
+        """Return the index of the first row of each member's buffer among the rows of all buffers, `[P]` int64 on the
+        device."""
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return these slots and where the buffer of each begins, `[P]` int64 on the device each. The tensors are
-        cached."""
+        """Return the members' slots, and the index of the first row of each member's buffer (see `first`).
+
+        Both are `[P]` int64 on the device. The tensors are cached.
+        """
         found = self._placed.get(slots)
         if found is None:
             if len(self._placed) >= _COHORTS:
@@ -443,18 +487,21 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the index of each member's buffer, `[P]` int64."""
+        """Return the index of each member's buffer, `[P]` int64 in 0 … M − 1."""
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
-        """Draw rows uniformly like `sample`, from tensors on the device, so that a CUDA graph can hold it.
+        """Draw n transitions for each of P members, uniformly with replacement: `[P, n, size]`.
 
-        `first` and `size` `[P]` are what `first` and `filled` returned; `u` is `[P, n]` float64 in [0, 1).
+        `first` and `size` `[P]` are on the device, as the methods `first` and `filled` compute them; `u` `[P, n]`
+        float64 are uniform numbers in [0, 1). Unlike `sample`, the method can be captured in a CUDA graph, because it
+        reads nothing on the host.
         """
         return self._rows((u * size[:, None]).long(), first)
 
     def state(self) -> dict[str, Tensor]:
-        """Return a copy of the contents: the filled rows of every buffer, positions and sizes."""
+        """Return a copy on the CPU of the buffers' contents by name: filled rows, positions, sizes, and priorities and
+        frames if there are any."""
         filled = int(self.size.max(initial=0))
         return {
             "rows": self.rows[:, :filled].to("cpu", copy=True),

@@ -26,14 +26,15 @@ AFTER = 4  # numbers beside the next observation that are known of a step once i
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Where the parts of a step lie in its row."""
+    """Layout of one environment step in a rollout: where the parts of the step begin in a row of float32 numbers."""
 
     spaces: Spaces
     masked: bool
 
     @property
     def log_prob(self) -> int:
-        """Where the fixed part of a row begins: log-probability, value, begins, advantage, target, valid."""
+        """The index in a row of the log-probability. Value, begins, advantage, target and valid follow at the next five
+        indices."""
         return self.spaces.observations + self.spaces.action_size
 
     @property
@@ -42,13 +43,17 @@ class StepLayout:
 
 
 class Rollout:
-    """The steps of `P` members over up to `T` ticks in `E` environments each, with `M` numbers of recurrent memory.
+    """Buffer of an on-policy rollout: up to `T` ticks (environment steps) of `P` members in `E` environments each.
+
+    `O` is the width of an observation and `M` the number of recurrent state values of a member. For a team of K agents,
+    `E` is the number of environments times K.
 
     Attributes:
-        rows: `[P, T, E, size]`.
-        after: `[P, T, E, O + 4]`: the true next observation, reward, terminated, cut, valid. For a team it is `O + 5`,
-            the last one `next_alive`.
-        memory: `[P, T + 1, E, M]`, before each step and after the last.
+        rows: `[P, T, E, size]`, the steps in the form of `layout`.
+        after: `[P, T, E, O + 4]`, the results of each step: next observation, reward, terminated, cut (1 at the last
+            step of an episode), valid (0 if the step must not be learned from). For a team it is `O + 5`, and
+            `next_alive` comes last.
+        memory: `[P, T + 1, E, M]`, the recurrent state before each step, and after the last step.
     """
 
     def __init__(
@@ -64,15 +69,24 @@ class Rollout:
         return [self.rows, self.after, self.memory]
 
     def part(self, first: int, end: int) -> Rollout:
-        """Return the rollout of the members from `first` to `end`, sharing memory with this one."""
+        """Return the rollout of the members `first` to `end` (exclusive); it shares memory with this rollout."""
         part = object.__new__(Rollout)
         part.layout = self.layout
         part.rows, part.after, part.memory = (tensor[first:end] for tensor in self.tensors())
         return part
 
     def enter(self, tick: int, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, chosen: Chosen) -> None:
-        """Store what is known before a step: `obs` `[P, E, O]`, `legal` `[P, E, A]`, `begins` `[P, E]` and the
-        choice."""
+        """Store the data before the step `tick`: observations, legal actions, recurrent states, and the policy's
+        choices.
+
+        Args:
+            tick: the number of the step in the rollout.
+            obs: `[P, E, O]`.
+            legal: `[P, E, A]`.
+            begins: `[P, E]`, where an episode begins.
+            memory: `[P, E, M]`, the recurrent state before the step.
+            chosen: the action, its log-probability, the value and the recurrent state after the step.
+        """
         rows = self.rows[:, tick]
         if not policy.enter(self.layout.spaces, rows, obs, legal if self.layout.masked else None, begins, chosen):
             action = chosen.action if chosen.action.ndim == 3 else chosen.action[..., None]
@@ -87,11 +101,13 @@ class Rollout:
         self, tick: int, next_obs: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, broken: Tensor,
         next_alive: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Store the results of a step: the true next observation `[P, E, O]`, the rest `[P, E]`.
+        """Store the results of the step `tick`: `next_obs` is `[P, E, O]`, the other tensors are `[P, E]`.
 
-        A broken step is stored as a last step whose reward was exactly as predicted, so that its advantage is 0. So is
-        the step of an absent agent of a team; its next observation is kept if `next_alive`, which a team needs, says
-        that it is there.
+        `next_obs` is the true next observation, also where the episode ended. A `broken` step is stored as the last
+        step of its episode with the predicted value as its reward, so that its advantage is 0; its next observation is
+        stored as zeros. For a team, the steps of absent agents count as broken. A team needs `next_alive`, each agent's
+        status after the step (see `evopipe.types`); then the next observation is zeros exactly where the status is
+        GONE.
         """
         expected, after = self.rows[:, tick, :, self.layout.log_prob + 1], self.after[:, tick]
         ends = (terminated, truncated, broken)
@@ -108,22 +124,23 @@ class Rollout:
         torch.cat((usable, torch.stack((*numbers, *of_team), dim=-1)), dim=-1, out=after)
 
     def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
-        """Mark a tick as the last known step of its episode, for pairs of member and environment."""
+        """Mark the step `tick` as the last known step of its episode, for pairs (`members[i]`, `envs[i]`)."""
         self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
     def following(self, ticks: int) -> tuple[Tensor, ...]:
-        """Return the situations after each of the first `ticks` ticks: observations `[P, T · E, O]` and memory `[P, T ·
-        E, M]`.
+        """Return the states after each of the first `ticks` ticks, whose values `estimate` needs.
 
-        For a team, `next_alive` `[P, T · E]` comes third.
+        The result is the next observations `[P, T · E, O]` and the recurrent states `[P, T · E, M]`, and for a team
+        also `next_alive` `[P, T · E]`.
         """
         o, after = self.layout.spaces.observations, self.after[:, :ticks].flatten(1, 2)
         return after[..., :o], self.memory[:, 1 : ticks + 1].flatten(1, 2), *after[..., o + AFTER :].unbind(dim=-1)
 
     def estimate(self, ticks: int, next_value: Tensor, gamma: Tensor, lam: Tensor) -> None:
-        """Compute advantages and value targets of the first `ticks` ticks, and store them.
+        """Compute the advantages (GAE) and value targets of the first `ticks` ticks, and store them in `rows`.
 
-        `next_value` `[P, T · E]` is the value of what `following` returned; `gamma` and `lam` (λ) are `[P]`.
+        `next_value` `[P, T · E]` holds the values of the states that `following` returns; `gamma` and `lam` (λ) are
+        `[P]`.
         """
         at, o = self.layout.log_prob, self.layout.spaces.observations
         if rollouts.estimate(self.rows[:, :ticks], self.after[:, :ticks], at, o, next_value, gamma, lam):
@@ -134,20 +151,25 @@ class Rollout:
         self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)
 
     def signals(self, ticks: int) -> dict[str, Tensor]:
-        """Return signals `[P]` of the first `ticks` ticks: the variance of targets that values explain, the deviation
-        of advantages, and the share of steps that terminated an episode."""
+        """Return training metrics of the first `ticks` ticks, `[P]` each by name.
+
+        They are the explained variance of the values, the standard deviation of the advantages, and the share of steps
+        that terminated an episode.
+        """
         at = self.layout.log_prob
         value, advantage, target, valid = (self.rows[:, :ticks, :, at + i].flatten(1) for i in (1, 3, 4, 5))
         ended = self.after[:, :ticks, :, self.layout.spaces.observations + 1].flatten(1)
         return ops.of_rollout(valid, value, target, advantage) | {TERMINATED: ops.mean(valid, ended)}
 
     def sequences(self, ticks: Tensor, env: Tensor, weight: Tensor) -> Sequences:
-        """Gather a minibatch of sequences.
+        """Return a minibatch of B sequences of L steps for each of P members.
 
         Args:
-            ticks: `[P, B, L]` int64.
-            env: `[P, B]` int64, environments. For a team the result has all agents of each, `[P, B · K, L]`.
-            weight: `[P, B, L]`, 0 on pads, else 1.
+            ticks: `[P, B, L]` int64, the steps of each sequence.
+            env: `[P, B]` int64, the environment of each sequence. For a team of K agents, the result holds the
+                sequences of all agents of these environments, `[P, B · K, L]`.
+            weight: `[P, B, L]`, 0 on pads, else 1. In the result, invalid steps have weight 0 too, and weights sum to
+                1.
         """
         members, capacity, envs = self.rows.shape[:3]
         agents = self.layout.spaces.agents
@@ -179,7 +201,7 @@ class Rollout:
         )
 
     def state(self, ticks: int) -> dict[str, Tensor]:
-        """Return a copy of the first `ticks` ticks."""
+        """Return a copy on the CPU of the first `ticks` ticks, as tensors by name."""
         held = {"rows": self.rows[:, :ticks], "after": self.after[:, :ticks], "memory": self.memory[:, : ticks + 1]}
         return {name: tensor.to("cpu", copy=True) for name, tensor in held.items()}
 

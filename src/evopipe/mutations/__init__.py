@@ -36,11 +36,10 @@ OPERATORS = {
 
 
 def read_births(data: Any, members: int) -> list[Mutation]:
-    """Return the mutations that the members of a population were born with, from a list of what `Mutation.to_json`
-    returned.
+    """Return the mutation that each initial member was created with, from a stored list of `Mutation.to_json` results.
 
     Raises:
-        DataError: the data is not of that form, or not one mutation for each member.
+        DataError: the data has another form, or not exactly one mutation for each of `members` members.
     """
     try:
         births = TypeAdapter(list[Mutation]).validate_python(data)
@@ -54,9 +53,10 @@ def read_births(data: Any, members: int) -> list[Mutation]:
 def mutate(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator, allow_none: bool = True
 ) -> tuple[Member, Mutation]:
-    """Return a mutated copy of one child, and what changed: `NONE` if nothing did.
+    """Draw a kind of mutation and apply it to a copy of a child; return the copy and the record of the mutation.
 
-    `rng` is the generator of this slot and generation. Without `allow_none`, the kind `none` is not drawn.
+    The record is `NONE` if nothing changed. If a drawn kind cannot change the member, another kind is drawn. `rng` must
+    be the generator for the child's slot and generation. With `allow_none=False` the kind `none` is not drawn.
     """
     weights = cfg.probabilities.model_dump()
     if not allow_none:

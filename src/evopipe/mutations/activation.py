@@ -13,7 +13,11 @@ from evopipe.schema.blocks import MutationConfig
 
 
 def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
-    """Choose another activation for all hidden layers. Return None if there is no other."""
+    """Replace the activation function of all hidden layers by another one, drawn from `cfg.activations`.
+
+    Return the changed copy of the member and the record of the mutation, or None if there is no other activation to
+    draw.
+    """
     old: Any = member.arch
     others = [name for name in cfg.activations if name != old.activation]
     if not others or not old.activation:

@@ -13,8 +13,11 @@ from evopipe.schema.blocks import MutationConfig
 
 
 def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
-    """Draw one change among those that the architecture offers: with probability `new_layer_prob` a change of layers,
-    else another. Return None if it offers none."""
+    """Draw one of the changes that the member's architecture allows, and apply it.
+
+    With probability `new_layer_prob` the change adds or removes a layer, otherwise it changes a width or another size.
+    Return the changed copy of the member and the record of the mutation, or None if the architecture allows no change.
+    """
     options = list(member.arch.options(cfg.architecture, list(traits.widths.values())))
     layers = [option for option in options if option[0].endswith("_layer")]
     others = [option for option in options if not option[0].endswith("_layer")]

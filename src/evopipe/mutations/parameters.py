@@ -18,10 +18,11 @@ _LARGEST = 1e6
 
 
 def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
-    """Add noise to some weights of the policy, and of a shared encoder.
+    """Add noise to some weights of the networks that act, and of a shared encoder.
 
-    One or more weight matrices are drawn, up to all. In each, a tenth of the entries change: 95 % of these receive
-    noise of standard deviation `sd · |w|`, 5 % are drawn anew from N(0, 1).
+    One or more weight matrices are drawn, at most all of them. In each drawn matrix, a tenth of the entries change: 95
+    % of these receive noise of standard deviation `sd · |w|`, and 5 % are drawn anew from N(0, 1). The result is the
+    changed copy of the member and the record of the mutation, or None if there is no noise or no matrix.
     """
     if cfg.sd == 0:
         return None

@@ -15,7 +15,10 @@ from evopipe.schema.declare import Evolve
 
 
 def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:
-    """Multiply one RL hyper-parameter by its `grow` or `shrink`, within its range. Return None if none can change."""
+    """Multiply one RL hyper-parameter of a member, drawn at random, by its factor `grow` or `shrink`, within its range.
+
+    Return the changed copy of the member and the record of the mutation, or None if no hyper-parameter can change.
+    """
     names = sorted(traits.evolve)
     for i in rng.permutation(len(names)):
         name = names[int(i)]
@@ -29,8 +32,11 @@ def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.G
 
 
 def scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
-    """Return a value multiplied by `grow` (if `up`) or `shrink`, and clipped to its range. A whole number moves by at
-    least 1."""
+    """Return a value multiplied by `evolve.grow` (if `up`) or `evolve.shrink`, and clipped to the range of `evolve`.
+
+    If `whole`, the value is a whole number and moves by at least 1. A value outside its range never moves against the
+    direction of `up`; it is then returned unchanged.
+    """
     new, low, high = old * (evolve.grow if up else evolve.shrink), evolve.min, evolve.max
     if whole:
         new = max(round(new), old + 1) if up else min(round(new), old - 1)
@@ -43,7 +49,10 @@ def scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
 
 
 def set_values(member: Member, values: Mapping[str, float]) -> tuple[Member, Mutation]:
-    """Return a member with these values of hyper-parameters, and what changed: `NONE` if it had them already."""
+    """Return a copy of a member with the given hyper-parameter values, and a record of what changed.
+
+    The record is `NONE`, and the member is returned as it is, if all values are equal to the old ones.
+    """
     changed = {name: value for name, value in sorted(values.items()) if value != member.hyper[name]}
     if not changed:
         return member, NONE

@@ -16,7 +16,8 @@ from evopipe.schema.declare import Evolve
 
 @dataclass(frozen=True)
 class Traits:
-    """The facts about an algorithm that mutation needs."""
+    """The facts about an algorithm that mutation operators need: networks, tensors, and the hyper-parameters that may
+    mutate."""
 
     widths: Mapping[str, Widths]  # of every network
     acting: Sequence[str]  # the networks that act: parameter noise goes there
@@ -27,7 +28,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """The record of one mutation: its `kind`, `what` changed, and the values before and after."""
+    """The record of one mutation: its `kind`, `what` it changed, and the values `before` and `after`."""
 
     kind: str
     what: str = ""
@@ -38,7 +39,7 @@ class Mutation:
         return {"kind": self.kind, "what": self.what, "before": self.before, "after": self.after}
 
     def describe(self) -> str:
-        """Return a short text for people; an empty one if nothing changed."""
+        """Return the mutation as a short text such as `lr 0.001 → 0.002`; empty if nothing changed."""
         if self.before is None:
             return self.what
         values = (number(v) if isinstance(v, float) else str(v) for v in (self.before, self.after))
@@ -51,7 +52,10 @@ Changed: TypeAlias = "tuple[Member, Mutation] | None"
 
 
 def in_random_order(items: Sequence[Any], weights: Sequence[float], rng: np.random.Generator) -> Iterator[Any]:
-    """Yield all items with a positive weight in random order. Each is drawn by the weights of those that are left."""
+    """Yield all items with a positive weight in a random order.
+
+    Each next item is drawn from the remaining items with probability proportional to its weight.
+    """
     left = [(item, weight) for item, weight in zip(items, weights, strict=True) if weight > 0]
     while left:
         total = np.cumsum([weight for _, weight in left])

@@ -19,16 +19,17 @@ _RATES = ("lr_actor", "lr_critic", "grad_clip", "tau")
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The parts of a row that each of a team's `K` agents observes and sets, and the networks that they share.
-
-    Attributes:
-        sees: numbers that each agent observes.
-        does: numbers of each agent's action.
-        group: which of a member's networks is the agent's.
-        seat: the agent's index among those that share that network.
-        ids: numbers of the one-hot code of that index.
+    """The slices of a joint observation and action that belong to each of a team's `K` agents, and the agents'
+    networks.
 
     A single agent has `Places((observations,), (actions,))`.
+
+    Attributes:
+        sees: the width of each agent's observation.
+        does: the width of each agent's action.
+        group: the index of the member's network that each agent uses.
+        seat: each agent's index among the agents that share its network.
+        ids: the length of the one-hot code of that index; 0 if no agents share a network.
     """
 
     sees: tuple[int, ...]
@@ -39,7 +40,7 @@ class Places:
 
     @property
     def joint(self) -> int:
-        """The width of a critic's input."""
+        """The width of a centralised critic's input: all observations and actions, and the one-hot code."""
         return sum(self.sees) + sum(self.does) + self.ids
 
     @cached_property
@@ -48,7 +49,10 @@ class Places:
 
 
 def gumbels(draw: Stream, n: int) -> Tensor:
-    """Return what `ops.distributions.gumbel` returns, as float32 and at least −40."""
+    """Draw negative Gumbel noise by the C kernels, float32 `[P, n]` for P members, at least −40.
+
+    See `ops.distributions.gumbel`.
+    """
     found = torch.empty(len(draw.keys), n)
     draws.kernel(build.kernels())("gumbels", draw.keys, salt(draw.purpose), draw.step, found)
     return found
@@ -56,7 +60,7 @@ def gumbels(draw: Stream, n: int) -> Tensor:
 
 @cache
 def alone(observations: int, actions: int) -> Places:
-    """Return the places of a single agent."""
+    """Return the `Places` of a single agent with this many observations and actions."""
     return Places((observations,), (actions,))
 
 
@@ -64,10 +68,22 @@ def ddpg_update(
     of: Learners, hp: Hyper, places: Places, batch: Batch, healthy: Tensor, actor_learns: bool, *,
     noise: Tensor | None = None, own_noise: Tensor | None = None, **more: Any,
 ) -> Learned | None:  # fmt: skip
-    """Update critics and, if `actor_learns`, deterministic actors in place; return None if torch must do it.
+    """Update critics and, if `actor_learns`, deterministic actors in place, by the C kernels.
 
-    `noise` `[P, K · B · A]` is added to the next actions, clipped to `noise_clip`; for discrete actions it is the
-    Gumbel noise that draws them, and `own_noise` draws the actor's own. `more` is for `ddpg_job`.
+    Return losses, errors, and which members are still healthy (all their numbers are finite). Return None if the
+    kernels cannot do the update; then torch does it.
+
+    Args:
+        of: the networks and optimisers.
+        hp: the hyper-parameters, `[P]` each.
+        places: the team's agents, or a single agent.
+        batch: a minibatch of B transitions.
+        healthy: `[P]` bool, the members that learn.
+        actor_learns: whether the actors are updated too.
+        noise: `[P, K · B · A]`. For continuous actions, it is clipped to `noise_clip` and added to the next actions;
+            for discrete actions, it is the Gumbel noise that draws them.
+        own_noise: the Gumbel noise, of the same shape, that draws the actor's own discrete actions.
+        more: the keyword arguments of `ddpg_job`.
     """
     job = ddpg_job(of, hp, places, batch, **more)
     return None if job is None else update.learn("ddpg_update", of, job, batch, healthy, noise, own_noise, actor_learns)
@@ -77,10 +93,12 @@ def ddpg_job(
     of: Learners, hp: Hyper, places: Places, batch: Batch, *, discrete: bool = False, noise_clip: Row = 0.0,
     temperature: Row = 1.0, penalty: Row = 0.0, alpha: Row | None = None,
 ) -> Job | None:  # fmt: skip
-    """Return the struct for updates of critics and deterministic actors; None if torch must do them.
+    """Return the C struct that describes updates of critics and deterministic actors; None if the kernels cannot do
+    them.
 
-    With `alpha`, actors also stay close to the batch's actions, as in TD3+BC. Rows of weight 0 at the end of a
-    minibatch are skipped: their errors are 0.
+    With `alpha`, actors also imitate the batch's actions, as in TD3+BC. `noise_clip` bounds the noise on next actions,
+    `temperature` is that of the Gumbel-softmax, and `penalty` the weight of the mean square of the actor's outputs in
+    its loss. Transitions of weight 0 at the end of a minibatch are skipped, and their errors are 0.
     """
     if of.actor is None or of.actor_target is None or batch.obs.dtype != torch.float32:
         return None
@@ -107,11 +125,11 @@ def sac_job(
     of: Learners, state: Any, hp: Hyper, batch: Batch, discrete: bool, learns_alpha: bool, target_entropy: Row,
     by_legal: bool,
 ) -> Job | None:  # fmt: skip
-    """Return the struct for updates of twin critics, a stochastic actor and, if `learns_alpha`, its temperature, which
-    lies in the state; None if torch must do them.
+    """Return the C struct that describes updates of soft actor-critic; None if the kernels cannot do them.
 
-    The temperature aims at the entropy `target_entropy`; with `by_legal`, at that share of the logarithm of the number
-    of legal actions.
+    An update changes twin critics, a stochastic actor and, if `learns_alpha`, the temperature in `state`. The
+    temperature is adjusted towards the policy entropy `target_entropy`; with `by_legal`, `target_entropy` is a fraction
+    of the logarithm of the number of legal actions.
     """
     held = log_alpha, log_alpha_adam = state.log_alpha, state.log_alpha_adam
     rates: dict[str, Row] = {name: hp[name] for name in _RATES}

@@ -47,41 +47,47 @@ _wholly = True  # whether whole updates may be theirs
 
 
 def use(kernels: Any) -> None:
-    """Compute on the CPU with these kernels from now on, in this process and those that it forks; None means torch."""
+    """Select the kernels that compute on the CPU from now on, in this process and in its forks; None selects torch."""
     global _chosen
     _chosen = kernels
     rng.use(None if kernels is None else draws.kernel(kernels))
 
 
 def chosen() -> Any:
-    """Return the kernels in use; None if torch computes."""
+    """Return the kernels that `use` selected; None if torch computes."""
     return _chosen
 
 
 def kernels() -> Any:
-    """Return the kernels in use, which must exist."""
+    """Return the kernels that `use` selected. They must have been selected before."""
     assert _chosen is not None
     return _chosen
 
 
 def compiler() -> str | None:
-    """Return name and version of the compiler of the kernels in use; None if torch computes."""
+    """Return the name and version of the compiler that built the selected kernels; None if torch computes."""
     return None if _chosen is None else declarations().string(_chosen.compiled_by()).decode()
 
 
 def serve(*tensors: Tensor) -> bool:
-    """Return whether the kernels are in use, and can read these tensors."""
+    """Return whether kernels are selected and can read these tensors, which must be on the CPU.
+
+    While `torch.compile` compiles, the result is False.
+    """
     return _chosen is not None and False not in [x.is_cpu for x in tensors] and not torch.compiler.is_compiling()
 
 
 def serve_wholly(*tensors: Tensor) -> bool:
-    """Return whether the kernels may take a whole update of these tensors."""
+    """Return whether kernels may compute a whole update of these tensors: `serve`, and not within `by_operators`."""
     return _wholly and serve(*tensors)
 
 
 @contextlib.contextmanager
 def by_operators() -> Iterator[None]:
-    """Let torch take updates while the `with` block lasts, in which the kernels compute single operators alone."""
+    """Let torch compute updates while the `with` block lasts.
+
+    Within an update, the kernels then compute only single operators, such as dense layers.
+    """
     global _wholly
     _wholly = False
     try:
@@ -92,7 +98,7 @@ def by_operators() -> Iterator[None]:
 
 @contextlib.contextmanager
 def by_torch() -> Iterator[None]:
-    """Let torch compute all while the `with` block lasts."""
+    """Let torch compute everything, without kernels, while the `with` block lasts."""
     global _chosen
     before, _chosen = _chosen, None
     try:
@@ -102,17 +108,18 @@ def by_torch() -> Iterator[None]:
 
 
 def done(starved: int) -> None:
-    """Raise MemoryError if a kernel reported that memory ran out."""
+    """Raise MemoryError if `starved`, a kernel's return value, says that the kernel could not allocate memory."""
     if starved:
         raise MemoryError("the kernels need more for an update than there is")
 
 
 class NoKernels(Exception):
-    """The kernels, or a user's own environment, are not available on this machine; the message says why."""
+    """The error that the kernels, or a user's environment in C, cannot be compiled or loaded here; the message says
+    why."""
 
 
 class Unit(NamedTuple):
-    """What is compiled in one piece."""
+    """A C source file to compile into one library, with everything that the library depends on."""
 
     main: Path
     content: bytes  # all that a library depends on, but compiler and flags
@@ -122,9 +129,10 @@ class Unit(NamedTuple):
 
 @cache
 def load(target: str = "native") -> Any:
-    """Return the compiled kernels, from the first compiler that works: the one in `CC`, cc, gcc or clang.
+    """Return the kernels as a library, compiled by the first compiler that works: the one in `CC`, cc, gcc or clang.
 
-    Errors of compilers that do not work are printed to stderr, once.
+    A library that was compiled before is loaded from the cache. `target` is the instruction set, see `TARGETS`. Errors
+    of compilers that fail are printed to stderr, once.
 
     Raises:
         NoKernels: there is no compiler, none works, or this processor lacks the instructions.
@@ -136,10 +144,12 @@ def load(target: str = "native") -> Any:
 
 @cache
 def load_environment(source: Path, content: bytes) -> Any:
-    """Return the library of a user's environment in C, compiled as the kernels are; `content` is what the file holds.
+    """Return the library of a user's environment in C, compiled as the kernels are.
+
+    `source` is the path of the C file, and `content` its bytes.
 
     Raises:
-        NoKernels: it does not compile, or lacks `the_environment`; or see `load`.
+        NoKernels: the file does not compile or does not define `the_environment`; also for the reasons in `load`.
     """
     return _first(Unit(source, content + _everything(), str(source), own_declarations), "native")
 

@@ -27,7 +27,7 @@ _NO_WAY_BACK = (0,) * 6
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """The layout of a structure's dense layers, as the kernels read it."""
+    """The layout of the dense layers of several members' networks, in the form that the C kernels read."""
 
     fields: Tensor  # [P, layers, 10] int32
     members: int
@@ -39,7 +39,10 @@ class LayerPlan:
 
     @classmethod
     def of(cls, structure: Any, first: int, inputs: int) -> LayerPlan:
-        """Describe the layers from hidden layer `first` on; `inputs` is the width of their input."""
+        """Return the plan of a structure's layers, from the hidden layer number `first` to the output layer.
+
+        `inputs` is the width of that hidden layer's input.
+        """
         hidden = list(enumerate(structure.layout.hidden))[first:]
         rows, room, widest = [], 0, inputs
         for arch in structure.archs:
@@ -69,9 +72,10 @@ class LayerPlan:
 
 
 def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
-    """Return the plan of a network with this many inputs; None if the kernels cannot compute it.
+    """Return the `LayerPlan` of a network's dense layers with this many inputs; None if the kernels cannot compute
+    them.
 
-    With `lstm` the network may have LSTM layers, and the plan begins behind them.
+    With `lstm`, the network may have LSTM layers, and the plan begins after them.
     """
     structure: Any = getattr(net.structure, "inner", net.structure)
     if not build.serve(net.values) or net.values.dtype != torch.float32 or net.values.stride(1) != 1:
@@ -85,7 +89,10 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
 
 
 def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor | None:
-    """Run a structure's dense layers on x `[P, B, inputs]`; return None if torch must do it."""
+    """Run a structure's dense layers on x `[P, B, inputs]`; return `[P, B, outputs]`.
+
+    P is the number of members, B the number of inputs. Return None if the kernels cannot do it; then torch does it.
+    """
     if not layers or not build.serve(x):
         return None
     if not x.dtype == layers[0].weight.dtype == torch.float32:

@@ -9,7 +9,7 @@ from evopipe.types import Tensor
 
 
 def kernel(kernels: Any) -> Any:
-    """Return what `rng.use` asks for."""
+    """Return the function that draws random numbers by these C kernels, in the form that `rng.use` takes."""
     call = header.of("draw_call")
 
     def draw(name: str, keys: Tensor, salt: int, steps: Tensor, found: Tensor) -> None:

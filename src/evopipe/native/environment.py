@@ -24,8 +24,10 @@ _ALIGNED = 16  # a state begins at a multiple of so many bytes
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """The description that a compiled environment gives of itself, see `environment.h`. `held` keeps its library
-    loaded."""
+    """The description of an environment in C, as its library gives it; `environment.h` documents the fields.
+
+    `held` keeps the library loaded.
+    """
 
     address: int
     name: str
@@ -44,10 +46,10 @@ class Compiled:
 
     @classmethod
     def read(cls, pointer: Any, name: str, held: Any) -> Compiled:
-        """Read the struct `environment` to which a pointer leads.
+        """Return the description in the C struct `environment` at `pointer`.
 
         Raises:
-            ParamsError: it lacks something.
+            ParamsError: the struct lacks a field, or a field has an impossible value.
         """
         ffi, c = declarations(), pointer[0]
         bounds = [] if not c.continuous else [c.low, c.high]
@@ -69,10 +71,11 @@ class Compiled:
         )  # fmt: skip
 
     def values(self, kwargs: Mapping[str, Any]) -> list[float]:
-        """Return the environment's settings, in its order, with `env.kwargs` in place of the usual values.
+        """Return the values of the environment's settings, in its order: those in `env.kwargs`, else the default
+        values.
 
         Raises:
-            ParamsError: it does not take one of them, or its value is no number.
+            ParamsError: the environment has no setting of a given name, or the given value is no number.
         """
         for name, value in kwargs.items():
             if name not in self.settings:
@@ -85,10 +88,10 @@ class Compiled:
 
 @cache
 def offered() -> dict[str, Compiled]:
-    """Return evopipe's own environments in C, by their names in Gymnasium.
+    """Return evopipe's own environments in C, by their ids in Gymnasium.
 
     Raises:
-        ParamsError: nothing can be compiled here.
+        ParamsError: C cannot be compiled on this machine.
     """
     kernels, ffi = _kernels(), declarations()
     found: dict[str, Compiled] = {}
@@ -99,10 +102,10 @@ def offered() -> dict[str, Compiled]:
 
 
 def compiled(source: str) -> Compiled:
-    """Compile a user's environment, or take what was kept.
+    """Compile a user's environment in the C file `source`, or load the compiled library from the cache.
 
     Raises:
-        ParamsError: there is no such file, it does not compile, or it lacks something.
+        ParamsError: there is no such file, it does not compile, or its description is incomplete.
     """
     try:
         content = Path(source).read_bytes()
@@ -124,17 +127,20 @@ def _kernels() -> Any:
 
 
 class States:
-    """`R` rows of an environment in C. After an episode has ended, the caller must reset its row with a seed.
+    """The states of `R` copies of an environment in C, one per row, which are stepped in one call.
+
+    The environment does not reset itself: after an episode has ended, the caller must reset its row with a seed.
 
     Args:
         kind: the environment.
         settings: see `Compiled.values`.
         rows: `R`.
-        max_steps: the time limit; None: there is none.
+        max_steps: the time limit of an episode; None for no limit.
 
     Attributes:
-        memory: `[R, S]` uint8, the rows' states, zeros before the first reset; always the same memory.
-        length, seeds: `[R]` int64, steps of the running episodes, and their seeds; always the same memory.
+        memory: `[R, S]` uint8, the states, zeros before the first reset; the memory address does not change.
+        length, seeds: `[R]` int64, the steps of the running episodes, and their seeds; the memory address does not
+            change.
     """
 
     def __init__(self, kind: Compiled, settings: list[float], rows: int, max_steps: int | None) -> None:
@@ -149,18 +155,21 @@ class States:
         )  # fmt: skip
 
     def packed(self) -> bytes:
-        """Return the rows as an `env_call` of none of them."""
+        """Return a C struct `env_call`, as bytes, that describes the rows; the fields of a particular call are 0."""
         found: bytes = self._call.pack(*self._fixed, *[0] * 10)
         return found
 
     def reset(self, rows: Tensor, seeds: Tensor) -> None:
-        """Begin an episode in `rows` `[n]` int64, each from its own seed `[n]` int64."""
+        """Begin an episode in the rows `rows` `[n]` int64, each from its seed in `seeds` `[n]` int64."""
         rows, seeds = rows.contiguous(), seeds.contiguous()
         self._kernels.env_reset(self._call(*self._fixed, len(rows), at(rows), at(seeds), *[0] * 7))
 
     def place(self, numbers: Any) -> bool:
-        """Write numbers into the state of row 0 by the environment's own C function `place`; return whether that was
-        possible."""
+        """Set the state of row 0 from numbers, by the C function `place` of the environment.
+
+        Return whether that was possible: the environment must define the function, and `numbers` must convert to
+        float64.
+        """
         try:
             given = torch.tensor(numbers, dtype=torch.float64).reshape(-1)
         except (TypeError, ValueError, RuntimeError):
@@ -174,13 +183,13 @@ class States:
     def step(
         self, actions: Tensor, rows: Tensor | None = None, only: Tensor | None = None, own: bool = False
     ) -> tuple[Tensor, ...]:
-        """Step `rows` `[n]`, the first `n` if None, but those that `only` `[n]` bool leaves out.
+        """Take one step of the environment in some rows.
 
         Args:
-            actions: `[n]` indices, or `[n, A]` in [-1, 1].
-            rows: the rows.
-            only: which of them step; the results of the others mean nothing.
-            own: whether actions that are numbers lie within the environment's bounds, not in [-1, 1].
+            actions: `[n]` indices, or `[n, A]` numbers in [-1, 1].
+            rows: `[n]`, the rows that step; the first `n` rows if None.
+            only: `[n]` bool, False for rows that do not step after all, whose results are undefined; None if all step.
+            own: whether continuous actions are given within the environment's bounds instead of in [-1, 1].
 
         Returns:
             next observations `[n, O]` float32, rewards `[n]` float32, terminated and truncated `[n]` bool.

@@ -16,8 +16,7 @@ from evopipe.types import Tensor
 
 
 class Normalised(NamedTuple):
-    """Mean and scale by which observations of some members are normalised while the kernels act; a fixed copy of the
-    statistics in `core.normalise`."""
+    """A fixed copy of the mean and scale that normalise members' observations, for kernels; see `core.normalise`."""
 
     columns: Tensor  # [N] int64
     mean: Tensor  # [members, N] float32
@@ -26,7 +25,11 @@ class Normalised(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What `P` members play: `n` episodes each, in `W` rows of a pool each. Tensors but `seeds` change in place."""
+    """The evaluation of `P` members: their `n` episodes, the `W` environments in which each plays, and the results so
+    far.
+
+    The kernels change all tensors but `seeds` in place.
+    """
 
     pool: bytes  # all rows, see `native.environment.States.packed`
     seeds: Tensor  # [n] int64
@@ -43,14 +46,17 @@ class Played(NamedTuple):
 def by_policy(
     cfg: Any, state: Any, places: Tensor, memory: Tensor, of: Played, shown: Normalised | None = None
 ) -> Callable[[int], None] | None:
-    """Return a function that lets members with a policy take so many ticks at most; None if the kernels cannot.
+    """Return a function that plays evaluation episodes greedily by the C kernels; None if the kernels cannot.
+
+    The function takes an integer, the largest number of steps to take before it returns. It serves on-policy
+    algorithms, whose policy may be recurrent.
 
     Args:
-        cfg, state: the algorithm's.
-        places: `[members]` int64, which of the `P` members they are.
-        memory: `[members, W, M]`, recurrent; changed in place.
-        of: what is played.
-        shown: how observations are normalised; None: they are not.
+        cfg, state: the algorithm's configuration and state, of some members.
+        places: `[members]` int64, the indices of these members among the `P` members in `of`.
+        memory: `[members, W, M]`, the recurrent states; changed in place.
+        of: the evaluation.
+        shown: the normalisation of observations; None for none.
     """
     found = policy.described(cfg, state, None)
     if found is None or found.memory != memory.shape[2]:
@@ -61,7 +67,10 @@ def by_policy(
 def by_choice(
     choice: Choice, actions: int, observations: int, places: Tensor, of: Played, shown: Normalised | None = None
 ) -> Callable[[int], None] | None:
-    """As `by_policy`, for members that choose by one network."""
+    """Return a function that plays evaluation episodes greedily by the C kernels; None if the kernels cannot.
+
+    It is like `by_policy`, for off-policy algorithms, whose members choose actions by the network in `choice`.
+    """
     if build.chosen() is None:
         return None
     fields = update.network(choice.net, None, observations, len(places))

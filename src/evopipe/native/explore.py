@@ -11,19 +11,27 @@ from evopipe.types import Tensor
 
 
 def best_or_random(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
-    """See `ops.policy.epsilon_greedy`; return None if torch must do it."""
+    """Choose ε-greedy actions by the C kernels, see `ops.policy.epsilon_greedy`; return None if the kernels cannot do
+    it."""
     found = torch.empty(q.shape[:2], dtype=torch.int64)
     return found if _filled("best_or_random", q, legal, epsilon, draw, found) else None
 
 
 def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
-    """See `ops.policy.or_random`; return None if torch must do it."""
+    """Clip actions, or replace them by random ones, by the C kernels, see `ops.policy.or_random`.
+
+    Return None if the kernels cannot do it; then torch does it.
+    """
     found = torch.empty(action.shape)
     return found if _filled("clipped_or_random", action, None, epsilon, draw, found) else None
 
 
 def squashed(mean: Tensor, log_std: Tensor | None = None, noise: Tensor | None = None) -> Tensor | None:
-    """See `ops.distributions.squashed`, or with noise `squashed_draw`; return None if torch must do it."""
+    """Squash actions by a hyperbolic tangent, by the C kernels, see `ops.distributions.squashed`.
+
+    With `log_std` and `noise`, sample the actions before, see `ops.distributions.squashed_draw`. Return None if the
+    kernels cannot do it; then torch does it.
+    """
     given = [x for x in (mean, log_std, noise) if x is not None]
     if not build.serve(*given) or any(x.dtype != torch.float32 or x.requires_grad for x in given):
         return None

@@ -17,7 +17,7 @@ HEADER, ENVIRONMENT = (Path(__file__).with_name(name) for name in ("kernels.h", 
 
 @cache
 def declarations() -> Any:
-    """Return the header as parsed by cffi."""
+    """Return the declarations of the C headers `kernels.h` and `environment.h` as a `cffi.FFI`."""
     import cffi  # commands that compute nothing do not read it
 
     found = cffi.FFI()
@@ -28,7 +28,10 @@ def declarations() -> Any:
 
 @cache
 def own_declarations() -> Any:
-    """Return the header, and what a user's environment must define besides, as parsed by cffi."""
+    """Return a `cffi.FFI` for the library of a user's environment.
+
+    It has the declarations of the headers, and that of `the_environment`, which the user's file must define.
+    """
     found = type(declarations())()
     found.include(declarations())
     found.cdef("extern environment the_environment;")  # of a constant, cffi would not tell where it lies
@@ -36,19 +39,20 @@ def own_declarations() -> Any:
 
 
 def at(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's data; 0, C's NULL, for None."""
+    """Return the address of a tensor's data; 0, which is NULL in C, for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def address(pointer: Any) -> int:
-    """Return the address of a C struct as a number. It is valid only while `pointer` is kept alive."""
+    """Return the address of a C struct as a number. It is valid only as long as `pointer` exists."""
     return int(declarations().cast("intptr_t", pointer))
 
 
 class Struct:
-    """A struct of the header. Its pointers are addresses, and nested structs are what `packed` returned.
+    """The packer of one struct type of the headers: it converts field values to bytes and to pointers.
 
-    The owner of a pointer must keep alive what it points to.
+    Pointer fields take addresses, and nested structs take bytes that `packed` returned. The caller must keep alive what
+    the pointer fields refer to.
     """
 
     def __init__(self, name: str) -> None:
@@ -69,19 +73,23 @@ class Struct:
         return self._point(self._pointer, self.pack(*values))
 
     def packed(self, **values: Any) -> bytes:
-        """Return a struct with these values by name, as bytes. Other fields are 0."""
+        """Return the bytes of a struct with these field values. Fields that are not named are 0."""
         if unknown := values.keys() - set(self.fields):
             raise TypeError(f"the header has no field {sorted(unknown)[0]!r} there")
         return self.pack(*map(values.get, self.fields, self._nothing))
 
     def changed(self, packed: bytes, **values: Any) -> bytes:
-        """Return a struct that `packed` returned with the named fields replaced, as bytes."""
+        """Return the bytes of a struct that has the values in `packed`, except for the fields that are named.
+
+        `packed` is the bytes of a struct, as the method `packed` returns them.
+        """
         named = dict(zip(self.fields, self._packer.unpack(packed), strict=True))
         assert values.keys() <= named.keys()
         return self.pack(*(named | values).values())
 
     def pointer(self, packed: bytes) -> Any:
-        """Return a pointer to what `packed` returned, which it keeps alive."""
+        """Return a pointer to a struct with these bytes, as `packed` returned them. The pointer keeps the bytes
+        alive."""
         return self._point(self._pointer, packed)
 
 
@@ -97,5 +105,5 @@ def _letter(ffi: Any, kind: Any) -> str:
 
 @cache
 def of(name: str) -> Struct:
-    """Return a struct of the header by its name."""
+    """Return the packer of the struct with this name in the headers."""
     return Struct(name)

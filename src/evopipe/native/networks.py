@@ -11,7 +11,7 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 class Net(Protocol):
-    """A network of several members, such as `core.net.Net`: `values` and `grad` are `[rows, N]`."""
+    """Protocol of a network of several members, such as `core.net.Net`: `values` and `grad` are `[rows, N]`."""
 
     @property
     def structure(self) -> Any: ...
@@ -22,7 +22,7 @@ class Net(Protocol):
 
 
 class Adam(Protocol):
-    """The moments of such a network: `mean` and `square` `[rows, N]`, `steps` `[rows]`."""
+    """Protocol of a network's Adam moments: `mean` and `square` are `[rows, N]`, `steps` is `[rows]`."""
 
     @property
     def mean(self) -> Tensor: ...

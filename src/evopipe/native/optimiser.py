@@ -14,9 +14,10 @@ from evopipe.types import Tensor
 
 
 def serve(net: Net, *tensors: Tensor) -> bool:
-    """Return whether the kernels are in use and can read a network's rows: float32, on the CPU, whole cache lines long.
+    """Return whether kernels are selected and can read a network's tensors `[rows, N]`.
 
-    Networks of language models always use torch.
+    They must be float32, on the CPU, with rows of whole cache lines. For networks of language models the result is
+    False.
     """
     structure = getattr(net.structure, "inner", net.structure)
     return (
@@ -27,10 +28,11 @@ def serve(net: Net, *tensors: Tensor) -> bool:
 
 
 def owned(structure: Any) -> Tensor:
-    """Return where the own numbers of each of R rows lie, without pads, as `[n]` int32.
+    """Return where the parameters of each of R rows are, without pads, as a flat tensor `[n]` int32 for the C kernels.
 
-    The first R + 1 entries say where in this tensor the spans of each row begin, and where the last end. The spans
-    follow, each as first and end number in the row, in whole cache lines.
+    A row's parameters are a list of spans, in whole cache lines. Entry r of the tensor is the index in the tensor at
+    which the spans of row r begin; entry R is the index at which the last row's spans end. Then come the spans, each as
+    its first and its end index within the row. Two rows with one span each give [3, 5, 7, first₀, end₀, first₁, end₁].
     """
     inner: Any = getattr(structure, "inner", structure)
     copies = structure.copies
@@ -55,9 +57,9 @@ def _spans(index: Tensor) -> Tensor:
 
 
 def clip(net: Net, limit: Tensor, losses: Tensor, healthy: Tensor) -> None:
-    """Clip the gradient of every row of a network to at most its member's `limit` `[P]`, in place.
+    """Clip the gradient norm of every row of a network to its member's `limit` `[P]`, in place, by the C kernels.
 
-    `healthy` `[P]` becomes False if a loss `[P]` or a norm is not finite.
+    `healthy` `[P]` is set to False, in place, for members whose loss (`losses` `[P]`) or gradient norm is not finite.
     """
     grads, each, own = net.grad, len(net.grad) // len(limit), owned(net.structure)
     limit, losses = limit.float().contiguous(), losses.detach().float().contiguous()
@@ -70,7 +72,11 @@ def adam(
     net: Net, mean: Tensor, square: Tensor, steps: Tensor, lr: Tensor, active: Tensor, betas: tuple[float, float],
     eps: float,
 ) -> None:  # fmt: skip
-    """Take one Adam step of a network in place: moments `[P · K, N]`, steps `[P · K]`, `lr` and `active` `[P]`."""
+    """Take one Adam step of a network, in place, by the C kernels, for the members for which `active` `[P]` is True.
+
+    Each of P members has K rows. The moments `mean` and `square` are `[P · K, N]`, `steps` is `[P · K]`, and `lr` `[P]`
+    are the learning rates.
+    """
     values, grads, own = net.values, net.grad, owned(net.structure)
     each, lr, active = len(values) // len(lr), lr.float().contiguous(), active.contiguous()
     kernels().adam(header.of("adam_call")(
@@ -80,8 +86,10 @@ def adam(
 
 
 def polyak(target: Net, online: Net, weight: Tensor) -> None:
-    """Move a target network towards the online one: target ← target + weight · (online − target), in place; weight is
-    `[P]`."""
+    """Move a target network towards the online network, in place: target ← target + weight · (online − target).
+
+    `weight` is `[P]` for P members. The C kernels compute it.
+    """
     to, of, own, weight = target.values, online.values, owned(target.structure), weight.float().contiguous()
     kernels().polyak(header.of("polyak_call")(
         len(weight), len(to) // len(weight), at(own), at(to), to.stride(0), at(of), of.stride(0), at(weight)

@@ -28,8 +28,11 @@ _NETS = ("encoder", "actor", "critic")
 
 
 class Lessons(NamedTuple):
-    """The minibatches of a rollout of `P` members in `E` environments. Its ticks are cut into `stretches` of at most
-    `L`."""
+    """The minibatches of a rollout by `P` members in `E` environments each, over all epochs.
+
+    The T ticks (steps) of the rollout are divided into `stretches` of at most `L` ticks; a minibatch consists of
+    stretches of single environments.
+    """
 
     rows: Tensor  # [P, T, E, …], see `memory.rollout`
     memory: Tensor  # [P, T + 1, E, M]
@@ -42,7 +45,8 @@ class Lessons(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """The state of an algorithm, as the kernels read it."""
+    """The C struct of an on-policy algorithm's state (networks, optimisers, action space), and the tensors that it
+    points to."""
 
     pointer: Any
     members: int
@@ -52,8 +56,10 @@ class Policy(NamedTuple):
 
 
 def described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
-    """Return a policy as the C kernels read it; None if they cannot compute it. It is cached on the actor's
-    structure."""
+    """Return the C struct of an on-policy algorithm's state; None if the kernels cannot compute the policy.
+
+    `team` describes the agents of a team. The struct is cached in the actor's structure.
+    """
     structure = state.actor.structure
     known: dict[Any, Any] | None = getattr(getattr(structure, "inner", structure), "plans", None)
     if build.chosen() is None or known is None or torch.compiler.is_compiling() or cfg.spaces.images:
@@ -139,9 +145,10 @@ def _network(
 def learn(
     cfg: Any, state: Any, hp: Hyper, lessons: Lessons, healthy: Tensor, team: Places | None = None
 ) -> Learned | None:
-    """Learn from all minibatches, epoch after epoch, in place; return None if torch must do it.
+    """Learn from all minibatches of a rollout, epoch after epoch, in place, by the C kernels.
 
-    Losses are those of each member's last minibatch; values of `hp` and `healthy` are `[P]`.
+    Return the losses `[P]` of each member's last minibatch, and which members are still healthy (all their numbers are
+    finite). Return None if the kernels cannot do it; then torch does it. The values of `hp`, and `healthy`, are `[P]`.
     """
     policy = described(cfg, state, team)
     if policy is None:
@@ -170,9 +177,11 @@ def act(
     cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None,
     team: Places | None = None,
 ) -> Chosen | None:  # fmt: skip
-    """Draw actions, or take the most likely ones if `draw` is None; return None if torch must do it.
+    """Sample actions from the policy, or take the most likely actions if `draw` is None, by the C kernels.
 
-    `obs` is `[P, E, O]`; `memory` `[P, E, M]` is that before the step.
+    `obs` is `[P, E, O]` for P members with E environments each, and `memory` `[P, E, M]` the recurrent state before the
+    step. Return actions, log-probabilities, values and the recurrent state after the step. Return None if the kernels
+    cannot do it; then torch does it.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):
@@ -187,10 +196,10 @@ def act(
 def value(
     cfg: Any, state: Any, obs: Tensor, memory: Tensor, team: Places | None = None, next_alive: Tensor | None = None
 ) -> Tensor | None:  # fmt: skip
-    """Return V(s) `[P, B]`; None if torch must do it.
+    """Return the state values V(s) `[P, B]`, by the C kernels; None if they cannot compute them, and torch does it.
 
-    `obs` is `[P, B, O]`; `memory` `[P, B, M]` is that before it. For the targets of a team, `next_alive` `[P, B]` says
-    which agents are there.
+    `obs` is `[P, B, O]` for B observations of P members, and `memory` `[P, B, M]` the recurrent state before it. For
+    value targets of a team, `next_alive` `[P, B]` is the status of each agent after the step, see `evopipe.types`.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):
@@ -201,7 +210,11 @@ def value(
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places | None = None) -> Tensor | None:
-    """Return the most likely legal actions for obs `[P, E, O]`, with an empty memory; None if torch must do it."""
+    """Return the most likely legal actions for obs `[P, E, O]`, by the C kernels; None if they cannot, and torch does
+    it.
+
+    There are P members with E environments each. A recurrent policy starts from a zero state.
+    """
     policy = described(cfg, state, team)
     if policy is None:
         return None
@@ -218,7 +231,7 @@ def _actions(cfg: Any, obs: Tensor) -> Tensor:
 
 
 def readable(policy: Policy, obs: Tensor, memory: Tensor) -> bool:
-    """Return whether the kernels can read observations `[P, B, O]` and a memory `[P, B, M]`."""
+    """Return whether the kernels can read observations `[P, B, O]` and recurrent states `[P, B, M]` of P members."""
     if obs.dtype != torch.float32 or not obs.numel() or memory.shape[-1] != policy.memory:
         return False
     return bool(len(obs) == policy.members and obs.shape[1] % policy.agents == 0)
@@ -243,8 +256,11 @@ def _say(
 def enter(
     spaces: Spaces, rows: Tensor, obs: Tensor, legal: Tensor | None, begins: Tensor, chosen: Chosen
 ) -> bool:  # fmt: skip
-    """Store what is known before a step in rows `[P, E, …]` (see `memory.rollout`); return whether the kernels could do
-    it."""
+    """Store the data before a step in rows `[P, E, …]` of a rollout: observations, episode starts, actions and values.
+
+    There are P members with E environments each; the arguments are those of `memory.rollout.Rollout.enter`. Return
+    whether the C kernels could do it; if not, nothing is stored.
+    """
     kinds = (obs, chosen.log_prob, chosen.value) + ((chosen.action,) if spaces.continuous else ())
     if not plain(rows, *kinds):
         return False
@@ -262,10 +278,16 @@ def enter(
 def finish(
     after: Tensor, expected: Tensor, next_obs: Tensor, reward: Tensor, next_alive: Tensor | None, *ends: Tensor
 ) -> bool:
-    """Store the results of a step, `[P, E, …]`; return whether the kernels could do it.
+    """Store the results of a step, `[P, E, …]`, in a rollout, see `memory.rollout.Rollout.finish`.
 
-    `ends` are bool `[P, E]` each. `expected` are the values `[P, E]` in the step's row. `next_alive` is None except for
-    teams.
+    There are P members with E environments each. Return whether the C kernels could do it; if not, nothing is stored.
+
+    Args:
+        after: the results in the rollout, which are written.
+        expected: `[P, E]`, the values of the states before the step, as the rollout holds them.
+        next_obs, reward: the results of the step.
+        next_alive: the status of each agent after the step; None except for teams.
+        ends: terminated, truncated and broken, `[P, E]` bool each.
     """
     if not plain(after, expected, next_obs, reward, *([] if next_alive is None else [next_alive])):
         return False
@@ -279,15 +301,20 @@ def finish(
 
 
 def plain(*tensors: Tensor) -> bool:
-    """Return whether the kernels are in use, and these are tensors of float32 that they can read."""
+    """Return whether the kernels may compute whole updates of these tensors, and all are float32 on the CPU."""
     return build.serve_wholly(*tensors) and {x.dtype for x in tensors} == {torch.float32}
 
 
 def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the rows that are `over` `[R]` bool, and the seeds of their next episodes, `[n]` int64 each.
+    """Return the rows whose episode is over, and the seeds of their next episodes, `[n]` int64 each.
 
-    The seeds are those of `rng.seeds`, from keys, environments and numbers of episodes begun, `[R]` int64, which are
-    increased in place. Return None if the kernels are not in use.
+    The seeds are those of `rng.seeds`. Return None if no kernels are selected.
+
+    Args:
+        over: `[R]` bool, whether the episode of each row is over.
+        keys: `[R]` int64, the random key of each row's member.
+        envs: `[R]` int64, the number of each row's environment.
+        begun: `[R]` int64, the number of episodes begun in each row; raised in place for rows that are over.
     """
     if build.chosen() is None:
         return None

@@ -34,9 +34,11 @@ def _ends(of: _Tree, n: int) -> Tensor:
 
 
 class Batches:
-    """Minibatches of some members, drawn one after the other into the same tensors.
+    """Sampler of minibatches for some members, by the C kernels. Each draw overwrites the tensors of the previous
+    minibatch.
 
-    `given` holds the members' keys, slots, where each one's rows begin, weights `[P, B]` and γ.
+    `given` holds the members' random keys `[P]`, their slots `[P]`, the first rows of their buffers `[P]`, the weights
+    `[P, B]` of the minibatch's places, and the discounts γ `[P]`.
     """
 
     def __init__(self, layout: Any, rows: Tensor, levels: Sequence[Tensor], draw: Stream, *given: Tensor) -> None:
@@ -81,17 +83,20 @@ class Batches:
 
     @property
     def address(self) -> int:
-        """The address of the C struct that describes these minibatches."""
+        """The address of the C struct that describes the minibatches."""
         return header.address(self._job)
 
     def serve(self, rows: Tensor, *given: Tensor) -> bool:
-        """Return whether this sampler was made from these rows and for these very tensors, so that it can be used
-        again."""
+        """Return whether this sampler can be used again: it was made from the same `rows` and the same tensor objects
+        `given`."""
         return all(a is b for a, b in zip(self.given, given, strict=True)) and at(rows) == at(self._rows)
 
     def draw(self, step: Tensor, size: Tensor, beta: Tensor) -> tuple[Batch, Tensor]:
-        """Draw a minibatch; return it and the indices of its rows. `step` is `[1]`, `size` `[P]` int64, `beta` `[]`;
-        see `Replay.batch`."""
+        """Draw a minibatch; return it and the indices `[P, B]` of its rows.
+
+        `step` `[1]` is the counter of the draw, `size` `[P]` int64 the number of rows in each member's buffer, and
+        `beta` `[]` the exponent of importance sampling; see `Replay.batch`.
+        """
         size = size.contiguous()
         now = header.of("sample_call")(at(step), at(size), float(beta) if self._tree else 0.0)
         kernels().draw_batch(self._job, now)
@@ -99,7 +104,10 @@ class Batches:
 
 
 class Priority(NamedTuple):
-    """The priorities of all members: their sum trees, and how errors become priorities (see `memory.priorities`)."""
+    """The priorities of all members for the C kernels: sum trees, and the constants that turn errors into priorities.
+
+    See `memory.priorities`.
+    """
 
     levels: Sequence[Tensor]
     largest: Tensor
@@ -110,8 +118,12 @@ class Priority(NamedTuple):
     def of(
         self, slots: Tensor | None = None, index: Tensor | None = None, errors: Tensor | None = None
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Return a pointer to the struct that sets those of rows `[P, B]` of these members from errors `[P, B]`, and
-        what it points to, to be kept."""
+        """Return a pointer to the C struct that sets priorities, and a tuple of the objects that must be kept alive
+        with it.
+
+        The struct sets the priorities of the rows `index` `[P, B]` of the members `slots` `[P]` from `errors` `[P, B]`.
+        Without these arguments it only describes the trees.
+        """
         tree, kind, (members, n) = _Tree(self.levels), header.of("tree_call"), (0, 0) if index is None else index.shape
         fresh = torch.empty(n + 16)
         made = kind.pointer(kind.packed(
@@ -122,16 +134,16 @@ class Priority(NamedTuple):
 
 
 def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, filled: np.ndarray) -> Tensor:
-    """Append rows to ring buffers by the C kernel, as `Replay.add` does; return where they were put.
+    """Append rows to ring buffers by the C kernels, as `Replay.add` does; return the places of the appended rows.
+
+    The places are int64; that of row i in buffer m is m · capacity + i.
 
     Args:
         to: the M buffers, `[M, capacity, size]`; written in place.
         rows: `[M, n, size]`.
-        keep: which rows are appended, `[M, n]` bool.
-        position: the place of each buffer's next row, `[M]` int64; moved on in place.
-        filled: the number of rows in each buffer, `[M]` int64; raised in place.
-
-    The places are int64; that of row i in buffer m is m · capacity + i.
+        keep: `[M, n]` bool, which rows are appended.
+        position: `[M]` int64, the index at which each buffer's next row is written; advanced in place.
+        filled: `[M]` int64, the number of rows in each buffer; raised in place.
     """
     given = [np.ascontiguousarray(x) for x in (rows, keep)]
     numbers, wanted, *counts = (torch.from_numpy(x) for x in (*given, position, filled))
@@ -143,18 +155,22 @@ def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, 
 
 
 def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
-    """Recompute, on every level, the sums above rows `index` `[n]` of members `slots` `[n]`."""
+    """Recompute all sums of the trees that depend on the rows `index` `[n]` of the members `slots` `[n]`, by the C
+    kernels."""
     slots, index = slots.contiguous(), index.contiguous()
     _of_tree("tree_add_up", _Tree(levels), n=len(index), slots=at(slots), index=at(index))
 
 
 def add_up_all(levels: Sequence[Tensor]) -> None:
-    """Recompute the sums of all levels."""
+    """Recompute all sums of the trees of all members, by the C kernels."""
     _of_tree("tree_add_up_all", _Tree(levels), members=len(levels[0]))
 
 
 def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """See `Priorities.draw`."""
+    """Draw rows with probability proportional to their priorities, by the C kernels; see `Priorities.draw`.
+
+    Return the row indices and their probabilities, `[P, B]` each: B rows for each of P members.
+    """
     of, u, slots = _Tree(levels), u.contiguous(), slots.contiguous()
     index, chance = torch.empty_like(u, dtype=torch.int64), torch.empty_like(u, dtype=torch.float32)
     (members, n), ends = u.shape, _ends(of, u.shape[1])
@@ -164,9 +180,10 @@ def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Te
 
 
 def importances(filled: Tensor, chance: Tensor, weight: Tensor, beta: Tensor) -> Tensor:
-    """Return weight `[P, B]` times the importance weights (N · p)^−β, divided by the largest that counts.
+    """Return `weight` `[P, B]` times the importance weights (N · p)^−β, by the C kernels.
 
-    `filled` `[P]` is N, `chance` `[P, B]` is p, `beta` `[]` is β.
+    The importance weights are divided by each member's largest. `filled` `[P]` is N, the number of rows in each
+    member's buffer; `chance` `[P, B]` is p, the probability of each drawn row; `beta` `[]` is β.
     """
     filled, weight, found = filled.contiguous(), weight.contiguous(), torch.empty_like(chance)
     call = header.of("importance_call")(
@@ -180,7 +197,11 @@ def update(
     levels: Sequence[Tensor], slots: Tensor, index: Tensor, errors: Tensor, alpha: float, least: float, most: float,
     largest: Tensor,
 ) -> None:  # fmt: skip
-    """See `Priorities.update`."""
+    """Set the priorities of rows from their errors, by the C kernels; see `Priorities.update`.
+
+    `least` is added to every error before the power `alpha`; `most` is the largest priority; `largest` `[members]` is
+    each member's largest priority so far, raised in place.
+    """
     slots, index, errors = slots.contiguous(), index.contiguous(), errors.float().contiguous()
     (members, n), fresh = index.shape, torch.empty(index.shape[1] + 16)
     _of_tree("tree_update", _Tree(levels), members=members, n=n, slots=at(slots), index=at(index), errors=at(errors),

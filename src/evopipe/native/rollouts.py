@@ -17,7 +17,10 @@ from evopipe.types import Tensor
 
 
 class Ticks(NamedTuple):
-    """Some ticks of `P` members with `E` rows each of a pool of `R`. Tensors change in place, but keys and places."""
+    """The arguments of `play`: `many` ticks (steps) of `P` members in `E` rows each of a pool of `R` environments.
+
+    The kernels change the tensors in place, except `slots` and `keys`.
+    """
 
     pool: bytes  # all rows, see `native.environment.States.packed`
     slots: Tensor  # [P] int64, where the rows of each member lie
@@ -36,7 +39,8 @@ class Ticks(NamedTuple):
 
 
 def play(cfg: Any, state: Any, ticks: Ticks) -> Callable[[], None] | None:
-    """Return a function that lets members take these ticks; None if the kernels cannot."""
+    """Return a function that makes members act in environments in C for these ticks (steps); None if the kernels
+    cannot."""
     found, rows, memory = policy.described(cfg, state, None), ticks.rows, ticks.memory
     if found is None:
         return None
@@ -64,15 +68,17 @@ def play(cfg: Any, state: Any, ticks: Ticks) -> Callable[[], None] | None:
 def estimate(
     rows: Tensor, after: Tensor, known: int, observations: int, next_value: Tensor, gamma: Tensor, lam: Tensor
 ) -> bool:
-    """Store advantages and value targets in a rollout's `rows`; return whether the kernels could do it.
+    """Compute advantages (GAE) and value targets of a rollout, and store them in `rows`, by the C kernels.
+
+    Return whether the kernels could do it; if not, nothing is stored.
 
     Args:
-        rows: `[P, T, E, …]`, see `memory.rollout`.
-        after: `[P, T, E, …]`.
-        known: numbers of a row before its log-probability.
-        observations: `O`.
-        next_value: `[P, T · E]`, of what followed each step.
-        gamma: `[P]`.
+        rows: `[P, T, E, …]`, the steps of P members in E environments over T ticks, see `memory.rollout`.
+        after: `[P, T, E, …]`, the results of the steps.
+        known: the number of columns of a row before the log-probability.
+        observations: `O`, the width of an observation.
+        next_value: `[P, T · E]`, the values of the states after each step.
+        gamma: `[P]`, the discounts.
         lam: `[P]`, λ.
     """
     if not policy.plain(rows, after, next_value, gamma, lam):

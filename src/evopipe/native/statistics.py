@@ -11,19 +11,20 @@ from evopipe.types import Tensor
 
 
 class Running(NamedTuple):
-    """Statistics of N columns of `P` members, float64; they change in place."""
+    """Running statistics of N columns for each of `P` members, in float64. The C kernels update them in place."""
 
     number: Tensor  # [P], of values so far
     mean: Tensor  # [P, N]
     square: Tensor  # [P, N], sum of the squared distances from the mean
 
     def packed(self) -> bytes:
-        """Return it as a struct."""
+        """Return the statistics as the bytes of a C struct."""
         return header.of("statistics").pack(self.mean.shape[1], *map(at, self))
 
 
 class Normalising(NamedTuple):
-    """What observations and rewards of `P` members are normalised by while they play."""
+    """The statistics and constants by which the C kernels normalise the observations and rewards of `P` members during
+    play."""
 
     seen: Running | None  # of observations; None: they are not normalised
     paid: Running | None  # of discounted returns, N = 1; None: rewards are not normalised
@@ -34,7 +35,7 @@ class Normalising(NamedTuple):
     gamma: Tensor  # [P] float32
 
     def packed(self) -> bytes:
-        """Return it as a struct."""
+        """Return the normalisation as the bytes of a C struct."""
         none = bytes(header.of("statistics").size)
         return header.of("normalise_call").packed(
             seen=self.seen.packed() if self.seen else none, paid=self.paid.packed() if self.paid else none,
@@ -44,11 +45,11 @@ class Normalising(NamedTuple):
 
 
 def merge(into: Running, values: Tensor, given: Tensor) -> bool:
-    """Merge values into statistics; return whether the kernels could do it.
+    """Merge values into running statistics, in place, by the C kernels; return whether the kernels could do it.
 
     Args:
         into: the statistics.
-        values: `[P, N, n]` float64.
+        values: `[P, N, n]` float64, n values of N columns for each of P members.
         given: `[P, n]` bool, which values count.
     """
     if not build.serve_wholly(*into, values, given):

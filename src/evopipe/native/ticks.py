@@ -24,10 +24,11 @@ UPDATES = ("value_update", "ddpg_update", "sac_update")  # `ticks.c` counts both
 
 
 class Choice(NamedTuple):
-    """How members choose actions while they explore.
+    """The way in which members choose actions by the network `net`: one of three values of `how`.
 
-    `net` says their values (`best`, see `ops.policy.epsilon_greedy`), mean and log-deviation of a `squashed` Gaussian,
-    or the action that gets normal noise of a `deviation` (`noisy`).
+    - `best`: the network's outputs are action values, of which the largest is taken (see `ops.policy.epsilon_greedy`).
+    - `squashed`: they are the mean and log standard deviation of a Gaussian, whose samples are squashed by a tanh.
+    - `noisy`: they are an action, to which normal noise with the standard deviation `deviation` is added.
     """
 
     net: Net
@@ -36,16 +37,17 @@ class Choice(NamedTuple):
 
 
 class Chooser:
-    """Chooses the actions of a cohort's members in one call.
+    """Callable that chooses the exploratory actions of the P members of a cohort, by one call of the C kernels per
+    step.
 
     Args:
-        choice: how.
-        actions: `A`.
-        observations: `O`.
-        envs: environments of each member.
-        keys, healthy: of the members, `[P]`.
-        rows: `[P]` int64, where the observations of each member's first environment are, among all rows.
-        places: `[P]` int64, where its actions are.
+        choice: the way to choose.
+        actions: `A`, the width of an action or the number of actions.
+        observations: `O`, the width of an observation.
+        envs: the number of environments of each member.
+        keys, healthy: the members' random keys and their health, `[P]` each.
+        rows: `[P]` int64, the index of each member's first environment among the rows of observations.
+        places: `[P]` int64, the index of each member's first environment among the rows of actions.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Chooser:
 
     @staticmethod
     def serves(choice: Choice, observations: int, keys: Tensor) -> bool:
-        """Return whether the kernels can choose."""
+        """Return whether the C kernels can choose actions by this choice's network."""
         return build.chosen() is not None and update.network(choice.net, None, observations, len(keys)) is not None
 
     def __call__(self, obs: int, legal: int, actions: int, tick: int, epsilon: float) -> None:
@@ -80,15 +82,17 @@ class Chooser:
 
 
 class Updates:
-    """The updates of a cohort from a replay memory, as many as are due in one call.
+    """Callable that makes the updates of the P members of a cohort from a replay buffer, by one call of the C kernels.
+
+    A call makes all updates that are due.
 
     Args:
-        how: how the kernels make one.
-        batches: what draws the minibatches.
-        period: after how many updates their pattern repeats.
-        keys, healthy, losses: of the members, `[P]`.
-        memory: `[P]` int64, which memory each one has.
-        priorities: of the memories; None where all rows are equally likely.
+        how: the recipe of one update.
+        batches: the sampler of minibatches.
+        period: the number of updates after which the pattern of actor updates repeats.
+        keys, healthy, losses: the members' random keys, health and losses, `[P]` each.
+        memory: `[P]` int64, the index of each member's replay buffer.
+        priorities: the priorities of the buffers; None for uniform sampling.
     """
 
     def __init__(
@@ -115,7 +119,11 @@ class Updates:
 
     @staticmethod
     def serves(how: Recipe, batches: Batches) -> bool:
-        """Return whether all that these updates read lies where it is while their members live."""
+        """Return whether one prepared call of the C kernels can make these updates again and again.
+
+        All tensors of the recipe and of the minibatches must then stay at their addresses, so none may be a temporary
+        copy.
+        """
         return update.lasting(how) and update.minibatch(batches.batch)[2] is None
 
     def __call__(self, step: int, turn: int, updates: int, beta: float, filled: int) -> None:
@@ -129,15 +137,16 @@ class Updates:
 
 
 class Appender:
-    """Appends rows to the rings of a replay memory, and gives them their first priorities, in one call.
+    """An object that appends transitions, with their first priorities, to replay buffers by one call of the C kernels.
 
     Args:
-        to: `[M, capacity, size]`.
-        rows: `[M, n, size]`, what is appended at every call.
-        keep: `[M, n]` bool, which of them are; those that are not finite are left out.
-        position, filled: `[M]` int64, counted on.
-        priorities: of the memories, or None.
-        each: members of a memory.
+        to: `[M, capacity, size]`, the M ring buffers.
+        rows: `[M, n, size]`, the transitions that each call appends.
+        keep: `[M, n]` bool, which of the transitions are appended. Transitions that are not finite are left out too.
+        position, filled: `[M]` int64, the index of each buffer's next row and the number of its rows; advanced in
+            place.
+        priorities: the priorities of the buffers, or None.
+        each: the number of members that share a buffer.
     """
 
     def __init__(
@@ -158,31 +167,36 @@ class Appender:
         self._pointer = kind.pointer(self.packed)
 
     def append(self) -> None:
-        """Append what `rows` and `keep` hold now."""
+        """Append the transitions that `rows` and `keep` hold now."""
         build.kernels().tick_remember(self._pointer)
 
 
 class ManyTicks:
-    """Whole ticks of members whose environment is in C, as many as wanted in one call.
+    """Callable that takes many ticks of off-policy members in one call of the C kernels, in environments in C.
+
+    A tick is one step in every environment: members choose actions, step, store the transitions and make the updates
+    that are due.
 
     Args:
-        choosers, lessons: of each cohort, made for the same rows and the same memory.
-        every: steps of a member from one update to the next, of each cohort.
-        pool: the environment's rows, see `native.environment.States.packed`.
-        rows: `[n]` int64, which of them step; None: all.
-        episodes: key, environment and number of begun episodes of every row, `[R]` int64; the latter is counted on.
-        returns: of running episodes `[R]`, sums and counts of ended ones, and steps of broken ones, `[slots]`; None:
-            nobody asks for them.
-        memory: what rows of the pool are appended by.
-        obs: `[n, O]`, what members act on; the caller writes it before a call.
-        legal: `[n, A]` bool.
-        actions: room for those of a tick, `[n]` int64 or `[n, A]` float32.
-        envs: environments of each member.
-        delay: steps of a member before it may learn.
-        at_once: updates that a member makes when some are due.
-        apart: how many draws each tick has for itself.
-        alone: whether each member has a memory of its own and no transition can be broken: then one takes all ticks
-            before another does, or several at the same time on threads of the kernels.
+        choosers, lessons: the chooser and the updater of each cohort, made for the same rows and the same replay
+            buffers.
+        every: for each cohort, the number of a member's steps from one update to the next.
+        pool: the environments' rows, see `native.environment.States.packed`.
+        rows: `[n]` int64, the rows that step; None for all.
+        episodes: the random key, the environment's number and the number of begun episodes of every row, `[R]` int64
+            each; the last is raised in place.
+        returns: the returns of running episodes `[R]`, then the sums and counts of ended episodes' returns and the
+            counts of broken steps, `[slots]` each; None if they are not needed.
+        memory: the appender of transitions.
+        obs: `[n, O]`, the present observations, which the caller writes before a call.
+        legal: `[n, A]` bool, the legal actions.
+        actions: a buffer for the actions of a tick, `[n]` int64 or `[n, A]` float32.
+        envs: the number of environments of each member.
+        delay: the number of a member's steps before it may learn.
+        at_once: the number of updates that a member makes each time that updates are due.
+        apart: the distance between the random counters of two ticks.
+        alone: whether each member has a replay buffer of its own and no transition can be broken. Then a member takes
+            all ticks before another does, or several members at the same time on threads.
     """
 
     def __init__(

@@ -20,7 +20,10 @@ Row: TypeAlias = "float | Tensor"
 
 
 class Learners(NamedTuple):
-    """The learning parts of an algorithm's state, which updates change in place. A lone Q-network is the `critic`."""
+    """The networks and optimisers of an algorithm's state, which updates change in place.
+
+    A value-based algorithm has no actor; its Q-network is the `critic`.
+    """
 
     critic: Net
     critic_target: Net
@@ -35,14 +38,17 @@ class Learners(NamedTuple):
 
     @classmethod
     def of(cls, state: Any, critic: str) -> Learners:
-        """Return those of an algorithm's state with an actor and with critics of this name."""
+        """Return the learners of an actor-critic algorithm's state, whose field `critic` names the critics, such as
+        `critics`."""
         critics = getattr(state, critic), getattr(state, f"{critic}_target"), getattr(state, f"{critic}_adam")
         return cls(*critics, state.updates, state.actor, getattr(state, "actor_target", None), state.actor_adam)
 
 
 class Job(NamedTuple):
-    """A packed struct for an update of some learners, the arguments that it was made from, and the tensors that it
-    points to."""
+    """A packed C struct that describes the updates of some learners, with the arguments that it was made from.
+
+    `held` are the tensors that the struct points to.
+    """
 
     place: int  # of the critic's values
     given: tuple[Any, ...]
@@ -51,16 +57,17 @@ class Job(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How the kernels make the updates of some learners.
+    """The description of an update by the C kernels: which kernel makes it, of which networks, with which random
+    numbers.
 
     Attributes:
-        name: the kernel.
-        of: the learners.
-        job: the kernel's struct for them.
-        noise: normal numbers that each row of a minibatch takes; they draw the next actions.
-        scale: `[P]`, the noise's deviation; None: 1.
-        own_noise: whether the actor's own actions are drawn by such numbers, too.
-        turn: at which turn the actor learns.
+        name: the kernel's name.
+        of: the learners (networks and optimisers).
+        job: the C struct for the learners.
+        noise: the number of normal random numbers for each transition of a minibatch, which draw the next actions.
+        scale: `[P]`, the standard deviation of these numbers for each member; None for 1.
+        own_noise: whether the actor's own actions are drawn by further random numbers.
+        turn: the number, within the algorithm's period of updates, of the update in which the actor learns.
     """
 
     name: str
@@ -73,12 +80,14 @@ class Recipe(NamedTuple):
 
 
 def lasting(how: Recipe) -> bool:
-    """Return whether a recipe holds as long as its learners: it points to no copies."""
+    """Return whether a recipe stays valid as long as its learners exist, because its struct points to no copies of
+    tensors."""
     return how.of.critic.__dict__.get("job") is how.job
 
 
 def network(net: Net, adam: Adam | None, inputs: int, members: int) -> dict[str, Any] | None:
-    """Return the fields of a network of dense layers with this many inputs; None if the kernels cannot compute it."""
+    """Return the fields of the C struct for a perceptron with this many inputs; None if the kernels cannot compute
+    it."""
     plan, structure = dense.plan_of(net, inputs), net.structure
     if plan is None or getattr(structure, "inner", structure).widths.role != "whole":
         return None
@@ -88,7 +97,7 @@ def network(net: Net, adam: Adam | None, inputs: int, members: int) -> dict[str,
 
 
 def rows(net: Net, adam: Adam | None, members: int) -> dict[str, Any]:
-    """Return the fields that locate a network's numbers and its moments."""
+    """Return the fields of the C struct that give the addresses of a network's parameters and of its Adam moments."""
     moments = {} if adam is None else {
         "mean": at(adam.mean), "square": at(adam.square), "steps": at(adam.steps),
         "moment_stride": adam.mean.stride(0),
@@ -100,7 +109,10 @@ def rows(net: Net, adam: Adam | None, members: int) -> dict[str, Any]:
 
 
 def known(of: Learners, given: tuple[Any, ...]) -> Job | None:
-    """Return the job that was made before for these very learners, and for the same objects or equal numbers."""
+    """Return the job that was made before for the same learners and arguments; None if there is none.
+
+    Arguments are the same if they are the same objects or equal floats.
+    """
     found: Job | None = of.critic.__dict__.get("job")  # where `cached_property` keeps things
     if found is None or found.place != of.critic.values.data_ptr() or len(found.given) != len(of) + len(given):
         return None
@@ -116,16 +128,16 @@ def make(
     name: str, of: Learners, given: tuple[Any, ...], members: int, inputs: Mapping[str, int], rates: Mapping[str, Row],
     held: Sequence[Any] = (), **more: Any,
 ) -> Job | None:  # fmt: skip
-    """Return the struct of this name for some learners; None if torch must do the update.
+    """Return a job: the C struct of this name for some learners; None if the kernels cannot do the update.
 
     Args:
-        name: of the struct in `kernels.h`.
+        name: the name of the struct in `kernels.h`.
         of: the learners.
-        given: the arguments that identify the job; it is reused when they come again. A job that points to copies is
-            not kept, because the copies would become stale.
+        given: the arguments that identify the job for `known`. A job that points to copies of tensors is not cached,
+            because the copies would become stale.
         members: P.
         inputs: the width of each network's input.
-        rates: rows `[P]`, each a field of the learners or of the struct.
+        rates: numbers `[P]` by name, each a field of the C struct `learners` or of the job's struct.
         held: tensors to keep alive.
         more: other fields of the struct.
     """
@@ -161,7 +173,20 @@ def learn(
     name: str, of: Learners, job: Job, batch: Batch, healthy: Tensor, noise: Tensor | None = None,
     own_noise: Tensor | None = None, actor_learns: bool = True, draw: Stream | None = None,
 ) -> Learned:  # fmt: skip
-    """Make the update of this name from a minibatch, in place."""
+    """Make one update from a minibatch, in place, by the kernel of this name.
+
+    Return losses, errors, and which members are still healthy (all their numbers are finite).
+
+    Args:
+        name: the kernel's name.
+        of: the learners.
+        job: the C struct for the learners.
+        batch: the minibatch.
+        healthy: `[P]` bool, the members that learn.
+        noise, own_noise: the random numbers for next actions and for the actor's own actions.
+        actor_learns: whether the actor is updated too.
+        draw: the stream from which the kernel itself draws.
+    """
     given = of.critic.__dict__.get("batch")
     if given is None or given[0] is not batch:
         given = minibatch(batch)
@@ -177,7 +202,12 @@ def learn(
 
 
 def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned | None:
-    """Make an update in place, the `turn`th within the algorithm's period; return None if torch must do it."""
+    """Make one update by a recipe, in place; return None, and do nothing, if the recipe is None.
+
+    A recipe is None where the kernels cannot do the update, which torch does then. Else return losses, errors, and
+    which members are still healthy (all their numbers are finite). `turn` is the number of the update within the
+    algorithm's period. `draw` is the stream of random numbers.
+    """
     if how is None:
         return None
     n, noise, own_noise = batch.weight.shape[1] * how.noise, None, None
@@ -188,7 +218,11 @@ def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: 
 
 
 def minibatch(batch: Batch) -> tuple[Batch, Any, list[Tensor] | None]:
-    """Return a batch, how the kernels read it, and the copies of its tensors that this points to, if any."""
+    """Return (batch, pointer to its C struct, copies).
+
+    `copies` are copies of the batch's tensors, which the struct points to because the kernels cannot read the
+    originals; None if no tensor was copied.
+    """
     apart = batch.obs, batch.next_obs, batch.action
     whole = [_whole_rows(x) for x in apart]
     rest = (batch.reward, batch.discount, batch.weight, batch.alive, batch.learns, batch.next_alive, batch.legal,

@@ -19,17 +19,20 @@ def value_recipe(
     of: Learners, rates: Mapping[str, Row], batch: Batch, *, double: bool, huber: bool, dueling: bool = False,
     support: Tensor | None = None,
 ) -> Recipe | None:  # fmt: skip
-    """Return how an update is made, and how the target network follows; None if torch must do it.
+    """Return the `Recipe` by which the C kernels update one Q-network and its target network; None if they cannot.
 
-    Noise on the weights is drawn from an update's `part(1)`, and the target's from `part(2)`.
+    The noise on a noisy network's weights is drawn from the update's stream `part(1)`, and the target network's from
+    `part(2)`.
 
     Args:
-        of: the learners.
-        rates: rows `[P]`: `lr_critic`, `grad_clip`, and `tau`, the weight with which the target follows; or `interval`,
-            after how many updates the target is replaced. `alpha` weighs the conservative term.
-        batch: a minibatch; rows of weight 0 at its end are skipped, and their errors are 0.
+        of: the learners (networks and optimisers).
+        rates: numbers by name, `[P]` for P members. `lr_critic` is the learning rate and `grad_clip` the limit of
+            gradient norms. With `tau`, the target network moves towards the online network by this weight at every
+            update; with `interval`, it is replaced by a copy every `interval` updates. `alpha` is the weight of the
+            conservative term.
+        batch: a minibatch. Transitions of weight 0 at its end are skipped, and their errors are 0.
         double, huber, dueling: see the algorithms.
-        support: `[K]`, the returns that the outputs' atoms stand for; without it each action has one output.
+        support: `[K]`, the returns of the atoms of a categorical distribution; None if each action has one output.
     """
     if not build.serve_wholly(batch.obs) or batch.obs.dtype != torch.float32:
         return None

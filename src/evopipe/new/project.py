@@ -51,15 +51,17 @@ _OF_TEXT: dict[Example, _TextProject] = {
 
 
 def make(folder: Path, env_id: str | None = None, example: Example = "environment") -> str:
-    """Write a project: dvc.yaml, params.yaml, an example, README, and a git and DVC repository; return what was made.
+    """Write the folder of a new project, and return a sentence that says what was made.
 
-    Without the id of an installed environment, it has an example: an environment, `my_env.py`; the task of
-    a language model, `my_task.py`; or an agent, `my_agent.py`. After an error, what was written is removed again.
+    The project has dvc.yaml, params.yaml, an example, a README, and a git and DVC repository. With `env_id`, the id of
+    an installed environment, the project trains in that environment and has no example of its own. Otherwise `example`
+    says which example is written: an environment (`my_env.py`), the task of a language model (`my_task.py`) or an agent
+    (`my_agent.py`). After an error, everything that was written is removed.
 
     Raises:
-        UsageError: the folder is not empty, or an environment is given for another example.
+        UsageError: the folder is not empty, or `env_id` is given with the example of a language model or agent.
         MissingInputError: DVC, or what language models need, is not installed.
-        ParamsError: the environment is unknown, or not supported.
+        ParamsError: the environment is unknown or not supported.
         DiskError: a file cannot be written.
         EvopipeError: git or DVC failed.
     """
@@ -88,7 +90,7 @@ def make(folder: Path, env_id: str | None = None, example: Example = "environmen
 
 
 def contents(name: str, env_id: str | None = None, example: Example = "environment") -> dict[str, str]:
-    """Return the files of a project called `name`, as texts by path; see `make`."""
+    """Return the files of a new project called `name`, as a dict of text by path; the arguments are those of `make`."""
     if (of_text := _OF_TEXT.get(example)) is not None:
         return {
             "README.md": Template(_text(f"README-{example}.md")).substitute(name=name),

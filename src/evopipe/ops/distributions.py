@@ -24,9 +24,10 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Distribution(Protocol):
-    """The protocol of a policy's distribution of actions, for every member and observation.
+    """Protocol of a policy's action distributions, one for each of P members and each of its B observations.
 
-    Actions are `[P, B, …]`. Log-probabilities (or log-densities) and entropies, in nats, are `[P, B]`.
+    `sample` and `mode` return actions `[P, B, …]`. `log_prob` and `entropy` return numbers `[P, B]` in nats; for
+    continuous actions, `log_prob` is a log-density.
     """
 
     def sample(self, draw: Stream) -> Tensor: ...
@@ -185,14 +186,20 @@ class _SquashedGaussian(_Gaussian):
 def distribution(
     spaces: Spaces, outputs: Tensor, log_std: Tensor | None = None, legal: Tensor | None = None, squash: bool = False
 ) -> Distribution:
-    """Return the distribution of an environment's actions.
+    """Return the action distribution of a policy, of the kind that the environment's action space needs.
+
+    Discrete spaces get a categorical distribution, multi-discrete spaces independent categorical distributions,
+    multi-binary spaces independent bits, continuous spaces independent Gaussians.
 
     Args:
         spaces: the environment's spaces.
-        outputs: `[P, B, A]`, logits, or means of continuous actions.
-        log_std: of continuous actions; broadcast to the shape of `outputs`.
-        legal: `[P, B, A]` bool; None if all actions are legal.
-        squash: whether continuous actions pass a hyperbolic tangent.
+        outputs: `[P, B, A]` (P members, B observations), the network's outputs: logits, or means of continuous actions.
+        log_std: log standard deviations of continuous actions, broadcast to the shape of `outputs`; unused otherwise.
+        legal: `[P, B, A]` bool, which actions are legal; None if all are. Unused for continuous actions.
+        squash: whether a hyperbolic tangent maps continuous actions to [−1, 1].
+
+    Raises:
+        ValueError: actions are continuous, and `log_std` is None.
     """
     if spaces.kind == "multidiscrete":
         return _MultiCategorical(outputs, spaces.choices, legal)
@@ -206,10 +213,10 @@ def distribution(
 
 
 def squashed(x: Tensor) -> Tensor:
-    """Return tanh(x), of the same shape, with which policies squash their actions.
+    """Return tanh(x), of the same shape as x. Policies use it to map actions to [−1, 1].
 
-    On the CPU it is computed in float64 and rounded, so that its bits do not depend on the processor: the last bits of
-    a float32 tanh differ between AVX2 and AVX-512 where torch takes it from MKL.
+    On the CPU, the tanh is computed in float64 and rounded to x's type, so that its bits do not depend on the
+    processor. The last bits of a float32 tanh differ between AVX2 and AVX-512 where torch takes it from MKL.
     """
     if (found := explore.squashed(x)) is not None:
         return found
@@ -217,20 +224,30 @@ def squashed(x: Tensor) -> Tensor:
 
 
 def mean_and_deviation(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and log-deviation before the hyperbolic tangent, `[…, A]` each, of an actor's outputs `[…, 2 A]`."""
+    """Split an actor's outputs `[…, 2 A]` into the mean and the log standard deviation, `[…, A]` each, of a Gaussian.
+
+    The log standard deviation is clipped to [`LOG_STD_MIN`, `LOG_STD_MAX`]. Both describe the action before it is
+    squashed by a hyperbolic tangent.
+    """
     mean, log_std = outputs.chunk(2, dim=-1)
     return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
 
 def with_noise(outputs: Tensor, draw: Stream) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `mean_and_deviation` returns, and a draw of standard normal noise: outputs `[P, B, 2 A]` →
-    `[P, B, A]` each."""
+    """Split an actor's outputs like `mean_and_deviation`, and draw standard normal noise of the same shape as the mean.
+
+    Outputs are `[P, B, 2 A]` (P members, B observations). Return the mean, the log standard deviation and the noise,
+    `[P, B, A]` each.
+    """
     mean, log_std = mean_and_deviation(outputs)
     return mean, log_std, draw.normal(mean.numel() // len(mean)).view(mean.shape)
 
 
 def squashed_draw(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
-    """Return the actions tanh(mean + exp(log_std) · noise), all `[…, A]`, in float64 on the CPU as in `squashed`."""
+    """Return the actions tanh(mean + exp(log_std) · noise); all tensors are `[…, A]`.
+
+    On the CPU, the result is computed in float64 and rounded, for the reason that `squashed` gives.
+    """
     if (found := explore.squashed(mean, log_std, noise)) is not None:
         return found
     if mean.device.type != "cpu":
@@ -239,11 +256,11 @@ def squashed_draw(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
 
 
 def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample a = tanh(u), u = mean + exp(log_std) · noise; return a and its log-density (Haarnoja et al., 2018, app.
-    C).
+    """Return actions of a tanh-squashed Gaussian and their log-densities (Haarnoja et al., 2018, app. C).
 
-    log π(a) = log N(u) − Σ log(1 − tanh²u). The last term is computed as 2 (log 2 − u − softplus(−2u)), which cannot
-    overflow. `mean`, `log_std`, `noise` (standard normal) and actions are `[…, A]`, log-densities `[…]`.
+    The action is a = tanh(u) with u = mean + exp(log_std) · noise, and log π(a) = log N(u) − Σ log(1 − tanh²u). The
+    last term is computed as 2 (log 2 − u − softplus(−2u)), which cannot overflow. `mean`, `log_std`, `noise` (standard
+    normal) and actions are `[…, A]`, log-densities `[…]`.
     """
     u = mean + log_std.exp() * noise
     normal = -0.5 * noise * noise - log_std - _HALF_LOG_2PI
@@ -257,16 +274,19 @@ def _log_slope(u: Tensor) -> Tensor:
 
 
 def gumbel(draw: Stream, n: int) -> Tensor:
-    """Draw negative Gumbel noise, `[P, n]` float64. The argmax of scores minus this noise is a sample of their
-    softmax."""
+    """Draw negative Gumbel noise, `[P, n]` float64: n numbers for each of P members.
+
+    For scores `[P, n]`, the argmax of (scores − noise) is a sample from the softmax of the scores (the Gumbel-max
+    trick).
+    """
     return torch.log(-torch.log1p(-draw.uniform(n)))
 
 
 def relaxed(logits: Tensor, legal: Tensor | None, temperature: float, draw: Stream) -> Tensor:
-    """Sample one-hot actions `[P, …, A]` with the straight-through gradient of the Gumbel-softmax at this temperature.
+    """Sample one-hot actions `[P, …, A]` whose gradient is that of the Gumbel-softmax (a straight-through estimator).
 
-    Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017. `logits` are `[P, …, A]`; `legal` is bool of that shape, or None
-    if all actions are legal.
+    Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017. `logits` are `[P, …, A]` of P members. `legal` is bool of that
+    shape, or None if all actions are legal. `temperature` is that of the softmax.
     """
     noise = gumbel(draw, logits[0].numel()).view(logits.shape).clamp(min=-40.0).to(logits.dtype)  # −∞ only where u is 0
     scores = masked_log_softmax(logits, legal) - noise
@@ -276,14 +296,20 @@ def relaxed(logits: Tensor, legal: Tensor | None, temperature: float, draw: Stre
 
 
 def expected(log_pi: Tensor, values: Tensor) -> Tensor:
-    """Return Σ π(a) values(a), `[…, A]` → `[…]`; an action of probability 0 counts nothing, whatever its value."""
+    """Return the expectation Σ π(a) values(a) under a policy: `[…, A]` → `[…]`.
+
+    `log_pi` `[…, A]` holds the log-probabilities. An action of probability 0 adds 0, even if its value is not finite.
+    """
     pi = log_pi.exp()
     return (pi * torch.where(pi > 0, values, 0.0)).sum(dim=-1)  # otherwise the gradient of 0 · ∞ would be NaN
 
 
 def masked_log_softmax(logits: Tensor, legal: Tensor | None) -> Tensor:
-    """Return log-probabilities `[…, A]`: the lowest float where `legal` is False. `legal` is None if all actions are
-    legal."""
+    """Return the log-softmax `[…, A]` of logits over the legal actions.
+
+    Where `legal` `[…, A]` is False, the logit is first replaced by the lowest float. `legal` is None if all actions are
+    legal.
+    """
     if legal is not None:
         logits = _where_legal(logits, legal)
     return logits.log_softmax(dim=-1)

@@ -24,7 +24,7 @@ _EPS = 1e-4
 
 
 class Advantages(NamedTuple):
-    """The advantages of completions within their groups."""
+    """Advantages of each member's B completions, relative to the other completions of the same prompt (the group)."""
 
     value: Tensor  # [P, B], 0 where a completion does not count
     counts: Tensor  # [P, B] bool, whether the completion is there and its group's rewards differ
@@ -33,18 +33,18 @@ class Advantages(NamedTuple):
 
 
 def group_advantages(reward: Tensor, group: Tensor, present: Tensor, baseline: Baseline) -> Advantages:
-    """Return the advantages of rewards `[P, B]` relative to their group.
+    """Return the advantages of rewards `[P, B]` relative to the other rewards of their group.
 
     Args:
-        reward: `[P, B]`.
+        reward: `[P, B]`, one reward for each of the B completions of P members.
         group: `[P, B]` int64, any number that identifies the group; one group for all gives a baseline over the batch.
         present: `[P, B]` bool, which rewards exist.
         baseline: `standardised` is (R − mean) / (std + 10⁻⁴) with the sample standard deviation (Shao et al.,
-            "DeepSeekMath", 2024, § 4.1.2). `mean` omits the division (Liu et al., "Understanding R1-Zero-like
-            training", 2025). `leave_one_out` is R − the mean of the others (Kool et al., 2019; Ahmadian et al., "Back
-            to basics", 2024).
+            "DeepSeekMath", 2024, § 4.1.2). `mean` is R − mean (Liu et al., "Understanding R1-Zero-like training",
+            2025). `leave_one_out` is R minus the mean of the other rewards of the group (Kool et al., 2019; Ahmadian et
+            al., "Back to basics", 2024).
 
-    A NaN reward makes the advantages of its group NaN, and no others.
+    A NaN reward makes the advantages of its own group NaN, and leaves other groups unchanged.
     """
     same = (group[:, :, None] == group[:, None, :]) & present[:, :, None] & present[:, None, :]  # [P, B, B]
     size = same.sum(dim=-1).clamp(min=1)
@@ -62,17 +62,22 @@ def group_advantages(reward: Tensor, group: Tensor, present: Tensor, baseline: B
 
 
 def without_spread(reward: Tensor, size: int) -> Tensor:
-    """Return which groups of `size` adjacent rewards `[P, B]` are of equal ones, `[P, B / size]` bool."""
+    """Return for every group of `size` adjacent rewards whether all its rewards are equal.
+
+    `reward` is `[P, B]` for B completions of P members; the result is `[P, B / size]` bool.
+    """
     groups = reward.unflatten(1, (-1, size))
     equal: Tensor = (groups == groups[..., :1]).all(dim=-1)
     return equal
 
 
 def refill(empty: Tensor, full: Tensor) -> Tensor:
-    """Return by what each of G places is filled, int64 `[P, G]`: by itself, n < G, or by the extra n − G.
+    """Return which item each of G places holds after empty places were filled with spare items: int64 `[P, G]`.
 
-    `empty` says of each place whether it is to be filled, `full` of as many extras whether they are of use, `[P, G]`
-    bool each. Places in their order are filled by extras of use in theirs, as far as these go.
+    Each of P members has G own items, one per place, and G spare items. An entry n < G means the own item n; an entry G
+    + n means the spare item n. `empty` `[P, G]` bool marks the places to fill; `full` `[P, G]` bool marks the usable
+    spare items. The first empty place gets the first usable spare item, and so on. When no usable spare item is left,
+    an empty place keeps its own item.
     """
     size, nth = empty.shape[1], empty.cumsum(dim=1)  # from 1
     first = (~full).to(torch.int8).argsort(dim=1, stable=True)  # those of use before all others
@@ -86,10 +91,11 @@ def _within(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def token_weights(mask: Tensor, mean: Mean) -> Tensor:
-    """Return weights `[P, B, T]` that sum to 1 for each member, or to 0 if none of its tokens counts.
+    """Return weights `[P, B, T]` of tokens that sum to 1 for each member, or to 0 if the mask excludes all its tokens.
 
-    `token` weights all tokens equally (Yu et al., "DAPO", 2025). `sequence` weights all sequences equally, and the
-    tokens of a sequence equally, so that a token of a long sequence counts less.
+    The mean `token` weights all tokens equally (Yu et al., "DAPO", 2025). The mean `sequence` weights all sequences
+    equally, and the tokens within a sequence equally, so that a token of a long sequence has a smaller weight. `mask`
+    is `[P, B, T]` bool for B sequences of T tokens of P members.
     """
     counted = mask.to(torch.float32)
     if mean == "token":
@@ -100,37 +106,51 @@ def token_weights(mask: Tensor, mean: Mean) -> Tensor:
 
 
 def total(weight: Tensor, each: Tensor) -> Tensor:
-    """Return Σ weight · each `[P]` over `[P, B, T]` or `[P, B]`. Terms with weight 0 are not read."""
+    """Return the weighted sum Σ weight · each `[P]` of each member's numbers `[P, B, T]` or `[P, B]`.
+
+    Numbers with weight 0 do not enter the sum, even if they are not finite.
+    """
     return (weight * _within(each, weight != 0)).flatten(1).sum(dim=1)
 
 
 def row_means(each: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over the tokens of each row that count, `[P, B, T]` → `[P, B]`; 0 if none does."""
+    """Return the mean of each row's tokens inside the mask, `[P, B, T]` → `[P, B]`; 0 for a row without such tokens.
+
+    There are B rows of T tokens of P members.
+    """
     return _within(each, mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
 
 
 def drift(log_prob: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """Return the largest |log π − log π_old| over the tokens that count, `[P]`.
+    """Return the largest |log π − log π_old| of each member, `[P]`, over the tokens inside the mask.
 
-    At the first update from a rollout it says how far the learner's policy is from the one that wrote the text.
+    All arguments are `[P, B, T]`: P members, B sequences, T tokens. At the first update after a rollout, the result
+    shows how far the learner's log-probabilities are from those recorded when the text was generated.
     """
     return _within(log_prob.detach() - old, mask).abs().flatten(1).amax(dim=1)
 
 
 class Importance(NamedTuple):
-    """How much tokens count that another policy wrote."""
+    """Importance weights of tokens that another policy generated, as `importance` returns them."""
 
     weight: Tensor  # [P, B, T], 0 outside the mask
     bounded: Tensor  # [P], the share of the tokens whose ratio lies beyond the ends
 
 
 def importance(log_prob: Tensor, drawn: Tensor, mask: Tensor, how: Correction, low: float, high: float) -> Importance:
-    """Return the weights by which a policy learns from tokens that another one wrote, everything `[P, B, T]`.
+    """Return the importance weights of tokens that a policy learns from although another policy generated them.
 
-    The ratio is π(·) / π_drawn(·), of a token or, of a whole sequence, the product over its tokens. `truncate` clips it
-    to [low, high] (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025), `mask`
-    makes it 0 outside (Liu et al., "When speed kills stability: demystifying RL collapse from the training-inference
-    mismatch", 2025); `none` is 1.
+    The ratio is π(·) / π_drawn(·) of a token or, for the two `sequence_…` corrections, the product of the ratios over
+    the sequence. The correction `how` turns the ratio into a weight:
+
+    - `…_truncate` clips the ratio to [low, high] (Yao et al., "Your efficient RL framework secretly brings you
+      off-policy RL training", 2025).
+    - `…_mask` sets a ratio outside [low, high] to 0 (Liu et al., "When speed kills stability: demystifying RL collapse
+      from the training-inference mismatch", 2025).
+    - `none` sets every weight to 1.
+
+    `log_prob` (of π), `drawn` (log π_drawn) and `mask` are `[P, B, T]`: P members, B sequences, T tokens. The share of
+    ratios outside [low, high] is returned too.
     """
     gap = _within(log_prob.detach() - drawn, mask)
     if how.startswith("sequence"):
@@ -149,12 +169,12 @@ def importance(log_prob: Tensor, drawn: Tensor, mask: Tensor, how: Correction, l
 
 
 def log_probs(logits: Tensor, token: Tensor) -> Tensor:
-    """Return the log-probability `[…]` of each token, int64 `[…]`, under the logits `[…, V]` that predict it."""
+    """Return the log-probability `[…]` of each token, int64 `[…]`, under the logits `[…, V]` that predict the token."""
     return logits.gather(-1, token.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(dim=-1)
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Return the entropy `[…]` in nats of the softmax of logits `[…, V]`. A logit of −∞ adds nothing."""
+    """Return the entropy `[…]` in nats of the softmax of logits `[…, V]`. A logit of −∞ adds 0."""
     chances = logits.log_softmax(dim=-1)
     return -(chances.exp() * chances.clamp(min=torch.finfo(chances.dtype).min)).sum(dim=-1)
 
@@ -165,8 +185,15 @@ def entropy(logits: Tensor) -> Tensor:
 def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: Tensor | None = None) -> Tensor:
     """Return log π(·) / π_old(·), `[P, B, T]`, of each token, or its mean over the token's turn or sequence.
 
-    It is 0 outside the mask. The mean over a sequence is the ratio of GSPO (Zheng et al., "Group sequence policy
-    optimization", 2025, eq. 7). `turn` int64 `[P, B, T]` numbers the turns of a sequence from 0.
+    The result is 0 outside the mask. The mean over a sequence is the ratio of GSPO (Zheng et al., "Group sequence
+    policy optimization", 2025, eq. 7).
+
+    Args:
+        log_prob, old: `[P, B, T]`, log-probabilities under π and π_old: P members, B sequences, T tokens.
+        mask: `[P, B, T]` bool, the tokens that count.
+        level: `token`, `turn` or `sequence`, over which the mean is taken.
+        turn: `[P, B, T]` int64, the number of each token's turn from 0. Without it, the level `turn` is that of
+            `sequence`.
     """
     each = _within(log_prob - old, mask)
     if level == "token":
@@ -188,9 +215,12 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, mos
     """Return the clipped surrogate loss −min(ρ A, clip(ρ, 1 − low, 1 + high) A), `[P, B, T]` (Schulman et al., 2017,
     eq. 7).
 
-    `low` and `high` are `[P]`, and may differ (Yu et al., "DAPO", 2025, eq. 10). Advantages are `[P, B, T]`, or
-    `[P, B, 1]` for whole sequences. With `most`, the first ρ is min(ρ, most): a negative advantage, which the clip does
-    not bound, is bounded too (Prime Intellect, "INTELLECT-2", 2025, § 3.4).
+    Args:
+        log_ratio: `[P, B, T]`, log ρ of T tokens in B sequences of P members.
+        advantage: `[P, B, T]`, or `[P, B, 1]` for whole sequences.
+        low, high: `[P]`, which may differ (Yu et al., "DAPO", 2025, eq. 10).
+        most: an upper bound of every ρ, or None. It bounds the loss of negative advantages, which the clip leaves
+            unbounded (Prime Intellect, "INTELLECT-2", 2025, § 3.4).
     """
     ratio = log_ratio.exp()
     if most is not None:
@@ -199,27 +229,32 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, mos
 
 
 def cispo(log_prob: Tensor, log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return the loss −clip(ρ, 1 − low, 1 + high) A log π, `[P, B, T]` (MiniMax, "MiniMax-M1", 2025, eq. 4).
+    """Return the CISPO loss −clip(ρ, 1 − low, 1 + high) A log π, `[P, B, T]` (MiniMax, "MiniMax-M1", 2025, eq. 4).
 
-    The ratio is a constant, so every token keeps its gradient. Shapes are those of `clipped`.
+    No gradient passes through the ratio ρ, so clipping removes no token's gradient. `log_prob` (log π) is `[P, B, T]`
+    for T tokens in B sequences of P members; the other arguments are those of `clipped`.
     """
     ratio = log_ratio.detach().exp()
     return -torch.clamp(ratio, 1.0 - low[:, None, None], 1.0 + high[:, None, None]) * advantage * log_prob
 
 
 def outside(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return which ratios `[P, B, T]` bool lie outside [1 − low, 1 + high]; `low` and `high` are `[P]`."""
+    """Return for each ratio whether it lies outside [1 − low, 1 + high], `[P, B, T]` bool.
+
+    `log_ratio` is `[P, B, T]`: P members, B sequences, T tokens. `low` and `high` are `[P]`.
+    """
     ratio = log_ratio.exp()
     return (ratio < 1.0 - low[:, None, None]) | (ratio > 1.0 + high[:, None, None])
 
 
 def k3(log_prob: Tensor, reference: Tensor, mask: Tensor, log_ratio: Tensor | None = None) -> Tensor:
-    """Return the estimate π_ref/π − log π_ref/π − 1 of KL(π ‖ π_ref), `[P, B, T]` (Schulman, "Approximating KL
-    divergence", 2020).
+    """Return the estimate π_ref/π − log π_ref/π − 1 of KL(π ‖ π_ref) at each token, `[P, B, T]` (Schulman,
+    "Approximating KL divergence", 2020).
 
-    It is never negative, and unbiased over the policy's own tokens. It is 0 outside the mask. If `log_ratio` is given,
-    log π / π_old, the estimate is multiplied by π / π_old: it is unbiased over the tokens of π_old then, and so is its
-    gradient (DeepSeek-AI, "DeepSeek-V3.2", 2025, § 3.1).
+    The estimate is never negative, and unbiased over tokens that π generated. It is 0 outside the mask. With
+    `log_ratio` (log π / π_old), the estimate is multiplied by π / π_old. The product and its gradient are unbiased over
+    tokens that π_old generated (DeepSeek-AI, "DeepSeek-V3.2", 2025, § 3.1). All tensors are `[P, B, T]`: P members, B
+    sequences, T tokens.
     """
     gap = _within(reference - log_prob, mask)
     each = torch.expm1(gap) - gap
@@ -230,18 +265,22 @@ def k3(log_prob: Tensor, reference: Tensor, mask: Tensor, log_ratio: Tensor | No
 
 
 def on_last(reward: Tensor, mask: Tensor) -> Tensor:
-    """Put the reward `[P, B]` of a completion on its last token that counts: `[P, B, T]`."""
+    """Return token rewards `[P, B, T]`: each completion's reward `[P, B]` on its last token inside the mask, else 0.
+
+    There are B completions of T tokens of P members.
+    """
     places = torch.arange(1, mask.shape[-1] + 1, device=mask.device) * mask
     last = mask & (places == places.amax(dim=-1, keepdim=True))
     return last * reward[..., None]
 
 
 def token_gae(reward: Tensor, value: Tensor, mask: Tensor, gamma: Tensor, lam: Tensor) -> Tensor:
-    """Return generalised advantage estimates of tokens, `[P, B, T]` (Schulman et al., 2016, eq. 16); 0 outside the
-    mask.
+    """Return generalised advantage estimates of tokens, `[P, B, T]`; 0 outside the mask (Schulman et al., 2016, eq.
+    16).
 
-    Rewards and values are `[P, B, T]`, `gamma` and `lam` (λ) `[P]`. The successor of a token is the next one of its
-    sequence that counts: text that an environment wrote in between is no step. The last token has no successor.
+    Rewards and values are `[P, B, T]` (P members, B sequences, T tokens), `gamma` and `lam` (λ) `[P]`. A step is a
+    token inside the mask, and its successor is the next such token of the sequence; tokens in between, which an
+    environment wrote, are skipped. The last token has no successor.
     """
     gamma, decay = gamma[:, None], (gamma * lam)[:, None]
     reward, value = _within(reward, mask), _within(value, mask)
@@ -256,23 +295,31 @@ def token_gae(reward: Tensor, value: Tensor, mask: Tensor, gamma: Tensor, lam: T
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """Shift and scale x `[P, B, T]` to mean 0 and variance 1 over each member's tokens that count; 0 outside the
-    mask."""
+    """Return x `[P, B, T]` shifted and scaled to mean 0 and variance 1 over each member's tokens inside the mask.
+
+    The result is 0 outside the mask.
+    """
     weight = token_weights(mask, "token")
     apart = _within(x, mask) - total(weight, x)[:, None, None]
     return _within(apart / (total(weight, apart.square()).sqrt()[:, None, None] + _EPS), mask)
 
 
 def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tensor:
-    """Return the clipped value loss ½ max((V − V̂)², (V_old + clip(V − V_old, ±clip) − V̂)²), `[P, B, T]`; `clip` is
-    `[P]`."""
+    """Return the clipped value loss ½ max((V − V̂)², (V_old + clip(V − V_old, ±clip) − V̂)²) of each token,
+    `[P, B, T]`.
+
+    `value` (V), `old` (V_old) and `target` (V̂) are `[P, B, T]`: P members, B sequences, T tokens. `clip` is `[P]`.
+    """
     limit = clip[:, None, None]
     near = old + torch.clamp(value - old, -limit, limit)
     return 0.5 * torch.maximum((value - target).square(), (near - target).square())
 
 
 def after_last(value: Tensor, mask: Tensor) -> Tensor:
-    """Return the entry one place after the last token that counts, `[P, B, T]` → `[P, B]`. That place must exist."""
+    """Return the value one token after each row's last token inside the mask: `[P, B, T]` → `[P, B]`.
+
+    There are B rows of T tokens of P members. The last token inside the mask must not be the row's last token.
+    """
     places = torch.arange(1, mask.shape[-1] + 1, device=mask.device) * mask
     return value.gather(-1, places.amax(dim=-1, keepdim=True)).squeeze(-1)
 
@@ -281,16 +328,17 @@ def after_last(value: Tensor, mask: Tensor) -> Tensor:
 
 
 class Preference(NamedTuple):
-    """The loss and the margin of pairs of completions, `[P, B]` each."""
+    """The loss and the reward margin of pairs of a chosen and a rejected completion, `[P, B]` each: B pairs of P
+    members."""
 
     loss: Tensor
     margin: Tensor  # implicit reward of the chosen one above the rejected one's
 
 
 def preferred(margin: Tensor) -> Tensor:
-    """Return log σ(m), the log-probability that a completion whose reward is higher by `margin` is preferred.
+    """Return log σ(margin), the log-probability that a completion is preferred whose reward is higher by `margin`.
 
-    Bradley and Terry, 1952.
+    This is the model of Bradley and Terry, 1952. The result has the shape of `margin`.
     """
     return torch.nn.functional.logsigmoid(margin)
 
@@ -302,12 +350,12 @@ def preference(
     (rejected)].
 
     Rafailov et al., "Direct preference optimization", 2023, eq. 7. The second term keeps the probability of the chosen
-    completion from falling along with the rejected one's (Pang et al., "Iterative reasoning preference optimization",
-    2024).
+    completion from falling along with that of the rejected one (Pang et al., "Iterative reasoning preference
+    optimization", 2024).
 
     Args:
-        chosen, rejected: `[P, B]`, log-probabilities, summed over a completion's tokens.
-        reference: the same of both under the reference.
+        chosen, rejected: `[P, B]`, log-probabilities under π, summed over a completion's tokens: B pairs of P members.
+        reference: the log-probabilities `[P, B]` of the chosen and of the rejected completions under π_ref.
         tokens: `[P, B]`, number of tokens of the chosen completion.
         beta, nll: `[P]`.
     """
@@ -320,17 +368,19 @@ def length_free(chosen: Tensor, rejected: Tensor, beta: Tensor, margin: Tensor) 
     """Return the SimPO loss −log σ(m − margin) with m = β [mean log π (chosen) − mean log π (rejected)].
 
     Meng et al., "SimPO: simple preference optimization with a reference-free reward", 2024, eq. 6. `chosen` and
-    `rejected` are `[P, B]`, mean log-probabilities of a completion's tokens; `beta` and `margin` (γ) are `[P]`.
+    `rejected` are `[P, B]`, mean log-probabilities of a completion's tokens (B pairs of P members); `beta` and `margin`
+    (γ) are `[P]`.
     """
     apart = beta[:, None] * (chosen - rejected)
     return Preference(-preferred(apart - margin[:, None]), apart.detach())
 
 
 def odds_ratio(chosen: Tensor, rejected: Tensor, beta: Tensor) -> Preference:
-    """Return the odds-ratio loss −β log σ(m) with m = log odds(chosen) − log odds(rejected), odds p / (1 − p).
+    """Return ORPO's odds-ratio loss −β log σ(m) with m = log odds(chosen) − log odds(rejected), odds p / (1 − p).
 
     Hong et al., "ORPO: monolithic preference optimization without reference model", 2024, eq. 7. `chosen` and
-    `rejected` are `[P, B]`, mean log-probabilities of a completion's tokens; `beta` (λ there) is `[P]`.
+    `rejected` are `[P, B]`, mean log-probabilities of a completion's tokens (B pairs of P members); `beta` (λ in the
+    paper) is `[P]`.
     """
 
     def log_odds(mean: Tensor) -> Tensor:
@@ -344,13 +394,14 @@ def odds_ratio(chosen: Tensor, rejected: Tensor, beta: Tensor) -> Preference:
 def desirability(
     apart: Tensor, zero: Tensor, desirable: Tensor, beta: Tensor, weights: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return the KTO loss λ (1 − σ(±β (apart − zero))) of completions, `[P, B]`, + and λ_D for desirable ones.
+    """Return the KTO loss of single completions, `[P, B]`: λ_D (1 − σ(β (apart − zero))) for desirable completions and
+    λ_U (1 − σ(β (zero − apart))) for undesirable ones.
 
-    Ethayarajh et al., "KTO: model alignment as prospect theoretic optimization", 2024, eq. 8; the constants λ that
-    their loss adds are λ_D and λ_U, so that no loss is negative.
+    Ethayarajh et al., "KTO: model alignment as prospect theoretic optimization", 2024, eq. 8. The constant that the
+    paper adds to the loss of a completion is λ_D or λ_U here, so that no loss is negative.
 
     Args:
-        apart: `[P, B]`, log π/π_ref of the completions.
+        apart: `[P, B]`, log π/π_ref of the B completions of P members.
         zero: `[P]`, the reference point z₀ ≥ 0, a constant.
         desirable: `[P, B]` bool.
         beta: `[P]`.
@@ -365,12 +416,15 @@ def desirability(
 
 
 def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor) -> Games:
-    """Convert games `[…, L]` of tokens to decisions of the player.
+    """Convert games, which are stored as sequences of L tokens `[…, L]`, to the decisions of the player in them.
+
+    Every token but the first may be a decision. For each of them, the result `Games` holds the reward until the next
+    decision, the state of that next decision, and whether the game is over by then.
 
     Args:
         ids: int64, tokens.
         real: bool, False in pads, which are on the right.
-        acts: bool, where the player wrote the token.
+        acts: bool, True where the player wrote the token.
         reward: the reward that came with the token.
         done: bool, True at the token after which a game is over.
     """

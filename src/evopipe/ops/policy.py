@@ -21,27 +21,37 @@ if TYPE_CHECKING:
 
 
 def random_legal(u: Tensor, legal: Tensor) -> Tensor:
-    """Choose uniformly among legal actions: `u` in [0, 1) `[…]`, `legal` bool `[…, A]` → int64 `[…]`."""
+    """Choose uniformly among the legal actions, and return their indices, int64 `[…]`.
+
+    `u` `[…]` holds uniform random numbers in [0, 1); `legal` is bool `[…, A]`.
+    """
     rank = legal.cumsum(dim=-1)  # the k-th legal action has rank k + 1
     chosen = (u * rank[..., -1]).floor().long().unsqueeze(-1)
     return (rank > chosen).int().argmax(dim=-1)
 
 
 def best_legal(q: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the legal action with the highest value, `[…]`. Values `[…, A]` need not be finite."""
+    """Return the index of the legal action with the highest value: `q` `[…, A]` → int64 `[…]`.
+
+    Values need not be finite: NaN counts as 0. `legal` is bool `[…, A]`, or None if all actions are legal.
+    """
     return masked_argmax(torch.nan_to_num(q), legal)
 
 
 def likeliest(out: Tensor, legal: Tensor | None, continuous: bool) -> Tensor:
-    """Return the most likely action of a policy with outputs `[…, A]`: their tanh, or the legal action with the
-    largest."""
+    """Return the mode (the most likely action) of a policy with outputs `[…, A]`.
+
+    For continuous actions the mode is the outputs' tanh, `[…, A]`; otherwise it is the index `[…]` of the legal action
+    with the largest output.
+    """
     return squashed(out) if continuous else best_legal(out, legal)
 
 
 def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose greedily, but with probability ε `[P]` uniformly among legal actions (Sutton & Barto, 2018, § 2.2).
+    """Choose the action of highest value, or with probability ε a uniformly random legal action (Sutton & Barto, 2018,
+    § 2.2).
 
-    `q` and `legal` are `[P, E, A]`; the result is `[P, E]` int64.
+    `q` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`; return actions `[P, E]` int64.
     """
     if (found := explore.best_or_random(q, legal, epsilon, draw)) is not None:
         return found
@@ -49,15 +59,19 @@ def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
 
 
 def or_random_legal(action: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Replace actions `[P, E]` int64, with probability ε `[P]`, by a uniform choice among legal ones `[P, E, A]`."""
+    """Return the actions `[P, E]`, each replaced with probability ε by a uniformly random legal action.
+
+    `action` is int64 `[P, E]` (P members, E environments each), `legal` bool `[P, E, A]`, `epsilon` `[P]`.
+    """
     u_explore, u_action = draw.uniform(2 * action.shape[1]).view(-1, 2, action.shape[1]).unbind(dim=1)
     return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), action)
 
 
 def sampled_or_random(log_pi: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Draw actions from their log-probabilities, with probability ε `[P]` uniformly among legal ones.
+    """Sample actions from their log-probabilities, or with probability ε uniformly among the legal actions.
 
-    `log_pi` and `legal` are `[P, E, A]`; the result is `[P, E]` int64.
+    `log_pi` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`; return actions `[P, E]`
+    int64.
     """
     envs = log_pi.shape[1]
     u = draw.uniform(log_pi[0].numel() + 2 * envs).float()
@@ -68,9 +82,10 @@ def sampled_or_random(log_pi: Tensor, legal: Tensor, epsilon: Tensor, draw: Stre
 
 
 def or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Clip actions `[P, E, A]` to [−1, 1], and with probability ε `[P]` replace them by uniform draws from there.
+    """Return the actions `[P, E, A]` clipped to [−1, 1], each replaced with probability ε by a uniform draw from [−1,
+    1].
 
-    Actions that are not finite become 0.
+    `action` is `[P, E, A]` (P members, E environments each), `epsilon` `[P]`. A NaN in an action counts as 0.
     """
     if (found := explore.clipped_or_random(action, epsilon, draw)) is not None:
         return found
@@ -85,17 +100,20 @@ Noise = Literal["gaussian", "ou"]
 
 
 def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> Tensor:
-    """Draw independent normal noise `[P, E, A]` with standard deviation `sd`; `shape` is (E, A)."""
+    """Draw independent normal noise `[P, E, A]` with standard deviation `sd`; `shape` is (E, A).
+
+    There are A numbers for each of the E environments of P members.
+    """
     return sd * draw.normal(shape[0] * shape[1]).view(-1, *shape)
 
 
 def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> Tensor:
-    """Draw correlated noise `[P, E, A]`: x ← (1 − θ) x + sd · N(0, 1) (Uhlenbeck & Ornstein, 1930; Lillicrap et al.,
-    2016).
+    """Draw time-correlated noise `[P, E, A]` of the process x ← (1 − θ) x + sd · N(0, 1); `shape` is (E, A).
 
-    The process is the sum of its past shocks, Σ (1 − θ)ᵏ sd · N_{t−k}. Shocks can be drawn again, so nothing is kept
-    from step to step. Shocks whose factor is below `REMEMBERED` are left out. The process of an environment continues
-    into its next episode. θ is in (0, 1].
+    There are A numbers for each of the E environments of P members (Uhlenbeck & Ornstein, 1930; Lillicrap et al.,
+    2016). The process is the sum Σ (1 − θ)ᵏ sd · N_{t−k} of its past shocks. The shocks are drawn again from the
+    counter-based generator at every step, so no state is stored between steps. Shocks whose factor (1 − θ)ᵏ is below
+    `REMEMBERED` are left out. An environment's process is not reset between episodes. θ is in (0, 1].
     """
     steps = 1 if theta == 1.0 else math.ceil(math.log(REMEMBERED) / math.log1p(-theta))
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]
@@ -106,9 +124,15 @@ def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: f
 def noisy(
     action: Tensor, epsilon: Tensor, draw: Stream, sd: float, kind: Noise = "gaussian", theta: float = 1.0
 ) -> Tensor:
-    """Add exploration noise to actions `[P, E, A]` and clip them; with probability ε `[P]` draw a uniform one instead.
+    """Add exploration noise to actions and clip them to [−1, 1], or with probability ε replace them by uniform draws.
 
-    `theta` is that of `ornstein_uhlenbeck`.
+    Args:
+        action: `[P, E, A]`, actions of P members in E environments each.
+        epsilon: `[P]`, ε.
+        draw: the stream of random numbers.
+        sd: the standard deviation of the noise.
+        kind: `gaussian` for independent noise, `ou` for that of `ornstein_uhlenbeck`.
+        theta: θ of `ornstein_uhlenbeck`.
     """
     shape = tuple(action.shape[1:])
     noise = gaussian(draw, shape, sd) if kind == "gaussian" else ornstein_uhlenbeck(draw, shape, sd, theta)
@@ -116,17 +140,20 @@ def noisy(
 
 
 def smoothed(action: Tensor, draw: Stream, deviation: Tensor, limit: Tensor) -> Tensor:
-    """Add normal noise of a standard deviation `[P]`, clipped at a limit `[P]`, to target actions `[P, …]` in [−1, 1]
-    (target policy smoothing; Fujimoto, van Hoof & Meger, 2018, eq. 14)."""
+    """Add clipped normal noise to target actions `[P, …]` of P members, and clip the result to [−1, 1].
+
+    This is target policy smoothing (Fujimoto, van Hoof & Meger, 2018, eq. 14). `deviation` `[P]` is the standard
+    deviation of the noise, and `limit` `[P]` the largest size to which it is clipped.
+    """
     noise = draw.normal(action[0].numel()).view(action.shape)
     deviation, limit = (x.view(-1, *(1,) * (action.ndim - 1)) for x in (deviation, limit))
     return (action + torch.minimum(torch.maximum(deviation * noise, -limit), limit)).clamp(-1.0, 1.0)
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return min(ρ A, clip(ρ, 1 − low, 1 + high) A), which a policy is to raise (Schulman et al., 2017, eq. 7).
+    """Return PPO's clipped surrogate objective min(ρ A, clip(ρ, 1 − low, 1 + high) A), to be maximised.
 
-    Ratios, advantages and both ends are tensors that broadcast.
+    Schulman et al., 2017, eq. 7. `ratio` (ρ), `advantage` (A), `low` and `high` are tensors that broadcast.
     """
     return torch.minimum(ratio * advantage, torch.clamp(ratio, 1.0 - low, 1.0 + high) * advantage)
 
@@ -135,11 +162,22 @@ def proximal(
     chances: Distribution, action: Tensor, log_prob: Tensor, advantage: Tensor, value: Tensor, old_value: Tensor,
     target: Tensor, hp: Hyper, clip_value: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return what every step adds to PPO's loss, and its distance ρ − 1 − log ρ from the old policy, both `[P, …]`.
+    """Return each step's term of PPO's loss, and an estimate ρ − 1 − log ρ of the policy's divergence from the old
+    policy.
 
-    The loss is −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) + c_v ½ (V − V̂)² − c_h H (Schulman et al., 2017, eq. 9), with `clip`,
-    `vf_coef` and `ent_coef` `[P]` of `hp`. The policy and the values `[P, …]` are those of now; the actions, which may
-    have one dimension more, their log-probabilities and the old values are those of the rollout.
+    The loss is −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) + c_v ½ (V − V̂)² − c_h H (Schulman et al., 2017, eq. 9). Both
+    results are `[P, …]` for P members, as are all tensors; actions may have one dimension more.
+
+    Args:
+        chances: the current policy's action distribution, for H and the numerator of ρ.
+        action: the actions of the rollout.
+        log_prob: the actions' log-probabilities under the old policy, for the denominator of ρ.
+        advantage: Â.
+        value: the current values V.
+        old_value: the values when the rollout was collected, which only `clip_value` needs.
+        target: V̂.
+        hp: hyper-parameters `[P]`: `clip` (ε), `vf_coef` (c_v) and `ent_coef` (c_h).
+        clip_value: whether the squared error is that of `clipped_value_error`.
     """
     clip, vf_coef, ent_coef = (hp[name].view(-1, *[1] * (value.ndim - 1)) for name in ("clip", "vf_coef", "ent_coef"))
     log_ratio = chances.log_prob(action) - log_prob

@@ -17,9 +17,10 @@ _DORMANT = 0.025  # of a layer's mean activity, from where on a unit counts
 
 
 def means(weight: Tensor, *x: Tensor) -> Tensor:
-    """Return the weighted means `[P, k]` of several quantities `[P, …]`, with weights `[P, …]` of any sum.
+    """Return the weighted means `[P, k]` of k quantities, `[P, …]` each, of P members; weights `[P, …]` may have any
+    sum.
 
-    Numbers of weight 0 do not count, whatever they are; the mean is NaN where nothing counts.
+    A number of weight 0 is left out, even if it is not finite. The mean is NaN for a member whose weights are all 0.
     """
     share = weight.detach().double().flatten(1)[:, None]  # [P, 1, n]
     each = torch.stack([one.detach().double().flatten(1) for one in x], dim=1)  # [P, k, n]
@@ -27,36 +28,42 @@ def means(weight: Tensor, *x: Tensor) -> Tensor:
 
 
 def mean(weight: Tensor, x: Tensor) -> Tensor:
-    """Return the weighted mean of one quantity, see `means`."""
+    """Return the weighted mean `[P]` of one quantity `[P, …]` of P members, see `means`."""
     return means(weight, x)[:, 0]
 
 
 def largest(weight: Tensor, x: Tensor) -> Tensor:
-    """Return the largest of x `[P, …]` that counts."""
+    """Return the largest of each member's numbers x `[P, …]` whose weight is not 0: `[P]`."""
     return x.detach().double().flatten(1).masked_fill(weight.flatten(1) == 0, -float("inf")).amax(dim=1)
 
 
 def deviations(weight: Tensor, *x: Tensor) -> Tensor:
-    """Return the weighted standard deviations of several quantities `[P, …]`: `[P, k]`."""
+    """Return the weighted standard deviations `[P, k]` of k quantities, `[P, …]` each, of P members; see `means`."""
     flat = [one.detach().double().flatten(1) for one in x]
     middle = means(weight, *flat)
     return means(weight, *((one - middle[:, i, None]).square() for i, one in enumerate(flat))).sqrt()
 
 
 def of_rollout(weight: Tensor, value: Tensor, target: Tensor, advantage: Tensor) -> dict[str, Tensor]:
-    """Return signals of a rollout's steps `[P, n]`: the deviation of advantages, and the explained variance of values,
-    1 − Var(target − value) / Var(target): 1 for perfect values, 0 for a constant, below 0 for worse than a constant,
-    NaN where all targets are equal."""
+    """Return metrics `[P]` of a rollout: the explained variance of the values and the standard deviation of the
+    advantages.
+
+    The explained variance is 1 − Var(target − value) / Var(target). It is 1 for perfect values, 0 for a constant, below
+    0 for values worse than a constant, and NaN where all targets are equal. All arguments are `[P, n]`, for n steps of
+    P members; steps of weight 0 are left out.
+    """
     apart, total, spread = deviations(weight, target.double() - value.double(), target, advantage).unbind(dim=1)
     explained = 1.0 - (apart / total.masked_fill(total == 0, float("nan"))).square()
     return {"losses/explained_variance": explained, "losses/advantage_std": spread}
 
 
 def dormant(activity: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """Return the share of dormant units among those that members have: units whose mean size is at most 0.025 of their
-    layer's mean (Sokar et al., "The dormant neuron phenomenon in deep reinforcement learning", 2023).
+    """Return the share `[P]` of each member's hidden units that are dormant.
 
-    Given are, of each layer, the mean size of every unit `[P, H]`, and which units a member has, `[P, 1, H]`, or None.
+    A unit is dormant if its mean absolute output is at most 0.025 of its layer's mean (Sokar et al., "The dormant
+    neuron phenomenon in deep reinforcement learning", 2023). `activity` holds a pair for each layer: the mean absolute
+    output of every unit, `[P, H]`, and a mask `[P, 1, H]` of the units that each member has, or None if all members
+    have all H.
     """
     idle, count = [], []
     for size, mask in activity:
@@ -69,20 +76,32 @@ def dormant(activity: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
 
 
 def of_values(weight: Tensor, q: Tensor, q_minus: Tensor) -> dict[str, Tensor]:
-    """Return signals of the values of the actions taken, `[P, B]`, and of the target network's."""
+    """Return metrics `[P]` of the values `[P, B]` of the actions taken: their mean, their largest, and the target gap.
+
+    The target gap is the mean distance of `q` from `q_minus`, the target network's values `[P, B]`. `weight` `[P, B]`
+    weights the B transitions of P members.
+    """
     value, gap = means(weight, q, (q - q_minus).abs()).unbind(dim=1)
     return {"losses/q_values": value, "losses/q_values_max": largest(weight, q), "losses/target_gap": gap}
 
 
 def agent_names(agents: Sequence[str]) -> list[str]:
-    """Return agents' names as signals have them: with letters, digits, `_`, `.` and `-` alone, as trackers demand."""
+    """Return agents' names in the form that metrics use: every character but letters, digits, `_`, `.` and `-` becomes
+    `_`.
+
+    Trackers accept no other characters. If two names become equal, each name gets its position appended.
+    """
     found = [re.sub(r"[^A-Za-z0-9_.-]", "_", agent) for agent in agents]
     return found if len({*found}) == len(found) else [f"{name}_{place}" for place, name in enumerate(found)]
 
 
 def of_agents(agents: Sequence[str], weight: Tensor, quantities: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weighted mean of each quantity `[P, K, …]` of every agent of a team, with weights `[P, K, …]`, by the
-    names `agents/<agent>/<quantity>`; NaN of an agent that does not count."""
+    """Return the weighted mean `[P]` of each quantity for every agent of a team, under the name
+    `agents/<agent>/<quantity>`.
+
+    Quantities and weights are `[P, K, …]` for K agents of P members. The mean is NaN for an agent whose weights are all
+    0.
+    """
     return {
         f"agents/{agent}/{name}": mean(weight[:, place], x[:, place])
         for name, x in quantities.items()
@@ -93,17 +112,18 @@ def of_agents(agents: Sequence[str], weight: Tensor, quantities: Mapping[str, Te
 def of_policy(
     weight: Tensor, log_ratio: Tensor, advantage: Tensor, clip: Tensor, entropy: Tensor, error: Tensor
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Return signals of a clipped policy gradient (Schulman et al., 2017).
+    """Return metrics `[P]` of a clipped policy gradient: losses, entropy, divergence and clipped share (Schulman et
+    al., 2017).
 
     The divergence from the old policy is estimated by ρ − 1 − log ρ (Schulman, "Approximating KL divergence", 2020).
 
     Args:
-        weight: `[P, n]`.
-        log_ratio: `[P, n]`, log ρ, of the policy to the one that acted.
-        advantage: `[P, n]`, as the loss has it.
+        weight: `[P, n]`, weights of n steps of P members.
+        log_ratio: `[P, n]`, log ρ = log π − log π_old, where π_old collected the rollout.
+        advantage: `[P, n]`, as the loss uses it.
         clip: `[P]`, ε.
         entropy: `[P, n]`.
-        error: `[P, n]`, the squared error of values, as the loss has it.
+        error: `[P, n]`, the squared error of values, as the loss uses it.
     """
     log_ratio = log_ratio.detach().double()
     ratio, limit = log_ratio.exp(), clip.double()[:, None]

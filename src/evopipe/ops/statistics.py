@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def interquartile_mean(x: NDArray[np.float64]) -> float:
     """Return the interquartile mean of `x` `[n]`, the mean of its middle half (Agarwal et al., NeurIPS 2021).
 
-    If n is no multiple of 4, the border values count by the share of them that lies inside.
+    If n is no multiple of 4, a value on the border of the middle half counts by the fraction that lies inside.
     """
     ordered = np.sort(x)
     n = len(x)
@@ -23,7 +23,10 @@ def interquartile_mean(x: NDArray[np.float64]) -> float:
 
 
 def bootstrap_interval(x: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> list[float]:
-    """Return the 95 % percentile bootstrap interval of the mean of `x` `[n]` (Efron, 1979), as [low, high]."""
+    """Return the 95 % percentile bootstrap interval of the mean of `x` `[n]`, as [low, high] (Efron, 1979).
+
+    `resamples` is the number of bootstrap samples.
+    """
     means = x[rng.integers(0, len(x), (resamples, len(x)))].mean(axis=1)
     return [float(end) for end in np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])]
 
@@ -31,8 +34,9 @@ def bootstrap_interval(x: NDArray[np.float64], resamples: int, rng: np.random.Ge
 def wilson_interval(mean: float, n: int) -> list[float]:
     """Return the 95 % score interval of the mean of n values in [0, 1], as [low, high] (Wilson, 1927).
 
-    It is exact in form for zeros and ones, and wider than need be for values between: their variance is at most
-    mean (1 − mean). Unlike a bootstrap it has a width where all values are equal.
+    It is the standard interval for binary values (0 and 1). For values between 0 and 1, whose variance is at most mean
+    (1 − mean), it is wider than necessary. Unlike a bootstrap interval, it has a positive width where all values are
+    equal.
     """
     z = 1.959963984540054
     centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
@@ -41,10 +45,11 @@ def wilson_interval(mean: float, n: int) -> list[float]:
 
 
 def pass_at(right: NDArray[np.bool_], k: int) -> NDArray[np.float64]:
-    """Return for each task the chance `[tasks]` that one of k answers is right, from n ≥ k drawn ones `[tasks, n]`.
+    """Return for each task the probability that at least one of k sampled answers is right, `[tasks]`.
 
-    1 − C(n − c, k) / C(n, k) with c right ones has no bias (Chen et al., "Evaluating large language models trained on
-    code", 2021, eq. 1); the share of tasks of which any of n answers is right is that of k = n.
+    `right` `[tasks, n]` says which of n ≥ k sampled answers were right. With c right answers the unbiased estimate is 1
+    − C(n − c, k) / C(n, k) (Chen et al., "Evaluating large language models trained on code", 2021, eq. 1). For k = n it
+    is 1 if any answer is right, else 0.
     """
     n, wrong = right.shape[1], right.shape[1] - right.sum(axis=1)
     none = np.ones(len(right))
@@ -55,7 +60,11 @@ def pass_at(right: NDArray[np.bool_], k: int) -> NDArray[np.float64]:
 
 
 def passes(right: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return pass@k with a 95 % interval over tasks, for k = 1, 2, 4, … and n, from answers `[tasks, n]`."""
+    """Return pass@k and its 95 % interval over tasks, for k = 1, 2, 4, … and n.
+
+    `right` `[tasks, n]` says which of n answers to each task were right. The keys are `pass@<k>` and
+    `pass@<k>_interval`.
+    """
     tasks, n = right.shape
     found: dict[str, Any] = {}
     for k in sorted({*(1 << i for i in range(n.bit_length()) if 1 << i <= n), n}):
@@ -78,8 +87,11 @@ def standard_error(x: NDArray[np.float64]) -> float:
 def summary(
     returns: NDArray[np.float64], lengths: NDArray[np.int64], resamples: int, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """Summarise a member's episodes from their returns and lengths `[n]`: mean, spread, 95 % bootstrap interval and
-    more."""
+    """Return a summary of a member's n evaluation episodes by name: statistics of the returns, and the mean length.
+
+    `returns` and `lengths` are `[n]`. `interval` is the 95 % bootstrap interval of the mean return, from this many
+    `resamples`; `iqm` is the interquartile mean.
+    """
     return {
         "mean": float(returns.mean()),
         "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,

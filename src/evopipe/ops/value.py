@@ -8,13 +8,15 @@ from evopipe.types import Tensor
 
 
 def pick(values: Tensor, action: Tensor) -> Tensor:
-    """Return the value of the action taken: `values` `[…, A]`, `action` int64 `[…]` → `[…]`."""
+    """Return the values of the actions taken: `values` `[…, A]`, `action` int64 `[…]` → `[…]`."""
     return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
 def masked_argmax(q: Tensor, legal: Tensor | None = None) -> Tensor:
-    """Return the legal action with the highest value, `[…]`: q `[…, A]`, legal bool `[…, A]`, or None if all are
-    legal."""
+    """Return the index of the legal action with the highest value, int64 `[…]`.
+
+    `q` is `[…, A]`; `legal` is bool `[…, A]`, or None if all actions are legal.
+    """
     return _of_legal(q, legal).argmax(dim=-1)
 
 
@@ -25,17 +27,19 @@ def _of_legal(q: Tensor, legal: Tensor | None) -> Tensor:
 def q_target(
     r_t: Tensor, discount_t: Tensor, q_target_t: Tensor, q_selector_t: Tensor, legal_t: Tensor | None = None
 ) -> Tensor:
-    """Return the one-step target r + γ Q_target(s′, argmax_a Q_selector(s′, a)); γ is 0 where the episode terminated.
+    """Return the one-step target r + γ Q_target(s′, argmax_a Q_selector(s′, a)), `[…]`.
 
-    With the online values as selector it is double Q-learning (van Hasselt, Guez & Silver, 2016, eq. 4); with the
-    target's own values it is plain Q-learning (Mnih et al., 2015). Values and legal actions are `[…, A]`, the rest is
-    `[…]`.
+    With the online network's values as selector, this is double Q-learning (van Hasselt, Guez & Silver, 2016, eq. 4);
+    with the target network's values, plain Q-learning (Mnih et al., 2015). `discount_t` is γ, and 0 where the episode
+    terminated. Values and `legal_t` are `[…, A]`, `r_t` and `discount_t` `[…]`; `legal_t` is None if all actions are
+    legal.
     """
     return torch.addcmul(r_t, discount_t, pick(q_target_t, masked_argmax(q_selector_t, legal_t)))
 
 
 def regression_loss(value: Tensor, target: Tensor, huber: bool) -> Tensor:
-    """Return ½ e² for e = value − target (MSE), or the Huber loss with threshold 1. Nothing is reduced."""
+    """Return the elementwise loss of e = value − target: ½ e², or the Huber loss with threshold 1 if `huber` is
+    True."""
     if huber:  # as an operator: the function in `torch.nn` spends longer on broadcasting than on the loss
         loss: Tensor = torch.ops.aten.huber_loss.default(value, target, 0)
         return loss
@@ -44,32 +48,39 @@ def regression_loss(value: Tensor, target: Tensor, huber: bool) -> Tensor:
 
 
 def twin_loss(errors: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of two critics, Σ w (e₁² + e₂²) `[P]`, and each transition's mean |e| `[P, B]`, which has no
-    gradient.
+    """Return the weighted loss of two critics, Σ w (e₁² + e₂²) `[P]`, and each transition's mean |e| `[P, B]`.
 
-    `errors` are `[P, 2, B]`, `weight` is `[P, B]`.
+    `errors` are `[P, 2, B]` (P members, B transitions), `weight` is `[P, B]`. The mean |e|, which serves as priority,
+    has no gradient.
     """
     return (weight[:, None] * errors.square()).sum(dim=(1, 2)), errors.detach().abs().mean(dim=1)
 
 
 def normalised(advantage: Tensor, weight: Tensor) -> Tensor:
-    """Return advantages `[P, n]` less their weighted mean, over their weighted deviation; weights `[P, n]` sum to 1."""
+    """Return advantages `[P, n]` normalised to weighted mean 0 and weighted standard deviation 1, for each of P
+    members.
+
+    The weights `[P, n]` sum to 1 over the n steps.
+    """
     mean = (weight * advantage).sum(dim=1, keepdim=True)
     deviation = (weight * (advantage - mean).square()).sum(dim=1, keepdim=True).sqrt()
     return (advantage - mean) / (deviation + 1e-8)
 
 
 def clipped_value_error(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tensor:
-    """Return the larger one of (V − V̂)² and (V′ − V̂)², where V′ is V kept within `clip` of the old value (Engstrom et
-    al., "Implementation matters in deep policy gradients", 2020, § 3). All tensors broadcast."""
+    """Return max((V − V̂)², (V′ − V̂)²), where V′ is V clipped to within `clip` of the old value.
+
+    `value` is V, `target` V̂; all tensors broadcast (Engstrom et al., "Implementation matters in deep policy
+    gradients", 2020, § 3).
+    """
     return torch.maximum((value - target).square(), (old + torch.clamp(value - old, -clip, clip) - target).square())
 
 
 def project(z: Tensor, r_t: Tensor, discount_t: Tensor, probabilities_t: Tensor) -> Tensor:
-    """Project the distribution of r + γ z, `[…, K]`, back onto the evenly spaced z `[K]`, keeping the sum of
-    probabilities.
+    """Project the distribution of r + γ z onto the evenly spaced atoms z `[K]`, and return its probabilities `[…, K]`.
 
-    Bellemare, Dabney & Munos, 2017, algorithm 1.
+    The sum of the probabilities is kept (Bellemare, Dabney & Munos, 2017, algorithm 1). `r_t` and `discount_t` (γ) are
+    `[…]`, `probabilities_t` are `[…, K]`.
     """
     low, high, atoms = z[0], z[-1], len(z)
     apart = (high - low) / (atoms - 1)
@@ -86,19 +97,19 @@ def project(z: Tensor, r_t: Tensor, discount_t: Tensor, probabilities_t: Tensor)
 
 
 def conservative_gap(q: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
-    """Return the penalty log Σ exp Q(s, ·) − Q(s, a) for the dataset's action a (Kumar et al., 2020, eq. 4).
+    """Return CQL's penalty log Σ exp Q(s, ·) − Q(s, a) for the dataset's actions a, `[…]` (Kumar et al., 2020, eq. 4).
 
-    Values are `[…, A]`, actions int64 `[…]`, the result `[…]`. The sum is over the legal actions, bool `[…, A]`; None
-    if all are legal.
+    Values are `[…, A]`, actions int64 `[…]`. The sum is over the legal actions, bool `[…, A]`; `legal` is None if all
+    are.
     """
     return torch.logsumexp(_of_legal(q, legal), dim=-1) - pick(q, action)
 
 
 def expectile_loss(error: Tensor, tau: Tensor | float) -> Tensor:
-    """Return the expectile loss |τ − 1(e < 0)| e² of e = target − value `[…]`.
+    """Return the expectile loss |τ − 1(e < 0)| e² of errors e = target − value `[…]`.
 
-    Newey & Powell, 1987; Kostrikov et al., 2021, eq. 5. τ = ½ is half the squared error. As τ goes to 1, the value that
-    fits best goes from the mean of the targets to the largest.
+    Newey & Powell, 1987; Kostrikov et al., 2021, eq. 5. For τ = ½ it is half the squared error, and the best fit is the
+    mean of the targets. As τ goes to 1, the best fit approaches the largest target.
     """
     return (tau - (error < 0).to(error.dtype)).abs() * error * error
 
@@ -106,11 +117,12 @@ def expectile_loss(error: Tensor, tau: Tensor | float) -> Tensor:
 def gae(
     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, cut: Tensor, gamma: Tensor, lam: Tensor
 ) -> Tensor:
-    """Return generalised advantage estimates (Schulman et al., 2016, eq. 16), `[P, T, E]`.
+    """Return generalised advantage estimates, `[P, T, E]`: P members, T time steps, E environments (Schulman et al.,
+    2016, eq. 16).
 
     δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t), Â_t = δ_t + γ λ (1 − cut_t) Â_{t+1}. `next_value` is V of the
-    true observation after the step, also where the episode ended there. `cut` is True where what follows belongs to
-    another episode, after termination or truncation. `gamma` and `lam` (λ) are `[P]`.
+    true observation after the step, also where the episode ended there. `cut` is True at the last step of an episode,
+    be it terminated or truncated. `gamma` and `lam` (λ) are `[P]`.
     """
     gamma = gamma[:, None, None]
     delta = reward + gamma * ~terminated * next_value - value

@@ -17,7 +17,8 @@ from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain
 
 
 class RunParams(Schema):
-    """What every `params.yaml` has, for members in environments and for language models."""
+    """The base class of `Params` (members in environments) and `LanguageParams` (language models), the content of
+    `params.yaml`."""
 
     PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
     ELSEWHERE: ClassVar[str]  # what to say of an algorithm of another one
@@ -36,17 +37,20 @@ class RunParams(Schema):
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
-        """Return the names of the algorithms that serve this kind of members."""
+        """Return the names of the algorithms that can train this kind of members."""
         return registry.names(cls.PROBLEM)
 
     @classmethod
     def part(cls, stage: str = "") -> str:
-        """Return the name of the module of `problems` that serves this kind of members, or of its part for a stage."""
+        """Return the name of a module in `problems`: the one for this kind of members, or its part for one stage.
+
+        Examples are `env` and, for the stage `export`, `env_export`.
+        """
         return f"{cls.PROBLEM}_{stage}" if stage else cls.PROBLEM
 
     @classmethod
     def refused(cls, algo: str) -> str | None:
-        """Return why `train.algo` cannot be this, as a sentence; None if it can."""
+        """Return a sentence that says why `train.algo` cannot have the value `algo`; None if it can."""
         if algo in cls.known():
             return registry.refused(algo)
         if algo in registry.names(None):
@@ -57,9 +61,10 @@ class RunParams(Schema):
     def parse_blocks(
         cls, blocks: Mapping[str, Any], info: ValidationInfo, problems_of: Callable[[str, Any, bool], Iterable[Problem]]
     ) -> dict[str, Any]:
-        """Return the blocks of `algos` as their `Config`s, including that of the chosen algorithm.
+        """Validate the blocks of `algos`; return them by name as `Config` objects, including that of the chosen
+        algorithm.
 
-        `problems_of(name, block, chosen)` returns what is wrong with a block beyond its own schema.
+        `problems_of(name, block, chosen)` returns mistakes that a block's schema cannot find, as (key, sentence) pairs.
 
         Raises:
             ValidationError: a block cannot be used, or the chosen one is missing in a file that must be complete.
@@ -99,13 +104,16 @@ class RunParams(Schema):
 
     @property
     def algo_config(self) -> Any:
-        """The chosen algorithm's `Config`."""
+        """The block of the algorithm that `train.algo` names, as its `Config`."""
         own: Any = self
         return own.algos[own.train.algo]
 
     def tracked(self, *blocks: str) -> dict[str, Any]:
-        """Return the parameters that results depend on as JSON data: the chosen algorithm's block as `algo`, and the
-        named `blocks`, or all blocks if none is named."""
+        """Return, as JSON data, the parameters on which results depend.
+
+        These are the named `blocks`, or all blocks if none is named, and the chosen algorithm's block under the key
+        `algo`. Settings that change no result, such as time limits and trackers, are left out.
+        """
         neutral = {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}
         values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
         kept = {name: values[name] for name in blocks or values}
@@ -113,31 +121,35 @@ class RunParams(Schema):
 
     @property
     def network(self) -> str | None:
-        """The user's own network, `module:name`; None where members are made of evopipe's."""
+        """The name of the user's own network, as `module:name`; None if members use evopipe's networks."""
         return None
 
     @property
     def films(self) -> bool:
-        """Whether the report shows films of the elite at play."""
+        """Whether the report contains a film of the elite playing."""
         return False
 
     @property
     def needs_dataset(self) -> bool:
-        """Whether training reads what `fetch` and `buffer` write."""
+        """Whether training reads the outputs of the stages `fetch` and `buffer`."""
         return True
 
     def points(self) -> list[plugins.Plugin | None]:
-        """Return the entry points of other packages that the run uses; None stands for a part that is evopipe's own."""
+        """Return the entry points of other packages that the run uses: algorithm, mutations, search strategy.
+
+        An element is None for a part that belongs to evopipe itself.
+        """
         own: Any = self
         key, chances = "evolution.mutation.probabilities", own.evolution.mutation.probabilities.model_extra or {}
         kinds = [plugins.find(plugins.MUTATIONS, kind, key) for kind, weight in chances.items() if weight]
         return [registry.plugin(own.train.algo), *kinds, searchers.plugin(own.search.strategy)]
 
     def outside(self) -> tuple[list[str], list[Path]]:
-        """Return what results depend on in other packages, for `storage.keys.content_key`: texts and files.
+        """Return the code in other packages on which results depend, as texts and source files for
+        `storage.keys.content_key`.
 
-        The texts are the entry points with their packages' versions, then the names of all source files. The files are
-        these source files. Trackers are left out, because they change no result.
+        The texts are the entry points with their packages' versions, then the names of all source files. Trackers are
+        left out, because they change no result.
         """
         points = [point for point in self.points() if point is not None]
         network = self.network
@@ -147,8 +159,11 @@ class RunParams(Schema):
 
 
 def evolve_problems(config: Any) -> Iterator[Problem]:
-    """Yield what is wrong with a block's `evolve`: hyper-parameters that cannot evolve, and ends of ranges that are out
-    of bounds."""
+    """Yield a (key, sentence) pair for each mistake in the block `evolve` of an algorithm's configuration.
+
+    A mistake is a hyper-parameter that cannot evolve, or the end of a range that is outside the hyper-parameter's
+    bounds.
+    """
     able = evolvable(type(config))
     for hyper in config.evolve:
         if hyper in able:

@@ -30,7 +30,7 @@ _UPDATES = 1 << 13  # of a tick, whose draws are counted so far: `regimes.learn`
 
 
 class Params(RunParams):
-    """All of `params.yaml`.
+    """The content of a `params.yaml` for members that act in environments.
 
     Examples:
         >>> from evopipe import Params, parse_params
@@ -43,20 +43,20 @@ class Params(RunParams):
     ELSEWHERE: ClassVar[str] = "trains language models: put `language` in the place of `env`, or take "
 
     class Evolution(Schema):
-        """Selection and mutation."""
+        """Settings of selection and mutation."""
 
         tournament: TournamentConfig = Field(default_factory=TournamentConfig)
         mutation: MutationConfig = Field(default_factory=MutationConfig)
 
     class Evaluate(Schema):
-        """The held-out evaluation."""
+        """Settings of the final evaluation on held-out seeds."""
 
         episodes: int = Field(100, ge=1, le=10**6, description="episodes of each member, on seeds no training run uses")
         steps: int | None = Field(None, ge=1, description="step cap of an episode; null: until it ends")
         bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
 
     class Export(Schema):
-        """What is written of the elite."""
+        """Settings of the stage `export`, which writes the elite's policy."""
 
         program: bool = Field(True, description="also write a `torch.export` program that runs with torch alone")
         critic: bool = Field(
@@ -125,23 +125,30 @@ class Params(RunParams):
 
     @property
     def network(self) -> str | None:
-        """See `RunParams.network`."""
+        """The name of the user's own network, as `module:name`; None if members use evopipe's networks."""
         named: str | None = self.algo_config.network.module
         return named
 
     @property
     def films(self) -> bool:
-        """See `RunParams.films`."""
+        """Whether the report contains a film of the elite playing."""
         return self.export.film
 
     @property
     def needs_dataset(self) -> bool:
-        """Whether training reads what `fetch` and `buffer` write: an on-policy algorithm never does."""
+        """Whether training reads the outputs of the stages `fetch` and `buffer`.
+
+        Off-policy algorithms do so in offline mode or with a warm start; on-policy algorithms never do.
+        """
         train = self.train
         return not registry.on_policy(registry.get(train.algo)) and (train.mode == "offline" or train.warm_start > 0)
 
     def points(self) -> list[plugins.Plugin | None]:
-        """See `RunParams.points`."""
+        """Return the entry points of other packages that the run uses: algorithm, mutations, search strategy,
+        environment backend.
+
+        An element is None for a part that belongs to evopipe itself.
+        """
         return [*super().points(), plugins.find(plugins.BACKENDS, self.env.backend, "env.backend", BACKENDS)]
 
 

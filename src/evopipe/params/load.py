@@ -24,7 +24,7 @@ _FEW = 3  # missing keys that are named one by one
 
 
 def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) -> AnyParams:
-    """Return checked parameters from a params file or a mapping in its layout. `Params` are returned as they are.
+    """Return checked parameters from a params file or from a mapping in its layout; return `Params` objects unchanged.
 
     Raises:
         ParamsError, MissingInputError: see `load_params` and `parse_params`.
@@ -35,7 +35,8 @@ def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) ->
 
 
 def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], otherwise: Exception) -> Params:
-    """Return what `any_params` returns, if these are parameters of members in environments; else raise `otherwise`."""
+    """Return checked parameters as `any_params` does, but raise the exception `otherwise` if they are of language
+    models."""
     found = any_params(given)
     if not isinstance(found, Params):
         raise otherwise
@@ -43,7 +44,7 @@ def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], ot
 
 
 def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
-    """Read and check a params file. It must be complete, because DVC does not see defaults in code.
+    """Read and check a params file. The file must have every key, because DVC does not see defaults in code.
 
     Raises:
         MissingInputError: there is no such file, or it may not be read.
@@ -70,12 +71,12 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
 
 
 def filled(path: str | os.PathLike[str] = "params.yaml") -> tuple[str, list[str]]:
-    """Return the text of a params file with the keys that it lacks, at their defaults, and the names of those keys.
+    """Return the text of a params file with its missing keys added at their defaults, and the names of the added keys.
 
-    What stands there stays, comments too.
+    The file's own lines and comments are unchanged.
 
     Raises:
-        MissingInputError, ParamsError: see `load_params`; a key that is missing is no error here.
+        MissingInputError, ParamsError: see `load_params`; a missing key is no error here.
     """
     document = read_yaml(path)
     if "agents" in document.data:
@@ -114,7 +115,7 @@ def _fill(lacking: list[str], name: str) -> str:
 
 
 def parse_params(data: Mapping[str, Any]) -> AnyParams:
-    """Check a mapping in the layout of `params.yaml`. Missing keys take their defaults.
+    """Check a mapping in the layout of `params.yaml`, and return it as parameters. Missing keys take their defaults.
 
     Raises:
         ParamsError: a value cannot be used; the message has a line for each problem.

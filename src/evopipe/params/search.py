@@ -16,8 +16,8 @@ _ELSEWHERE = "tournament"  # its block is `evolution.tournament`
 
 
 class SearchConfig(Schema):
-    """The settings of the search, which decides which members live, for how long, and which become parents. A
-    strategy's own settings are in a block of its name."""
+    """Settings of the search, which decides which members train on, for how long, and which become parents. The
+    settings of one strategy are in a block with the strategy's name."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -52,7 +52,7 @@ class SearchConfig(Schema):
 
     @classmethod
     def unknown_keys(cls, names: list[str]) -> list[Problem]:
-        """Return what is wrong with blocks named after no strategy."""
+        """Return a (key, sentence) pair for each block in `search` that is not named after a search strategy."""
         known = [name for name in searchers.names() if name != _ELSEWHERE]
         found: list[Problem] = []
         for name in names:
@@ -104,8 +104,10 @@ class SearchConfig(Schema):
             yield ("budget",), f"{never}: give the environment steps of the population after which it ends"
 
     def problems(self, train: Any, size: int, tournament: Any) -> Iterator[Problem]:
-        """Yield what does not fit a run with the block `train` and `size` members, as (key, sentence). `tournament` is
-        the block `evolution.tournament`."""
+        """Yield a (key, sentence) pair for each setting of the search that does not fit the rest of the parameters.
+
+        `train` is the block `train`, `size` the number of members, and `tournament` the block `evolution.tournament`.
+        """
         if self.budget is not None and self.budget < train.evo_steps:
             least = f"must be at least one slice (train.evo_steps: {train.evo_steps})"
             yield ("budget",), f"{least}, got {self.budget}; raise it, or lower train.evo_steps"
@@ -121,8 +123,10 @@ class SearchConfig(Schema):
                 yield (self.strategy, *path), sentence
 
     def config(self, tournament: Any) -> Any:
-        """Return the settings of the chosen strategy. `tournament` is the block `evolution.tournament`, which it
-        returns for that strategy."""
+        """Return the settings of the chosen strategy.
+
+        `tournament` is the block `evolution.tournament`, which holds the settings of the strategy `tournament`.
+        """
         if self.strategy == _ELSEWHERE:
             return tournament
         found = (self.__pydantic_extra__ or {}).get(self.strategy)

@@ -22,7 +22,7 @@ from evopipe.schema.language import LanguageConfig, TextFetch, TextMutation, Tex
 
 
 class LanguageParams(RunParams):
-    """All of `params.yaml` of a population of language models."""
+    """The content of a `params.yaml` for a population of language models."""
 
     PROBLEM: ClassVar[str] = "text"
     ELSEWHERE: ClassVar[str] = "serves environments: put `env` in the place of `language`, or take "
@@ -33,20 +33,20 @@ class LanguageParams(RunParams):
     """Blocks that stand elsewhere, each with what is said of it here."""
 
     class Evolution(Schema):
-        """Selection and mutation."""
+        """Settings of selection and mutation."""
 
         tournament: TournamentConfig = Field(default_factory=TournamentConfig)
         mutation: TextMutation = Field(default_factory=TextMutation)
 
     class Evaluate(Schema):
-        """The held-out evaluation."""
+        """Settings of the final evaluation on held-out rows or games."""
 
         episodes: int = Field(256, ge=1, le=10**6, description="rows of the test split that score each member")
         samples: int = Field(0, ge=0, le=1024, description="completions drawn of each for pass@k; 0: greedy ones alone")
         bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
 
     class Export(Schema):
-        """What the stage `export` writes."""
+        """Settings of the stage `export`, which writes the elite."""
 
         merged: bool = Field(
             True, description="also write the base with the elite's adapter merged into it, a folder that can be a base"
@@ -68,7 +68,7 @@ class LanguageParams(RunParams):
 
     @property
     def mutation(self) -> MutationConfig:
-        """How children mutate, in the form that `evolve` reads."""
+        """The settings of mutation, converted to the `MutationConfig` that `mutations.mutate` takes."""
         cfg, whole, gpt = self.evolution.mutation, self.language.model == "gpt", self.evolution.mutation.gpt
         changes = cfg.probabilities.architecture if whole else cfg.probabilities.rank
         bounds = ArchitectureBounds(min_nodes=1, max_nodes=cfg.max_rank)

@@ -37,7 +37,7 @@ Explained: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
 class Policy:
-    """One trained member that chooses actions and computes values.
+    """One trained member by itself, which chooses actions and computes values.
 
     Args:
         algo: the member's algorithm.
@@ -49,7 +49,8 @@ class Policy:
     Attributes:
         action_space: the environment's action space, which converts actions.
         observation_space: the environment's observation space, which converts observations.
-        memory: how many numbers the policy carries from step to step; 0 unless it is recurrent.
+        memory: the number of recurrent state values that the policy carries from step to step; 0 unless it is
+            recurrent.
         team: None, because the policy is for one agent.
 
     Examples:
@@ -78,20 +79,22 @@ class Policy:
         self.memory = self._cohort.memory
 
     def act(self, obs: Any, mask: Any = None, epsilon: float = 0.0, seed: int = 0) -> Any:
-        """Return the actions for one observation or a batch, deterministic unless `epsilon` is above 0.
+        """Return the action for one observation, or the actions for a batch of B observations.
+
+        The actions are deterministic unless `epsilon` is above 0.
 
         Args:
-            obs: an observation as the environment gives it (a vector, an image, an index, a dict or tuple of such), or
-                a batch, in which every array has one dimension more; NumPy or torch.
-            mask: legal actions, `[A]` (the same for all observations) or `[B, A]`; None if all are legal. For several
-                choices it may be a tuple with an array for each.
-            epsilon: if above 0, it explores as in training, with the algorithm's own noise if it has any, and with this
-                probability takes a random legal action. An on-policy algorithm draws from its policy.
-            seed: seed of the exploration.
+            obs: an observation as the environment gives it (a vector, an image, an index, or a dict or tuple of these),
+                or a batch, in which every array has one dimension more; NumPy or torch.
+            mask: legal actions, `[A]` (the same for all observations) or `[B, A]`; None if all are legal. For a
+                multi-discrete action space it may be a tuple with an array for each choice.
+            epsilon: the probability of a random legal action. If it is above 0, the policy explores as in training:
+                with the algorithm's own noise if it has any; an on-policy algorithm samples from its policy.
+            seed: the seed of exploration.
 
         Returns:
-            int64 `[]` or `[B]`; `[*shape]` or `[B, *shape]` if an action is several choices or bits. Continuous actions
-            are float32 of that shape, within the environment's bounds. The type is that of `obs`: for one NumPy
+            int64 `[]` or `[B]`; `[*shape]` or `[B, *shape]` for multi-discrete and multi-binary actions. Continuous
+            actions are float32 of that shape, within the environment's bounds. The type is that of `obs`: for one NumPy
             observation a NumPy scalar or array, ready for `env.step`.
 
         Raises:
@@ -105,19 +108,20 @@ class Policy:
     def step(
         self, obs: Any, memory: Any = None, mask: Any = None, epsilon: float = 0.0, seed: int = 0
     ) -> tuple[Any, Any]:
-        """Return the actions, as `act` does, and the new memory of a recurrent policy.
+        """Return the actions, as `act` does, and the new recurrent state of a recurrent policy.
 
         Args:
             obs, mask, epsilon: as in `act`.
-            memory: what the previous step of these episodes returned, `[B, memory]`; None at the beginning. A row of
-                zeros begins a new episode in that row. NumPy or torch.
-            seed: as in `act`; give each step another.
+            memory: the recurrent state `[B, memory]` that the previous step of these episodes returned; None at the
+                beginning. To begin a new episode in a row, set the row to zeros. NumPy or torch.
+            seed: the seed of exploration, another for each step.
 
         Returns:
-            Actions as in `act`, and the memory after them, float32 `[B, memory]`, of the type of `obs`.
+            The actions as in `act`, and the recurrent state after the step, float32 `[B, memory]`, of the type of
+            `obs`.
 
         Raises:
-            UsageError: as in `act`, or the memory has another shape.
+            UsageError: as in `act`, or the recurrent state has another shape.
         """
         batch, single, legal, memory = self._situation(obs, mask, memory)
         state, draw = self._cohort.state, None
@@ -143,10 +147,11 @@ class Policy:
         return str(self.about.get("algo", self._algo.POLICY))
 
     def value(self, obs: Any, mask: Any = None, memory: Any = None) -> Any:
-        """Return the state values V(s), float32 `[]` or `[B]`, NumPy or torch as `obs` was.
+        """Return the state values V(s), float32 `[]` or `[B]`, for one observation or a batch; NumPy or torch, as `obs`
+        is.
 
-        They come from a value network (PPO, IQL), are max Q(s, a) over legal actions (DQN, Rainbow, CQN), or Q(s, μ(s))
-        of a deterministic actor (DDPG, TD3, TD3+BC). `mask` is as in `act`, `memory` as in `step`.
+        V(s) is the output of a value network (PPO, IQL), the maximum of Q(s, a) over legal actions (DQN, Rainbow, CQN),
+        or Q(s, μ(s)) of a deterministic actor μ (DDPG, TD3, TD3+BC). `mask` is as in `act`, `memory` as in `step`.
 
         Raises:
             UsageError: the algorithm has no values, the critic was not exported, or an argument does not fit.
@@ -156,12 +161,12 @@ class Policy:
         return self._like(obs, single, found(self._cfg, self._cohort.state, batch, legal, before)[0])
 
     def q_values(self, obs: Any, action: Any = None) -> Any:
-        """Return the action values Q(s, a), NumPy or torch as `obs` was. Of twin critics the smaller value counts.
+        """Return the action values Q(s, a), NumPy or torch, as `obs` is. With twin critics, it is the smaller value.
 
         Args:
             obs: as in `act`.
-            action: the environment's own actions, one or a batch, which gives `[]` or `[B]`. None gives the values of
-                all discrete actions, `[A]` or `[B, A]`.
+            action: one action of the environment, or a batch; the result is then `[]` or `[B]`. None gives the values
+                of all discrete actions, `[A]` or `[B, A]`.
 
         Raises:
             UsageError: the algorithm has no action values, the critic was not exported, or an argument does not fit.
@@ -174,10 +179,11 @@ class Policy:
         return self._like(obs, single, found(self._cfg, self._cohort.state, batch, taken)[0])
 
     def probabilities(self, obs: Any, mask: Any = None, memory: Any = None) -> Any:
-        """Return the probabilities π(a|s) of all actions, float32 `[A]` or `[B, A]`, NumPy or torch as `obs` was.
+        """Return the probabilities π(a|s) of all actions, float32 `[A]` or `[B, A]`; NumPy or torch, as `obs` is.
 
-        For several choices they are those of each choice in turn; for bits, the probability that each is 1. `mask` is
-        as in `act`, `memory` as in `step`.
+        For multi-discrete actions, these are the probabilities of the first choice's values, then of the second's, and
+        so on; for multi-binary actions, the probability that each bit is 1. `mask` is as in `act`, `memory` as in
+        `step`.
 
         Raises:
             UsageError: the policy is deterministic or its actions are continuous, or an argument does not fit.
@@ -187,11 +193,11 @@ class Policy:
         return self._like(obs, single, found(self._cfg, self._cohort.state, batch, legal, before).probabilities()[0])
 
     def log_prob(self, obs: Any, action: Any, mask: Any = None, memory: Any = None) -> Any:
-        """Return the log-probabilities log π(a|s) of actions, float32 `[]` or `[B]`, NumPy or torch as `obs` was.
+        """Return the log-probabilities log π(a|s) of actions, float32 `[]` or `[B]`; NumPy or torch, as `obs` is.
 
-        For continuous actions it is the log-density in units in which the environment's bounds are −1 and 1, as the
-        algorithm uses it. `action` is the environment's own, one or a batch; `mask` is as in `act`, `memory` as in
-        `step`.
+        For continuous actions, it is the log-density of the action after scaling the environment's bounds to [−1, 1],
+        as the algorithm uses it. `action` is one action of the environment, or a batch; `mask` is as in `act`, `memory`
+        as in `step`.
 
         Raises:
             UsageError: the policy is deterministic, or an argument does not fit.
@@ -305,27 +311,30 @@ class Policy:
         return array[0] if single else array
 
     def on_rows(self) -> Policy:
-        """Return a copy for observations that are flat rows `[n, O]` already, as `EnvPool.obs` holds them."""
+        """Return a copy of the policy whose observations are flat float32 rows `[n, O]`, as `EnvPool.obs` holds
+        them."""
         policy = copy(self)
         policy.observation_space = ObservationSpace.vector(self.observations)
         return policy
 
     def module(self) -> torch.nn.Module:
-        """Return the greedy policy as a plain `torch.nn.Module`: obs `[B, O]` → (actions `[B]`, action values
-        `[B, A]`).
+        """Return the greedy policy as a `torch.nn.Module`: obs `[B, O]` → (actions `[B]`, action values `[B, A]`).
 
-        Without action values it returns actions alone. Actions of several numbers are `[B, *shape]`. A recurrent policy
-        reads its memory too: (obs `[B, O]`, memory `[B, M]`) → (actions, memory), zeros at first.
+        If the algorithm has no action values, the module returns actions alone. Continuous, multi-discrete and
+        multi-binary actions are `[B, *shape]`. A recurrent policy's module maps (obs `[B, O]`, memory `[B, M]`) to
+        (actions, new memory); memory, the recurrent state, is zeros at first.
         """
         return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
 
     def modules(self) -> dict[str, tuple[torch.nn.Module, int]]:
-        """Return the modules to export as programs, by file name: each with the width of its observations."""
+        """Return the modules to export as `torch.export` programs: file name → (module, width of its observations)."""
         return {PROGRAM: (self.module(), self.observations)}
 
     def misfit(self, env: Any) -> str | None:
-        """Return why the policy cannot act in an environment, as a phrase that continues the environment's name; None
-        if it can."""
+        """Return why the policy cannot act in an environment; None if it can.
+
+        The reason is a phrase that can follow the environment's name in a sentence.
+        """
         if isinstance(env, TeamEnv):
             return "is for a team, the policy is not; play it where it was trained"
         found, own = ActionSpace.of(env.action_space), self.action_space
@@ -334,10 +343,14 @@ class Policy:
         return unlike(has, wanted)
 
     def episode(self, env: Any, explained: Explained, begun: tuple[Any, Any], limit: int) -> Iterator[Moment]:
-        """Play one episode greedily, for at most `limit` steps, in an environment whose reset returned `begun`. After
-        each step yield the reward and whether it terminated.
+        """Play one greedy episode of at most `limit` steps; after each step, yield its reward and whether it
+        terminated.
 
-        The environment's code runs inside the context that `explained` returns.
+        Args:
+            env: the environment, which has been reset.
+            explained: returns a context manager in which `env.step` is called, to turn its errors into evopipe's.
+            begun: the observation and the info that `env.reset` returned.
+            limit: the largest number of steps.
         """
         (obs, info), memory = begun, None
         for _ in range(limit):
@@ -351,7 +364,7 @@ class Policy:
                 return
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the greedy policy as the arrays, by name, that `policies.numpy_policy` reads.
+        """Return the greedy policy as arrays by name, in the form that `policies.numpy_policy` reads.
 
         Raises:
             ValueError: the policy is of a kind that NumPy policies do not support; the message says why.
@@ -391,8 +404,11 @@ class Policy:
 
 
 def unlike(has: str, wanted: str) -> str | None:
-    """Return a phrase that continues an environment's name, if it `has` other spaces than the policy `wanted`; else
-    None."""
+    """Return why a policy cannot act in an environment, if the descriptions of their spaces differ; else None.
+
+    `has` describes the environment's spaces, `wanted` the policy's. The reason is a phrase that can follow the
+    environment's name in a sentence.
+    """
     if has == wanted:
         return None
     return f"has {has}, the policy {wanted}; play it in the environment that it was trained in"
@@ -429,7 +445,10 @@ class _Greedy(torch.nn.Module):
 
 
 def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
-    """Register the bounds of an action space as buffers of a module, for `own_actions`."""
+    """Register the constants of an action space as buffers of a module, for `own_actions`.
+
+    They are the bounds of continuous actions, or the first values of multi-discrete choices.
+    """
     if space.bounds is not None:
         for name, bound in zip(("low", "high"), space.bounds, strict=True):
             module.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32))
@@ -438,8 +457,12 @@ def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
 
 
 def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch.Tensor:
-    """Convert actions in [-1, 1] to the environment's own, as `ActionSpace.own` does, in a form that `torch.export` can
-    trace."""
+    """Convert a policy's actions to the environment's own, as `ActionSpace.own` does, by operators that `torch.export`
+    can trace.
+
+    Continuous actions are scaled from [−1, 1] to the bounds; discrete actions are shifted by the space's first value.
+    `module` holds the buffers that `hold_bounds` registered.
+    """
     if space.kind == "discrete":
         return actions + space.start
     if not space.continuous:
@@ -451,7 +474,8 @@ def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch
 
 
 def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return the networks that learn, as name → name in a member's tensors."""
+    """Return the networks that gradients train, as name → name in `Member.tensors`. Target networks are not among
+    them."""
     return {
         network: name
         for f in dataclasses.fields(algo.State)
@@ -462,20 +486,25 @@ def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, 
 
 
 def other_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return the networks that learn and do not act, as name → name in a member's tensors."""
+    """Return the trained networks that acting does not need, such as critics, as name → name in `Member.tensors`."""
     acting = acting_networks(algo.POLICY, widths)
     return {network: name for network, name in online_networks(algo, widths).items() if network not in acting}
 
 
 def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what acting needs beside networks: the normaliser's tensors, if any, and those that the algorithm
-    names."""
+    """Return the tensors that acting needs beside networks, by name.
+
+    They are those of the observation normaliser, if the member has one, and those in the algorithm's `ACTS_WITH`.
+    """
     seen = SHOWN if set(SHOWN) <= set(tensors) else ()
     return {name: tensors[name] for name in (*seen, *algo.ACTS_WITH)}
 
 
 def for_acting(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
-    """Return a member with only the networks and tensors that acting needs; the rest of its state is zero."""
+    """Return a copy of the member that keeps only the tensors of trained networks and those that acting needs.
+
+    All other tensors of the algorithm's state are zeros.
+    """
     online, tensors = {*online_networks(algo, widths).values()}, rows_for_acting(algo, member.tensors)
     for name, (kind, network) in tensor_kinds(algo.State, widths).items():
         if kind == "parameters" and name in online and name in member.tensors:

@@ -14,7 +14,7 @@ from evopipe.policies.policy import Policy, TeamPolicy, numpy_files
 
 
 def card(policy: Policy | TeamPolicy, episodes: int) -> str:
-    """Return the model card, as Markdown, of a policy that was scored in `episodes` held-out episodes."""
+    """Return the model card of a policy as Markdown. Its score comes from this many held-out `episodes`."""
     return render(
         "card.md.j2",
         about=policy.about,
@@ -29,7 +29,7 @@ def card(policy: Policy | TeamPolicy, episodes: int) -> str:
 
 
 def render(template: str, **known: Any) -> str:
-    """Fill in a Markdown template of this folder."""
+    """Return the Markdown template of this name in the folder `policies`, filled in with the values `known`."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=False,

@@ -34,8 +34,11 @@ _RATE = 30  # frames a second; viewers slow down what is too fast for them
 
 @dataclass
 class FilmFrames:
-    """Collects frames for an animation: at most `width` pixels wide, at most 30 a second, and at most `most` in all,
-    evenly spaced."""
+    """A collector of frames for an animation: at most `width` pixels wide, at most 30 a second, and at most `most` in
+    all.
+
+    If there are more frames, evenly spaced ones are kept. With `colours`, images are reduced to a palette of this size.
+    """
 
     width: int
     most: float = math.inf
@@ -47,7 +50,8 @@ class FilmFrames:
 
     @contextlib.contextmanager
     def begin(self, fps: int) -> Iterator[Show]:
-        """Start with this many frames per second; yield the function that takes a frame."""
+        """Begin to collect at this number of frames per second; yield the function to call with each frame
+        `[H, W, 3]`."""
         self.fps, self.every = fps, math.ceil(fps / _RATE)
         yield self._show
 
@@ -69,20 +73,20 @@ class FilmFrames:
 
     @property
     def gap(self) -> float:
-        """Milliseconds between two images, at the speed of the episode."""
+        """The time between two kept images in milliseconds, for an animation at the original speed."""
         return 1000 * self.every / self.fps
 
 
 def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, rest: int = 0, **options: Any) -> bytes:
-    """Return images as an animated GIF or WEBP that repeats.
+    """Return the bytes of an animated GIF or WEBP that repeats.
 
     Args:
         images: one or more.
-        kind: the format.
+        kind: the format, as Pillow names it.
         gap: milliseconds between two images.
         unit: the format's unit of time, in milliseconds.
-        rest: how many milliseconds longer the last image is shown.
-        options: Pillow's.
+        rest: additional milliseconds for which the last image is shown.
+        options: options of Pillow's `Image.save`.
     """
     times = [unit * round(gap * number / unit) for number in range(len(images) + 1)]  # rounded, so no error adds up
     gaps = [b - a for a, b in itertools.pairwise((*times[:-1], times[-1] + rest))]
@@ -93,10 +97,12 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
 
 @contextlib.contextmanager
 def gif(path: Path, fps: int) -> Iterator[Show]:
-    """Write an animated GIF, at most 400 pixels wide.
+    """Write an animated GIF, at most 400 pixels wide, at the end of the `with` block.
+
+    The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8.
 
     Raises:
-        DiskError: it cannot be written.
+        DiskError: the file cannot be written.
     """
     frames = FilmFrames(400, colours=128)
     with frames.begin(fps) as show:
@@ -106,11 +112,13 @@ def gif(path: Path, fps: int) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def mp4(path: Path, fps: int) -> Iterator[Show]:
-    """Write an H.264 film with every frame in full size.
+    """Write an H.264 film with every frame in full size, at the end of the `with` block.
+
+    The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8.
 
     Raises:
         UsageError: the extra `video` is not installed.
-        DiskError: it cannot be written.
+        DiskError: the file cannot be written.
     """
     try:
         import imageio_ffmpeg

@@ -23,12 +23,12 @@ def load(
 
     Args:
         path: the folder.
-        member: which of the trained members, numbered as in `reports/members.json`; None for a policy's folder.
-        trust: whether to import the module of its author's own network (`network.module`), if it names one.
+        member: the number of a trained member, as in `reports/members.json`; None for a policy's folder.
+        trust: whether to import the module of a user-defined network (`network.module`), if the folder names one.
 
     Raises:
         MissingInputError: there is no such folder, or its network belongs to a module that was not imported.
-        DataError: it is damaged, of a newer format, or not a policy.
+        DataError: the folder is damaged, of a newer format, or not a policy.
         UsageError: there is no such member.
 
     Examples:

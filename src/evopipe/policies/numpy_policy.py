@@ -31,7 +31,8 @@ ACTIVATIONS: dict[str, Any] = {
 
 
 class Policy:
-    """A perceptron that acts, with NumPy alone. `path` is `policy.npz`, or that file opened."""
+    """A trained policy with a perceptron, which needs NumPy alone to act. `path` is `policy.npz`, or that file
+    opened."""
 
     def __init__(self, path: Any = "policy.npz") -> None:
         with np.load(path, allow_pickle=False) as held:
@@ -44,9 +45,10 @@ class Policy:
         self.activation = ACTIVATIONS[name]
 
     def act(self, obs: Any, mask: Any = None) -> Any:
-        """Return the greedy actions, as the environment takes them, for observations `[O]` or `[B, O]`.
+        """Return the greedy actions for one observation `[O]` or a batch `[B, O]`, in the environment's own values.
 
-        They are int64, for a Box float32. `mask`, `[A]` or `[B, A]`, says which actions are legal.
+        Actions are int64, or float32 for a Box. `mask`, `[A]` or `[B, A]`, says which actions are legal; None if all
+        are.
 
         Raises:
             ValueError: a shape does not fit, or no action is legal.
@@ -69,17 +71,23 @@ class Policy:
         return actions.reshape((*out.shape[:-1], *held["shape"]))[()]
 
     def q_values(self, obs: Any) -> Any:
-        """Return the values of all actions, `[A]` or `[B, A]`.
+        """Return the values of all actions, `[A]` for one observation or `[B, A]` for a batch.
 
         Raises:
-            ValueError: the network does not compute them.
+            ValueError: the network does not compute action values.
         """
         if not self.held["values"]:
             raise ValueError("this policy's network gives no action values: it has act(obs)")
         return self.outputs(obs)
 
     def outputs(self, obs: Any) -> Any:
-        """Return the outputs of the network, one for each action: values, logits, or the means of a Box's numbers."""
+        """Return the outputs of the network, one for each action: `[A]` for one observation or `[B, A]` for a batch.
+
+        They are action values, logits, or the means of a Box's numbers.
+
+        Raises:
+            ValueError: `obs` has another shape.
+        """
         held, x = self.held, np.array(obs, np.float32)
         if x.ndim not in (1, 2) or x.shape[-1] != held["observations"]:
             raise ValueError(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Actor(Protocol):
-    """The protocol of a policy that acts in environments, see `acting.Policy`."""
+    """Protocol of a policy that can be played in environments; `acting.Policy` documents the methods."""
 
     about: dict[str, Any]
 
@@ -75,18 +75,18 @@ def evaluate(
     policy: Actor, env: str | None = None, episodes: int = 100, seed: int = 0, max_steps: int | None = None,
     trust: bool = False,
 ) -> np.ndarray:  # fmt: skip
-    """Return the undiscounted returns `[n]` of greedy episodes, played one after another, without rendering.
+    """Play greedy episodes one after another, without rendering, and return their undiscounted returns `[n]`.
 
     Args:
         policy: a policy that `evopipe.load` returned, for one agent or a team.
-        env: an id of Gymnasium, or `module:EnvId`; None for the environment that it was trained in.
-        episodes: how many, `n`.
-        seed: seed of the first episode; the next one has the next number.
+        env: an id of Gymnasium, or `module:EnvId`; None for the environment in which the policy was trained.
+        episodes: the number n of episodes.
+        seed: the seed of the first episode; the following episodes have the following numbers.
         max_steps: the most steps of an episode; None for the environment's own limit, or 10,000.
-        trust: whether a `module:EnvId` that only the policy's folder names is imported, which runs that module.
+        trust: whether a `module:EnvId` that only the policy's folder names may be imported, which runs that module.
 
     Raises:
-        UsageError: it is a language model's policy, there are no episodes, or its environment is not trusted.
+        UsageError: the policy is a language model's, `episodes` is below 1, or the environment is not trusted.
         ParamsError: the environment is unknown or its package is not installed.
         DataError: the policy does not fit the environment.
         EnvironmentFailed: the environment raised.
@@ -110,11 +110,10 @@ def evaluate(
 
 
 def play(policy: Actor, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
-    """Play one greedy episode in the policy's own environment; return an image of every state, without needing a
-    display.
+    """Play one greedy episode in the policy's own environment, and return its frames and rewards. No display is needed.
 
-    `max_steps` limits its length; None means the environment's own limit, or `LIMIT`. For `trust` and its errors see
-    `environment_of`.
+    There is a frame of the first state and of the state after each step. `max_steps` limits the episode; None means the
+    environment's own limit, or `LIMIT`. For `trust` and its errors see `environment_of`.
 
     Raises:
         ParamsError: the environment is unknown or its package is not installed.
@@ -138,23 +137,23 @@ def watch(
     max_steps: int | None = None,
     tell: Callable[[Score], None] | None = None,
 ) -> list[Score]:
-    """Play greedy episodes in a window or onto films, and return one score an episode.
+    """Play greedy episodes in a window or into films, and return one score per episode.
 
     Args:
         policy: the policy, for one agent or a team.
         cfg: the environment, see `environment_of`.
-        films: the films that take the frames, see `evopipe.policies.film`. If there are none, a window shows the
+        films: the films that take the frames, see `evopipe.policies.film`. Without films, a window shows the
             environment at its own speed.
-        episodes: how many; their seeds are `seed`, `seed + 1`, …
-        seed: seed of the first one.
+        episodes: the number of episodes; their seeds are `seed`, `seed + 1`, …
+        seed: the seed of the first episode.
         max_steps: the most steps of an episode; None for the environment's own limit, or `LIMIT`.
-        tell: called with each score as soon as it is known.
+        tell: a function that is called with the score after each episode.
 
     Returns:
         The scores; fewer than `episodes` if the window was closed.
 
     Raises:
-        UsageError: there is no display, or a film needs what is not installed.
+        UsageError: there is no display, or a film needs a package that is not installed.
         DiskError: a film cannot be written.
         ParamsError, DataError, EnvironmentFailed: as for `play`.
     """
@@ -183,13 +182,14 @@ def watch(
 def environment_of(
     policy: Actor, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
 ) -> EnvConfig:
-    """Return the environment that a policy was trained in, or another one, or with other arguments.
+    """Return the configuration of the environment in which to play a policy: its own, or another one.
 
     Args:
         policy: the policy.
-        env_id: another environment; None for its own.
-        kwargs: other arguments of the environment; None for its own.
-        trust: whether a `module:EnvId` or a C file that only the policy's folder names may be used, which runs it.
+        env_id: another environment; None for the one in which the policy was trained.
+        kwargs: other constructor arguments of the environment; None for those in training.
+        trust: whether a `module:EnvId` or a C file that only the policy's folder names may be used, which runs its
+            code.
 
     Raises:
         DataError: the policy does not name its environment.
@@ -226,7 +226,7 @@ def environment_of(
 
 
 def has_display() -> bool:
-    """Return whether a window can be opened here."""
+    """Return whether a window can be opened on this machine."""
     if os.environ.get("SDL_VIDEODRIVER") in _UNSEEN:
         return False
     return _has_screen()

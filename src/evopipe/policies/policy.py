@@ -45,22 +45,22 @@ def save(
     folder: Path, algo_name: str, member: Member, about: Mapping[str, Any], program: bool, card: str,
     critic: bool = False,
 ) -> None:  # fmt: skip
-    """Write a policy's folder, replacing one in its place.
+    """Write the folder of a policy; an existing folder is replaced.
 
     If the policy can act with NumPy alone, the files for that are written too, see `numpy_files`.
 
     Args:
-        folder: where.
+        folder: the folder's path.
         algo_name: the algorithm's name.
         member: the member, with the tensors of every network that is written.
         about: the spaces, from `ObservationSpace.to_json` and `ActionSpace.to_json`, the algorithm's `config` if it is
-            not the default, and anything else that readers should know.
+            not the default, and any other facts for readers of `policy.json`.
         program: whether to write `torch.export` programs.
-        card: text of the model card.
+        card: the text of the model card.
         critic: whether to write the critics.
 
     Raises:
-        DiskError: it cannot be written.
+        DiskError: the folder cannot be written.
     """
     algo = get(algo_name)
     cfg = algo.Config.model_validate(about.get("config", {}))
@@ -89,7 +89,7 @@ def save(
 
 
 def kind_of(about: Mapping[str, Any]) -> type[Policy] | type[TeamPolicy]:
-    """Return the class of the described policy: `TeamPolicy` for a team, else `Policy`."""
+    """Return the class of a policy with the description `about`: `TeamPolicy` for a team, else `Policy`."""
     return TeamPolicy if "team" in about else Policy
 
 
@@ -118,10 +118,10 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
 
 
 def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
-    """Return the files with which a policy acts without torch and evopipe, by name: `policy.npz` and
-    `policies.numpy_policy`.
+    """Return the files by which a policy acts without torch and evopipe, as (name → bytes, reason).
 
-    If the policy is no plain perceptron with one output for each action, return no files, and the reason.
+    The files are `policy.npz` and the module `policies.numpy_policy`; the reason is empty then. If the policy is not a
+    plain perceptron with one output for each action, there are no files, and the reason says why.
     """
     try:
         data = dump_arrays(policy.arrays())
@@ -131,7 +131,7 @@ def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
 
 
 def load(path: str | Path, member: int | None = None, trust: bool = False) -> Policy | TeamPolicy:
-    """Load a policy folder, or one of the trained members; arguments and errors are those of `loading.load`."""
+    """Load the policy in a folder, or one of the trained members; arguments and errors are those of `loading.load`."""
     if member is not None:
         return trained(path, member, trust)[0]
     folder = Path(path)
@@ -162,8 +162,11 @@ def _known(arch: Architecture, trust: bool) -> Architecture:
 
 
 def trained(path: str | Path, member: int | None = None, trust: bool = False) -> list[Policy | TeamPolicy]:
-    """Load the members of `models/trained` as policies by slot, or one of them. The elite, which is stored after them,
-    is left out. Arguments and errors are those of `loading.load`."""
+    """Load the trained members in a folder such as `models/trained` as policies, in the order of their slots (numbers).
+
+    With `member`, only that one is loaded. The elite, which the folder stores after the members, is left out. Arguments
+    and errors are those of `loading.load`.
+    """
     folder = Path(path)
     members, about = read_members(folder, {}, "train it again")
     members = members[: len(members) - ("elite" in about)]
@@ -178,12 +181,12 @@ def trained(path: str | Path, member: int | None = None, trust: bool = False) ->
 
 
 def of_member(member: Member, described: Mapping[str, Any]) -> Policy | TeamPolicy:
-    """Return a member in training as a policy, with all its networks.
+    """Return a policy of a member that may still be in training, with all its networks.
 
-    `described` is the algorithm, its configuration and the spaces, as in `policy.json`.
+    `described` holds the algorithm, its configuration and the spaces, in the form of `policy.json`.
 
     Raises:
-        ValueError: the member's tensors do not fit it.
+        ValueError: the member's tensors do not fit the description.
     """
     _, algo, cfg, spaces = _read({**described, "arch": {}})
     online = set(online_networks(algo, algo.networks(cfg, spaces)).values())

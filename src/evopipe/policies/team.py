@@ -30,12 +30,13 @@ from evopipe.rng import Purpose, Stream
 
 
 class TeamPolicy:
-    """A trained member for a team, see `acting.Policy`.
+    """One trained member of a team's environment, which chooses the actions of all K agents; see `acting.Policy`.
 
     Attributes:
         team: the agents' spaces.
         agents: the agents' ids, as in the environment.
-        memory: how many numbers each agent carries from step to step; 0 unless it is recurrent.
+        memory: the number of recurrent state values that each agent carries from step to step; 0 unless it is
+            recurrent.
     """
 
     observation_space: None = None  # each agent has its own
@@ -57,11 +58,12 @@ class TeamPolicy:
         """Return every agent's action, deterministic unless `epsilon` is above 0.
 
         Args:
-            obs: by agent, an observation as the environment gives it, or a batch, equally long for all agents. An agent
-                that is missing here is absent, and gets no action.
-            mask: by agent, legal actions `[A]` or `[B, A]`, if observations do not contain them; the default is all.
-            epsilon: if above 0, it explores as in training, and with this probability takes a random legal action.
-            seed: seed of the exploration.
+            obs: by agent, an observation as the environment gives it, or a batch of B, equally long for all agents. An
+                agent without an observation is absent, and gets no action.
+            mask: by agent, legal actions `[A]` or `[B, A]`, if observations do not contain them; by default all are
+                legal.
+            epsilon: the probability of a random legal action. If it is above 0, the policy explores as in training.
+            seed: the seed of exploration.
 
         Returns:
             The actions by agent, within the environment's own bounds, ready for `env.step`; for a batch, arrays
@@ -76,13 +78,13 @@ class TeamPolicy:
 
     def step(self, obs: Mapping[Any, Any], memory: Any = None, mask: Mapping[Any, Any] | None = None,
              epsilon: float = 0.0, seed: int = 0) -> tuple[dict[Any, Any], Any]:  # fmt: skip
-        """Return every agent's action, as `act` does, and the new memory of a recurrent team.
+        """Return every agent's action, as `act` does, and the new recurrent state, float32 `[B, K, memory]`.
 
-        `memory` is what the previous step of these episodes returned, float32 `[B, K, memory]`; None at the beginning.
-        An absent agent's memory is cleared.
+        `memory` is the recurrent state that the previous step of these episodes returned; None at the beginning. The
+        state of an absent agent becomes zeros.
 
         Raises:
-            UsageError: as in `act`, or the memory has another shape.
+            UsageError: as in `act`, or the recurrent state has another shape.
         """
         rows, single, legal, before = self._situation(obs, mask, memory)
         state, draw = self._cohort.state, None
@@ -103,11 +105,17 @@ class TeamPolicy:
         return {key: value[0] if single else np.asarray(value) for key, value in chosen.items()}, after
 
     def score(self, rewards: Sequence[float]) -> float:
-        """Return the team's score from the rewards of its living agents, by `score` of its configuration."""
+        """Return the team's score of one step: the sum of its agents' rewards, divided by K if the configured `score`
+        is `mean`.
+
+        `rewards` are those of the agents that took the step; K counts all agents.
+        """
         return sum(rewards) / (len(self.agents) if self._cfg.score == "mean" else 1)
 
     def value(self, obs: Mapping[Any, Any], memory: Any = None) -> dict[Any, Any]:
-        """Return every agent's V(s), float32 `[]` or `[B]`.
+        """Return every agent's state value V(s), by agent: float32 `[]` for one observation or `[B]` for a batch.
+
+        `obs` is as in `act`, `memory` as in `step`.
 
         Raises:
             UsageError: the algorithm has no values, the critic was not exported, or an argument does not fit.
@@ -129,7 +137,10 @@ class TeamPolicy:
 
     def probabilities(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None,
                       memory: Any = None) -> dict[Any, Any]:  # fmt: skip
-        """Return every agent's π(a|s) over its own actions, float32 `[A]` or `[B, A]`.
+        """Return every agent's action probabilities π(a|s), by agent: float32 `[A]` for one observation or `[B, A]` for
+        a batch.
+
+        An agent's A counts its own actions. `obs` and `mask` are as in `act`, `memory` as in `step`.
 
         Raises:
             UsageError: the team is deterministic or its actions are continuous, or an argument does not fit.
@@ -150,22 +161,25 @@ class TeamPolicy:
         return {file: (self.module(place), space.size) for place, (file, space) in enumerate(named)}
 
     def arrays(self) -> NoReturn:
-        """See `acting.Policy.arrays`."""
+        """Raise ValueError, because NumPy policies do not support teams; see `acting.Policy.arrays`."""
         raise ValueError("it is a team's")
 
     def on_rows(self) -> NoReturn:
-        """See `acting.Policy.on_rows`."""
+        """Raise UsageError, because datasets are of one agent; see `acting.Policy.on_rows`."""
         raise UsageError("is a team, and datasets are of one agent")
 
     def misfit(self, env: Any) -> str | None:
-        """See `acting.Policy.misfit`."""
+        """Return why the team cannot act in an environment, None if it can; see `acting.Policy.misfit`."""
         if not isinstance(env, TeamEnv):
             return "is for one agent, the policy is not; play it where it was trained"
         return unlike(f"the agents {_listed(TeamSpace.of(env))}", f"the agents {_listed(self.team)}")
 
     def episode(self, env: TeamEnv, explained: Explained, begun: tuple[Any, Any], limit: int) -> Iterator[Moment]:
-        """Play one episode greedily, see `acting.Policy.episode`. After each step yield the team's score of the
-        rewards, and whether the episode terminated for all agents that acted."""
+        """Play one greedy episode; after each step, yield the team's score of it, and whether all agents that acted
+        terminated.
+
+        The arguments are those of `acting.Policy.episode`.
+        """
         (obs, info), memory, alive = begun, None, list(env.agents)
         for _ in range(limit):
             with explained():
@@ -211,9 +225,11 @@ class TeamPolicy:
         return self._cohort.normalised(rows, there), found.single, legal, before.flatten(0, 1)[None]
 
     def module(self, place: int) -> torch.nn.Module:
-        """Return one agent's greedy policy as a plain module: its obs `[B, O]` → its own actions.
+        """Return the greedy policy of the agent number `place` as a `torch.nn.Module`: its obs `[B, O]` → its own
+        actions.
 
-        A recurrent one maps (obs, memory `[B, memory]`) → (actions, memory).
+        If the policy is recurrent, the module maps (obs, memory `[B, memory]`) to (actions, new memory); memory, the
+        recurrent state, is zeros at first.
         """
         made = _Agent(self, place)
         own = self.team.observations[place].size

@@ -18,32 +18,34 @@ if TYPE_CHECKING:
 
 
 def part_of(params: AnyParams, stage: str = "") -> Any:
-    """Return the module of `problems` for this kind of parameters (environments or text), or its part for one stage."""
+    """Import and return the module of `problems` for this kind of members (environments or text), or its part for a
+    stage."""
     return import_module(f"{__name__}.{params.part(stage)}")
 
 
 def check(params: AnyParams) -> None:
-    """Check parameters before the first stage does anything, so that no later stage needs to refuse them.
+    """Check parameters before the first stage runs, so that no later stage refuses them.
 
     Raises:
-        ParamsError: a later stage would refuse them.
+        ParamsError: a later stage would refuse the parameters.
         EnvironmentFailed: an environment could not be made or reset.
     """
     part_of(params, "check").check(params)
 
 
 def problem_of(params: AnyParams, folder: Path = Path(), alone: bool = False, together: Any = None) -> Problem[Any]:
-    """Return the problem that these parameters describe; outs of earlier stages lie below `folder`.
+    """Return the `Problem` that a run works on, made from parameters: configuration, training loop and final
+    evaluation.
 
     Args:
         params: the parameters.
-        folder: the project's folder.
-        alone: if True, processes that are set to `auto` are not used, because this process is one of many.
+        folder: the project's folder, which has the outputs of earlier stages.
+        alone: if True, the setting `auto` means no helper processes, because this process is one of many.
         together: a `language.together.Together`, if several processes form one shard of language models.
 
     Raises:
-        ParamsError: an environment is unknown or not supported, or a base cannot be used.
-        MissingInputError, DataError: a base is missing or damaged.
+        ParamsError: an environment is unknown or not supported, or a base model cannot be used.
+        MissingInputError, DataError: a base model is missing or damaged.
     """
     found: Problem[Any] = part_of(params).problem_of(params, folder, alone, together)
     return found

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 
 def problem_of(params: Params, folder: Path = Path(), alone: bool = False, together: None = None) -> Problem[EnvSpec]:
-    """Return the problem of a run in an environment; see `problems.problem_of`."""
+    """Return the `Problem` of a run in an environment: its configuration, training loop and final evaluation.
+
+    Arguments and errors are those of `problems.problem_of`.
+    """
     runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
     outside, sources = params.outside()
     neighbours = neighbours_of(params.train, params.population.size)
@@ -68,7 +71,7 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
 
 
 def neighbours_of(train: TrainConfig, members: int) -> int:
-    """Return how many members of a population share a memory."""
+    """Return how many of a population's `members` share one replay buffer; 1 without a shared buffer."""
     if train.mode == "offline" or on_policy(get(train.algo)):
         return 1
     return train.replay.members(members)
@@ -100,9 +103,10 @@ def begin(
     learners: int = 1,
     collect_rollouts: CollectRollouts | None = None,
 ) -> Run[EnvSpec]:
-    """Return a run at its beginning, in the regime of its algorithm, for users' own training loops.
+    """Return a new run that has not trained yet, for users who write their own training loop.
 
-    For `warm`, `workers` and `learners` see `Setup`; for `collect_rollouts` see `OnPolicy`.
+    What members learn from (replay buffer, rollouts or dataset) follows from the algorithm. `warm`, `workers` and
+    `learners` are explained in `Setup`, `collect_rollouts` in `OnPolicy`.
 
     Raises:
         UsageError: `collect_rollouts` is given, but the algorithm is not on-policy.
@@ -118,7 +122,10 @@ def problem_with(
     collect_rollouts: CollectRollouts | None = None,
     described: Mapping[str, Any] | None = None,
 ) -> Problem[EnvSpec]:
-    """Return the problem of a run whose parts exist already; for the arguments see `begin`."""
+    """Return the `Problem` of a run whose configuration and dataset are given as objects, and not as parameters.
+
+    `described` is JSON data that is stored with every policy. The other arguments are those of `begin`.
+    """
 
     def live(clock: Clock, keys: np.ndarray) -> Regime:
         return regime_of(Setup(spec, clock, keys, warm, workers, learners), collect_rollouts)
@@ -127,7 +134,12 @@ def problem_with(
 
 
 def regime_of(setup: Setup, collect_rollouts: CollectRollouts | None = None) -> Regime:
-    """Return the regime that the configuration asks for; it raises what `begin` raises."""
+    """Return the regime for the configuration: `OffPolicy`, `OnPolicy` or `Offline`. A regime is a training loop over
+    one kind of data.
+
+    Raises:
+        UsageError: `collect_rollouts` is given, but the algorithm is not on-policy.
+    """
     spec, warm = setup.spec, setup.warm
     if collect_rollouts is not None and not on_policy(spec.algo):
         raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")

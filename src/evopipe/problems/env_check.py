@@ -19,7 +19,7 @@ _NO_SPACES = {"num_envs", "backend", "step_limit", "step_seconds"}  # keys of `e
 
 
 def check(params: Params) -> None:
-    """Check the parameters before the first stage does anything, see `problems.check`.
+    """Check parameters before the first stage runs: that the environment exists, and that algorithm and data suit it.
 
     Raises:
         ParamsError: the environment is unknown, the algorithm does not support its spaces, or a user's own network

@@ -24,7 +24,10 @@ from evopipe.storage.files import write_json
 
 
 def fetch(params: Params, folder: Path) -> list[str]:
-    """Write `data/dataset`, always a Minari dataset, and `reports/fetch.json`; return remarks for the user."""
+    """Run the stage `fetch`: write `data/dataset`, always as a Minari dataset, and `reports/fetch.json`.
+
+    The result is a list of remarks for the user.
+    """
     env, source = params.env.id, params.fetch.source
     import_network(params.network, params.train.algo)  # of the policy that may be collected by
     with closing(EnvPool(params.env.on_gymnasium, 1, what="behaviour")) as pool:
@@ -57,7 +60,10 @@ def fetch(params: Params, folder: Path) -> list[str]:
 
 
 def buffer(params: Params, folder: Path) -> list[str]:
-    """Write `data/transitions.h5` and `reports/buffer.json` from `data/dataset`; return remarks for the user."""
+    """Run the stage `buffer`: convert `data/dataset` to `data/transitions.h5`, and write `reports/buffer.json`.
+
+    The result is a list of remarks for the user.
+    """
     source = need(folder, DATASET)
     with closing(EnvPool(params.env.on_gymnasium, 1, what="described")) as pool:
         dataset = read_own(source)

@@ -21,21 +21,22 @@ _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 
 
 def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Member], folder: Path) -> EnvEvaluation:
-    """Return the members to be scored and the report on their scores, for the stage `evaluate`."""
+    """Return an `EnvEvaluation`, which holds the members to score and makes the report of their scores."""
     return EnvEvaluation(params, problem, trained)
 
 
 class EnvEvaluation:
-    """The members to be scored, the elite last, and the report on their scores."""
+    """The part of the stage `evaluate` for environments: it holds the members to score, the elite last, and makes the
+    report."""
 
     def __init__(self, params: Params, problem: Problem[EnvSpec], trained: Sequence[Member]) -> None:
         self.params, self.problem, self.members = params, problem, list(trained)
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
-        """Return the report on these episodes.
+        """Return the report of the evaluation, from the episodes that were played with `seeds`.
 
         Raises:
-            EnvironmentFailed: too many of a member's episodes were broken.
+            EnvironmentFailed: too many of a member's episodes were broken by a fault of the environment.
         """
         env, scores, episodes = self.params.env.id, {}, []
         whole = _refuse_or_warn(np.isfinite(played.returns), env)

@@ -21,14 +21,17 @@ SCORES = ("mean", "interval", "std", "median", "iqm")
 
 
 def spec_of(params: Params) -> EnvSpec:
-    """Return the run's configuration."""
+    """Return the run's configuration, made from its parameters."""
     return make_spec(params)
 
 
 def write(
     folder: Path, params: Params, spec: EnvSpec, elite: Member, about: Mapping[str, Any], scores: Mapping[str, Any]
 ) -> None:
-    """Write policy.safetensors, policy.json, policy.pt2 and a model card.
+    """Export the elite: write policy.safetensors, policy.json, policy.pt2 (if `export.program`) and a model card into a
+    folder.
+
+    `about` is added to policy.json, and so are the elite's held-out `scores`.
 
     Raises:
         DiskError: a file cannot be written.
@@ -41,5 +44,5 @@ def write(
 
 
 def trained(folder: Path) -> list[Policy | TeamPolicy]:
-    """Return the members of `models/trained` as policies by slot."""
+    """Load the members of `models/trained` as policies, in the order of slots."""
     return policy.trained(folder)

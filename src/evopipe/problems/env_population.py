@@ -15,7 +15,8 @@ _REMEDY = "population.start names a copy of models/trained of a run with the sam
 
 
 def begun(params: Params) -> tuple[EnvSpec, list[Member], list[Mutation], str]:
-    """Return the run's configuration, its members, the mutation that made each, and a text that says what they are for.
+    """Return a run's configuration, its initial members, the mutation that made each, and their activation function's
+    name.
 
     With `population.start` the members are those of an earlier run, so that an offline run can continue online.
     """

@@ -19,7 +19,11 @@ from evopipe.types import Spaces
 
 
 def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> EnvSpec:
-    """Build the configuration of a run. Spaces that are not given are read from the environment, as by `spaces_of`."""
+    """Return the configuration of a run in an environment. If `spaces` is None, the environment is made to read them.
+
+    Raises:
+        ParamsError: see `spaces_of`.
+    """
     device = device or torch.device("cpu")
     module, kernels = params.network, params.runtime.kernels
     if module is not None and kernels in ("native", "portable"):
@@ -41,7 +45,7 @@ def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces
 
 
 def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
-    """Return what an algorithm needs to know of an environment's spaces.
+    """Make the environment once and return its spaces, as far as an algorithm needs them.
 
     Raises:
         ParamsError: the environment is unknown, or its spaces are not supported in general or by this algorithm.
@@ -54,15 +58,15 @@ def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
 
 
 def describe(spec: EnvSpec) -> dict[str, Any]:
-    """Return the algorithm, its configuration, the environment and its spaces as JSON data, as `policy.json` has
-    them."""
+    """Return algorithm, configuration, environment and spaces as JSON data: the part of `policy.json` that is equal for
+    all members."""
     with opened(spec.env) as env:
         shown = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
         return {**settings_of(spec.env, spec.train.algo, spec.algo_config), **shown, **read_spaces(env)[1]}
 
 
 def settings_of(env: EnvConfig, algo: str, config: Any) -> dict[str, Any]:
-    """Return what `describe` returns, without the spaces."""
+    """Return algorithm, configuration and environment as JSON data: what `describe` returns, without the spaces."""
     own = set() if env.source is None else {"source"}
     place = env.model_dump(mode="json", include={"id", "kwargs", "wrappers", *own})
     return {"algo": algo, "config": config.model_dump(mode="json"), "env": place}

@@ -40,7 +40,10 @@ from evopipe.schema.language import LanguageConfig, TextRuntime
 def problem_of(
     params: LanguageParams, folder: Path = Path(), alone: bool = False, together: Any = None
 ) -> Problem[TextSpec]:
-    """Return the problem of a run of language models; see `problems.problem_of`."""
+    """Return the `Problem` of a run of language models: its configuration, training loop and final evaluation.
+
+    Arguments and errors are those of `problems.problem_of`.
+    """
     runtime, judge = params.runtime, params.language.reward_model
     outside, sources = params.outside()
     spec = make_spec(params, configure(runtime))
@@ -79,8 +82,11 @@ def _undivided(cfg: LanguageConfig, runtime: TextRuntime) -> str | None:
 
 
 def describe(spec: TextSpec) -> dict[str, Any]:
-    """Return the algorithm, its configuration and the base as JSON data, as `policy.json` has them (see
-    `language.policy`)."""
+    """Return algorithm, configuration and base model as JSON data: the part of `policy.json` that is equal for all
+    members.
+
+    `language.policy` reads these data.
+    """
     return {
         "kind": "games" if spec.base.length else "language",
         "algo": spec.train.algo,
@@ -94,7 +100,10 @@ def describe(spec: TextSpec) -> dict[str, Any]:
 
 
 def regime_of(spec: TextSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
-    """Return the regime that the configuration asks for. At most `learners` processes share the work for small GPTs."""
+    """Return the regime for the corpus: a training loop over dialogues, rows of text, or games.
+
+    At most `learners` processes compute the updates of small GPTs; other models are updated in this process.
+    """
     if corpus.form == "reasoning":
         return Dialogue(spec, clock, corpus, _judge_of(spec.language, spec.device), _truth_of(spec.language))
     if corpus.form == "games":
@@ -103,10 +112,13 @@ def regime_of(spec: TextSpec, clock: Clock, corpus: Corpus, learners: int = 1) -
 
 
 def completer_of(spec: TextSpec, folder: Path, episodes: int) -> tuple[Completer, np.ndarray]:
-    """Return the object that completes and rewards prompts, and the rows `[n]` of the final evaluation: `episodes` of
-    those of the test split.
+    """Return the object that completes prompts and scores completions, and the indices `[n]` of the final evaluation's
+    rows.
 
-    It raises what `corpus_of` raises.
+    The rows are `episodes` rows drawn from the corpus' test split.
+
+    Raises:
+        DataError, ParamsError: see `corpus_of`.
     """
     corpus = corpus_of(folder, spec)
     rows = corpus.splits["test"]
@@ -115,11 +127,11 @@ def completer_of(spec: TextSpec, folder: Path, episodes: int) -> tuple[Completer
 
 
 def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer, np.ndarray] | None = None) -> HeldOut:
-    """Return the object that scores members at the end of a run: by games, or by rows that were not trained on, see
-    `completer_of`.
+    """Return the object that scores members in the final evaluation: by games, or by rows that were not trained on.
 
-    Beside scores it reports which games were `won`, or the task's own score (`task`) if a reward model replaces it, or
-    the algorithm's statistics.
+    `of` is the result of `completer_of`, if it was called before. Besides the scores, the evaluation reports which
+    games were `won`, the score by the task itself (`task`) where a reward model gives the rewards, or the algorithm's
+    own statistics.
     """
     if form_of(spec.algo) == "games":
 
@@ -147,14 +159,21 @@ def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer
 
 
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> TextSpec:
-    """Build the configuration of a run. It raises what `load_base` raises."""
+    """Load the base model, and return the configuration of a run of language models.
+
+    Raises:
+        ParamsError, MissingInputError, DataError: see `base_of`.
+    """
     device, cfg = device or torch.device("cpu"), settled(params.language, params.fetch.source)
     base = replace(base_of(cfg, params.seed, device), rows_at_once=params.runtime.rows_at_once)
     return spec_of(params, base, device, cfg)
 
 
 def spec_of(params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None) -> TextSpec:
-    """Build the configuration of a run over this base; `cfg` replaces the block `language` of the parameters."""
+    """Return the configuration of a run of language models over a loaded base model.
+
+    `cfg`, if given, replaces the block `language` of the parameters.
+    """
     return TextSpec(
         seed=params.seed,
         language=cfg or params.language,
@@ -211,11 +230,12 @@ def _modelled(model: LanguagePolicy) -> Judge:
 
 
 def corpus_of(folder: Path, spec: TextSpec) -> Corpus:
-    """Read the tokenised rows.
+    """Read the tokenised rows that the stage `buffer` wrote below `folder`.
 
     Raises:
-        DataError: they are damaged, of another base or of another form.
-        ParamsError: see `need_places`.
+        MissingInputError: the rows do not exist.
+        DataError: the rows are damaged, or were made for another base model or kind of algorithm.
+        ParamsError: the rows are too long for the base model.
     """
     corpus, form = read_corpus(layout.need(folder, layout.TOKENS)), form_of(spec.algo)
     if corpus.digest != spec.base.digest or corpus.form != form:

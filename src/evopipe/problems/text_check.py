@@ -6,4 +6,4 @@ from evopipe.params.text import LanguageParams
 
 
 def check(params: LanguageParams) -> None:
-    """Do nothing, see `problems.check`: the first stage, `fetch`, itself refuses what cannot be used."""
+    """Do nothing: for language models, the first stage (`fetch`) itself refuses parameters that cannot be used."""

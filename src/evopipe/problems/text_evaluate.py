@@ -31,13 +31,16 @@ _SHOWN = 12  # prompts of which the completions are written down, or games
 def evaluation(
     params: LanguageParams, problem: Problem[TextSpec], trained: Sequence[Member], folder: Path
 ) -> TextEvaluation:
-    """Return the members to be scored and the report on their scores, for the stage `evaluate`."""
+    """Return a `TextEvaluation`, which holds the members to score and makes the report of their scores."""
     return TextEvaluation(params, problem, trained, folder)
 
 
 class TextEvaluation:
-    """The members to be scored, and the report on their scores. The elite is the last trained member. The base comes
-    after it; games have none."""
+    """The part of the stage `evaluate` for language models: it holds the members to score, and makes the report.
+
+    The elite is the last trained member. The base model follows the elite as one more member, for comparison; for games
+    there is no base model.
+    """
 
     def __init__(
         self, params: LanguageParams, problem: Problem[TextSpec], trained: Sequence[Member], folder: Path
@@ -56,10 +59,10 @@ class TextEvaluation:
             self.members.append(replace(trained[-1], tensors=plain))
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
-        """Return the report on these episodes.
+        """Return the report of the evaluation, from the members' completions or games in `played`.
 
         Raises:
-            Stopped: `stopped` returned True.
+            Stopped: `stopped` returned True while rows were scored again.
         """
         return self._games(played, seeds) if self.plays else self._rows(played, stopped)
 

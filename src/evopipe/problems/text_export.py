@@ -24,7 +24,7 @@ SCORES = ("mean", "interval")
 
 
 def spec_of(params: LanguageParams) -> TextSpec:
-    """Return the run's configuration."""
+    """Return the run's configuration, made from its parameters, with the base model loaded."""
     return make_spec(params)
 
 
@@ -32,7 +32,10 @@ def write(
     folder: Path, params: LanguageParams, spec: TextSpec, elite: Member, about: Mapping[str, Any],
     scores: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Write the adapter as PEFT's files, the merged model, policy.json and a model card.
+    """Export the elite: its adapter in PEFT's format, the merged model (if `export.merged`), policy.json and a model
+    card.
+
+    `about` is added to policy.json, and so are the held-out `scores` of the elite and of the base model.
 
     Raises:
         DiskError: a file cannot be written.
@@ -53,8 +56,9 @@ def write(
 def write_policy(
     folder: Path, spec: TextSpec, member: Member, about: Mapping[str, Any], called: str = str(layout.ELITE)
 ) -> None:
-    """Write a member as a policy's folder, with a model card. `about` goes into policy.json; `called` is the folder's
-    name.
+    """Write a member and a model card into a folder that `evopipe.load` can read.
+
+    `about` is the content of policy.json; `called` is the folder's name in the model card.
 
     Raises:
         DiskError: a file cannot be written.
@@ -78,5 +82,6 @@ def write_policy(
 
 
 def trained(folder: Path) -> list[Any]:
-    """Return no policies: each of them would hold the base once more."""
+    """Return an empty list: members of language models are not loaded as policies, because each would hold the base
+    model again."""
     return []

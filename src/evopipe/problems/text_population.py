@@ -24,9 +24,10 @@ from evopipe.types import Tensor
 
 
 def begun(params: LanguageParams) -> tuple[TextSpec, list[Member], list[Mutation], str]:
-    """Return the run's configuration, its members, the mutation that made each, and a text that names their base.
+    """Return a run's configuration, its initial members, the mutation that made each, and a text that names the base
+    model.
 
-    With `population.start` the members continue from those of an earlier run, from an adapter that PEFT wrote, or from
+    With `population.start` the members continue from those of an earlier run, from an adapter in PEFT's format, or from
     an exported player of games.
     """
     spec = make_spec(params)
@@ -34,11 +35,13 @@ def begun(params: LanguageParams) -> tuple[TextSpec, list[Member], list[Mutation
 
 
 def members_of(params: LanguageParams, spec: TextSpec) -> tuple[list[Member], list[Mutation]]:
-    """Return the members that a run starts with, and the mutation that made each.
+    """Return the initial members of a run, and the mutation that made each.
+
+    `population.start` is used as in `begun`.
 
     Raises:
-        MissingInputError: what they continue from is missing.
-        DataError: it is damaged, or does not fit.
+        MissingInputError: the files of `population.start` are missing.
+        DataError: these files are damaged, or do not fit the run.
     """
     members, mutations = first_members(spec, params.population.size)
     if params.population.start is None:

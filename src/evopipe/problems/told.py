@@ -16,14 +16,14 @@ from evopipe.rng import Purpose
 
 @dataclass(frozen=True)
 class Told:
-    """The report that the stage `evaluate` writes.
+    """The report of the stage `evaluate`, for environments and for language models.
 
     Attributes:
         evaluation: the content of `evaluation.json`, with the elite's scores.
-        members: the scores of every other member.
+        members: the scores of every other member, by name.
         episodes: (name, seeds, returns, lengths) of every member's episodes.
-        over: the name of what the elite was scored on.
-        shown: sample texts; None if no text was written.
+        over: a text that says what the elite was scored on.
+        shown: sample completions; None if no text was written.
     """
 
     evaluation: Mapping[str, Any]
@@ -34,11 +34,15 @@ class Told:
 
 
 def names_of(members: int) -> list[str]:
-    """Return the names of this many trained members; the last is the elite."""
+    """Return the names of `members` trained members in the reports: `member_0`, `member_1` and so on; the last is
+    `elite`."""
     return [*(f"member_{i}" for i in range(members - 1)), "elite"]
 
 
 def score_of(params: AnyParams, place: int, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
-    """Return the scores of episodes, `[n]` each. Another `place` has other random draws for the bootstrap."""
+    """Return summary statistics of one member's episodes, from their returns `[n]` and lengths `[n]`.
+
+    `place` is the member's index; it selects the random draws of the bootstrap interval.
+    """
     chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, place)
     return summary(returns, lengths, params.evaluate.bootstrap, chance)

@@ -39,7 +39,8 @@ Judge = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], tuple[np.ndarray,
 
 @dataclass(frozen=True)
 class Completer:
-    """Lets members complete prompts, and rewards what they write: what all dialogues of a run share."""
+    """Generator of completions: it lets members complete prompts of the dataset, and computes the rewards by
+    `judge`."""
 
     spec: TextSpec
     corpus: Corpus
@@ -48,8 +49,17 @@ class Completer:
     truth: Judge | None = None  # the task's own score, where a reward model stands in its place: only told
 
     def write(self, cohort: Cohort, index: Rows, group: int, how: Sampling, when: int) -> tuple[Text, Written]:
-        """Let every member of a cohort complete the prompts of these rows; return prompts with completions, and what
-        was written."""
+        """Let every member of a cohort write `group` completions of each of some prompts.
+
+        Return the prompts with their completions as a `Text` to learn from, and the completions as generated.
+
+        Args:
+            cohort: the members.
+            index: the prompts, as row numbers of the dataset.
+            group: the number of completions of each prompt.
+            how: how tokens are sampled.
+            when: the counter of the random draws.
+        """
         spec, members = self.spec, len(cohort.members)
         base, leave = spec.base, spec.cohorts == "merged"
         batch = self.corpus.prompt_batch(index, base.pad)
@@ -78,10 +88,12 @@ class Completer:
         return text, written
 
     def reward(self, written: Written, index: Rows, group: int, judge: Judge | None = None) -> tuple[Tensor, int]:
-        """Return the rewards `[P, R]` float32, and how many of them could not be computed.
+        """Return the rewards `[P, R]` float32 of P members' R completions each, and the number of rewards that failed
+        and are 0.
 
-        `judge` replaces the run's own. It is asked about one member's completions at a time, so that no bit depends on
-        neighbours. If there are several processes, only one asks, because a judge may give two answers.
+        `judge` replaces the run's own. Each call of the judge gets the completions of one member, so that the rewards
+        of a member do not depend on other members. If there are several processes, only one calls the judge and sends
+        the others the result, because a judge may not be deterministic.
         """
         told, together = written.log_prob.new_zeros(len(written.ids), written.ids.shape[1] + 1), self.spec.base.together
         if together.leads:
@@ -92,15 +104,17 @@ class Completer:
         return told[:, :-1].contiguous(), int(told[:, -1].sum())
 
     def stop(self, prompts: int) -> Stops:
-        """Return the texts that end a completion, for each of `prompts` prompts; nothing if there are none."""
+        """Return the configured texts that end a completion, once for each of `prompts` prompts; empty if none is
+        configured."""
         return [self.spec.language.stop] * prompts if self.spec.language.stop else ()
 
     def texts(self, written: Written, prompts: int) -> list[list[str]]:
-        """Return every member's completions of `prompts` prompts as texts."""
+        """Return every member's completions of `prompts` prompts as texts, one list per member."""
         return texts(self.spec.base, written, self.stop(len(written.ids) * prompts))
 
     def evaluate(self, cohorts: Sequence[Cohort], index: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score members by their greedy completions of the prompts of these rows.
+        """Score members by the rewards of their greedy completions of some prompts; `index` are row numbers of the
+        dataset.
 
         Raises:
             Stopped: `stopped` returned True.
@@ -123,8 +137,10 @@ class Completer:
 
 
 class Dialogue:
-    """The regime (see `run.regime.Regime`) of algorithms that learn from completions. A tick is one round of
-    completions."""
+    """The regime (see `run.regime.Regime`) of algorithms that learn from rewarded completions of prompts, such as GRPO.
+
+    A tick of this regime is one round: every member writes completions, which are rewarded, and learns from them.
+    """
 
     warm = 0
     threshold: float | None = None
@@ -153,14 +169,14 @@ class Dialogue:
         return member
 
     def inherit(self, parents: Sequence[int] | None) -> None:
-        """Do nothing: this regime keeps nothing for each member."""
+        """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`. It has no values: no episode of an environment ends here."""
+        """Return NaN for every slot `[P]`, because there are no episodes of an environment; see `Regime.ended`."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Do nothing: this regime keeps nothing for a slot."""
+        """Do nothing, because this regime stores nothing per slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -170,7 +186,7 @@ class Dialogue:
         return self._probe.diagnostics.told(slots)
 
     def advance(self, most: int = 1) -> None:
-        """Let every member write a round of completions, and learn from it."""
+        """Take one tick: every member writes a round of completions, and learns from their rewards."""
         self.whole = False
         rewarded = [self._round(cohort) for cohort in self.cohorts]
         self.clock.count(rewarded=any(rewarded))
@@ -250,7 +266,7 @@ class Dialogue:
         self._probe.note(cohort, of_round(text.reward, group, every))
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`. Each seed selects a row of the validation split."""
+        """Score members on the prompts of the validation split that the seeds select; see `Regime.evaluate`."""
         rows = self.completer.corpus.splits["validation"]
         return self.completer.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
 
@@ -263,7 +279,7 @@ class Dialogue:
         return 0
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing, because this regime holds no processes or environments."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +294,7 @@ class _Played:
 
 
 def redraws_of(spec: TextSpec) -> int:
-    """Return how many times completions without spread are replaced, see `algos.grpo`."""
+    """Return how many times a round draws new completions for groups whose rewards are all equal; see `algos.grpo`."""
     return int(getattr(spec.algo_config, "redraws", 0))
 
 
@@ -314,8 +330,11 @@ def _wider(x: Any, prompt: int, width: int, pad: int) -> Any:
 
 
 def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the signals `[P]` of a round by name, from rewards `[P, R]` in groups of `group` adjacent completions, and
-    from the means in `every`."""
+    """Return metrics `[P]` of a round by name: return, length, entropy, spread of rewards within groups, and others.
+
+    `reward` `[P, R]` holds the rewards of P members' R completions each, in groups of `group` adjacent completions of
+    one prompt. `every` holds means `[P]` of the round that are known already.
+    """
     apart = reward.double().unflatten(1, (-1, group)).std(dim=2, correction=0)  # [P, groups]
     found = {
         "charts/episodic_return": every["reward"],
@@ -329,18 +348,28 @@ def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[st
 
 
 def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
-    """Return a text with the log-probabilities that its tokens have for the members now, whoever wrote it."""
+    """Return a text with the log-probabilities of its tokens under the members' present weights.
+
+    It is needed where other weights or another program generated the text.
+    """
     with torch.no_grad():
         now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text)
     return replace(text, log_prob=now.log_prob.masked_fill(~text.mask, 0.0))
 
 
 def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, probe: Probe) -> tuple[Text, Tensor]:
-    """Weight the advantages of tokens that other weights or another engine wrote, with the log-probabilities `drawn`;
-    return the text, and how far at most a token's log-probability is from these, `[P]`. Both are told as signals.
+    """Correct the advantages of tokens that older weights or another engine generated, by importance weights.
 
-    `text.log_prob` is the members' own, see `scored_anew`. Weighting the advantage weights the policy's term of the
-    loss and no other, as in TRL.
+    Return the text with advantages times importance weights, and the drift `[P]`: each member's largest difference of a
+    token's log-probability. Only the policy term of the loss is corrected that way, as in TRL. Drift and the share of
+    bounded weights are recorded as metrics.
+
+    Args:
+        spec: the run's configuration, with the kind of correction.
+        cohort: the members.
+        text: the text, with log-probabilities under the members' present weights, see `scored_anew`.
+        drawn: the log-probabilities with which the tokens were generated.
+        probe: the recorder of metrics.
     """
     assert text.log_prob is not None
     assert text.advantage is not None
@@ -355,7 +384,11 @@ def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, 
 
 
 def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text, probe: Probe) -> Tensor:
-    """Make the updates of one round, `epochs` times over; return the drift at the first update, `[P]`."""
+    """Make the updates of one round, in `epochs` passes over the text; return the drift `[P]` at the first update.
+
+    The drift is each member's largest difference between a token's log-probability in the update and when it was
+    generated.
+    """
     one, rows = cohort.members[0], text.ids.shape[1]
     parts = -(-rows // spec.integer(one, "batch_size"))
     healthy, drift, taken = cohort.healthy, None, 0
@@ -383,7 +416,7 @@ def _engine_of(spec: TextSpec, members: int) -> VLLMEngine | None:
 
 
 def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
-    """Return how a cohort's members sample tokens in training."""
+    """Return how the members of a cohort sample tokens in training: temperature, top-k and top-p of each member."""
     ones = torch.ones_like(cohort.losses)
 
     def each(name: str, default: float) -> Tensor:
@@ -393,7 +426,7 @@ def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
 
 
 def take(text: Text, rows: Tensor) -> Text:
-    """Return rows `[P, b]` of each member's text."""
+    """Return the rows `[P, b]` of each member's text as a `Text`."""
 
     held = {f.name: getattr(text, f.name) for f in fields(Text)}
     some: dict[str, Any] = {name: None if x is None else hooks.take(x, rows) for name, x in held.items()}

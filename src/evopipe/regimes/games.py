@@ -22,7 +22,7 @@ AT_ONCE = 128  # games that each member plays at a time
 
 
 class Scores(NamedTuple):
-    """The results of members' games."""
+    """The results of games that P members played, n games each."""
 
     episodes: Episodes  # lengths are tries
     won: np.ndarray  # [P, n] bool
@@ -32,7 +32,7 @@ class Scores(NamedTuple):
 def play(
     spec: TextSpec, task: Any, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]
 ) -> Scores:
-    """Let every member play one game for each seed `[n]`, all members at once.
+    """Let every member play one game for each seed `[n]`, and return the results.
 
     Raises:
         Stopped: `stopped` returned True.
@@ -59,8 +59,11 @@ def play(
 
 
 class GameSource:
-    """A data source (see `regimes.text.DataSource`) of games. Each seed of an evaluation is the seed of a game that
-    members play."""
+    """A data source (see `regimes.text.DataSource`) of recorded games, on which members learn by imitation or offline
+    RL.
+
+    In an evaluation, members play games of their own, one for each seed.
+    """
 
     def __init__(self, spec: TextSpec, corpus: Corpus, task: Any) -> None:
         told = task.encode(corpus.rows)

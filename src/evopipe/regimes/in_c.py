@@ -22,13 +22,16 @@ _SECONDS = 0.005  # that a call takes, about: signals are handled, and progress 
 
 
 class WholeTicks:
-    """Takes several ticks at once, where environment, choices and updates all are the kernels'.
+    """An object that takes several ticks of an off-policy run in one call of the C kernels.
+
+    A tick is one step in every environment, and the updates that are due. Environment, choice of actions and updates
+    must all be computed by the kernels.
 
     Args:
-        spec: configuration.
-        clock: the run's.
-        world: where members live.
-        learning: what they learn from.
+        spec: the run's configuration.
+        clock: the run's clock.
+        world: the environments in which members act.
+        learning: the replay buffer, and the updates from it.
     """
 
     def __init__(self, spec: EnvSpec, clock: Clock, world: TensorWorld, learning: ReplayLearning) -> None:
@@ -39,11 +42,11 @@ class WholeTicks:
         self._most = 1
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Take ticks for these cohorts, and with the world's present state, from now on."""
+        """Use these cohorts from now on. It must also be called when the world's state was replaced."""
         self._cohorts, self._bound = cohorts, False
 
     def take(self, most: int) -> bool:
-        """Take up to `most` ticks, none beyond the end of the generation; return whether that was possible."""
+        """Take up to `most` ticks in C, none beyond the end of the generation; return whether that was possible."""
         clock, spec, ticks = self._clock, self._spec, self._in_c()
         if ticks is None or self._world.pending is not None:
             return False

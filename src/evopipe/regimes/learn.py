@@ -32,9 +32,10 @@ UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay dr
 
 
 def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
-    """Return how many updates a cohort makes at a tick of its generation (from 0).
+    """Return the number of updates that a cohort makes at a tick of its generation.
 
-    A member makes one update in every `learn_step` of its environment steps.
+    A member makes one update every `learn_step` of its environment steps. A tick, counted from 0, is one step in each
+    of a member's `envs` environments.
     """
     return _due(_learn_step(cohort), tick, envs)
 
@@ -48,24 +49,28 @@ def _learn_step(cohort: Cohort) -> int:
 
 
 def discount_rate(cohort: Cohort) -> Tensor:
-    """Return the discount γ of each member, `[P]`: 1 if the algorithm has none."""
+    """Return the discount γ of each member, `[P]`; 1 if the algorithm has no discount."""
     gamma = cohort.hyper.get("gamma")
     return torch.ones_like(cohort.weight[:, 0]) if gamma is None else gamma
 
 
 def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
-    """Make `updates` ≥ 1 updates in place, each on a fresh minibatch; return the last losses `[P]`.
+    """Make `updates` ≥ 1 updates in place, each on a new minibatch from the replay buffer; return the last losses
+    `[P]`.
 
-    Every replay buffer must hold at least one row. The tick and the members' keys fix the random draws. If the
-    algorithm's updates differ from one to the next, `turn` says which the first is (see `evopipe.algos`).
+    Every member's replay buffer must hold at least one transition. The tick and the members' keys determine the random
+    draws. `turn` is the position of the first update in the algorithm's period, if its updates differ from one to the
+    next (see `evopipe.algos`).
     """
     _ready(spec, cohort, replay, tick, updates, turn, replay.filled(cohort.slots))()
     return cohort.losses
 
 
 class ReplayLearning:
-    """The replay buffer of a regime, empty at first, and the updates from it. For the arguments see `Setup` and
-    `Replay`."""
+    """The replay buffer of a regime, and the updates from it. The buffer is empty at first.
+
+    `setup` is the regime's `Setup`; the other arguments are those of `Replay`.
+    """
 
     def __init__(self, setup: Setup, layout: RowLayout, memories: int, capacity: int, images: Sequence[Image]) -> None:
         spec, cfg = setup.spec, setup.spec.train.replay
@@ -83,8 +88,11 @@ class ReplayLearning:
         self._lessons: list[Updates] | None = None
 
     def first(self, member: Member) -> Member:
-        """Return a member whose normaliser has seen the transitions that the run starts with, if it has a
-        normaliser."""
+        """Return a member of the first generation, whose observation statistics include the transitions that the run
+        starts with.
+
+        If there are no such transitions or observations are not normalised, the member is returned unchanged.
+        """
         if self._seen is None or not self._spec.train.normalise.observations:
             return member
         equipped = self._spec.equip(member).tensors
@@ -98,11 +106,13 @@ class ReplayLearning:
         self._cohorts, self._bound = cohorts, False
 
     def updates(self) -> Iterator[Callable[[], Any]]:
-        """Yield the updates that are due at this tick, as functions to be called, of members whose memories hold a row.
-        Any row will do: if it took a batch full, broken rows would delay it.
+        """Yield the updates that are due at this tick, as functions to be called.
+
+        A member takes part as soon as its replay buffer holds one transition. (If the condition were a full batch,
+        broken transitions would delay learning.)
 
         Raises:
-            ResourceError: a learner died.
+            ResourceError: a learner process died.
         """
         clock, lessons = self._clock, self.lessons()
         if lessons is None:
@@ -116,7 +126,7 @@ class ReplayLearning:
                 yield partial(lesson, step, turn, updates, beta, self.replay.filled_at)
 
     def beta(self, tick: int) -> float:
-        """Return how much importance weights correct by then."""
+        """Return the exponent β of importance sampling at a tick: it rises linearly from the configured value to 1."""
         return _beta(self._spec, tick)
 
     @property
@@ -125,7 +135,8 @@ class ReplayLearning:
         return [every for every, _ in self._learn]
 
     def lessons(self) -> list[Updates] | None:
-        """Return each cohort's updates by the kernels; None where they go their way one by one."""
+        """Return the updater of each cohort by C kernels; None if the kernels cannot make the updates of all
+        cohorts."""
         kernels = build.chosen()
         if not self._bound or kernels is not self._by:
             self._bound, self._by, made = True, kernels, []
@@ -136,10 +147,11 @@ class ReplayLearning:
         return self._lessons
 
     def inherit(self, parents: Sequence[int] | None) -> None:
-        """Pass on priorities to new members.
+        """Give the new members their priorities, where sampling uses priorities.
 
-        A child inherits its parent's priorities if both share a replay buffer. Otherwise, or if all members diverged,
-        its priorities are reset to be equal: those of another member would not fit.
+        A child gets a copy of its parent's priorities if both share a replay buffer. Otherwise, and if all members were
+        replaced after they diverged, all its priorities become equal, because another member's priorities would not
+        fit. `parents` is as in `Regime.inherit`.
         """
         trees, each = self.replay.priorities, self._members // self.replay.memories
         if trees is None:
@@ -169,8 +181,10 @@ class ReplayLearning:
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
-        """Compute signals, after a tick, of the cohorts for which `Probe.due` is true. Members that act also get the
-        age of the rows drawn."""
+        """Record training metrics, after a tick, of the cohorts that are due by `Probe.due`.
+
+        The age of the sampled transitions is recorded too, unless training is offline.
+        """
         clock, replay, spec = self._clock, self.replay, self._spec
         for cohort in self._cohorts:
             filled = replay.filled(cohort.slots)
@@ -195,17 +209,20 @@ class ReplayLearning:
         return clock.generation_ticks * clock.envs * each / _learn_step(cohort)
 
     def ahead(self, probe: Probe) -> int:
-        """Return how many ticks there are until one of the cohorts is to be probed."""
+        """Return the number of ticks until the next probe of any cohort; see `Probe.ahead`."""
         here, ticks = self._clock.here, self._clock.generation_ticks
         return min(probe.ahead(self._paced(cohort), here, ticks) for cohort in self._cohorts)
 
     def size(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Return how full the members' replay buffers are, as a signal `[P]`."""
+        """Return the number of transitions in each member's replay buffer, as a metric `[P]` by name."""
         return {"replay/size": self._on_device(self.replay.filled(cohort.slots).tolist())}
 
     def due(self) -> list[list[int]]:
-        """Return what each cohort has to do at this tick, as numbers: how many updates, the `turn` of the first (see
-        `learn`), and how many rows the replay buffer of each member holds, `P` numbers."""
+        """Return the work of each cohort at this tick as a list of numbers.
+
+        They are the number of updates, the `turn` of the first update (see `learn`), and the number of transitions in
+        each member's replay buffer, P numbers.
+        """
         tick, envs = self._clock.here, self._clock.envs
         each, period, size = self._spec.train.replay.at_once(self._clock.living), self._spec.period, self.replay.size
         return [

@@ -31,12 +31,15 @@ _MOST = 16  # processes that `auto` uses at most
 
 
 def learner_count(asked: int | Literal["auto"], threads: int, environments_first: bool = False) -> int:
-    """Return how many learner processes, or threads of the native kernels, may be used.
+    """Return the number of learner processes, or of threads of the C kernels, to use at most.
 
-    The number follows from what `machine.configure` chose and from `EnvSpec.environments_first`.
+    Args:
+        asked: the parameter `runtime.learners`.
+        threads: torch's threads, as `machine.configure` chose them.
+        environments_first: see `EnvSpec.environments_first`; then `auto` leaves half the cores to the environments.
 
     Raises:
-        ParamsError: torch has several threads, with which a process cannot be forked.
+        ParamsError: several processes were asked for, but torch has several threads, with which a process cannot fork.
     """
     able = can_help() and not torch.cuda.is_available()
     if asked == "auto":
@@ -49,7 +52,7 @@ def learner_count(asked: int | Literal["auto"], threads: int, environments_first
 
 
 class Share(NamedTuple):
-    """The rows of one cohort that one learner updates."""
+    """The rows `first` to `end` (exclusive) of the cohort number `cohort`, which one learner updates."""
 
     cohort: int
     first: int
@@ -94,14 +97,15 @@ _Ready: TypeAlias = Callable[[Share, Cohort, int, Sequence[int]], Callable[[], A
 
 
 class LearnerPool:
-    """The learner processes, including this one. `learner_count` says how many there may be.
+    """The learner processes that divide the updates of all cohorts among them. This process is one of them.
 
     Args:
-        spec: configuration.
-        processes: the most learners to use.
-        ready: returns the updates that a share has to make, as a function to be called. What is due is a fixed count of
-            numbers that only the regime interprets; the first is 0 if nothing is due.
-        compiled: whether native kernels make the updates; then threads of this process are used instead of processes.
+        spec: the run's configuration.
+        processes: the most learners to use, see `learner_count`.
+        ready: returns the updates that a share has to make, as a function to be called. Its last argument is the work
+            of the share's cohort as a list of numbers, whose meaning only the regime defines; the first is 0 if there
+            is nothing to do.
+        compiled: whether C kernels make the updates; then threads of this process are used instead of processes.
     """
 
     def __init__(self, spec: EnvSpec | TextSpec, processes: int, ready: _Ready, compiled: bool = False) -> None:
@@ -118,7 +122,8 @@ class LearnerPool:
         self._order = np.empty(0, np.int64)
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Move tensors to memory that all processes share, in place. Views taken before do not follow."""
+        """Move tensors to memory that all learner processes share, in place. Earlier views of the tensors keep the old
+        memory."""
         if self._processes == 1:
             return
         for tensor, piece in zip(tensors, shared_memory([tensor.nbytes for tensor in tensors]), strict=True):
@@ -129,8 +134,12 @@ class LearnerPool:
     def adopt(self, cohorts: Sequence[Cohort], rates: Sequence[float], read: Sequence[Tensor] = ()) -> None:
         """Divide new cohorts among the learners, and end the learners of the old cohorts.
 
-        It must be called before anything is computed with the cohorts. `read` holds further tensors that the learners
-        read. For `rates` see `divide`.
+        It must be called before anything is computed with the cohorts.
+
+        Args:
+            cohorts: the new cohorts.
+            rates: the updates of each cohort per environment step of a member, by which the work is estimated.
+            read: further tensors that the learners read.
         """
         self.close()
         train, plan = self._spec.train, []
@@ -147,12 +156,15 @@ class LearnerPool:
 
     @property
     def alone(self) -> bool:
-        """Whether this process makes all updates."""
+        """Whether this process makes all updates, without other learner processes."""
         return len(self._parts) == 1
 
     def share_of(self, tick: int, due: Sequence[Sequence[int]]) -> Iterator[Callable[[], Any]]:
-        """Tell the learners what is due of each cohort at a tick, yield what this process has to do, then wait for
-        them.
+        """Let all learners make the updates that are due at a tick; yield this process's own share as functions to be
+        called.
+
+        The other learners are started first, and awaited after the last function was yielded. `due` holds the work of
+        each cohort as numbers, see `LearnerPool`.
 
         Raises:
             ResourceError: a learner died.

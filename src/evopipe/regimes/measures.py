@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Measures:
-    """Means of named quantities over the ticks of a generation, for each member."""
+    """Accumulator of means: named quantities of each member, averaged over the ticks of each generation."""
 
     def __init__(self, members: int, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self._sums = torch.zeros(0, members, 1 + len(names), dtype=torch.float64)  # the first counts ticks
 
     def note(self, generation: int, slots: Sequence[int], every: Mapping[str, Tensor]) -> None:
-        """Add a tick's values `[P]` of the members in these slots."""
+        """Add one tick's values of the members in `slots`, `[P]` for each name."""
         if generation >= len(self._sums):
             more = self._sums.new_zeros(generation + 1 - len(self._sums), *self._sums.shape[1:])
             self._sums = torch.cat((self._sums, more))
@@ -24,8 +24,10 @@ class Measures:
         self._sums[generation, list(slots)] += torch.stack(columns, dim=1)
 
     def rows(self) -> Iterator[list[float | int | str]]:
-        """Yield a row for each generation and member that lived in it: generation (from 1), slot, then the means; empty
-        if not finite."""
+        """Yield a row for each generation and each member that was trained in it.
+
+        A row is the generation (from 1), the slot, and the means; a mean that is NaN is an empty string.
+        """
         for generation, members in enumerate(self._sums, 1):
             for slot, (ticks, *sums) in enumerate(members.tolist()):
                 if ticks:

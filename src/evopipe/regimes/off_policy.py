@@ -35,11 +35,13 @@ _BYTES = ((0.0, 255.0), (0.0, 1.0))  # bounds of images whose pixels are whole
 
 
 class OffPolicy:
-    """The regime (see `Regime`) of off-policy algorithms.
+    """The regime (see `Regime`) of off-policy algorithms: members act, store transitions, and learn from a replay
+    buffer.
 
     Raises:
         ParamsError: the run starts with transitions of a dataset, but the environment is a team's or masks actions,
-            which such transitions do not record.
+            which such transitions do not record; or evaluation episodes are to be stored, but observations have images
+            or the environment is a team's.
     """
 
     remarks: Sequence[str] = ()
@@ -97,7 +99,11 @@ class OffPolicy:
             self._begins_with = None  # no member begins any more
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `Regime.adopt`. Transitions seen in the previous evaluation are added to the replay buffers first."""
+        """Use these cohorts from now on, see `Regime.adopt`.
+
+        First, transitions that were recorded in the previous evaluation are added to the replay buffers, if so
+        configured.
+        """
         self._gather_windows()
         if self._watched is not None:
             self._watched.into(self.replay)
@@ -119,7 +125,10 @@ class OffPolicy:
             self.nstep.put(rows, windows)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """See `Regime.renew`. A slot's own replay buffer is emptied."""
+        """Prepare these slots for new trials (new members), see `Regime.renew`: begin new episodes.
+
+        A replay buffer that belongs to one of these slots alone is emptied.
+        """
         rows = self.world.renew(slots)
         if self._whole_ticks is not None:
             self._whole_ticks.adopt(self.cohorts)
@@ -132,16 +141,19 @@ class OffPolicy:
             self._fill(slots)
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`."""
+        """Return the mean return of the training episodes that ended in this generation, `[P]`; see `Regime.ended`."""
         assert self.world.ended is not None
         return self.world.ended.means()
 
     def advance(self, most: int = 1) -> None:
-        """Take one step in every environment, store the transitions, and make the updates that are due. Environments in
-        C may take up to `most` steps.
+        """Take one step in every environment, store the transitions, and make the updates that are due.
 
-        Members learn while the environments step, from the replay buffer as it was before this tick. If an environment
-        fails (EnvironmentFailed), the state is whole: the actions are chosen and stay pending.
+        Environments in C may take up to `most` steps. Members learn while the environments step, from the replay buffer
+        as it was before this step.
+
+        Raises:
+            EnvironmentFailed: an environment failed. The state can be saved then: the chosen actions stay pending, and
+                are taken at the next call.
         """
         world, clock = self.world, self.clock
         chosen = world.pending is None
@@ -274,11 +286,11 @@ class OffPolicy:
 
 
 def byte_images(pool: Any, data: Transitions | None = None) -> list[Image]:
-    """Return the images of an observation that can be stored as bytes: every pixel is k / 255 for a whole k. That holds
-    for images of bytes from 0 to 255, and of bools.
+    """Return the images of an observation that can be stored as bytes without loss.
 
-    The pool's own observations follow from its space. If `data` is given, its observations are checked, and an image
-    that does not fit is left out.
+    That holds if every pixel is k / 255 for a whole number k, as in images of bytes from 0 to 255, and of bools. The
+    observation space of `pool` says which images these are. If `data` is given, its observations are checked too, and
+    images with other pixels are left out. For teams there are none.
     """
     found, start = [], 0
     if pool.spaces.team is not None:  # their images are kept as numbers

@@ -26,9 +26,10 @@ _PART = 1 << 24  # bytes of rows that are packed at once
 
 
 class Offline:
-    """The regime (see `Regime`) of learning from one dataset that all members share.
+    """The regime (see `Regime`) of offline algorithms: all members learn from one dataset.
 
-    Wherever steps of a member are counted, a step is one chance to learn, in the place of an environment step.
+    Members take no environment steps. Wherever steps of a member are counted, a step is one opportunity to learn
+    instead.
 
     Raises:
         DataError: the dataset is empty.
@@ -57,11 +58,11 @@ class Offline:
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`. It has no values: no episode ends here."""
+        """Return NaN for every slot `[P]`, because members play no training episodes; see `Regime.ended`."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Do nothing: all members share the dataset."""
+        """Do nothing, because all members share the dataset."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -72,7 +73,7 @@ class Offline:
         return self._probe.diagnostics.told(slots)
 
     def advance(self, most: int = 1) -> None:
-        """Make the updates that are due."""
+        """Take one tick: make the updates that are due."""
         self.whole = False
         for learn in self.learning.updates():
             learn()
@@ -83,13 +84,14 @@ class Offline:
         self.whole = True
 
     def state(self) -> dict[str, Tensor]:
-        """Return the replay buffer's state without the dataset, which does not change."""
+        """Return a copy of the state: priorities and metrics. The dataset is left out, because it does not change."""
         trees = self.replay.priorities
         held = {} if trees is None else {f"replay.{k}": v for k, v in trees.state(self.warm).items()}
         return held | self._probe.diagnostics.state()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
-        """See `Regime.restore`. It returns 0, because no environment was running."""
+        """Restore what `state` returned, see `Regime.restore`. Return 0, because no environments are stepped in
+        training."""
         self._probe.diagnostics.restore(tensors)
         if self.replay.priorities is not None:
             state = {k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")}

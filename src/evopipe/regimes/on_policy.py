@@ -67,15 +67,15 @@ class _Playing:
 
 
 class OnPolicy:
-    """The regime (see `Regime`) of on-policy algorithms.
+    """The regime (see `Regime`) of on-policy algorithms: members learn from rollouts, each of which is used once.
 
     Args:
         setup: see `Setup`.
         collect_rollouts: a user's function (regime, ticks) that collects a rollout. For each tick it calls `choose()`,
-            steps `pool`, and calls `record(step)`, whose rewards and ends it may change.
+            steps `pool`, and calls `record(step)`. It may change rewards and ends before it records them.
 
     Raises:
-        ParamsError: the run starts with transitions of a dataset, which the members did not take.
+        ParamsError: the run is to start with transitions of a dataset, which on-policy algorithms cannot use.
         UsageError: `collect_rollouts` is combined with environments that are tensors.
     """
 
@@ -113,24 +113,25 @@ class OnPolicy:
 
     @property
     def pool(self) -> Any:
-        """The environments, see `EnvPool`."""
+        """The environments of all members, see `EnvPool`."""
         return self.world.pool
 
     def first(self, member: Member) -> Member:
         return member
 
     def inherit(self, parents: Sequence[int] | None) -> None:
-        """Do nothing: this regime keeps nothing for each member."""
+        """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def renew(self, slots: Sequence[int]) -> None:
-        """See `Regime.renew`."""
+        """Prepare these slots for new trials (new members), see `Regime.renew`: begin new episodes."""
         self.world.renew(slots)
         self.returns[list(slots)] = 0.0
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `Regime.adopt`. Episodes continue, and a slot's new networks take over its recurrent memory.
+        """Use these cohorts from now on, see `Regime.adopt`. Episodes continue.
 
-        The recurrent memory of members that wait is kept.
+        A member keeps its recurrent state. A child takes over the recurrent state of its parent if the parent was in
+        the same slot and has the same architecture. The states of members that wait are stored until they continue.
         """
         before = {
             member.slot: (member, each.cohort, own)
@@ -175,8 +176,8 @@ class OnPolicy:
 
     @property
     def remarks(self) -> list[str]:
-        """Return warnings for the user: how a `learn_step` or `batch_size` that does not fit is changed, and which
-        settings have no effect."""
+        """Warnings for the user: how an unsuitable `learn_step` or `batch_size` is changed, and which settings have no
+        effect."""
         p, envs = self.spec, self.clock.envs
         asked, batch, algo = p.algo_config.learn_step, p.algo_config.batch_size, f"algos.{p.train.algo}"
         each, generation = -(-asked // envs) * envs, -(-p.train.evo_steps // envs) * envs
@@ -200,17 +201,20 @@ class OnPolicy:
         return found
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`."""
+        """Return the mean return of the training episodes that ended in this generation, `[P]`; see `Regime.ended`."""
         assert self.world.ended is not None
         return self.world.ended.means()
 
     def advance(self, most: int = 1) -> None:
-        """Take one step in every environment, or a rollout by `collect_rollouts`; learn from the rollouts that are
-        complete. Environments in C may take up to `most` steps, none of them beyond the end of a rollout.
+        """Take one step in every environment, or collect a rollout by `collect_rollouts`; learn from the rollouts that
+        are complete.
+
+        Environments in C may take up to `most` steps, none beyond the end of a rollout.
 
         Raises:
             UsageError: `collect_rollouts` recorded another number of steps than it was asked for.
-            EnvironmentFailed: an environment failed. The state is whole: the actions are chosen and stay `pending`.
+            EnvironmentFailed: an environment failed. The state can be saved then: the chosen actions stay pending, and
+                are taken at the next call.
         """
         if self._collect_rollouts is not None:
             self._let_collect(self._collect_rollouts)
@@ -292,8 +296,10 @@ class OnPolicy:
             )
 
     def choose(self) -> Any:
-        """Draw an action for every environment, `[P · E, …]`, given the pool's current observations. Further calls
-        return the same actions until `record` is called."""
+        """Sample an action for every environment, `[P · E, …]`, from the pool's current observations.
+
+        Further calls return the same actions until `record` is called.
+        """
         if self.world.pending is not None:
             return self.world.pending
         everyone, chosen = self.world.observed(), []
@@ -314,7 +320,7 @@ class OnPolicy:
     def record(self, taken: RowStep) -> None:
         """Store the results of the chosen actions, and begin new episodes where some ended.
 
-        If a reward or an observation is not finite, the row counts as broken: nothing is learned from it, and its
+        A row whose reward or observation is not finite counts as broken: members do not learn from it, and its
         environment is reset.
 
         Raises:

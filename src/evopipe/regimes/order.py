@@ -16,16 +16,22 @@ def _pass(seed: int, epoch: int, rows: int) -> np.ndarray:
 
 
 def rows_at(seed: int, rows: int, start: int, count: int) -> np.ndarray:
-    """Return which of `rows` rows members see at the positions `start` to `start + count` of the endless order (see the
-    module's docstring)."""
+    """Return the row numbers of a dataset that members read at the positions `start` to `start + count` of an endless
+    order.
+
+    The order consists of complete passes over the `rows` rows, each shuffled anew from `seed`. It is the same for all
+    members.
+    """
     place = np.arange(start, start + count)
     found: np.ndarray = np.array([_pass(seed, int(p) // rows, rows)[int(p) % rows] for p in place])
     return found
 
 
 def held_out(seeds: np.ndarray, rows: int) -> np.ndarray:
-    """Return the rows that the seeds `[n]` select out of `rows` rows: n different rows in ascending order, or all if
-    there are not more than n."""
+    """Return the row numbers that the seeds `[n]` select out of `rows` rows.
+
+    They are n different rows in ascending order, or all rows if there are not more than n.
+    """
     if len(seeds) >= rows:
         return np.arange(rows)
     draws = np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds[:4].tolist())))

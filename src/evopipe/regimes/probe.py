@@ -37,14 +37,17 @@ ERROR, OBSERVED = "losses/td_error", "charts/observation_size"
 
 
 class Probe:
-    """The probe of a regime's members, and its `diagnostics`. It is asked after the ticks of a run.
+    """The recorder of training metrics. Now and then it makes an extra update of copies of the members, and records its
+    metrics.
+
+    The copies are discarded, so the run's results do not depend on it. The regime calls it after ticks; `diagnostics`
+    holds what it recorded in the present generation.
 
     Args:
-        spec: configuration.
-        clock: the run's.
+        spec: the run's configuration.
+        clock: the run's clock.
         offline: whether members learn from a dataset alone.
-        sparse: whether environments are tensors. Generations of few updates are then over so soon that not each has a
-            probe.
+        sparse: whether environments are tensors. Generations with few updates are then so short that some get no probe.
     """
 
     def __init__(self, spec: Any, clock: Clock, offline: bool = False, sparse: bool = False) -> None:
@@ -52,21 +55,24 @@ class Probe:
         self.diagnostics = Diagnostics(clock.members, spec.device)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Begin a generation of these cohorts."""
+        """Begin a generation of these cohorts: clear what was recorded for their slots."""
         for cohort in cohorts:
             self.diagnostics.forget(cohort.slots, getattr(cohort.state, "updates", None))
 
     def due(self, updates: float, moment: int, moments: int) -> bool:
         """Return whether a cohort is to be probed now.
 
-        That is so at the last of a generation's `moments`, and before that as often as `EVERY` and `MOST` say for a
-        cohort that makes `updates` of them; a sparse probe skips whole generations. `moment` counts from 0.
+        There are `moments` times in a generation at which a cohort can be probed; `moment`, from 0, is the number of
+        the present one. A cohort is probed at the last one, and before that at intervals that follow from `EVERY`,
+        `MOST` and the number of its `updates` in the generation. A sparse probe leaves out whole generations.
         """
         return self.ahead(updates, moment, moments) == 1
 
     def ahead(self, updates: float, moment: int, moments: int) -> int:
-        """Return how many moments there are from this one to the next at which a cohort is to be probed, both
-        included."""
+        """Return how many moments away the next probe of a cohort is; 1 means that the cohort is to be probed now.
+
+        The arguments are those of `due`. If a sparse probe leaves out this generation, the result is beyond its end.
+        """
         if self._sparse and self._clock.generation % min(SPARSE, math.ceil(2 * EVERY / max(1.0, updates))):
             return moments - moment + 1
         count = min(MOST, moments, max(1, int(updates) // EVERY))
@@ -76,21 +82,26 @@ class Probe:
         self, cohort: Cohort, batch: Any, draw: Stream, more: Mapping[str, Tensor],
         hyper: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Compute the signals of a cohort on a minibatch and record them, with those in `more`. `hyper` takes the place
-        of the members' own hyper-parameters."""
+        """Make an extra update, on a minibatch, of copies of a cohort's members, and record the metrics of the update.
+
+        The metrics in `more` are recorded too. `hyper` replaces the members' own hyper-parameters, if it is given.
+        """
         hyper = cohort.hyper if hyper is None else hyper
         self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper, self._offline), **more})
 
     def note(self, cohort: Cohort, values: Mapping[str, Tensor]) -> None:
-        """Record signals `[P]` of a cohort's members, by name."""
+        """Record metrics `[P]` of a cohort's members, by name."""
         self.diagnostics.note(cohort.slots, values)
 
     def end(
         self, cohorts: Sequence[Cohort], more: Callable[[Cohort], Mapping[str, Tensor]] = lambda cohort: {},
         tally: Tally | None = None,
     ) -> None:  # fmt: skip
-        """Record the signals of each cohort's members that are known when a generation ends: learning rates, the norm
-        of the weights, updates per step, those that `more` returns, and, if there is a `tally`, episodes."""
+        """Record the metrics of each cohort's members that are known when a generation ends.
+
+        They are learning rates, the norm of the weights, updates per step, the metrics that `more` returns, and with a
+        `tally`, metrics of the episodes that ended.
+        """
         for cohort in cohorts:
             if tally is not None:
                 tally.into(self.diagnostics, cohort.slots)
@@ -105,7 +116,11 @@ class Probe:
 def probe(
     spec: Any, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[str, Tensor], offline: bool = False
 ) -> dict[str, Tensor]:
-    """Return the signals `[P]` of an update on a minibatch, of which nothing remains; see `told.of_batch`."""
+    """Make an update on a minibatch with copies of the members, and return its metrics `[P]` by name.
+
+    They are those of `told.of_batch`, the norm of the gradient, and the size of the errors. `hyper` are the
+    hyper-parameters; `offline` says whether members learn from a dataset alone.
+    """
     algo, cfg, state = spec.algo, spec.algo_config, cohort.copied_state()
     found: dict[str, Tensor] = {}
     if isinstance(batch, Batch | Sequences):
@@ -143,8 +158,11 @@ def _dormant(spec: Any, state: Any, batch: Any) -> dict[str, Tensor]:
 
 
 def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Return the norm of all gradients of one update together, and whether any was clipped, of what
-    `optim.watched` saw."""
+    """Return metrics of one update of P members, `[P]` each: the norm of all gradients, and whether any gradient was
+    clipped.
+
+    `seen` is what `optim.watched` recorded during the update. The result is empty if nothing was recorded.
+    """
     if not seen:
         return {}
     norms, over = (torch.stack(each, dim=1) for each in zip(*seen, strict=True))
@@ -152,7 +170,7 @@ def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 
 
 def rates(hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the learning rates among hyper-parameters, by the names of their signals."""
+    """Return the learning rates among hyper-parameters, by the names of their metrics."""
     return {RATE + name.removeprefix("lr"): value for name, value in hyper.items() if name.split("_")[0] == "lr"}
 
 

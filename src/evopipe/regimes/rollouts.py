@@ -100,14 +100,14 @@ def learn_from_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: i
     """Update members in place from the first `ticks` ticks of a rollout; return the losses `[P]` of their last
     minibatches.
 
-    `tick` is the current tick; together with the members' keys it fixes the random draws.
+    The current tick of the run, `tick`, and the members' keys determine the random draws.
     """
     ready(spec, cohort, rollout, ticks, tick)()
     return cohort.losses
 
 
 def ready(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Callable[[], Any]:
-    """Return `learn_from_rollout` with these arguments, as a function to be called."""
+    """Return a function without arguments that does what `learn_from_rollout` does with these arguments."""
     factors = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
 
     def make(compiled: Callable[[Any], Any]) -> Body:
@@ -125,8 +125,11 @@ def ready(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int
 
 
 def probe_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int, probe: Probe) -> None:
-    """Probe a cohort on a minibatch of the rollout that it has just learned from; the arguments are those of
-    `learn_from_rollout`."""
+    """Record training metrics of a cohort by an extra update on a minibatch of the rollout from which it has just
+    learned.
+
+    The arguments are those of `learn_from_rollout`; `probe` makes the update, on copies of the members.
+    """
     plan, when = _Plan.of(spec, cohort, rollout, ticks), upload(torch.tensor([tick]), spec.device)
     hyper = {**cohort.hyper}
     for name, factor in spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs).items():

@@ -31,7 +31,7 @@ AT_ONCE = 64  # rows that are scored at a time
 
 
 class References:
-    """The base model's log-probabilities of a dataset's rows.
+    """The log-probabilities of a dataset's texts under the base model, the reference policy of preference algorithms.
 
     They are computed once, in the order of the rows, so that a resumed run reads the same bits.
     """
@@ -46,7 +46,7 @@ class References:
                 self._held[row] = list(told[:, i].cpu())
 
     def of(self, index: Rows, text: Text) -> Tensor:
-        """Return the base's log-probabilities of the text of these rows, `[1, n, T]`."""
+        """Return the base model's log-probabilities of the tokens in the text of the rows `index`, `[1, n, T]`."""
         width = text.mask.shape[-1]
         found = torch.zeros(text.mask.shape[1:])
         for i, row in enumerate(index):
@@ -57,21 +57,23 @@ class References:
 
 
 class DataSource(Protocol):
-    """The protocol of a dataset that members learn from, together with the evaluation of members."""
+    """Protocol of a dataset from which members learn, with the evaluation of members."""
 
     @property
     def splits(self) -> Mapping[str, np.ndarray]:
-        """The rows of the splits by name: for training, for scores while training, and for the final evaluation."""
+        """The row numbers of each split by name: for training, for scores during training, and for the final
+        evaluation."""
 
     def batch(self, index: np.ndarray, members: int) -> Any:
-        """Return rows as the algorithm's `update` reads them, for `members` members."""
+        """Return the rows `index` as a minibatch for this number of members, in the form that the algorithm's `update`
+        reads."""
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `run.regime.Regime.evaluate`."""
+        """Score the members of the cohorts, see `run.regime.Regime.evaluate`."""
 
 
 class TextSource:
-    """A data source of text rows. Each seed of an evaluation selects a row of the validation split."""
+    """A data source of texts. In an evaluation, the seeds select rows of the validation split."""
 
     def __init__(self, spec: TextSpec, corpus: Corpus) -> None:
         self.spec, self.corpus, self.splits = spec, corpus, corpus.splits
@@ -90,9 +92,10 @@ class TextSource:
 
 
 class TextRows:
-    """The regime (see `run.regime.Regime`) of learning from rows. A tick is one minibatch, the same for all members.
+    """The regime (see `run.regime.Regime`) of algorithms that learn from rows of a dataset, such as SFT and DPO.
 
-    At most `processes` learners share the work; no result depends on how many.
+    A tick is an update on one minibatch, which has the same rows for all members. At most `processes` learner processes
+    share the work; results do not depend on their number.
     """
 
     threshold: float | None = None
@@ -112,14 +115,14 @@ class TextRows:
         return member
 
     def inherit(self, parents: Sequence[int] | None) -> None:
-        """Do nothing: this regime keeps nothing for each member."""
+        """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`. It has no values: no episode ends here."""
+        """Return NaN for every slot `[P]`, because there are no episodes; see `Regime.ended`."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Do nothing: this regime keeps nothing for a slot."""
+        """Do nothing, because this regime stores nothing per slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -130,7 +133,7 @@ class TextRows:
         return self._probe.diagnostics.told(slots)
 
     def advance(self, most: int = 1) -> None:
-        """Learn from one minibatch."""
+        """Take one tick: every member makes an update on one minibatch."""
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, [[1]] * len(self.cohorts)):
             learn()
@@ -175,7 +178,10 @@ class TextRows:
 
 
 def rows_for(spec: TextSpec, corpus: Corpus, index: np.ndarray, members: int, references: References | None) -> Text:
-    """Return the text of rows for `members` members, `[P, n, …]`."""
+    """Return the texts of the rows `index` for this number of members, `[P, n, …]`.
+
+    With `references`, the base model's log-probabilities are in them.
+    """
     text = on_device(corpus.batch(index, spec.base.pad), spec.device)
     if references is not None:
         text = replace(text, reference=references.of(index, text))
@@ -185,7 +191,8 @@ def rows_for(spec: TextSpec, corpus: Corpus, index: np.ndarray, members: int, re
 
 
 def scored(spec: TextSpec, cohort: Cohort, batch: Text) -> TokenScores:
-    """Return the log-probabilities of rows under a cohort's members, and values if the algorithm asks for them."""
+    """Return the log-probabilities of the tokens of a batch under each member's model, and values if the algorithm
+    needs them."""
     value = cohort.state.value.frozen if "value" in spec.algo.asks(spec.algo_config) else None
     return score(getattr(cohort.state, spec.algo.POLICY).frozen, batch, value)
 
@@ -199,7 +206,7 @@ def evaluate_rows(
     references: References | None,
     stopped: Callable[[], bool],
 ) -> Episodes:
-    """Score members by the algorithm's `fitness` on these rows.
+    """Score members by the algorithm's `fitness` on the rows `index`.
 
     Raises:
         Stopped: `stopped` returned True.
@@ -226,7 +233,11 @@ def evaluate_rows(
 def figures(
     spec: TextSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
 ) -> dict[str, np.ndarray]:
-    """Return the algorithm's other statistics of members on held-out rows, beside the score: means `[P]` by name."""
+    """Return further statistics of members on the rows `index`, which the algorithm's `figures` computes, as means
+    `[P]` by name.
+
+    The result is empty if the algorithm defines no `figures`.
+    """
     told: dict[str, np.ndarray] = {}
     if spec.algo.figures is None:
         return told

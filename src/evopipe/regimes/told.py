@@ -21,14 +21,16 @@ _Values: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 @torch.no_grad()
 def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offline: bool = False) -> dict[str, Tensor]:
-    """Return the signals `[P]` of a minibatch, and what the algorithm adds by its own `signals`.
+    """Return training metrics `[P]` of a minibatch by name, which are computed from the algorithm's values and policy.
+
+    The metrics that the algorithm's own `signals` returns are added.
 
     Args:
-        spec: the run's.
-        state: the algorithm's.
+        spec: the run's configuration.
+        state: the algorithm's state.
         hyper: the members' hyper-parameters.
-        batch: the minibatch; of text nothing is told here.
-        draw: for draws of actions.
+        batch: the minibatch; for text there are only the algorithm's own metrics.
+        draw: the stream for draws of actions.
         offline: whether members learn from a dataset alone.
     """
     algo, found = spec.algo, {}
@@ -47,7 +49,11 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
 
 
 def of_each(batch: Batch) -> Tensor:
-    """Return the weight of each transition in a minibatch, `[P, B]`; of a team each agent's weight, `[P, B, K]`."""
+    """Return the weight of each transition in a minibatch, `[P, B]`; for a team, of each agent's transition,
+    `[P, B, K]`.
+
+    There are B transitions of P members, and K agents.
+    """
     return batch.weight if batch.learns is None else batch.weight[..., None] * batch.learns
 
 

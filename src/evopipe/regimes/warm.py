@@ -12,16 +12,19 @@ from evopipe.run.spec import EnvSpec
 
 
 def wants_warm(spec: EnvSpec) -> bool:
-    """Return whether a run starts with transitions of a dataset."""
+    """Return whether a run starts with transitions of a dataset: in offline training, or with `train.warm_start` above
+    0."""
     return not on_policy(spec.algo) and (spec.train.mode == "offline" or spec.train.warm_start > 0)
 
 
 def read_warm(spec: EnvSpec, folder: Path) -> Transitions | None:
-    """Read the transitions that fill the replay buffer first; offline, all of them. Return None if the run wants none.
+    """Read the transitions of a dataset that a run starts with; None if it starts without.
+
+    They are `train.warm_start` transitions of `data/transitions.h5` in the folder, or all of them in offline training.
 
     Raises:
         MissingInputError: there is no `data/transitions.h5`.
-        DataError: it is damaged, holds no transition, or belongs to another environment.
+        DataError: the file is damaged, holds no transition, or belongs to another environment.
     """
     if not wants_warm(spec):
         return None

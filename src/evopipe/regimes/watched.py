@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 
 class Watched:
-    """Transitions of evaluations in a number of rows. They are kept until a generation is closed, so that an evaluation
-    that is stopped leaves nothing behind."""
+    """Recorder of the transitions of evaluation episodes, which are later added to the replay buffers.
+
+    `rows` is the number of environments in an evaluation. The transitions are kept here until a generation is closed,
+    so that the transitions of an evaluation that was stopped can be discarded.
+    """
 
     def __init__(self, layout: RowLayout, rows: int) -> None:
         self._layout, self._rows = layout, rows
@@ -37,7 +40,7 @@ class Watched:
             self._nstep.forget(np.arange(self._rows))
 
     def forget(self) -> None:
-        """Forget everything recorded, see `Watch.forget`."""
+        """Discard all recorded transitions, see `Watch.forget`."""
         self._slots, self._episodes, self._found = [], [], []
         self._begun = self._next = 0
 
@@ -45,15 +48,15 @@ class Watched:
         self, slots: np.ndarray, rows: np.ndarray, episodes: np.ndarray, obs: np.ndarray, legal: np.ndarray,
         actions: np.ndarray, step: RowStep,
     ) -> None:  # fmt: skip
-        """Record one step of some rows `[n]`.
+        """Record one step of n environments.
 
         Args:
-            slots: `[n]`, the members' slots.
-            rows: `[n]`.
-            episodes: `[n]`, which of the evaluation's episodes each row plays.
-            obs: `[n, O]`, what the members acted on.
-            legal: `[n, A]`.
-            actions: `[n, …]`.
+            slots: `[n]`, the slot of the member that acts in each environment.
+            rows: `[n]`, the environments' row numbers.
+            episodes: `[n]`, the number of each environment's episode within the evaluation.
+            obs: `[n, O]`, the observations before the step.
+            legal: `[n, A]`, the legal actions.
+            actions: `[n, …]`, the actions.
             step: the results.
         """
         layout, episodes = self._layout, self._begun + episodes
@@ -73,10 +76,10 @@ class Watched:
         self._found.append(found[keep])
 
     def into(self, replay: Replay) -> None:
-        """Add everything recorded to the members' replay buffers.
+        """Move all recorded transitions into the members' replay buffers.
 
-        Its order is that of slots, then of episodes: which episodes were played side by side depends on how many
-        members were evaluated together.
+        They are sorted by slot and episode, because the order in which they were recorded depends on how many members
+        were evaluated together.
         """
         if not self._found:
             return

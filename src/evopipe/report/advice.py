@@ -23,13 +23,13 @@ _SYMPTOMS = frozenset({"members_alike", "flat"})  # of which a run that another 
 
 @dataclass(frozen=True)
 class Advice:
-    """One sentence of advice.
+    """One sentence of advice on what to change in the next run.
 
     Attributes:
-        rule: the rule's name.
+        rule: the name of the rule that gave the advice.
         text: the sentence.
-        signal: the signal that shows it, drawn beside it; empty if a section of the page does.
-        section: the id of that section.
+        signal: the signal that shows the problem, to be drawn beside the sentence; empty if no signal does.
+        section: the id of the section of the report's page that shows the problem; empty if none does.
     """
 
     rule: str
@@ -40,20 +40,20 @@ class Advice:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a run, whether it has ended or not.
+    """The facts about a run, finished or not, from which the rules of advice draw their conclusions.
 
     Attributes:
-        signals: of each generation and slot the signals' means by name.
-        fitness: of each generation and slot; NaN or infinite if the member diverged.
-        hyper: of each generation and slot, the hyper-parameters by name.
+        signals: means of the signals by name, for each generation and slot.
+        fitness: for each generation and slot; NaN or infinite if the member diverged.
+        hyper: hyper-parameters by name, for each generation and slot.
         config: the algorithm's block of the parameters.
         train: the block `train` of the parameters.
-        env: the block `env`, empty of language models.
+        env: the block `env` of the parameters; empty for language models.
         algo: the algorithm's name.
-        solved: whether the target was reached.
-        training, evaluation: environment steps of the population.
+        solved: whether the run reached its target.
+        training, evaluation: environment steps of the whole population, for each of the two purposes.
         chosen: the score by which the elite was chosen.
-        interval: of its held-out mean.
+        interval: the confidence interval of the elite's mean held-out return; None if it is not known yet.
     """
 
     signals: Mapping[Key, Mapping[str, float]]
@@ -75,16 +75,17 @@ class Facts:
 
     @cached_property
     def recent(self) -> list[int]:
-        """The last third of the generations, two at least."""
+        """The last third of the generations, but at least two of them."""
         return self.generations[-max(2, len(self.generations) // 3) :]
 
     def each(self, name: str, generations: Sequence[int] | None = None) -> list[float]:
-        """Return a signal of all members in some generations, all if None, as far as it is finite."""
+        """Return the finite values of one signal, of all members in the given generations; of all generations if
+        None."""
         found = (own.get(name, math.nan) for key, own in self.signals.items() if _within(key, generations))
         return [x for x in found if math.isfinite(x)]
 
     def scores(self, generations: Sequence[int] | None = None) -> list[float]:
-        """Return the finite fitness of members in some generations, all if None."""
+        """Return the finite fitness values of all members in the given generations; of all generations if None."""
         return [x for key, x in self.fitness.items() if _within(key, generations) and math.isfinite(x)]
 
     @cached_property
@@ -93,12 +94,14 @@ class Facts:
 
     @cached_property
     def returns(self) -> list[float]:
-        """All returns that were seen: fitness, and means of training episodes; 0 if there were none."""
+        """All finite returns of the run: fitness values, and mean returns of training episodes; `[0.0]` if there are
+        none."""
         return [*self.scores(), *self.each("charts/episodic_return")] or [0.0]
 
     @cached_property
     def improved(self) -> bool:
-        """Whether the best fitness after the first two generations is clearly above that of these two."""
+        """Whether the best fitness of the later generations is clearly higher than that of the first two
+        generations."""
         return _rose(self.scores(self.generations[:2]), self.scores(self.generations[2:]))
 
 
@@ -111,7 +114,7 @@ def _within(key: Key, generations: Sequence[int] | None) -> bool:
 
 
 def facts_of(run: FinishedRun, params: Mapping[str, Any]) -> Facts:
-    """Return what the rules ask of a finished run; `params` has the layout of `params.yaml`."""
+    """Return the facts that the rules of advice need, from a finished run; `params` has the layout of `params.yaml`."""
     algo, summary = run.policy["algo"], run.summary
     return Facts(
         signals=run.signals,
@@ -133,7 +136,7 @@ def facts_of(run: FinishedRun, params: Mapping[str, Any]) -> Facts:
 
 
 def column(run: FinishedRun, name: str) -> dict[Key, float | str]:
-    """Return a signal of every member, to be drawn."""
+    """Return the finite values of one signal by (generation, slot), as the figure of a trajectory draws them."""
     return {key: own[name] for key, own in run.signals.items() if math.isfinite(own.get(name, math.nan))}
 
 
@@ -148,7 +151,10 @@ def _rule(function: Rule) -> Rule:
 
 
 def advise(facts: Facts) -> list[Advice]:
-    """Return what to change next, the weightiest first; nothing for a run that reached its target."""
+    """Apply all rules to a run, and return at most `MOST` sentences of advice, the most important first.
+
+    The list is empty for a run that reached its target. If rules found causes of a problem, its symptoms are left out.
+    """
     if facts.solved:
         return []
     found = [advice for rule in RULES if (advice := rule(facts)) is not None]

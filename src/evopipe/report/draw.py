@@ -47,7 +47,7 @@ _SETTINGS: dict[str, Any] = {
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Draw in the report's style inside a `with` block, whatever the user's own settings of matplotlib are."""
+    """Set matplotlib's style to the report's inside a `with` block, whatever the user's own settings are."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -57,13 +57,13 @@ def style() -> Iterator[None]:
 
 
 class Plot:
-    """One figure with its axes, in pixels.
+    """One figure with one pair of axes, measured in pixels, that is exported as SVG.
 
     Args:
-        name: distinguishes the ids of different figures.
-        width, height: of the figure.
-        margins: left, right, top and bottom of the axes.
-        head: the title of the vertical axis, written above it.
+        name: a prefix of ids in the SVG, different for every figure.
+        width, height: the figure's size.
+        margins: the space left, right, above and below the axes.
+        head: the title of the vertical axis, written above the axis.
     """
 
     def __init__(
@@ -82,14 +82,17 @@ class Plot:
             self.note(head, (0, 1), (8 - left, 14), "muted", "axes fraction", fontsize=11.5)
 
     def line(self, points: _Points, colour: str, width: float, **look: Any) -> None:
-        """Draw a line through points, with gaps at NaN."""
+        """Draw a line through points, with gaps where a point is NaN; `colour` is a name in the palette."""
         self.axes.plot([x for x, _ in points], [y for _, y in points], color=PALETTE[colour], linewidth=width, **look)
 
     def marks(
         self, points: _Points, colour: str, marker: str, size: float, titles: Sequence[str] = (), **look: Any
     ) -> None:
-        """Draw a mark without an edge at each point. With `titles` each mark has a tooltip, and a `gid` must be
-        given."""
+        """Draw a borderless marker at each point; `colour` is a name in the palette.
+
+        With `titles`, one text for each point, the markers have tooltips; this needs the keyword `gid`, an id of the
+        group.
+        """
         if titles:
             self._titles[look["gid"]] = titles
         look = {"linestyle": "none", "markeredgewidth": 0, "marker": marker, "markersize": size, **look}
@@ -99,20 +102,21 @@ class Plot:
         self, text: str, at: tuple[float, float], shift: tuple[float, float], colour: str, where: Any = "data",
         **look: Any,
     ) -> None:  # fmt: skip
-        """Write a text at a position of the axes, shifted by some pixels; `where` names the coordinates."""
+        """Write a text at the position `at`, shifted by `shift` pixels; `where` names the coordinate system of `at`."""
         self.axes.annotate(
             text, at, xycoords=where, xytext=shift, textcoords="offset points", va="center", color=PALETTE[colour],
             annotation_clip=False, **look,
         )  # fmt: skip
 
     def beside(self, at: float, edge: int, shift: tuple[float, float], text: str, colour: str, **look: Any) -> None:
-        """Write a text beside a row of the axes, at its left (0) or right (1) edge."""
+        """Write a text outside the axes, at the height `at` and beside their left (`edge` 0) or right (`edge` 1)
+        edge."""
         self.note(text, (edge, at), shift, colour, ("axes fraction", "data"), gid="halo-row", **look)
 
     def ticks(self, axis: Literal["x", "y"], write: Callable[[float], str], most: int, whole: bool = False) -> None:
-        """Give an axis at most `most` round ticks, at integers if `whole`; `write` formats them.
+        """Set at most `most` round ticks on an axis, only at integers if `whole`, with labels that `write` formats.
 
-        matplotlib's own formats depend on the scale.
+        The ticks do not use matplotlib's own label formats, because these depend on the scale.
         """
         from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -127,10 +131,10 @@ class Plot:
         found.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
 
     def svg(self, label: Markup) -> Markup:
-        """Return the figure as an `<svg>` element with a label for screen readers.
+        """Return the figure as an `<svg>` element; `label` describes the figure for screen readers.
 
         Raises:
-            KeyError: a colour is in no palette.
+            KeyError: the figure uses a colour that is not in the palette.
         """
         import matplotlib
 

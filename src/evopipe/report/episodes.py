@@ -26,10 +26,10 @@ _FOLDED = 70  # characters of what is folded that stand in its place
 
 
 def read_episodes(path: Path) -> list[dict[str, Any]]:
-    """Read episodes, one JSON object a line.
+    """Read agents' episodes from a file that has one JSON object per line.
 
     Raises:
-        DataError: a line is no episode.
+        DataError: a line is no episode in the layout that `agents.records` writes.
     """
     found = []
     for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").split("\n"), 1):
@@ -46,10 +46,11 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
 
 
 def episodes_page(title: str, parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return episodes, by purpose, as the text of one HTML file, which loads nothing and has no script.
+    """Return a page that shows agents' episodes, as the text of one HTML file without scripts or external resources.
 
-    Each episode is as `agents.records` writes it; `title` says where they come from. Those of a part are the rows of a
-    table, which can be sorted and filtered, and unfold to their tokens.
+    `parts` has the episodes by purpose, in the layout that `agents.records` writes; `title` says where they come from.
+    Each part is a table with one row per episode, which can be sorted and filtered; a row unfolds to show the episode's
+    tokens.
     """
     every = [episode for part in parts.values() for episode in part]
     shown = {name: part[:_MOST] for name, part in parts.items()}
@@ -145,7 +146,7 @@ def _bands(rewards: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def length_of(episode: Mapping[str, Any]) -> int:
-    """Return the number of tokens that the model wrote in an episode."""
+    """Return how many tokens the model wrote in an episode."""
     outs = [step.get("model_output") or {} for one in episode["trajectories"] for step in one["steps"]]
     return sum(len(out.get("completion_ids") or ()) for out in outs)
 
@@ -155,7 +156,7 @@ def length_of(episode: Mapping[str, Any]) -> int:
 
 @dataclass
 class Shades:
-    """The colours of tokens: of advantages, and of how much likelier a token is after the update."""
+    """The colour scales of a page's tokens: one for advantages, one for the change of log-probability by the update."""
 
     advantage: float  # the largest of the page, of either sign; 0: there are none
     ratio: float  # of log-probabilities
@@ -176,7 +177,10 @@ class Shades:
         return self.advantage > 0 or self.ratio > 0
 
     def marked(self, piece: Mapping[str, Any]) -> Markup:
-        """Return the tokens of a piece, each with its colours and numbers, as far as the page's budget goes."""
+        """Return the tokens of a piece of text as HTML, each coloured and with its numbers in a tooltip.
+
+        A page has a budget of coloured tokens; when it is used up, further tokens are plain text.
+        """
         found: list[str] = []
         rest: list[str] = []
         told = zip(piece["tokens"], piece["advantage"], piece["log_prob"], _ratios(piece), strict=True)
@@ -191,7 +195,8 @@ class Shades:
         return Markup("").join([*map(Markup, found), _lines("".join(rest))])
 
     def summed(self, rows: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-        """Return in words what a trajectory taught; nothing, where that is not known."""
+        """Return a text with a trajectory's mean advantage and range of log-probability ratios; empty if both are
+        unknown."""
         pieces = [piece for row in rows for piece in row if piece.get("tokens")]
         advantages = [each for piece in pieces for each in piece["advantage"] if each is not None]
         ratios = [each for piece in pieces for each in _ratios(piece) if each is not None]
@@ -244,7 +249,7 @@ def _calls(step: Mapping[str, Any]) -> str:
 
 
 def reward_of(episode: Mapping[str, Any]) -> float:
-    """Return the mean reward of an episode's trajectories; 0 without any."""
+    """Return the mean reward of an episode's trajectories; 0 if the episode has none."""
     rewards = [float(each.get("reward") or 0.0) for each in episode["trajectories"]]
     return sum(rewards) / len(rewards) if rewards else 0.0
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """Several configurations, as `evopipe compare` finds them.
+    """A comparison of several configurations, as a section of the report.
 
     Attributes:
-        head: of the table.
-        rows: of the table, the best configuration first.
+        head: the header of the table.
+        rows: the rows of the table, the best configuration first.
         notes: sentences about runs that are hard to compare.
-        pictures: of each what it shows, and its SVG.
+        pictures: pairs of a caption and an SVG file's bytes.
     """
 
     head: Sequence[str]

@@ -28,7 +28,8 @@ _TARGET: dict[str, Any] = {"color": PALETTE["ink"], "linewidth": 1, "dashes": (1
 
 
 class Section(NamedTuple):
-    """A section of the page that is one figure with its caption."""
+    """A section of the report's page that consists of one figure: title, caption, drawing function, and when it is
+    shown."""
 
     title: str
     caption: str
@@ -43,7 +44,10 @@ SECTIONS: dict[str, Section] = {}
 def section(
     title: str, caption: str, shown: Callable[[FinishedRun], bool] = lambda run: True
 ) -> Callable[[_Draw], _Draw]:
-    """Make a figure a section of the report, for those runs for which the figure can be drawn."""
+    """Return a decorator that adds a drawing function to the report, as a section with this title and caption.
+
+    The section appears in reports of those runs for which `shown` returns True.
+    """
 
     def add(draw: _Draw) -> _Draw:
         SECTIONS[draw.__name__] = Section(title, caption, draw, shown)
@@ -78,7 +82,8 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def fitness(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw every member's fitness by descent, the elite's line, the best score so far and the target."""
+    """Draw fitness over environment steps: every member joined to its parent, the elite's line, the best score, the
+    target."""
     wide, few, steps, target = width > _DESK, run.slots <= 8, run.env_steps, run.summary.target
     margins = (52, 84 if wide else 16, 28, 44)
     plot = Plot(f"fitness.{width}", width, 410 if wide else 310, margins, "mean return")
@@ -146,7 +151,10 @@ def _label_ends(plot: Plot, target: float | None, best: Sequence[tuple[float, fl
 
 
 def lineage(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw the lineage: a column for each generation, a row for each slot. It is wider than `width` if it must be."""
+    """Draw the family tree of all members, with a column for each generation and a row for each slot.
+
+    The figure may be wider than `width`, because a column has a least width.
+    """
     numbers, path = [row.generation for row in run.generations] or [1], {node.key for node in run.descent}
     left, right, top, bottom = 34, 18, 26, 44
     spread = max(1.0, len(run.generations) - 1 + 2 * _ROOM)
@@ -220,8 +228,11 @@ def _tree_words(plot: Plot, run: FinishedRun, path: set[Key]) -> None:
 
 
 def turns(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw which members lived when: a row for each slot, a bar for each time a member lived, more opaque for higher
-    fitness, and gaps where it waited."""
+    """Draw when each member was training: a row for each slot, over environment steps.
+
+    A bar covers the steps during which one member trained, and is more opaque for higher fitness. A gap means that the
+    slot's member was waiting.
+    """
     left, right, top, bottom = 34, 18, 26, 44
     row = 16 if run.slots > 12 else 24
     plot = Plot(f"turns.{width}", width, top + bottom + row * run.slots, (left, right, top, bottom), "slot")
@@ -264,8 +275,10 @@ def _bars(plot: Plot, places: Sequence[tuple[float, float, float]], colour: str,
 
 
 def mutations(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw the gains in fitness of each kind of mutation: a dot for each child, the middle half as a bar, the median as
-    a line."""
+    """Draw, for each kind of mutation, the children's gains in fitness over their parents.
+
+    Each child is a dot; the middle half of the gains is a bar, and the median a line.
+    """
     wide, rows = width > _DESK, run.payoffs
     height = (58 if wide else 74) * len(rows) + 52
     plot = Plot(f"mutations.{width}", width, height, (132 if wide else 10, 150 if wide else 10, 8, 44))
@@ -319,7 +332,10 @@ def _both_limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def trajectory(run: FinishedRun, column: Mapping[Key, float | str], number: int, label: Markup) -> Markup:
-    """Draw one hyper-parameter or trait over generations; a dot's area says how many members have that value."""
+    """Draw one hyper-parameter or other trait of the members over generations.
+
+    `column` has the values by (generation, slot). The area of a dot shows how many members have the value.
+    """
     categories = sorted({value for value in column.values() if isinstance(value, str)})
     place: dict[float | str, float] = {category: float(i) for i, category in enumerate(categories)}
     height = {key: place.get(value, value if isinstance(value, float) else _NAN) for key, value in column.items()}
@@ -362,8 +378,10 @@ def _trajectory_axes(plot: Plot, run: FinishedRun, categories: Sequence[str], va
 
 
 def evaluation(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw held-out returns: a mark for each episode, the mean with its 95 % interval; the elite first, then by
-    mean."""
+    """Draw the returns of held-out episodes: a row for each member, with a mark for each episode.
+
+    Each row also has the mean and its 95 % interval. The elite is the first row; the others are sorted by their means.
+    """
     wide, target = width > _DESK, run.summary.target
     ranked = [run.elite, *sorted(run.members, key=lambda member: (-member.mean, member.name))]
     row = 30 if len(ranked) <= 12 else 22
@@ -393,7 +411,10 @@ def evaluation(run: FinishedRun, width: int, label: Markup) -> Markup:
 
 
 def replays(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw the elite's held-out mean with its interval, those of its replays, and the mean over these with its own."""
+    """Draw mean held-out returns with their intervals: of the elite, of each replay, and of all replays together.
+
+    A replay is a training with the elite's hyper-parameter schedule from another seed (`evopipe replay`).
+    """
     wide, found = width > _DESK, run.replays
     assert found is not None
     rows = [("elite", run.elite.mean, run.elite.interval), ("replays", found.mean, found.interval)]
@@ -419,7 +440,10 @@ def replays(run: FinishedRun, width: int, label: Markup) -> Markup:
 @section("Agents", "Each agent's mean held-out return: a dot a member, the large one the elite.",
     lambda run: len(run.elite.agents) > 1)  # fmt: skip
 def agents(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw the mean held-out return of each agent of a team: a row an agent, a dot a member."""
+    """Draw the mean held-out return of each agent of a team: a row for each agent, and in it a dot for each member.
+
+    The elite's dot is larger.
+    """
     names = list(run.elite.agents)
     plot = Plot(f"agents.{width}", width, 30 * len(names) + 60, (132 if width > _DESK else 84, 56, 12, 44))
     low, high = _limits([value for member in (run.elite, *run.members) for value in member.agents.values()])
@@ -438,7 +462,8 @@ def agents(run: FinishedRun, width: int, label: Markup) -> Markup:
 
 
 def throughput(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw steps per second over wall-clock time: a block for each generation, training below, evaluation on top."""
+    """Draw steps per second over the time of training: a block for each generation, evaluation steps on top of training
+    steps."""
     wide = width > _DESK
     plot = Plot(f"throughput.{width}", width, 250 if wide else 220, (52, 16, 28, 44), "steps per second")
     rows = [row for row in run.timing if row.seconds > 0]

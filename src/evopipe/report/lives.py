@@ -15,7 +15,7 @@ Key = tuple[int, int]
 
 @dataclass
 class Life:
-    """The life of one member: from its birth, or the start of the run, to its replacement, or the end of the run."""
+    """The history of one member in a run, from its birth or the run's start to its replacement or the run's end."""
 
     id: int
     slot: int
@@ -36,21 +36,21 @@ class Life:
 
     @property
     def kind(self) -> str:
-        """The origin of the member, as text: a trial, or a child of which member."""
+        """A text that says where the member comes from: `trial`, or `child of member N`."""
         return "trial" if self.parent is None else f"child of member {self.parent}"
 
     @property
     def about(self) -> str:
-        """The text of the tooltip: slot, member, origin, mutation and reason."""
+        """The text of the member's tooltip: slot, member, origin, mutation, and the reason for its birth."""
         lines = (f"slot {self.slot}, member {self.id}: {self.kind}", self.made, self.why)
         return "\n".join(line for line in lines if line)
 
 
 def lives_of(lineage: Sequence[Record], env_steps: Mapping[int, int]) -> tuple[Life, ...]:
-    """Return the lives of all members in the order of their births.
+    """Return the histories of all members of a search, in the order of their births.
 
-    The result is empty if all members lived all the time and no trial began after the first ones. `env_steps` holds the
-    population's environment steps at the end of each generation.
+    The result is empty if all members always trained at the same time and no trial began after the first generation.
+    `env_steps` has the population's environment steps at the end of each generation.
     """
     if not lineage or in_lockstep(lineage):
         return ()

@@ -37,13 +37,13 @@ _GAMES = "Games that the elite played stand below."
 
 
 def page(folder: str | Path, params: Mapping[str, Any], family: Family | None = None) -> str:
-    """Return the report of the run in a folder as the text of one HTML file. Equal files and parameters give equal
-    text.
+    """Return the report of the run in a folder, as the text of one HTML file without scripts or external resources.
 
-    `params` has the layout of `params.yaml`, `family` is what is shown of other runs.
+    `params` has the layout of `params.yaml`; `family` is a comparison with other runs to be included. Equal files and
+    parameters give equal text.
 
     Raises:
-        MissingInputError: a file is missing.
+        MissingInputError: a file of the run is missing.
         DataError: a file is damaged, or belongs to another run than the parameters describe.
     """
     run, elite = read(Path(folder)), Path(folder) / ELITE
@@ -63,8 +63,8 @@ def page(folder: str | Path, params: Mapping[str, Any], family: Family | None = 
 
 
 def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str, family: Family | None = None) -> str:
-    """Return the page of a run that was read. `movie` is the film of its elite, or a sentence that stands in its
-    place."""
+    """Return the report's page for a run whose files were read; `movie` is the film of its elite, or a sentence
+    instead."""
     html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,
                           inline=_inline)  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
@@ -87,8 +87,10 @@ def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str, fa
 
 
 def without_measured(text: str) -> str:
-    """Return a page without its measurements and without what no stage wrote. Pages of equal runs are then equal, and
-    can be compared."""
+    """Return the text of a report's page without the parts that differ between equal runs, such as times.
+
+    Pages of equal runs are equal after this.
+    """
     return re.sub("<!-- measured -->.*?<!-- /measured -->\n?", "", text, flags=re.DOTALL)
 
 

@@ -28,7 +28,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Node:
-    """One member at the end of one generation."""
+    """The state of one member at the end of one generation: its scores, its parent, how it was made, its
+    hyper-parameters."""
 
     key: Key
     id: int  # its name in the lineage; it keeps it while it survives
@@ -45,25 +46,26 @@ class Node:
 
     @property
     def diverged(self) -> bool:
-        """Whether the member has no score."""
+        """Whether the member diverged, which means that it has no finite fitness."""
         return not math.isfinite(self.fitness)
 
     @property
     def made(self) -> str:
-        """The mutation that made the member, and what it changed, as text."""
+        """A text that names the mutation that made the member, and what the mutation changed."""
         name = words.KINDS.get(self.kind, self.kind)
         return self.change if self.change.startswith(name) else f"{name}{f': {self.change}' if self.change else ''}"
 
     @property
     def began(self) -> str:
-        """How the member came to be, as text: by which mutation, as a new trial, or in the first generation."""
+        """A text that says how the member was created: by which mutation, as a new trial, or in the first
+        generation."""
         if self.parent:
             return self.made
         return "a new trial" if self.why else "first generation"
 
     @property
     def about(self) -> str:
-        """The text of the member's tooltip."""
+        """The text of the member's tooltip: its place, its origin, its fitness and its network."""
         born = "survived" if self.survived else self.began
         if not self.parent and self.kind != "none":
             born += f", {self.made}"
@@ -159,13 +161,13 @@ class _Held:
 
 @dataclass(frozen=True)
 class Payoff:
-    """The results of one kind of mutation.
+    """Statistics of the children that one kind of mutation made.
 
     Attributes:
-        kind: of the mutation.
-        children: how many it made.
-        gains: their fitness minus their parents', ascending, without those that diverged.
-        diverged: how many diverged.
+        kind: the kind of mutation.
+        children: the number of children.
+        gains: the children's fitness minus their parents', ascending, without children that diverged.
+        diverged: the number of children that diverged.
     """
 
     kind: str
@@ -175,12 +177,12 @@ class Payoff:
 
     @property
     def improved(self) -> float:
-        """The share of the children that beat their parents."""
+        """The share of the children that have a higher fitness than their parents."""
         return sum(gain > 0 for gain in self.gains) / self.children
 
     @property
     def median(self) -> float:
-        """The median gain; NaN if there are no gains."""
+        """The median of the gains; NaN if there are no gains."""
         return median(self.gains) if self.gains else math.nan
 
 
@@ -264,8 +266,10 @@ class _Replays:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One finished run. `policy` is the content of the elite's `policy.json`, `members` are those of the last
-    population."""
+    """The data of one finished run that the report shows, read from the files of its stages.
+
+    `policy` is the content of the elite's `policy.json`; `members` are the held-out scores of the last population.
+    """
 
     generations: tuple[_Generation, ...]
     nodes: Mapping[Key, Node]
@@ -281,12 +285,13 @@ class FinishedRun:
 
     @cached_property
     def slots(self) -> int:
-        """The number of members, without those after the last slot that a member ever lived in."""
+        """The number of slots (places in the population) that the report shows: all up to the last in which a member
+        was scored."""
         return 1 + max((slot for _, slot in self.nodes), default=0)
 
     @cached_property
     def descent(self) -> tuple[Node, ...]:
-        """The elite and its ancestors, oldest first."""
+        """The elite and its ancestors, generation by generation, the oldest first."""
         born = self.summary.elite
         node = next((n for n in self.nodes.values() if (n.key[0], n.id) == (born.generation, born.id)), None)
         line = []
@@ -297,12 +302,13 @@ class FinishedRun:
 
     @cached_property
     def env_steps(self) -> Mapping[int, int]:
-        """The training steps of the population at the end of each generation."""
+        """The population's environment steps of training at the end of each generation, by generation."""
         return {row.generation: row.env_steps for row in self.generations}
 
     @cached_property
     def payoffs(self) -> list[Payoff]:
-        """The results of each kind of mutation, in the order of the kinds. Survivors are not children."""
+        """Statistics of each kind of mutation that made a child. Members that survived unchanged are not counted as
+        children."""
         children: dict[str, list[Node]] = {}
         for node in self.nodes.values():
             if node.parent is not None and not node.survived:
@@ -316,8 +322,11 @@ class FinishedRun:
 
     @cached_property
     def traits(self) -> tuple[dict[str, dict[Key, float | str]], dict[str, float | str]]:
-        """The hyper-parameters and traits that vary between members or over time, by member; then those that are
-        constant."""
+        """Hyper-parameters and architecture traits of all members, as two dicts by name.
+
+        The first dict has traits that differ between members or generations, with their values by (generation, slot).
+        The second dict has constant traits, each with its one value.
+        """
         columns: dict[str, dict[Key, float | str]] = {}
         for node in self.nodes.values():
             for name, value in node.traits.items():
@@ -327,11 +336,11 @@ class FinishedRun:
 
 
 def read(folder: Path) -> FinishedRun:
-    """Read a finished run from the folder that holds its `reports/` and `models/elite/`.
+    """Read a finished run from the folder that has its `reports/` and `models/elite/`.
 
     Raises:
         MissingInputError: a file is missing.
-        DataError: a file does not hold what its stage writes.
+        DataError: a file does not have the content that its stage writes, or files belong to different runs.
     """
     for out in (*layout.OUTS["train"][1:], *layout.OUTS["evaluate"], layout.ELITE):  # all but the trained members
         if out != layout.SIGNALS:  # runs of earlier versions have none

@@ -23,7 +23,10 @@ KINDS = {
 
 
 def template(name: str, line_ends: bool = False, **known: Any) -> Template:
-    """Return a template of this folder. It escapes and cleans texts; `known` are further names that it may use."""
+    """Load a Jinja template of the report. The template escapes texts and removes their control characters.
+
+    `known` are further variables and functions for the template. `line_ends` preserves the last line break of files.
+    """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -39,14 +42,20 @@ def template(name: str, line_ends: bool = False, **known: Any) -> Template:
 
 
 def figure(value: float, signed: bool = False) -> str:
-    """Return a score with a true minus sign; with `signed` also a plus sign; a dash if it is not finite."""
+    """Return a score as short text with a true minus sign; a dash if it is not finite.
+
+    With `signed`, a positive score has a plus sign.
+    """
     if not math.isfinite(value):
         return "–"
     return "+" * (signed and value > 0) + score(value).replace("-", "−")
 
 
 def value(setting: Any) -> str:
-    """Return a parameter, a trait or a tick in few characters, with a true minus sign."""
+    """Return a parameter, a trait or an axis label as short text, with a true minus sign for negative floats.
+
+    Booleans become `yes` and `no`, None and an empty dict `none`, and floats that are not finite a dash.
+    """
     if isinstance(setting, bool):
         return "yes" if setting else "no"
     if setting is None or setting == {}:
@@ -57,7 +66,7 @@ def value(setting: Any) -> str:
 
 
 def thousands(value: float) -> str:
-    """Return a count in few characters: 500, 20k, 1.2M."""
+    """Return a count as short text with a suffix for thousands, millions or billions: 500, 20k, 1.2M, 3G."""
     sizes = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
     size, letter = next((pair for pair in sizes if abs(value) >= pair[0]), (1.0, ""))
     return f"{value / size:.4g}{letter}".replace("-", "−")

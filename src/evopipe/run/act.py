@@ -24,19 +24,21 @@ def act(
     spec: EnvSpec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int,
     places: Sequence[Any] | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Choose every member's exploring actions: `[P · E]` int64, or `[P · E, A]` float32 if actions are continuous.
+    """Choose every member's actions with exploration: `[P · E]` int64, or `[P · E, A]` float32 if actions are
+    continuous.
+
+    P counts the members, E the environments of each. For a team, every array has an axis `K` (agents) after the first.
+    A diverged member's environments continue with random legal actions, because its network's outputs mean nothing.
 
     Args:
         spec: configuration.
-        cohorts: the members.
-        obs: `[P · E, O]` float32, rows by slot.
-        legal: `[P · E, A]` bool.
+        cohorts: the members, in groups whose networks are computed as one batch.
+        obs: `[P · E, O]` float32, rows in the order of slots.
+        legal: `[P · E, A]` bool, the legal actions.
         epsilon: exploration rate.
-        tick: together with the members' keys it fixes the random draws.
-        places: which members of these rows each cohort has, or `EVERYONE`; None if they are those of its slots.
-
-    A frozen member's values mean nothing, so its environments continue with random legal actions. For a team, every
-    array has an axis `K` after the first.
+        tick: the number of this step; together with the members' keys it fixes the random draws.
+        places: for each cohort the indices of its members among these P, or `EVERYONE` if there is one cohort with all
+            of them in order; None uses the members' slots.
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     places = [cohort.slots for cohort in cohorts] if places is None else places
@@ -50,7 +52,10 @@ EVERYONE = [slice(None)]
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return, for each cohort, the positions of its members in the list of all living members, ordered by slot."""
+    """Return the indices of each cohort's members in the list of all cohorts' members, ordered by slot.
+
+    A cohort is a group of members whose networks are computed as one batch.
+    """
     at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
     return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
 
@@ -58,13 +63,15 @@ def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
 def choosers(
     spec: EnvSpec, cohorts: Sequence[Cohort], rows: np.ndarray, places: Sequence[Sequence[int]]
 ) -> list[Chooser] | None:
-    """Return what chooses each cohort's exploring actions by the kernels; None where torch must.
+    """Return one object for each cohort, which chooses its members' actions with exploration by the native kernels.
+
+    The result is None if the kernels cannot do it, and torch has to choose the actions.
 
     Args:
         spec: configuration.
-        cohorts: the members.
-        rows: `[P]`, the first row of observations of each living member, in slot order.
-        places: which of these each cohort has.
+        cohorts: the members, P in all, in groups whose networks are computed as one batch.
+        rows: `[P]`, the index of each member's first row of observations, in the order of slots.
+        places: for each cohort the indices of its members among these P.
     """
     choice, found = by_kernels(spec.algo, "choice"), []
     if choice is None or spec.paths.capture != "none" or build.chosen() is None:
@@ -80,8 +87,8 @@ def choosers(
 
 
 def by_row(spec: EnvSpec, actions: np.ndarray) -> np.ndarray:
-    """Reshape members' actions `[P, E, …]` to what a pool reads, `[P · E, …]`; a team's `[P, E · K, …]` to
-    `[P · E, K, …]`."""
+    """Reshape members' actions `[P, E, …]` to the rows of a pool, `[P · E, …]`; for a team, `[P, E · K, …]` to `[P · E,
+    K, …]`."""
     return actions.reshape(-1, *spec.spaces.by_agent, *actions.shape[2:])
 
 
@@ -89,10 +96,12 @@ def take_note(
     cohorts: Sequence[Cohort], obs: np.ndarray, alive: np.ndarray | None = None,
     places: Sequence[Any] | None = None,
 ) -> None:  # fmt: skip
-    """Update every member's normaliser with the observations that it is about to act on, `[P · E, O]`, rows by slot.
+    """Update every member's observation normaliser with the observations `[P · E, O]` that the member is about to act
+    on.
 
-    It is called once a tick before members act, and never in an evaluation. A team's observations are `[P · E, K, O]`,
-    and `alive` `[P · E, K]` says which agents are there. `places` is as for `act`.
+    The observations are in the order of slots. Call this once before each step of the members, and never in an
+    evaluation. A team's observations are `[P · E, K, O]`, and `alive` `[P · E, K]` says which agents are present.
+    `places` is as in `act`.
     """
     for i, cohort in enumerate(cohorts):
         if cohort.normaliser is not None:
@@ -111,14 +120,16 @@ def choose(
     spec: EnvSpec, cohort: Cohort, obs: np.ndarray | Tensor, legal: np.ndarray | Tensor,
     explore: tuple[float, int] | None,
 ) -> Tensor:  # fmt: skip
-    """Choose the actions of one cohort's members on its device, as `act` does. The host does not wait for the device.
+    """Choose the actions of one cohort, a group of P members whose networks are computed as one batch.
+
+    The result is `[P, E]` int64 or `[P, E, A]` float32, on the cohort's device; the host does not wait for the device.
 
     Args:
         spec: configuration.
         cohort: the members.
         obs: `[P, E, O]` float32, in the order of the cohort's members.
-        legal: `[P, E, A]` bool.
-        explore: the exploration rate and the tick; None for greedy actions.
+        legal: `[P, E, A]` bool, the legal actions.
+        explore: the exploration rate and the number of the step; None for greedy actions.
     """
     algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.without_runner, explore is not None
     epsilon, tick = explore or (0.0, 0)
@@ -141,16 +152,20 @@ def choose(
 def step(
     spec: EnvSpec, cohort: Cohort, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: int | None
 ) -> Chosen:
-    """Choose the actions of one cohort of an on-policy algorithm. The host does not wait for the device.
+    """Choose actions for one step of an on-policy algorithm; return them with log-probabilities, values and recurrent
+    memory.
+
+    The host does not wait for the device.
 
     Args:
         spec: configuration.
-        cohort: the members.
+        cohort: P members whose networks are computed as one batch.
         obs: `[P, E, O]` float32, normalised (`cohort.normalised`).
-        legal: `[P, E, A]` bool.
-        begins: `[P, E]` bool, where an episode begins: the memory is cleared there.
+        legal: `[P, E, A]` bool, the legal actions.
+        begins: `[P, E]` bool, true where an episode begins; the recurrent memory is cleared there.
         memory: `[P, E, M]`, the recurrent memory.
-        tick: together with the members' keys it fixes the draws; None for greedy actions.
+        tick: the number of the step, which together with the members' keys fixes the random draws; None for greedy
+            actions.
     """
     algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.without_runner, tick is not None
 
@@ -168,8 +183,11 @@ def step(
 
 
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
-    """Put cohorts' actions `[P, E, …]` in the order of slots, as one array. All copies to the host start before the
-    first ends."""
+    """Return the actions `[P, E, …]` of all cohorts as one NumPy array, in the order of slots.
+
+    `places` has the indices of each cohort's members in that order, or is `EVERYONE` if there is one cohort, in order
+    already. The copies from the device to the host all start before the first of them is waited for.
+    """
     if places is EVERYONE:
         return np.asarray(chosen[0].cpu())
     order, found = [*chain(*places)], np.asarray(torch.cat([each.cpu() for each in chosen]))

@@ -9,11 +9,11 @@ from evopipe.run.spec import Spec
 
 @dataclass
 class Clock:
-    """Counts a run's ticks. A tick is one step in every environment of the living members; offline it is one chance to
-    learn.
+    """The counters of a run: ticks, generations, environment steps.
 
-    Members that live at the same time have lived equally long: `tick` is theirs, and jumps back when other members take
-    turns.
+    A tick is one step in every environment of the living members (those that train now); offline, a tick is one step of
+    learning from the dataset. Living members have all trained equally long: `tick` counts their ticks, and jumps when
+    other members take their turn.
     """
 
     members: int  # P
@@ -39,12 +39,12 @@ class Clock:
 
     @property
     def step(self) -> int:
-        """Environment steps that each living member has taken so far."""
+        """The environment steps that each living member (one that trains now) has taken so far."""
         return self.tick * self.envs
 
     @property
     def generation_ticks(self) -> int:
-        """The number of ticks in the current generation, or in the one that is about to begin."""
+        """The number of ticks in the current generation; between two generations, the number in the next one."""
         return min(self.each, max(1, self.total - (self.tick - self.here)))
 
     @property
@@ -53,16 +53,16 @@ class Clock:
 
     @property
     def spent(self) -> int:
-        """All environment steps of the population so far, of training and of evaluation."""
+        """All environment steps of the population so far, for training and for evaluation."""
         return self.env_steps + self.eval_steps
 
     def count(self, broken: int = 0, rewarded: bool = True, ticks: int = 1) -> None:
-        """Count a tick, or several.
+        """Add one or more ticks to the counters.
 
         Args:
-            broken: how many of their transitions were broken.
-            rewarded: whether one of their rewards may be other than 0.
-            ticks: how many.
+            broken: the number of broken transitions in these ticks.
+            rewarded: whether a reward in these ticks may be other than 0.
+            ticks: the number of ticks.
         """
         self.tick += ticks
         self.here += ticks
@@ -77,6 +77,9 @@ class Clock:
         self.here = self.broken_here = 0
 
     def turn(self, tick: int, living: int, steps: int) -> None:
-        """Switch to a group of `living` members, each of which has lived `tick` ticks and now lives for `steps`
-        environment steps."""
+        """Switch to another group of members, and begin its part of the generation.
+
+        The group has `living` members. Each has trained for `tick` ticks before, and now trains for `steps` environment
+        steps.
+        """
         self.tick, self.here, self.living, self.each = tick, 0, living, -(-steps // self.envs)

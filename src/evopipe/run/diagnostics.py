@@ -16,10 +16,13 @@ _PREFIX, _BEGUN = "signal.", "signals.begun"
 
 
 class Diagnostics:
-    """The signals of the running generation: of each its mean over what was noted, and the last, for `P` slots.
+    """The training signals of the current generation (losses, gradient norms and so on), for `P` slots.
+
+    Of each signal the mean over the generation and the last value are kept. Signals are shown to users; no result
+    depends on them.
 
     Attributes:
-        begun: `[P]`, how many updates a slot's member had made when the generation began.
+        begun: `[P]`, the number of updates that each slot's member had made when the generation began.
     """
 
     def __init__(self, members: int, device: torch.device) -> None:
@@ -28,15 +31,21 @@ class Diagnostics:
         self._table = self.begun.new_zeros(members, 0, 3)  # of each name: sum, count and last
 
     def forget(self, slots: Sequence[int], updates: Tensor | None = None) -> None:
-        """Discard the signals of these slots, because a generation begins; `updates` `[n]` is how many updates their
-        members have made so far."""
+        """Clear the signals of these slots at the beginning of a generation.
+
+        `updates` `[n]` is the number of updates that the slots' members have made so far.
+        """
         rows = upload(torch.tensor(slots, dtype=torch.int64), self.begun.device)
         self._table[rows] = 0.0
         if updates is not None:
             self.begun[rows] = updates.double()
 
     def note(self, slots: Sequence[int], values: Mapping[str, Tensor]) -> None:
-        """Add values `[n]` of signals, by name, for the members in these slots. The host does not wait for a device."""
+        """Add one value of each signal in `values` to the members in these slots.
+
+        `values` maps a signal's name to a tensor `[n]`, with one number for each of the n slots. The host does not wait
+        for the device.
+        """
         if new := [name for name in values if name not in self._names]:
             self._names += new
             self._table = torch.cat((self._table, self.begun.new_zeros(len(self.begun), len(new), 3)), dim=1)
@@ -48,9 +57,9 @@ class Diagnostics:
         self._table[rows, columns] = torch.stack((total + last, count + 1.0, last), dim=-1)
 
     def told(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
-        """Return the signals of each of these slots by name, mean and last. What was never noted is left out.
+        """Return, for each of these slots, the signals of this generation by name, each as (mean, last value).
 
-        Names are sorted: a checkpoint does not keep the order in which they were noted first.
+        Signals without a value are left out. Names are sorted, because a checkpoint does not store their order.
         """
         return [
             {
@@ -68,7 +77,7 @@ class Diagnostics:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned, out of all of a regime's tensors."""
+        """Restore the signals from tensors that `state` returned; other tensors in the mapping are ignored."""
         self._names = [name.removeprefix(_PREFIX) for name in tensors if name.startswith(_PREFIX)]
         tables = [tensors[_PREFIX + name] for name in self._names]
         self._table = torch.stack(tables, dim=1).to(self.begun.device) if tables else self._table[:, :0]
@@ -76,5 +85,5 @@ class Diagnostics:
 
 
 def rounded(value: float) -> float:
-    """Return a number with the digits that are kept of a signal."""
+    """Return a number rounded to `DIGITS` significant digits, the precision with which signals are stored."""
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else value

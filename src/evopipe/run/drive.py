@@ -23,14 +23,17 @@ _UNREWARDED = (
 
 
 def warn(tracker: Tracker, sentences: Iterable[str]) -> None:
-    """Show each of these sentences as a warning."""
+    """Send each of these sentences to the tracker as a warning to the user."""
     for sentence in sentences:
         tracker.emit(Message("warning", sentence))
 
 
 def drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
-    """Advance a run until it ends or `stop` returns True. `save` is called between ticks; the caller saves the last
-    state."""
+    """Train a run until it ends or `stop` returns True, and send its progress to the tracker.
+
+    `save` is called again and again between two steps of training, to save the state if that is due. The caller has to
+    save the final state.
+    """
     watch, clock, told = _Stopwatch(run), run.clock, False
     while not run.reason and not stop():
         if clock.generation_over and run.waiting:
@@ -98,19 +101,22 @@ class _Stopwatch:
 
 
 class Saver:
-    """Saves a run every `seconds`, and less often if saving would take more than a hundredth of the time."""
+    """An object that saves checkpoints of a run every `seconds` seconds.
+
+    It saves less often if saving would take more than a hundredth of the time (`SAVE_SHARE`).
+    """
 
     def __init__(self, run: Run[Any], store: CheckpointStore, seconds: float) -> None:
         self.run, self.store, self.seconds = run, store, seconds
         self.last, self.cost = time.perf_counter(), 0.0
 
     def save_if_due(self) -> None:
-        """Save if enough time has passed since the last save."""
+        """Save the run's state if enough time has passed since the last save."""
         if time.perf_counter() - self.last >= max(self.seconds, self.cost / SAVE_SHARE):
             self.save()
 
     def save(self) -> None:
-        """Save the run's state now."""
+        """Save the run's state at once, and note the time that this took."""
         began = time.perf_counter()
         tensors, meta = self.run.state()
         self.store.save(self.run.clock.ticks + self.run.clock.generation, tensors, meta)

@@ -9,19 +9,20 @@ import numpy as np
 
 
 class Stopped(Exception):
-    """A signal interrupted an evaluation, which has changed nothing."""
+    """The exception that ends an evaluation when a signal asks the run to stop; the run's state is as before the
+    evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """The episodes of an evaluation: their returns and lengths.
+    """The results of an evaluation: the returns and lengths of n episodes of each of P members.
 
     Attributes:
         returns: `[P, n]`, undiscounted; not finite if the environment broke.
-        lengths: `[P, n]`, steps of each episode.
-        steps: environment steps in all.
-        more: other results by name, `[P, …]`; for a team, `agents` holds each agent's own return `[P, n, K]`.
-        cut: how many episodes `env.step_limit` ended, which applies if the environment names no time limit.
+        lengths: `[P, n]`, the steps of each episode.
+        steps: the environment steps of all episodes together.
+        more: other results by name, `[P, …]`; for a team, `agents` has each agent's own return, `[P, n, K]`.
+        cut: how many episodes `env.step_limit` ended; that limit applies if the environment has no time limit.
     """
 
     returns: np.ndarray  # [P, n]

@@ -34,16 +34,16 @@ def evaluate(
     stopped: Callable[[], bool] = lambda: False,
     note: Note | None = None,
 ) -> Episodes:
-    """Play one greedy episode for each seed with every member.
+    """Play one greedy episode for each seed with every member; return the episodes' returns and lengths.
 
     Args:
         spec: configuration.
-        cohorts: the members, `P` in all.
+        cohorts: the members, `P` in all, in groups whose networks are computed as one batch.
         pool: environments, at least `P`; each member uses `rows // P` of them at a time.
         seeds: `[n]`, the same for all members.
         cap: the most steps of an episode; None for no cap.
-        stopped: is asked at every step whether to stop.
-        note: receives every step, see `Note`.
+        stopped: a function that is called at every step and returns True to stop the evaluation.
+        note: a function that is called with the data of every step, see `Note`; None for no call.
 
     Raises:
         Stopped: `stopped` returned True.
@@ -106,25 +106,31 @@ observations `[n, O]`, legal actions `[n, A]`, actions, and what the step gave, 
 
 
 class Watch(Protocol):
-    """The protocol of an object that receives every step of evaluations."""
+    """The protocol of an object that receives every step of a run's evaluations, for example to store the
+    transitions."""
 
     def begin(self) -> None:
-        """Begin another evaluation."""
+        """Prepare for the steps of another evaluation."""
 
     def forget(self) -> None:
-        """Discard the evaluations of this generation, because one was stopped or failed: all of them are played
-        again."""
+        """Discard all steps of this generation's evaluations, because an evaluation was stopped or failed.
+
+        All evaluations of the generation are played again afterwards.
+        """
 
     def note(
         self, slots: np.ndarray, rows: np.ndarray, episodes: np.ndarray, obs: np.ndarray, legal: np.ndarray,
         actions: np.ndarray, step: RowStep,
     ) -> None:  # fmt: skip
-        """Receive a step, see `Note`."""
+        """Receive the data of one step of an evaluation. The arguments are explained at `Note`."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Scores members at the end of a run (see `Regime.evaluate`). Shards that only evaluate use it as their regime."""
+    """An object that scores members in the final evaluation, made of the functions `evaluate` and `close`.
+
+    It implements `Scoring`. Shards that only evaluate use it in place of a `Regime`, and read its other attributes.
+    """
 
     evaluate: Callable[[Sequence[Cohort], np.ndarray, Callable[[], bool]], Episodes]
     close: Callable[[], None] = lambda: None
@@ -134,13 +140,16 @@ class HeldOut:
     remarks: Sequence[str] = ()
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Do nothing: members are passed to each evaluation."""
+        """Do nothing, because members are passed to each call of `evaluate`."""
 
 
 def in_environments(
     spec: EnvSpec, env: EnvConfig, members: int, rows: int, cap: int | None, workers: Workers | None = None
 ) -> HeldOut:
-    """Open environments that score `members` members, with `rows` environments for each. For `cap` see `evaluate`."""
+    """Open environments for the final evaluation of `members` members, `rows` environments for each; return the scorer.
+
+    `cap` is the most steps of an episode, None for no cap.
+    """
     pool, play = _opened(spec, env, members * rows, workers)
     return HeldOut(lambda cohorts, seeds, stopped: play(spec, cohorts, pool, seeds, cap, stopped), pool.close)
 
@@ -154,9 +163,9 @@ def _opened(spec: EnvSpec, env: EnvConfig, rows: int, workers: Workers | None) -
 
 
 class Evaluator:
-    """The environments that score the `P` members of a run while it goes on.
+    """The evaluation of a run's `P` members during training, with the environments that it uses.
 
-    If they are `on_host`, `watch` may be set to a function that receives every step.
+    With `on_host` the environments run on the host, and `watch` may be set to an object that receives every step.
     """
 
     def __init__(self, spec: EnvSpec, members: int, workers: Workers | None = None, on_host: bool = False) -> None:

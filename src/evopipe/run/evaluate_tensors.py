@@ -27,7 +27,10 @@ _SECONDS = 0.01  # that a call of C takes, about
 def evaluate_tensors(
     spec: EnvSpec, cohorts: Sequence[Cohort], pool: Any, seeds: np.ndarray, cap: int | None, stopped: Callable[[], bool]
 ) -> Episodes:
-    """Do what `evaluate` does, with a `TensorPool`. On the CPU the results equal those of `evaluate` to the bit."""
+    """Play one greedy episode for each seed with every member, in environments that are tensors (`TensorPool`).
+
+    Arguments, result and errors are those of `evaluate`. On the CPU the results equal those of `evaluate` to the bit.
+    """
     device, agents, n = pool.device, spec.spaces.agents, len(seeds)
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     place = {slot: p for p, slot in enumerate(slots)}

@@ -18,10 +18,10 @@ TIMING = ("generation", "seconds", "env_steps", "eval_steps")
 
 
 def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], folder: Path) -> None:
-    """Write all outs of a finished run except its timing. The elite is stored after the members, as the last one.
+    """Write all outs of a finished run except its timing: trained members, lineage, learning curve, signals, summary.
 
-    `about` is JSON data that identifies the algorithm and the environment or base, see `about_spec`. No out holds a
-    clock time, so equal runs write equal bytes.
+    The elite is stored after the members, as the last one. `about` is JSON data that identifies the algorithm and the
+    environment or base model, see `about_spec`. No out holds a clock time, so that equal runs write equal bytes.
     """
     elite = {
         "id": champion.member.id,
@@ -63,11 +63,11 @@ def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], f
 
 
 def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> None:
-    """Write how long each generation took. This is the only out that holds clock times: a measurement, not a result.
+    """Write the seconds that each generation took, from a run's log of events. No other out has clock times.
 
-    A run that was killed repeats what came after its last checkpoint, so the last row of a generation counts. If two
-    processes shared a generation, its seconds and steps are those of its last part. Rows that the log has lost are left
-    out.
+    A run that was killed repeats what came after its last checkpoint, so the last entry of a generation counts. If two
+    processes shared a generation, the seconds and steps of the second are written. Generations that are missing in the
+    log are left out.
     """
     rows: dict[int, tuple[int, float, int, int]] = {}
     ends: dict[int, Sequence[Any]] = {int(row[0]): row for row in curve}

@@ -15,35 +15,41 @@ from evopipe.storage import members
 
 
 def about_spec(spec: Spec) -> dict[str, Any]:
-    """Return what members depend on, as JSON data: their algorithm, and the environment or base."""
+    """Return JSON data that identifies what stored members were made for: their algorithm, and the environment or base
+    model."""
     about = {"algo": spec.train.algo, "env": spec.name, **spec.made_for}
     return dict(json.loads(json.dumps(about)))  # as it reads when it comes back
 
 
 def read_members(folder: Path, out: Path, spec: Spec) -> tuple[list[Member], dict[str, Any]]:
-    """Read the members that an earlier stage wrote, and the metadata stored with them.
+    """Read the members that an earlier stage stored in `out`, and the metadata stored with them.
 
     Raises:
-        MissingInputError: there are none.
-        DataError: they are damaged, or were written for another algorithm, environment or base.
+        MissingInputError: the out does not exist.
+        DataError: the members are damaged, or were written for another algorithm, environment or base model.
     """
     stage, path = layout.WRITER[out], layout.need(folder, out)
     return members.read(path, about_spec(spec), f"run `evopipe {stage}` or `dvc repro {stage}` again", spec.check)
 
 
 def read_population(folder: Path, spec: Spec) -> tuple[list[Member], list[Mutation]]:
-    """Read the members that training starts with, and the mutation that made each. It raises what `read_members`
-    raises."""
+    """Read the members that training starts with, and the mutation that made each.
+
+    Raises:
+        MissingInputError, DataError: see `read_members`.
+    """
     found, about = read_members(folder, layout.POPULATION, spec)
     return found, read_births(about.get("mutations"), len(found))
 
 
 def read_start(folder: Path, spec: Spec, remedy: str) -> list[Member]:
-    """Read trained members to continue from: the elite first, without members that diverged.
+    """Read the trained members of an earlier run, from which a new run continues.
+
+    The elite is the first of the list. Members that diverged are left out.
 
     Raises:
-        MissingInputError: there are none; the message ends with `remedy`.
-        DataError: they are damaged, or do not fit this configuration.
+        MissingInputError: the folder does not exist; the message ends with `remedy`.
+        DataError: the members are damaged, do not fit this configuration, or have all diverged.
     """
     if not folder.exists():
         raise MissingInputError(f"{folder}: not there; {remedy}")

@@ -23,22 +23,24 @@ def _nowhere(members: int, rows: int) -> Scoring:
 
 @dataclass(frozen=True)
 class Problem(Generic[JobT]):
-    """An environment, a team, a corpus of text or users' agents, together with an algorithm. It holds all that differs
-    between these.
+    """The description of what a run works on: an environment, a team, a corpus of text or users' agents, with an
+    algorithm.
+
+    Code that differs between these kinds is in the functions of the description.
 
     Attributes:
         spec: the configuration.
         live: builds the regime from the run's clock and the members' keys `[P]`; raises MissingInputError or DataError
             if the data to learn from is missing or damaged.
-        held_out: builds what scores members at the end, from the number of members and of environments for each.
+        held_out: builds the scorer of the final evaluation, from the number of members and of environments for each.
         described: returns the part of a policy's description that depends on the problem, as JSON data.
         values: the parameters that the result depends on.
         inputs: returns the files and folders that the result depends on, beside code and members; raises
             MissingInputError if one is missing.
         less: the parameters to lower if memory runs out, as text for an error message.
-        neighbours: how many members share a memory, and have to live in one shard.
-        undivided: what to change before members may live in shards, None where they may.
-        parts: into how many shards the members are divided; 0 for none.
+        neighbours: how many members share a replay buffer, and must therefore be in one shard (process).
+        undivided: what to change before members can be divided into shards; None if they can be.
+        parts: the number of shards into which the members are divided; 0 for none.
     """
 
     spec: JobT

@@ -30,7 +30,10 @@ Play = Callable[[Sequence[int], slice], np.ndarray]
 
 
 def looks(n: int) -> Iterator[slice]:
-    """Yield slices of `n` episodes: those to be played before each comparison of the members."""
+    """Yield consecutive slices of `n` episodes: the episodes to be played before each comparison of the members.
+
+    The comparisons are after 4, 8, 16 … and n episodes.
+    """
     first = 0
     while first < n:
         end = min(max(_FIRST, 2 * first), n)
@@ -41,15 +44,18 @@ def looks(n: int) -> Iterator[slice]:
 def race(
     play: Play, racers: Sequence[int], met: Sequence[Sequence[int]], members: int, n: int, bar: float = -math.inf
 ) -> np.ndarray:
-    """Return returns `[P, k]`: for racers those that were played and estimates of the rest, for other members NaN.
+    """Evaluate members in a race, and return their returns `[P, k]`.
+
+    A racer's row has the returns of the episodes that it played, and estimates of the rest. Rows of other members are
+    NaN.
 
     Args:
-        play: `(members, episodes) → returns [members, episodes]`.
+        play: a function `(members, episodes) → returns [members, episodes]`.
         racers: the members that take part.
-        met: `[T, k]`, the members that meet in each tournament.
+        met: `[T, m]`, the m members that meet in each of T tournaments.
         members: `P`.
         n: the most episodes; the leader plays `k` of them.
-        bar: the mean that the leader must reach to be confirmed.
+        bar: the mean return that the leader must reach to be confirmed.
     """
     returns, played = np.full((members, n), np.nan), np.zeros(members, np.int64)
     decides = np.eye(members, dtype=bool)  # [P, P], pairs whose order matters
@@ -80,8 +86,11 @@ def race(
 
 
 def hopeless(returns: np.ndarray, bar: float, n: int, least: int = 2 * _FIRST, errors: float = _GIVEN_UP) -> bool:
-    """Return whether returns `[k]`, if there are at least `least`, imply that the mean of all `n` episodes will be
-    below a bar."""
+    """Return whether the returns `[k]` of the first episodes show that the mean of all `n` episodes will be below
+    `bar`.
+
+    This needs at least `least` finite returns, whose mean lies at least `errors` standard errors below `bar`.
+    """
     found = returns[np.isfinite(returns)]
     if len(found) < least:
         return False

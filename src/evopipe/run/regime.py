@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a regime is built from. No result depends on the numbers of workers and learners."""
+    """The parts from which a regime is built: configuration, clock, keys, dataset, and helper processes.
+
+    No result depends on the numbers of workers and learners.
+    """
 
     spec: EnvSpec
     clock: Clock  # the run's
@@ -33,28 +36,31 @@ class Setup:
 
 
 class Scoring(Protocol):
-    """The protocol of an object that scores members."""
+    """The protocol of an object that scores members in evaluations."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use these cohorts from now on. Their tensors change in place.
+        """Set the members that act and are scored from now on, in groups (cohorts) that are computed as one batch.
 
-        Slots that are in none of them wait: they take no steps, and continue unchanged when they are adopted again.
+        The cohorts' tensors change in place. Members that are in no cohort wait: they take no steps, and continue
+        unchanged when a later call includes them again.
         """
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score the members, all on the same seeds `[n]`.
+        """Score the members of `cohorts` on the same seeds `[n]`; return the episodes of the evaluation.
 
         Raises:
             Stopped: `stopped` returned True.
         """
 
     def close(self) -> None:
-        """Release processes and environments."""
+        """Close the environments and end their processes."""
 
 
 class Regime(Scoring, Protocol):
-    """The protocol of a regime: the source that members learn from, as a `Run` needs it. The run counts generations,
-    and knows no environment."""
+    """The protocol of a training loop over one kind of data, such as replay buffers, rollouts or a dataset.
+
+    A `Run` calls these methods. The run counts generations, but has no access to environments.
+    """
 
     warm: int  # transitions that were there from the start
     threshold: float | None  # the score at which the task counts as solved, if it names one
@@ -62,44 +68,54 @@ class Regime(Scoring, Protocol):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Effects that the parameters do not make obvious, as one sentence each."""
+        """Sentences for the user about effects of the parameters that are not obvious."""
 
     def first(self, member: Member) -> Member:
-        """Return a member of the first generation, prepared for this regime."""
+        """Prepare a member of the first generation for this kind of training, and return it.
+
+        For example, a normaliser is updated with the dataset's observations.
+        """
 
     def inherit(self, parents: Sequence[int] | None) -> None:
-        """Pass on what the regime keeps for each member, such as priorities, to the new members.
+        """Copy what the regime stores for each member, such as priorities, from parents to their children.
 
-        `parents` `[P]` holds the slot of each new member's parent, −1 for a new trial; it is None if all members were
-        replaced.
+        `parents` `[P]` has the slot of each new member's parent, −1 for a new trial. `parents` is None if all members
+        were replaced.
         """
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots for new trials: begin new episodes, and empty what belongs to the slot."""
+        """Prepare these slots for new trials (members with new weights): begin new episodes, and clear the slots' own
+        data."""
 
     def ended(self) -> np.ndarray:
-        """Return the mean return of each slot's episodes that ended in this generation, `[P]`, NaN for a slot without
-        any.
+        """Return each slot's mean return over the training episodes that ended in this generation, `[P]`.
 
-        It is asked only if `search.fitness` is `training`.
+        The value is NaN for a slot without such an episode. This method is called only if `search.fitness` is
+        `training`.
         """
 
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
-        """Return how learning went in this generation, for people: of each of these slots its signals by name, each
-        with its mean and its last value."""
+        """Return, for each of these slots, the training signals of this generation by name, each as (mean, last value).
+
+        Signals are shown to users; no result depends on them.
+        """
 
     def advance(self, most: int = 1) -> None:
-        """Take one tick, and make the updates that are due. A regime that can take several in one call takes up to
-        `most`, none beyond the end of the generation.
+        """Take one tick (one step in every environment, or one batch of data), and make the updates that are due after
+        it.
+
+        A regime that can take several ticks in one call takes up to `most`, but none beyond the end of the generation.
 
         Raises:
-            EnvironmentFailed: an environment failed. If `whole` is True, the state can be saved and the tick taken
-                again.
+            EnvironmentFailed: an environment failed. If `whole` is True, the state can be saved and the tick repeated.
         """
 
     def state(self) -> dict[str, Tensor]:
-        """Return a copy of all state that outlives a tick, except cohorts."""
+        """Return a copy of all tensors that are needed to continue training from here, except the members' own
+        tensors."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
-        """Restore what `state` returned, after cohorts were adopted; return how many environments could not be
-        restored."""
+        """Restore the tensors that `state` returned. Call `adopt` with the members before.
+
+        The result is the number of environments that could not be restored.
+        """

@@ -37,10 +37,10 @@ _BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
 
 @dataclass(frozen=True)
 class Champion:
-    """The best member so far, as it was in its generation.
+    """The best member of all generations so far, as it was in its best generation, with its score.
 
-    It has a mean return with its standard error, `confirmed` if they come from a second, longer evaluation, and its
-    returns `[n]` on the run's evaluation seeds, not finite if the environment broke.
+    `score` is a mean return and `error` its standard error; `confirmed` is True if they come from a second, longer
+    evaluation. `returns` `[n]` are the returns on the run's evaluation seeds, not finite if the environment broke.
     """
 
     member: Member
@@ -52,12 +52,12 @@ class Champion:
 
 
 class Run(Generic[JobT]):
-    """A run: it trains a population generation by generation, and keeps its members, champion and lineage. `advance`
-    and `close` are those of its regime.
+    """The training of a population, generation by generation, with its members, its champion (best member) and its
+    lineage.
 
-    In a generation, members that have lived equally long form a group, and one group lives after the other: `turn`
-    switches to the next of the `waiting` groups. `state()` returns the state between two ticks; from it `restore()`
-    continues bit for bit.
+    In a generation, members that have trained equally long form a group, and the groups train one after another: `turn`
+    switches to the next of the `waiting` groups. `advance` and `close` are the methods of the run's regime. `state()`
+    returns the state between two steps; `restore()` continues from this state bit for bit.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Run(Generic[JobT]):
         self.turn()
 
     def turn(self) -> None:
-        """Switch to the next group of members of this generation; groups live one after another."""
+        """Switch to the next group of members of this generation; the groups train one after another."""
         self._settle()
         self.living = self.waiting.pop(0)
         self.clock.turn(self.ages[self.living[0]], len(self.living), self.plan.steps)
@@ -126,7 +126,7 @@ class Run(Generic[JobT]):
 
     @property
     def members(self) -> list[Member]:
-        """Every slot's member, in slot order."""
+        """The members of all slots, in the order of slots."""
         found = list(self._held)
         for member in dissolve(self.cohorts):
             found[member.slot] = member
@@ -134,14 +134,17 @@ class Run(Generic[JobT]):
 
     @property
     def active(self) -> list[int]:
-        """The slots whose members live in this generation, at once or one group after another."""
+        """The slots whose members train in this generation, all at once or in several groups."""
         return sorted(self.plan.active)
 
     def close_generation(self, stopped: Callable[[], bool]) -> None:
-        """Evaluate, record, and let the searcher decide unless the run ends here.
+        """End the generation: evaluate the members, update the champion (best member), record, and choose the next
+        members.
+
+        The search strategy chooses the next members, unless the run ends here.
 
         Raises:
-            Stopped: `stopped` said so while evaluating; the state is as before the call.
+            Stopped: `stopped` returned True during the evaluation; the state is as before the call.
             DivergedError: no member is healthy, for the third generation in a row.
         """
         self._settle()
@@ -191,15 +194,18 @@ class Run(Generic[JobT]):
 
     @property
     def share(self) -> float:
-        """The share of the run that is done, 0 to 1; reaching a target may end it earlier."""
+        """The share of the run that is done, from 0 to 1. A run that reaches its target ends before 1."""
         clock, budget = self.clock, self.spec.search.budget
         lived = 0.0 if self.spec.strategy.RENEWS else clock.env_steps / (clock.members * clock.total * clock.envs)
         return min(1.0, max(lived, 0.0 if budget is None else clock.spent / budget))
 
     @property
     def lived(self) -> dict[str, int]:
-        """The environment steps that members lived: `each_member`, if all lived all the time; else the fewest and the
-        most of all that ever lived."""
+        """The environment steps that members have trained for.
+
+        The dict has `each_member` if all members trained all the time. Otherwise it has `shortest_life` and
+        `longest_life`, over all members that ever trained.
+        """
         if in_lockstep(self.lineage):
             return {"each_member": self.clock.step}
         lives = {each.id: record.step if each.steps is None else each.steps
@@ -208,7 +214,7 @@ class Run(Generic[JobT]):
 
     @property
     def place(self) -> str:
-        """How far the run has come, as text for people."""
+        """A text for users that says how far the run has come, such as `step 4000 of each member`."""
         if len({*self.ages}) == 1:
             return f"step {self.clock.step} of each member"
         return f"step {self.clock.env_steps} of the population"
@@ -365,7 +371,7 @@ class Run(Generic[JobT]):
 
     @property
     def target(self) -> float | None:
-        """The score that ends training early."""
+        """The score at which training ends early; None if there is no such score."""
         target = self.spec.train.target
         return self.regime.threshold if target == "auto" else target
 
@@ -441,7 +447,7 @@ class Run(Generic[JobT]):
         self.lineage.append(Record(clock.generation, clock.step, scored, best_ever))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the complete state of the run, as tensors and JSON data."""
+        """Return the complete state of the run, as tensors by name and JSON data, to be stored in a checkpoint."""
         tensors = self.regime.state()
         meta: dict[str, Any] = {name: getattr(self, name) for name in _KEPT} | {"clock": vars(self.clock).copy()}
         groups = {"members": self.members, "last_good": self.last_good}
@@ -459,8 +465,10 @@ class Run(Generic[JobT]):
         return tensors, meta | {"births": [mutation.to_json() for mutation in self.births]}
 
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
-        """Restore a saved run; return how many environments could not be restored because they are not
-        deterministic."""
+        """Restore a state that `state` returned.
+
+        The result is the number of environments that could not be restored because they are not deterministic.
+        """
         for name in _KEPT:
             setattr(self, name, meta[name])
         self.lineage, self.curve = [Record.from_json(record) for record in meta["lineage"]], list(self.curve)

@@ -35,28 +35,32 @@ _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 
 
 def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None = None) -> Run[JobT]:
-    """Return a run at its beginning. It raises what `Problem.live` raises."""
+    """Return a run at its beginning, with these members.
+
+    Raises:
+        MissingInputError, DataError: see `Problem.live`.
+    """
     clock = Clock.of(problem.spec, len(members))
     regime = problem.live(clock, np.array([member.key for member in members]))
     return Run(problem.spec, regime, clock, members, births)
 
 
 def key_of(problem: Problem[Any], folder: Path) -> str:
-    """Return a hash of everything that the result of the stage `train` depends on: parameters, inputs and code."""
+    """Return a hash of everything that the result of the stage `train` depends on: parameters, input files and code."""
     return content_key(problem.values, [layout.need(folder, layout.POPULATION), *problem.inputs(), CODE])
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where a run keeps its files.
+    """The folders and lock files that a run uses.
 
     Attributes:
         folder: the folder for its outs.
         state: the folder for its log, its tracking record and its checkpoints.
         seconds: the least time between two checkpoints.
         locks: files that are locked, so that no other process can run here.
-        checkpoints: another folder for the checkpoints.
-        project: the project's folder for trackers, if it is not `folder`.
+        checkpoints: another folder for the checkpoints; None uses a folder in `state`.
+        project: the project's folder for trackers; None if it is `folder`.
     """
 
     folder: Path
@@ -68,10 +72,10 @@ class Home:
 
     @classmethod
     def of_stage(cls, problem: Problem[Any], folder: Path, seconds: float) -> Self:
-        """Return the home of the stage `train`.
+        """Return the folders and locks that the stage `train` uses.
 
-        The state folder is named by a hash of everything that the run depends on, so that a different run never uses
-        it. Only one run at a time may write below `folder`, whatever its parameters.
+        The name of the state folder is a hash of everything that the run depends on, so that different runs never share
+        a state. Only one run at a time may write below `folder`, whatever its parameters.
         """
         key = key_of(problem, folder)  # what is missing is told before anything is written
         outputs = state_folder("locks", content_key({"outputs": folder.absolute()}), folder)
@@ -79,14 +83,17 @@ class Home:
         return cls(folder, state, seconds, (state.with_suffix(".lock"), outputs.with_suffix(".lock")))
 
     def store(self, parts: int) -> CheckpointStore:
-        """Return the checkpoints of a run with `parts` shards. A run with another number of shards cannot use them."""
+        """Return the store of checkpoints for a run that is divided into `parts` shards; 0 for none.
+
+        A run with another number of shards has another store, because it cannot use these checkpoints.
+        """
         name = f"checkpoints-{parts}" if parts else "checkpoints"
         return CheckpointStore(self.checkpoints or self.state / name)
 
 
 @dataclass
 class Session(Generic[JobT]):
-    """A run, with all that it needs to be stopped, killed, watched and resumed. It is made by `opened`."""
+    """A run with its checkpoints, stop signal, trackers and folders. `Session.opened` makes one."""
 
     run: Run[JobT]
     store: CheckpointStore
@@ -103,7 +110,9 @@ class Session(Generic[JobT]):
         cls, problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None,
         tracked: tracking.Tracked, home: Home, quiet: bool = True, name: str | None = None,
     ) -> Iterator[Self]:  # fmt: skip
-        """Make a run, and track it while the `with` block lasts, as `name` or as the DVC experiment.
+        """Make a run, take its locks, and track it inside a `with` block; the block receives the session.
+
+        Trackers show the run as `name`, or by default as the DVC experiment.
 
         Raises:
             BusyError: another process trains the same run, or writes to the same folder.
@@ -129,9 +138,11 @@ class Session(Generic[JobT]):
             yield cls(run, home.store(problem.parts), stop, tracker, tracked.config, home, described, problems)
 
     def train(self, between: Callable[[Tracker], None] = lambda tracker: None) -> Champion:
-        """Train from the last checkpoint, or from the start, to the end; return the champion.
+        """Train from the last checkpoint, or from the start if there is none, to the end; return the best member as
+        `Champion`.
 
-        The run is saved at most every `home.seconds`, and at its end. `between` is called between two ticks.
+        The run is saved at most every `home.seconds`, and at its end. `between` is called between two steps of
+        training.
 
         Raises:
             DataError: every checkpoint is damaged.
@@ -195,7 +206,8 @@ class Session(Generic[JobT]):
         warn(self.tracker, run.regime.remarks)
 
     def write(self, champion: Champion) -> None:
-        """Write the outs of the finished run, and report the overhead of its shards."""
+        """Write all outs of the finished run into `home.folder`, and report the overhead of its shards to the
+        tracker."""
         if account := getattr(self.run.regime, "account", None):
             self.tracker.emit(Message("info", account))
         measures = getattr(self.run.regime, "measures", None)

@@ -45,7 +45,8 @@ _SHARED, _LONG = 1e6, 2e6
 
 @dataclass(frozen=True, kw_only=True)
 class Spec(ABC):
-    """The algorithm and evolution of a run, whether its members act in environments or write text."""
+    """The configuration of a run: algorithm, search, selection and mutation. Subclasses add the environment or base
+    model."""
 
     seed: int
     train: Any
@@ -61,50 +62,54 @@ class Spec(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The run's name in lists of runs."""
+        """The name of the run's environment or task, which lists of runs show."""
 
     @property
     @abstractmethod
     def made_for(self) -> Mapping[str, Any]:
-        """What members depend on beside the algorithm, as JSON data: the environment's spaces, or a base."""
+        """JSON data that identifies what members are made for besides the algorithm: the environment's spaces, or the
+        base model."""
 
     @property
     @abstractmethod
     def broken(self) -> str:
-        """The error message for an evaluation in which no member got a score."""
+        """The message of the error that ends a run if no member got a score in an evaluation."""
 
     @property
     @abstractmethod
     def unrewarded(self) -> str:
-        """The advice to users if no member has received a reward."""
+        """Advice for users, as a clause, on what to change if no member has received a reward."""
 
     @property
     @abstractmethod
     def widths(self) -> Mapping[str, Widths]:
-        """The input and output width of every network."""
+        """The input and output width of every network, by the network's name."""
 
     @abstractmethod
     def architecture(self) -> Architecture:
-        """Return the architecture that members start with.
+        """Return the architecture that initial members have.
 
         Raises:
-            ParamsError: it cannot be built.
+            ParamsError: the configured architecture cannot be built.
         """
 
     @abstractmethod
     def pace(self, member: Member) -> Pace:
-        """Return how a member learns. Members of one cohort learn at the same ticks."""
+        """Return a member's batch size and the interval between its updates.
+
+        Only members with equal intervals can be in one cohort, a group whose networks are computed as one batch.
+        """
 
     @abstractmethod
     def misfit(self, member: Member, first: Member) -> str | None:
         """Return how a member's networks differ from the configured ones or from the first member's; None if they fit.
 
-        The text continues the sentence "member 3 …".
+        The text is the end of a sentence that begins with "member 3".
         """
 
     @property
     def racing(self) -> bool:
-        """Whether evaluation is a race, in which a member plays only as long as its rank can change a decision (see
+        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision (see
         `race`)."""
         return False
 
@@ -115,33 +120,37 @@ class Spec(ABC):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether each seed of an evaluation can be used alone: what it stands for does not depend on the other
-        seeds."""
+        """Whether the seeds of an evaluation are independent: the evaluation can then be divided by seeds with the same
+        results."""
         return False
 
     @property
     def learns_from_evaluation(self) -> bool:
-        """Whether what members do in evaluation goes into their memories."""
+        """Whether the transitions of evaluation episodes are added to the replay buffers."""
         return False
 
     @property
     def each(self) -> int:
-        """The number of steps by which one tick advances each member."""
+        """The number of steps by which a member advances in one tick of the training loop."""
         return 1
 
     @property
     def rates(self) -> list[str]:
-        """The names of the learning rates."""
+        """The names of the hyper-parameters that are learning rates."""
         return [name for name in evolvable(self.algo.Config) if name.startswith("lr")]
 
     @property
     def kinds(self) -> dict[str, tuple[str, str]]:
-        """The kind of each of a member's tensors and the network that it belongs to, by name (see `tensor_kinds`)."""
+        """A pair (kind, network) for each tensor of a member, by the tensor's name, see `tensor_kinds`.
+
+        The kind says how the tensor depends on the network's architecture, for example that it holds the network's
+        parameters.
+        """
         return tensor_kinds(self.algo.State, self.widths)
 
     @property
     def traits(self) -> Traits:
-        """What mutation needs to know of the algorithm."""
+        """The facts about the algorithm that mutation operators need."""
         fields = self.algo.Config.model_fields
         return Traits(
             widths=self.widths,
@@ -153,22 +162,23 @@ class Spec(ABC):
 
     @property
     def space(self) -> dict[str, Bound]:
-        """The search space: the hyper-parameters that may evolve, with their ranges."""
+        """The search space: the ranges of the hyper-parameters that may evolve, by name."""
         whole, ranges = self.traits.whole, self.algo_config.evolve
         return {name: propose.bound(each.min, each.max, name in whole) for name, each in sorted(ranges.items())}
 
     @property
     def configured(self) -> dict[str, float]:
-        """The value of each searched hyper-parameter in the algorithm's own block."""
+        """The configured values of the hyper-parameters in the search space, from the algorithm's block of the
+        parameters."""
         return {name: getattr(self.algo_config, name) for name in self.space}
 
     @property
     def strategy(self) -> Any:
-        """The module of the search strategy."""
+        """The module of `searchers` that implements the configured search strategy."""
         return searchers.get(self.search.strategy)
 
     def searcher(self, size: int, target: float | None) -> Searcher:
-        """Return the searcher for `size` slots; `target` is the score that ends the run."""
+        """Return the search strategy as an object, for `size` slots; `target` is the score that ends the run."""
         about = About(
             size, self.train.max_steps, self.train.evo_steps, self.space, self.seed, self.search.budget, target,
             self.search.proposer, self.mutation.mutate_elite, self.configured,
@@ -177,16 +187,21 @@ class Spec(ABC):
         return made
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
-        """Form cohorts of members."""
+        """Group members into cohorts, whose networks are computed as one padded batch of tensors; return the
+        cohorts."""
         return form(members, self.algo.State, self.widths, self.device, self.pace, self.cohorts)
 
     def form_alone(self, member: Member) -> list[Cohort]:
-        """Form a cohort of one member, whose arithmetic depends on itself alone."""
+        """Return a list with one cohort of this member only, so that no other member changes the bits of its
+        results."""
         return form([member], self.algo.State, self.widths, self.device, self.pace, "exact")
 
     def check(self, members: Sequence[Member]) -> str | None:
-        """Return how members that were read from a file differ from this configuration, as a sentence; None if they
-        fit."""
+        """Check members that were read from a file; return a sentence that says how they differ from this
+        configuration.
+
+        The result is None if the members fit.
+        """
         able = set(evolvable(self.algo.Config))
         for i, member in enumerate(members):
             whole = {**dict(self.algo_config), **member.hyper}
@@ -203,7 +218,8 @@ class Spec(ABC):
         return None
 
     def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
-        """Return the run's `n` fixed seeds for a purpose, `[n]`, the same for all members."""
+        """Return `n` environment seeds for a purpose, such as evaluation, `[n]`; they are fixed in a run and equal for
+        all members."""
         seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
         return seeds
 
@@ -213,7 +229,7 @@ JobT = TypeVar("JobT", bound=Spec)
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec(Spec):
-    """Environment, algorithm and evolution of a run."""
+    """The configuration of a run in an environment: environment, spaces, algorithm, search, selection and mutation."""
 
     env: EnvConfig
     train: TrainConfig
@@ -240,17 +256,17 @@ class EnvSpec(Spec):
 
     @property
     def name(self) -> str:
-        """The run's name in lists of runs."""
+        """The id of the environment, which lists of runs show."""
         return self.env.id
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """What members depend on in the environment, as JSON data."""
+        """The environment's spaces as JSON data: they identify what members are made for besides the algorithm."""
         return self.spaces.to_json()
 
     @property
     def broken(self) -> str:
-        """The error message for an evaluation in which no member got a score."""
+        """The message of the error that ends a run if no member got a score in an evaluation."""
         return (
             f"environment {self.name!r} returned non-finite observations or rewards in every evaluation episode: mend "
             f"it; `evopipe env check {self.name}` may show where"
@@ -258,15 +274,16 @@ class EnvSpec(Spec):
 
     @property
     def overlapped(self) -> bool:
-        """Whether environments step while members learn.
+        """Whether worker processes step the environments while this process computes updates.
 
-        They do not for on-policy algorithms, nor if an update takes so long that every process should learn.
+        This is not so for on-policy algorithms, nor if an update takes so long that every process should compute
+        updates.
         """
         return self._learns_from_memory and self._work < _LONG
 
     @property
     def environments_first(self) -> bool:
-        """Whether half of the CPUs are better used by environments than by more learners, because updates are short."""
+        """Whether half of the CPUs should step environments, and not compute updates, because updates are short."""
         return self._learns_from_memory and self._work < _SHARED
 
     @property
@@ -288,7 +305,7 @@ class EnvSpec(Spec):
 
     @property
     def racing(self) -> bool:
-        """Whether evaluation is a race, in which a member plays only as long as its rank can change a decision (see
+        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision (see
         `race`)."""
         return self.train.evaluation == "race"
 
@@ -299,8 +316,11 @@ class EnvSpec(Spec):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether each seed of an evaluation can be used alone. A seed begins an episode; it can, unless all of a
-        member's episodes go into its memory."""
+        """Whether the seeds of an evaluation are independent: the evaluation can then be divided by seeds with the same
+        results.
+
+        A seed determines one episode, so this is True, unless evaluation episodes are added to the replay buffers.
+        """
         return not self.learns_from_evaluation
 
     @property
@@ -309,7 +329,7 @@ class EnvSpec(Spec):
 
     @property
     def unrewarded(self) -> str:
-        """The advice to users if no member has received a reward."""
+        """Advice for users, as a clause, on what to change if no member has received a reward."""
         return (
             "let them explore more, let episodes last longer (train.eval_steps cuts those of evaluation), begin from "
             "data (train.warm_start), or reward steps on the way"
@@ -317,14 +337,15 @@ class EnvSpec(Spec):
 
     @property
     def each(self) -> int:
-        """The number of environment steps by which one tick advances each member."""
+        """The number of environment steps that a member takes in one tick of the training loop: one in each of its
+        environments."""
         return self.env.num_envs
 
     def architecture(self) -> Architecture:
-        """Return the architecture that members start with.
+        """Return the architecture that initial members have, by `algos.NAME.network`.
 
         Raises:
-            ParamsError: it cannot be built.
+            ParamsError: the configured network cannot be built.
         """
         network = self.algo_config.network
         if network.module is not None:
@@ -344,18 +365,20 @@ class EnvSpec(Spec):
 
     @property
     def observations(self) -> int:
-        """`O`, the width of an observation."""
+        """`O`, the number of values in an observation."""
         return self.spaces.observations
 
     @property
     def actions(self) -> int:
-        """`A`, the number of actions, or the dimensions of a continuous action."""
+        """`A`, the number of discrete actions, or the dimensions of a continuous action."""
         return self.spaces.actions
 
     @cached_property
     def period(self) -> int:
-        """After how many updates the pattern of updates repeats, such as 2 for a policy that learns at every second
-        one."""
+        """The number of updates after which the pattern of updates repeats.
+
+        This is 2 for an algorithm that updates its policy at every second update of the critic.
+        """
         return self.algo.period(self.algo_config)
 
     @property
@@ -364,7 +387,8 @@ class EnvSpec(Spec):
 
     @staticmethod
     def pace(member: Member) -> Pace:
-        """Return how a member learns: from `batch_size` rows, once in every `learn_step` of its steps."""
+        """Return a member's hyper-parameters `batch_size` and `learn_step`, which say how much and how often the member
+        learns."""
         return Pace(int(member.hyper.get("batch_size", 1)), member.hyper.get("learn_step"))
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
@@ -376,8 +400,10 @@ class EnvSpec(Spec):
         return form([self.equip(member)], self.algo.State, self.widths, self.device, self.pace, "exact")
 
     def equip(self, member: Member) -> Member:
-        """Return the member with the normaliser that `train.normalise` asks for; a member that has seen nothing gets a
-        new one."""
+        """Return the member with an observation and reward normaliser, if `train.normalise` asks for one.
+
+        The statistics of a member that already has a normaliser are unchanged.
+        """
         begun = normalise.start(self.train.normalise, self.spaces)
         return replace(member, tensors={**begun, **member.tensors}) if begun else member
 
@@ -391,18 +417,20 @@ class EnvSpec(Spec):
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
-        """The indices of the agents in each group of a team."""
+        """The indices of the agents in each group of a team, by the group's name; agents of a group share weights."""
         return self.spaces.who.groups(self.algo_config.groups)
 
     def score(self, returns: np.ndarray) -> np.ndarray:
-        """Return the score of episodes, `[…]`, from the agents' returns `[…, K]`."""
+        """Return the scores of episodes, `[…]`, from the agents' returns `[…, K]`: their sum or mean, as `score` is
+        configured."""
         if not self.spaces.by_agent:
             return returns[..., 0]
         scores: np.ndarray = returns.sum(axis=-1) if self.algo_config.score == "sum" else returns.mean(axis=-1)
         return scores
 
     def of_agents(self, returns: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what is told of episodes beside their score: of a team its agents' returns `[…, K]`."""
+        """Return what an evaluation reports beside the scores: for a team the agents' returns `[…, K]`, otherwise
+        nothing."""
         return {"agents": returns} if self.spaces.by_agent else {}
 
 
@@ -410,9 +438,9 @@ def fresh(
     spec: Spec, slots: Sequence[int], ids: Sequence[int], keys: Sequence[int], values: Sequence[Mapping[str, float]],
     arch: Architecture | None = None,
 ) -> list[Member]:  # fmt: skip
-    """Return new members with initial weights drawn by their keys.
+    """Return new members, one for each slot, with initial weights drawn from their keys.
 
-    `values` holds, for each member, the hyper-parameters that differ from the configuration. `arch` replaces the
+    `values` has, for each member, the hyper-parameters that differ from the configuration. `arch` replaces the
     configured architecture.
     """
     arch = arch or spec.architecture()
@@ -426,11 +454,11 @@ def fresh(
 
 
 def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
-    """Make the initial population, and the mutations that made it: none unless `evolution.mutation.before_training` is
-    True.
+    """Return the initial population, and the mutation that made each member.
 
-    Some search strategies draw the members' hyper-parameters from the search space, but for those of the first member
-    (`search.first`).
+    Members are mutated only if `evolution.mutation.before_training` is True. For search strategies that draw
+    hyper-parameters, the members' values are drawn from the search space; those of the first member follow
+    `search.first`.
     """
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     values: list[dict[str, float]] = [{} for _ in keys]
@@ -449,11 +477,13 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
 
 
 def go_on(spec: Spec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
-    """Replace fresh members by trained ones, in order. If there are fewer trained members, they are used again from the
-    first.
+    """Return a population that continues from trained members, in the slots of fresh ones, and its mutations (all
+    `NONE`).
+
+    Trained members are used in order, and again from the first if there are fewer of them than slots.
 
     Raises:
-        DataError: they hold other networks than the configuration asks for.
+        DataError: the trained members have other networks than the configuration asks for.
     """
     kinds = spec.traits.kinds
     for member in trained:

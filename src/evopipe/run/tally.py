@@ -17,22 +17,23 @@ _TICKS, _NUMBERS = 1024, 1 << 20  # that are added up together: ticks, and rewar
 
 
 class Tally:
-    """The episodes that ended in a generation: sums of returns and lengths, and counts, for `P` slots.
+    """The statistics of training episodes that ended in this generation: sums of returns and lengths, and counts, for
+    `P` slots.
 
-    Environments on the host say how an episode went once it has `ended`. On a device a tick's rewards are kept until
-    there are some, so that a tick costs next to nothing.
+    Environments on the host report whole episodes (`ended`). Environments on a device report each tick's rewards
+    (`add`), which are summed after many ticks, so that a tick costs little.
 
     Args:
         members: `P`.
-        rows: `R`, environments of which `add` tells.
-        device: where they are.
-        agents: the names of a team's agents, `K`, of which each has returns of its own.
+        rows: `R`, the number of environments that report by `add`.
+        device: the device of these environments.
+        agents: the names of a team's `K` agents, each of which has returns of its own.
 
     Attributes:
-        sums: `[3 + K, P]` float64: returns, lengths, episodes, and each agent's returns.
-        running: `[2 + K, R]` float64, return and length of the running episodes, and each agent's return, of what `add`
-            was told. Both are always the same memory.
-        score: what the score of a team is of its agents' returns.
+        sums: `[3 + K, P]` float64: returns, lengths, number of episodes, and each agent's returns.
+        running: `[2 + K, R]` float64: return and length so far of the running episodes, and each agent's return.
+            The memory of `sums` and `running` never changes.
+        score: how a team's return is made of its agents' returns.
     """
 
     score: Literal["sum", "mean"] = "sum"
@@ -48,12 +49,16 @@ class Tally:
         self._rows: Tensor | None = None  # of those who live, None if all do
 
     def ended(self, slots: np.ndarray, returns: np.ndarray, lengths: np.ndarray, *agents: np.ndarray) -> None:
-        """Add whole episodes `[n]` of members in these slots, with each agent's returns `[n]`."""
+        """Add `n` whole episodes: the slots of their members, returns, lengths, and the returns of each agent, `[n]`
+        each."""
         self._whole.append((slots, returns, lengths, *agents))
 
     def add(self, reward: Tensor, over: Tensor, bad: Tensor | None = None) -> None:
-        """Add a tick: rewards `[R]`, of a team `[R, K]`; which episodes ended, `over` `[R]` bool; and which were
-        broken, `bad` `[R]` bool, and do not count."""
+        """Add the rewards of one step of all environments, `[R]`, or `[R, K]` for a team.
+
+        `over` `[R]` bool says which episodes ended. `bad` `[R]` bool says which episodes were broken by the
+        environment; these do not count.
+        """
         if bad is not None:
             self.settle()
         self._ticks.append((reward, over if bad is None else over | bad))
@@ -63,8 +68,11 @@ class Tally:
             self.settle()
 
     def settle(self, good: Tensor | None = None) -> None:
-        """Add the ticks and episodes kept so far to the sums. With `good` `[R]` bool, of the episodes that end in the
-        one tick kept only those count."""
+        """Add all stored rewards and episodes to `sums`.
+
+        If `good` `[R]` bool is given, the rewards of exactly one step are stored, and of the episodes that end in this
+        step only the good ones count.
+        """
         if self._whole:
             slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))
             self._whole.clear()
@@ -99,26 +107,32 @@ class Tally:
         self.sums += found.view(self.sums.shape[1], -1, len(self.sums)).sum(dim=1).T
 
     def adopt(self, slots: Sequence[int], rows: Tensor | None = None) -> None:
-        """Begin a generation of these slots, whose environments are these `rows`, None for all."""
+        """Begin a generation: clear the sums of these slots.
+
+        `rows` has the indices of the slots' environments; None for all environments.
+        """
         self.settle()
         self._rows = rows
         self.sums[:, list(slots)] = 0.0
 
     def renew(self, rows: np.ndarray) -> None:
-        """Forget the running episodes of these rows."""
+        """Discard the unfinished episodes of the environments with these indices."""
         self.settle()
         self.running[:, upload(torch.from_numpy(rows), self.running.device)] = 0.0
 
     def in_c(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the tensors to which the C kernels add: returns of running episodes, sums and counts of ended ones,
-        and steps of broken ones. Call `settle` before they do."""
+        """Return the tensors into which the C kernels add episodes. Call `settle` before the kernels run.
+
+        The tensors are the returns of running episodes, the sums and the counts of ended ones, and the steps of broken
+        ones.
+        """
         return self.running[0], self.sums[0], self.sums[2], self._lost
 
     def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:
-        """Add the lengths of episodes after the C kernels took `steps` steps in each of the slots `living`.
+        """Add the lengths of finished episodes after the C kernels took `steps` steps in each of the slots `living`.
 
-        `length` `[R]` is that of the running episodes now; all other steps were of episodes that ended, or of broken
-        ones, which do not count.
+        `length` `[R]` is the new length of the unfinished episodes. All other steps belong to episodes that ended, or
+        to broken episodes, which do not count.
         """
         gone = (self.running[1] - length).view(self.sums.shape[1], -1).sum(dim=1)
         gone[list(living)] += steps
@@ -127,8 +141,11 @@ class Tally:
         self.running[1] = length.double()
 
     def into(self, diagnostics: Diagnostics, slots: Sequence[int]) -> None:
-        """Record the episodes of these slots as signals: how many ended, and, where any did, their mean return and
-        length, and each agent's mean return."""
+        """Record the episodes of these slots as training signals in `diagnostics`.
+
+        The signals are the number of episodes that ended and, if any did, their mean return and length, and each
+        agent's mean return.
+        """
         self.settle()
         sums = self.sums[:, list(slots)].T
         diagnostics.note(slots, {"charts/episodes": sums[:, 2]})

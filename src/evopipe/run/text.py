@@ -23,7 +23,7 @@ _WHOLE = ("rows", "group_size", "batch_size", "epochs")  # what members of a coh
 
 @dataclass(frozen=True, kw_only=True)
 class TextSpec(Spec):
-    """Base model, task, algorithm and evolution of a run; the counterpart of `run.spec.Spec`. It uses no fast paths."""
+    """The configuration of a run of language models: base model, task, algorithm, search, selection and mutation."""
 
     language: LanguageConfig
     train: TextTrain
@@ -34,22 +34,22 @@ class TextSpec(Spec):
 
     @property
     def name(self) -> str:
-        """The run's name in lists of runs."""
+        """The names of task and base model, which lists of runs show."""
         return f"{self.language.task} ({self.language.model})"
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """What members depend on beside the algorithm, as JSON data: base and task."""
+        """The digest of the base model as JSON data: it identifies what members are made for besides the algorithm."""
         return {"base": self.base.digest}
 
     @property
     def broken(self) -> str:
-        """The error message for an evaluation in which no member got a score."""
+        """The message of the error that ends a run if no member got a score in an evaluation."""
         return f"no completion of {self.name} has a score: try language.reward, or the task's score, by itself"
 
     @property
     def unrewarded(self) -> str:
-        """The advice to users if no member has received a reward."""
+        """Advice for users, as a clause, on what to change if no member has received a reward."""
         return (
             "begin from a base that is right now and then (sft on examples gives one), draw more completions of a "
             "prompt (group_size, temperature), or let partly right ones earn their share"
@@ -57,19 +57,22 @@ class TextSpec(Spec):
 
     @property
     def widths(self) -> dict[str, Widths]:
-        """The input and output width of every network. Those of the policy also hold the base."""
+        """The input and output width of every network, by the network's name. The policy's entry also holds the base
+        model."""
         networks: Any = self.algo.networks  # of words, where others have spaces
         found = dict(networks(self.algo_config, self.base.words))
         return found if self.base.length else {**found, self.algo.POLICY: Adapted.of(self.base)}
 
     def architecture(self) -> Architecture:
-        """Return the architecture that members start with."""
+        """Return the architecture that initial members have: a small GPT, an adapter of low rank, or all of the base's
+        weights."""
         if self.base.length:
             return self.begun or GPT.start(self.language.gpt, self.base.length)
         return Full() if self.language.full else LoRA(self.language.rank, self.language.scale)
 
     def integer(self, member: Member, name: str) -> int:
-        """Return an integer hyper-parameter that all members of a cohort share, such as `group_size`."""
+        """Return the value of an integer hyper-parameter such as `group_size`: the member's own, else the configured
+        one, else 1."""
         return int(member.hyper.get(name, getattr(self.algo_config, name, 1)))
 
     def pace(self, member: Member) -> Pace:

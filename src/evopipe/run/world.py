@@ -33,24 +33,23 @@ _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may
 
 
 class Ended:
-    """The returns of the episodes that ended in a generation: sums and counts for `P` members, on the host or a
-    device."""
+    """The returns of the training episodes that ended in this generation: sums and counts for `P` members."""
 
     def __init__(self, members: int, device: torch.device | None = None) -> None:
         self.sums = torch.zeros(members, dtype=torch.float64, device=device)
         self.counts = torch.zeros(members, dtype=torch.float64, device=device)
 
     def add(self, members: Tensor, returns: Tensor) -> None:
-        """Add episodes: their members `[n]` int64, and their returns `[n]`."""
+        """Add n episodes: the indices of their members `[n]` int64, and their returns `[n]`."""
         self.sums.index_add_(0, members, returns.double())
         self.counts.index_add_(0, members, torch.ones_like(returns, dtype=torch.float64))
 
     def forget(self, members: Sequence[int]) -> None:
-        """Reset the sums and counts of these members."""
+        """Reset the sums and counts of these members to 0."""
         self.sums[list(members)] = self.counts[list(members)] = 0.0
 
     def means(self) -> np.ndarray:
-        """Return each member's mean return `[P]`, NaN for a member without an episode."""
+        """Return each member's mean return, `[P]`; NaN for a member without an episode."""
         found: np.ndarray = (self.sums / self.counts).cpu().numpy()
         return found
 
@@ -63,13 +62,14 @@ class Ended:
 
 
 class World:
-    """The environments on the host: a pool of `P · E` rows, for members with these keys `[P]`.
+    """The environments on the host in which a population trains: a pool of `P · E` rows, E for each of P members.
 
-    Members see the agents of a team as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members step; `P`
-    in the methods' shapes counts only these. The rows of the others stay as they are.
+    Each episode is begun with a seed of its own, drawn from the member's key `[P]`. For a team, members see the agents
+    as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members (those that train now) step; the shapes of
+    the methods count only these. The environments of the others stay as they are.
 
     Attributes:
-        rows: the rows of living members; None if all live.
+        rows: the rows of living members; None if all members train.
         begun: `[R]`, how many episodes each row has begun.
         pending: actions that were chosen and not yet taken; None if there are none.
     """
@@ -96,7 +96,8 @@ class World:
         self.pool.reset(rows, seeds)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use these cohorts from now on."""
+        """Use the members of these cohorts (groups computed as one batch) from now on, and begin a generation of
+        them."""
         places: list[Any] = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
         self._places = EVERYONE if places == [[*range(self._living)]] else places
@@ -112,31 +113,33 @@ class World:
             self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
-        """Begin new episodes in all environments of these slots; return their rows."""
+        """Begin new episodes in all environments of these slots; return the indices of the environments in the pool."""
         rows = rows_in(slots, self._clock.envs)
         self._begin(rows)
         return rows
 
     def own(self, x: np.ndarray) -> np.ndarray:
-        """Return the rows of living members, out of all `[P · E, …]`."""
+        """Return the rows of an array `[P · E, …]` that belong to living members, which are the members that train
+        now."""
         return x if self.rows is None else x[self.rows]
 
     def observed(self) -> list[Tensor]:
-        """Return what members act on: observations `[P, E, O]`, legal actions `[P, E, A]` and where episodes begin
-        `[P, E]`.
+        """Return what members need to act: observations `[P, E, O]`, legal actions `[P, E, A]`, and where an episode
+        begins `[P, E]`.
 
-        For a team, `[P, E]` bool follows: which agents are there.
+        For a team a fourth tensor `[P, E]` bool says which agents are present.
         """
         there = [] if self._team is None else [self.pool.alive]
         return [self._by_member(self.own(x)) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
-        """Reshape the cohorts' chosen actions `[P, E, …]` to what the pool reads, `[P · E, …]`."""
+        """Return the actions that all cohorts chose, `[P, E, …]` each, as one array `[P · E, …]` for the pool."""
         actions = by_row(self._spec, gather(chosen, self._places))
         return actions if self._team is None else self.pool.taken(actions, self.rows)
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
-        """Let off-policy members choose their actions, which are then `pending`, and update their normalisers."""
+        """Choose the actions of off-policy members with exploration, store them in `pending`, and update the
+        normalisers."""
         if self._choosers is not None and build.chosen() is not None:
             for choose in self._choosers:
                 choose(*self._looks, self._clock.tick, epsilon)
@@ -148,7 +151,7 @@ class World:
         self.pending = self.pool.taken(chosen, self.rows) if self._team is not None else chosen
 
     def send(self) -> None:
-        """Start the pending step in all environments; `pool.receive` finishes it."""
+        """Start a step with the pending actions in all environments; `pool.receive` waits for its end."""
         assert self.pending is not None
         self.pool.send(self.pending, self.rows)
 
@@ -157,9 +160,10 @@ class World:
         return self.pool.step(actions, self.rows)
 
     def gave(self, step: RowStep) -> list[Tensor]:
-        """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`, and for a team `next_alive`.
+        """Return the results of a step: next observation, reward, terminated, truncated and broken, `[P, E, …]` each.
 
-        An agent that had left, or whose action the environment set, counts as broken: it has nothing to learn from.
+        For a team `next_alive` follows. An agent that had left, or whose action the environment set, counts as broken,
+        because it cannot learn from the step.
         """
         gave = [step.obs, step.reward, step.terminated, step.truncated]
         if self._idle is None:
@@ -169,7 +173,7 @@ class World:
         return [self._by_member(x) for x in (*gave, broken | self._idle, next_alive)]
 
     def end(self, step: RowStep) -> None:
-        """Count the tick, and begin new episodes where some ended."""
+        """Count a finished step, add the episodes that ended to the statistics, and begin new episodes."""
         self.pending = None
         over = np.flatnonzero(step.over)
         if len(over):
@@ -187,7 +191,7 @@ class World:
         )
 
     def refuse_broken(self) -> None:
-        """Raise EnvironmentFailed if too many of this generation's transitions were broken."""
+        """Raise EnvironmentFailed if too many of this generation's transitions were broken, for example not finite."""
         _refuse_broken(self._spec, self._clock)
 
     def _by_member(self, x: np.ndarray) -> Tensor:
@@ -201,7 +205,10 @@ class World:
         return {**kept, **chosen, **means, **self.tally.state(), "episodes": torch.from_numpy(self.begun.copy())}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
-        """Restore what `state` returned; return the rows whose episodes were lost, which begin new ones."""
+        """Restore the state that `state` returned.
+
+        The result has the indices of environments whose episodes could not be restored; new episodes were begun there.
+        """
         self.begun[:] = tensors["episodes"].numpy()
         self.tally.restore(tensors)
         if self.ended is not None:
@@ -214,13 +221,17 @@ class World:
 
 
 def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
-    """Return the rows of these slots, `envs` of each."""
+    """Return the indices of all environments of these slots in a pool where each slot has `envs` adjacent
+    environments."""
     rows: np.ndarray = (np.asarray(slots, np.int64)[:, None] * envs + np.arange(envs)).reshape(-1)
     return rows
 
 
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
-    """Return the rows of the cohorts' members (None if they are the whole population), and how many rows there are."""
+    """Return the pool's indices of the environments in which the cohorts' members act, and the number of members.
+
+    The indices are None if the cohorts contain the whole population.
+    """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
 
@@ -246,7 +257,7 @@ def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) ->
 
 
 def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
-    """Return the legal actions of environments that are tensors, `[P, E · K, A]`. They never change."""
+    """Return the legal actions in environments that are tensors, `[P, E · K, A]` bool; they never change."""
     legal = torch.ones(members, envs * spec.spaces.agents, spec.actions, dtype=torch.bool, device=pool.device)
     if spec.spaces.team is not None:
         legal &= torch.from_numpy(pool.team.free).to(pool.device).repeat(envs, 1)
@@ -254,7 +265,7 @@ def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
 
 
 def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Put cohorts' actions `[P, E, …]` in the order of slots, as a `TensorPool` reads them."""
+    """Return the actions that all cohorts chose, `[P, E, …]` each, as one tensor `[P · E, …]` in the order of slots."""
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
     actions = actions[order].flatten(0, 1)
@@ -262,10 +273,11 @@ def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) 
 
 
 class TensorWorld:
-    """The counterpart of `World` for environments as tensors (`env.backend: torch`): a tick never leaves the device.
+    """The counterpart of `World` for environments that are tensors (`env.backend: torch`), whose data never leave the
+    device.
 
-    evopipe's own tensor environments never break. Those of users are checked for numbers that are not finite, for which
-    the host waits.
+    evopipe's own tensor environments never return numbers that are not finite. Users' environments are checked for such
+    numbers, and the check makes the host wait for the device.
     """
 
     def __init__(self, spec: EnvSpec, keys: np.ndarray, clock: Clock) -> None:
@@ -331,7 +343,7 @@ class TensorWorld:
             self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
-        """See `World.renew`."""
+        """Begin new episodes in all environments of these slots; return the indices of the environments in the pool."""
         rows, at, self._at = rows_in(slots, self._clock.envs), self._at, None
         over = torch.zeros(self.pool.rows, dtype=torch.bool)
         over[rows] = True
@@ -358,7 +370,8 @@ class TensorWorld:
         return actions if self._team is None else actions.unflatten(0, (-1, len(self._team.agents)))
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
-        """See `World.decide`."""
+        """Choose the actions of off-policy members with exploration, store them in `pending`, and update the
+        normalisers."""
         obs, legal, _ = self.observed()
         here, chosen = torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device), []
         for cohort, place in zip(cohorts, self._places, strict=True):
@@ -369,10 +382,13 @@ class TensorWorld:
         self.pending = self.actions(chosen)
 
     def send(self) -> None:
-        """Do nothing: `take` computes the step."""
+        """Do nothing, because `take` computes the whole step."""
 
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
-        """Return the transitions of a step as rows `[R, size]`; `obs` `[P, E · K, O]` is what members acted on."""
+        """Return the transitions of a step as packed rows `[R, size]` for a replay buffer.
+
+        `obs` `[P, E · K, O]` are the observations on which members acted.
+        """
         rows = len(actions)
         legal = self._legal.view(rows, -1, self._legal.shape[-1])
         next_legal = None
@@ -388,8 +404,11 @@ class TensorWorld:
         return found
 
     def in_c(self, cohort: Cohort) -> dict[str, Any] | None:
-        """Return what a cohort's members need to take ticks in C, see `native.rollouts.Ticks`; None where environments
-        are others."""
+        """Return the arguments with which the C kernels step the environments of a cohort's members, see
+        `native.rollouts.Ticks`.
+
+        The result is None if the environments are not written in C.
+        """
         if not isinstance(self.pool, CompiledPool):
             return None
         ended, members = self.ended, len(cohort.members)
@@ -405,14 +424,17 @@ class TensorWorld:
 
     @property
     def bearable(self) -> int:
-        """The number of ticks, at least 1, that may be taken before `refuse_broken` must be called again, even if all
-        of their transitions were broken."""
+        """The number of ticks (steps of all environments) that may be taken before the next call of `refuse_broken`.
+
+        The number is at least 1. In the worst case, in which all transitions of these ticks are broken, the limit on
+        broken transitions is reached only at that call.
+        """
         if self.pool.sound:
             return self._clock.generation_ticks
         return max(1, _BROKEN_TICKS - -(-self._clock.broken_here // (self._living * self._clock.envs)))
 
     def took(self, ticks: int, broken: int) -> None:
-        """Add ticks that the C kernels took to the counters, with their broken transitions."""
+        """Count ticks (steps of all environments) that the C kernels took, and their broken transitions."""
         self._seen = None
         self._clock.count(broken, ticks=ticks)
         slots = range(self._clock.members) if self.rows is None else self.rows[:: self._clock.envs] // self._clock.envs
@@ -426,7 +448,8 @@ class TensorWorld:
         return found
 
     def broken(self, step: TensorStep) -> Tensor | None:
-        """Return which rows `[R]` have numbers that are not finite; None if that cannot happen."""
+        """Return a mask `[R]` of the environments whose observation or reward is not finite; None if that cannot
+        happen."""
         if self.pool.sound:
             return None
         parts = (x.reshape(len(step.obs), -1).isfinite().all(dim=1) for x in (step.obs, step.reward))

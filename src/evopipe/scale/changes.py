@@ -12,9 +12,9 @@ _LARGE = 1 << 16  # bytes of a tensor below which it is told whole
 
 
 def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the difference between two states, from which `fold` rebuilds `now`.
+    """Return the changes from one state to the next, as tensors from which `fold` restores the state `now`.
 
-    Of large tensors it holds only the rows that are new or whose bits differ; other tensors are complete.
+    Of a large tensor, only rows that are new or whose bits differ are returned; other tensors are returned completely.
     """
     told = {}
     for name, tensor in now.items():
@@ -36,7 +36,11 @@ def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str
 
 
 def fold(told: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the state after successive `changes`, of which the first is a complete state. Their memory is reused."""
+    """Apply the results of successive calls of `changes`, and return the last state. The first result is a complete
+    state.
+
+    The memory of these tensors is reused.
+    """
     state: dict[str, Tensor] = {}
     for each in told:
         before, state = state, {}

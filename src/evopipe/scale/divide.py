@@ -26,10 +26,11 @@ from evopipe.schema.shards import ShardsConfig
 def divided(
     problem: Problem[JobT], params: AnyParams, members: int, folder: Path, learn: bool = True
 ) -> Iterator[Problem[JobT]]:
-    """Open the engine that `runtime.shards` names, and yield the problem with its members in shards.
+    """Start the engine that `runtime.shards` names, and yield the problem with its members divided into shards
+    (processes).
 
     If `learn` is False, the shards only score members. Without an engine, this process has all members, and the problem
-    is yielded unchanged.
+    is yielded unchanged. The engine ends with the `with` block.
 
     Raises:
         MissingInputError: the engine's package is not installed.
@@ -67,11 +68,13 @@ def in_shards(
     problem: Problem[JobT], cfg: ShardsConfig, values: Mapping[str, Any], members: int, folder: Path,
     engine: ShardEngine, each: int = 1,
 ) -> Problem[JobT]:  # fmt: skip
-    """Return a problem whose members are in an engine's shards, which make it anew of all parameters (`values`, as JSON
-    data). Every `each` adjacent members share a buffer, and so a shard.
+    """Return the problem with its members divided into the shards of a running engine.
+
+    Each shard makes its own part of the problem from `values`, all parameters as JSON data. Every `each` adjacent
+    members share a replay buffer, and must therefore be in one shard.
 
     Raises:
-        ParamsError: there are more shards than such groups.
+        ParamsError: there are more shards than groups of `each` members.
     """
     asked, most, spec = cfg.count, members // each, problem.spec
     count = min(most, engine.room) if asked == "auto" else asked
@@ -93,10 +96,10 @@ def in_shards(
 
 
 def served(cfg: ShardsConfig) -> bool:
-    """Work for the main process to its end, if this process is another rank of `accelerate launch`; return whether it
-    was.
+    """Run as a worker of `accelerate launch` until the training ends, if this process is not its main process (rank 0).
 
-    If `runtime.shards` asks for ranks and none were launched, this process launches them.
+    The result is True after such work, and False if this process has to drive the run. If `runtime.shards` asks for
+    ranks and none were launched, this process launches them.
     """
     if cfg.engine != "accelerate":
         return False
@@ -107,10 +110,10 @@ def served(cfg: ShardsConfig) -> bool:
 
 
 def make(about: Mapping[str, Any], together: Any = None) -> tuple[Spec, Regime, Clock]:
-    """Build what a shard needs: configuration, regime and clock, for its share of the members.
+    """Return configuration, training loop (regime) and clock for one shard, made from the message `about`.
 
-    The regime is the one that `stages.train` makes. If several processes form one shard (`together`), each has its
-    part.
+    The message has all parameters and the keys of the shard's members. If several processes form one shard
+    (`together`), each of them has a part of its rows.
     """
     params, keys = parse_params(about["params"]), np.array(about["keys"], np.int64)
     alone = params.runtime.shards.resources.get("cpu", 1.0) < 2  # with its one CPU it does all by itself

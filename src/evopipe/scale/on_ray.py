@@ -66,7 +66,8 @@ class _Actor:
 
 
 class Names(NamedTuple):
-    """The parameters that configure a cluster, as error messages name them, and the alternative that they suggest."""
+    """The names of the parameters that configure a Ray cluster, for error messages, and the alternative that messages
+    suggest."""
 
     engine: str = "runtime.shards.engine"
     settings: str = "runtime.shards.ray_init"
@@ -75,9 +76,10 @@ class Names(NamedTuple):
 
 
 class Cluster:
-    """A connection to a Ray cluster, which is running already or started here and ended with this process.
+    """A connection to a Ray cluster, either a running one or one that is started here and ends with this process.
 
-    `own` says whether it was started here. If this process is in a cluster already, the configuration has no effect.
+    `own` is True if the cluster was started here. If this process is connected to a cluster already, that cluster is
+    used, and the configuration has no effect.
 
     Raises:
         MissingInputError: Ray is not installed.
@@ -145,7 +147,7 @@ class Cluster:
 
 
 class OnRay:
-    """The engine (see `scale.shards.Engine`) of shards as Ray actors.
+    """The engine that runs each shard as a Ray actor; it implements `scale.shards.ShardEngine`.
 
     Raises:
         ResourceError: Ray does not start, is not at the address, or has no room for a shard.
@@ -239,7 +241,8 @@ def _no_room(error: Exception) -> ResourceError:
 
 
 def code_path() -> str:
-    """Return where actors find the code that runs here; a queued experiment of DVC has its own copy."""
+    """Return a `PYTHONPATH` with which Ray actors import the same code as this process, also in a queued DVC
+    experiment."""
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join([str(SOURCE), *(str(Path(each).absolute()) for each in named)])
 

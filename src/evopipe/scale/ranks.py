@@ -33,7 +33,15 @@ _FOREVER = timedelta(days=30)  # that ranks wait for each other: an evaluation m
 
 
 def served(cfg: ShardsConfig, make: Callable[..., Any]) -> bool:
-    """See `scale.divide.served`."""
+    """Run as a worker of `accelerate launch` until the training ends, unless this process is rank 0.
+
+    The result is True if this process was a worker. If no ranks were launched, this process launches them. `make`
+    builds a shard from its first message, see `scale.divide.make`.
+
+    Raises:
+        UsageError: the training was started from Python and not by a command.
+        ResourceError: rank 0 ended.
+    """
     if not _by_command():
         raise UsageError("runtime.shards.engine: accelerate is for `evopipe train` and pipelines; in Python take ray")
     if "RANK" not in os.environ:
@@ -158,8 +166,11 @@ def _device() -> torch.device:
 
 
 class Ranks:
-    """The engine (see `scale.shards.Engine`) of rank 0. If a rank dies, the run ends, and can be resumed from its last
-    checkpoint."""
+    """The engine of rank 0, which runs shards as ranks of `accelerate launch`; it implements
+    `scale.shards.ShardEngine`.
+
+    If a rank dies, the run ends, and can be resumed from its last checkpoint.
+    """
 
     def __init__(self, cfg: ShardsConfig, make: Callable[..., Any]) -> None:
         world, self._ranks = distributed.get_world_size(), cfg.ranks
@@ -174,7 +185,7 @@ class Ranks:
         self._unheard: Counter[int] = Counter()  # answers of a shard that are still to come
 
     def start(self, shard: int) -> None:
-        """Do nothing: every rank runs from the beginning."""
+        """Do nothing, because `accelerate launch` has started all ranks already."""
 
     def send(self, shard: int, message: bytes) -> None:
         if shard:

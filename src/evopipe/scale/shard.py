@@ -35,8 +35,10 @@ def pack(
     tensors: Mapping[str, Tensor] | None = None,
     state: Mapping[str, Tensor] | None = None,
 ) -> bytes:
-    """Build a message. Its first part holds `about` and `tensors`; its second part holds a `state` that few readers
-    need."""
+    """Return a message as bytes. Its first part has `about` and `tensors`, its second part has `state`.
+
+    The parts can be read separately, because few readers need the state.
+    """
     text = torch.frombuffer(bytearray(dump_json(about, "message")), dtype=torch.uint8)
     first = tensor_pieces({**(tensors or {}), _ABOUT: text})
     size = sum(memoryview(piece).nbytes for piece in first)
@@ -44,13 +46,13 @@ def pack(
 
 
 def split_message(message: bytes) -> tuple[bytes, bytes]:
-    """Split a message into the part without the state, and the state."""
+    """Split a message into two byte strings: the part with `about` and tensors, and the part with the state."""
     end = 8 + int.from_bytes(message[:8], "little")
     return message[:end], message[end:]
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what was packed in a message, except the state.
+    """Return the JSON data (`about`) and the tensors of a message, without its state.
 
     Raises:
         DataError: the bytes are no message.
@@ -62,12 +64,15 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def state_of(message: bytes) -> dict[str, Tensor]:
-    """Return the state that was packed in a message."""
+    """Return the tensors of the state in a message; empty if the message has no state."""
     return load_tensors(split_message(message)[1], "message")
 
 
 class Shard:
-    """A regime and its members, whose slots count from 0. It executes messages, and answers each with another."""
+    """One shard in its process: a part of the population with its own training loop (regime), controlled by messages.
+
+    Slots of its members are counted from 0. Every message is executed and answered by another message.
+    """
 
     spec: Spec
     regime: Regime
@@ -80,7 +85,11 @@ class Shard:
         self._worked = 0.0  # seconds of this message that the members lived: the others are what being apart costs
 
     def answer(self, message: bytes, stopped: Callable[[], bool] = lambda: False) -> bytes:
-        """Execute a message, and return the answer. Errors are answers too; only Stopped is raised."""
+        """Execute a message, and return the answer as a message.
+
+        An error is returned as an answer too. Only `Stopped` is raised, if `stopped` returned True during an
+        evaluation.
+        """
         about, tensors = unpack(message)
         self._worked = 0.0
         try:
@@ -111,7 +120,7 @@ class Shard:
         return pack({**told[0], **where, "number": self._told[0], "seconds": self._worked}, told[1], state)
 
     def close(self) -> None:
-        """Release processes and environments."""
+        """Close the shard's environments and end their processes."""
         if hasattr(self, "regime"):
             self.regime.close()
 

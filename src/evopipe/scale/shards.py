@@ -40,40 +40,47 @@ _FOLDS = 16  # states of a shard that the driver holds as what changed from one 
 
 
 class Lost(Exception):
-    """A shard's process has ended; the text says how."""
+    """The exception raised when a shard's process has ended; its text says how."""
 
 
 class ShardEngine(Protocol):
-    """The protocol of an engine, which runs a process for each shard, and carries messages and answers. See
-    `scale.shard.Shard`."""
+    """The protocol of an engine, which runs one process for each shard and carries messages and answers.
+
+    `scale.shard.Shard` executes the messages.
+    """
 
     @property
     def room(self) -> int:
-        """The number of shards that fit."""
+        """The number of shards for which the engine has resources."""
 
     def start(self, shard: int) -> None:
         """Start a shard's process, or replace one that has ended.
 
         Raises:
-            Lost: it cannot be started.
+            Lost: the process cannot be started.
         """
 
     def send(self, shard: int, message: bytes) -> None:
-        """Send a message. Its answer is the next that `receive` returns."""
+        """Send a message to a shard. The next call of `receive` for the shard returns the answer."""
 
     def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
-        """Return the answer; None if there is none after `seconds`.
+        """Return a shard's answer; None if it has not arrived after `seconds`.
+
+        A shard that works in this process calls `stopped`, and raises `Stopped` when the result is True.
 
         Raises:
-            Lost: there will be none.
+            Lost: the shard's process has ended, so that no answer will arrive.
         """
 
     def close(self) -> None:
-        """End all processes."""
+        """End the processes of all shards."""
 
 
 class InProcess:
-    """The engine of shards in this process, one after the other. It shows that no result depends on their number."""
+    """The engine that runs all shards in this process, one after another.
+
+    The number of shards can be varied on one machine with it, to check that no result depends on that number.
+    """
 
     room = 1
 
@@ -97,17 +104,20 @@ class InProcess:
 
 
 class Shards:
-    """The regime (see `Regime`) of a run whose members are in shards. One tick of it is several of theirs.
+    """The regime (see `Regime`) of a run whose members are divided into shards, each in a process of its own.
+
+    One call of `advance` lets every shard take several ticks.
 
     Args:
         spec: the run's configuration; evolution works on its cohorts.
         clock: the run's clock.
         slots: the slots of each shard, in order.
         begin: the first message to each shard.
-        engine: what runs the shards.
+        engine: the engine that runs the shards' processes.
 
     Raises:
-        ResourceError: a shard died several times. What building a regime raises is raised too.
+        ResourceError: a shard died several times.
+        EvopipeError: a shard could not make its regime.
     """
 
     def __init__(
@@ -150,7 +160,8 @@ class Shards:
 
     @property
     def measures(self) -> Measures | None:
-        """The statistics of members in each generation, if the regime has any."""
+        """The statistics of all members in each generation, collected from the shards; None if the algorithm reports
+        none."""
         if self._measured is None:
             return None
         found = Measures(self.clock.members, self._measured)
@@ -173,13 +184,17 @@ class Shards:
         self._new = list(slots)
 
     def ended(self) -> np.ndarray:
-        """See `Regime.ended`."""
+        """Return each slot's mean return over the training episodes that ended in this generation, `[P]`; NaN without
+        one."""
         self._let_begin()
         told = self._ask({shard: pack({"do": "ended"}) for shard in range(len(self.slots))})
         return np.concatenate([tensors["means"].numpy() for _, (_, tensors) in sorted(told.items())])
 
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
-        """See `Regime.signals`. They came with the shards' states at the end of the generation."""
+        """Return, for each of these slots, the training signals of this generation by name, each as (mean, last value).
+
+        The shards sent the signals with their states at the end of the generation.
+        """
         told: list[dict[str, Any]] = []
         for own, kept in zip(self.slots, self._kept, strict=True):
             told += unpack(kept)[0]["signals"] if kept else [{}] * len(own)
@@ -193,7 +208,11 @@ class Shards:
         self._silent |= living
 
     def advance(self, most: int = 1) -> None:
-        """Let every shard take some ticks, about one second's, at most to the end of the generation; see `Regime`."""
+        """Let every shard train for about a second, but not beyond the end of the generation.
+
+        The number of ticks (steps of all environments) for the next call is estimated from the time that this call
+        took.
+        """
         clock, began = self.clock, time.perf_counter()
         left = clock.generation_ticks - clock.here
         ticks = min(left, self._ticks)
@@ -277,8 +296,13 @@ class Shards:
             held.losses.copy_(losses[[places[slot] for slot in held.slots]])
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`. Members play in their shard; the episodes of a single member are divided among all
-        shards."""
+        """Score all members on the same seeds `[n]`. Every shard evaluates its own members.
+
+        If there is only one member to score, its episodes are divided among all shards.
+
+        Raises:
+            Stopped: `stopped` returned True.
+        """
         with self._counted():
             self._let_begin()
             slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
@@ -321,11 +345,11 @@ class Shards:
 
     @property
     def account(self) -> str | None:
-        """Return the overhead of the shards so far as a sentence; None if they are in this process.
+        """A sentence about the overhead of the shards so far; None if the shards run in this process.
 
-        The overhead is what one process would not do: packing, sending, unpacking and forming members and states, on
-        either side. Evolution, its records and checkpoints with the states for them are not counted; a run in one
-        process needs them too.
+        The overhead is the work that one process would not have: to pack, send and unpack messages, and to form members
+        and states from them. Evolution, records and checkpoints are not counted, because a run in one process needs
+        them too.
         """
         if isinstance(self.engine, InProcess):
             return None
@@ -459,8 +483,11 @@ class Shards:
 
 
 def slow_shards(seconds: Sequence[float]) -> dict[int, str]:
-    """Return a sentence for each shard that took much longer than the others for a generation, given the seconds of
-    each."""
+    """Return a warning for each shard that took much longer for a generation than the median shard, by the shard's
+    number.
+
+    `seconds` are the times of all shards.
+    """
     usual = float(np.median(seconds))
     return {
         shard: f"shard {shard} took {took:.0f} s for a generation, half of them at most {usual:.0f} s, and all "

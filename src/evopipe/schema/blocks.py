@@ -112,7 +112,8 @@ def _tracked(instead: str) -> AfterValidator:
 
 
 class WrapperConfig(Schema):
-    """One wrapper around each environment. In `params.yaml`, a name alone is a wrapper without arguments."""
+    """Settings of one wrapper around each environment. In `params.yaml`, a plain string names a wrapper without
+    arguments."""
 
     name: str = Field(min_length=1, description="a class of `gymnasium.wrappers`, or `module:Wrapper` for one's own")
     kwargs: Annotated[
@@ -144,7 +145,7 @@ else:
 
 
 class EnvConfig(Schema):
-    """The environment that the population learns in."""
+    """Settings of the environment in which the population trains."""
 
     id: str = Field("LunarLander-v3", min_length=1, description="Gymnasium id, or `module:EnvId` for one's own")
     kwargs: Annotated[
@@ -185,7 +186,8 @@ class EnvConfig(Schema):
 
     @property
     def on_gymnasium(self) -> EnvConfig:
-        """Return the same environment with Gymnasium's backend. A user's own, as tensors or in C, stays as it is."""
+        """The same environment with Gymnasium's backend; a user's own environment in tensors or in C is returned
+        unchanged."""
         if self.source is not None or (self.backend == "torch" and self.id.partition(":")[2].isidentifier()):
             return self
         return self.model_copy(update={"backend": "sync"})
@@ -205,7 +207,7 @@ class EnvConfig(Schema):
 
 
 class CollectConfig(Schema):
-    """`fetch.source: collect`: behaviour policies play in the environment."""
+    """Settings of `fetch.source: collect`, which records episodes of behaviour policies in the environment."""
 
     episodes: int = Field(60, ge=1, le=10**6, description="episodes to roll")
     policies: dict[str, _Weight] = Field(
@@ -233,22 +235,24 @@ class CollectConfig(Schema):
 
 
 class FetchConfig(Schema):
-    """Where the dataset comes from."""
+    """Settings of the stage `fetch`: the source of the dataset."""
 
     class Minari(Schema):
-        """`fetch.source: minari`: a Minari dataset."""
+        """Settings of `fetch.source: minari`, which reads a Minari dataset."""
 
         dataset: str = Field("data/minari", description="a local folder, or a remote dataset id")
 
     class Hdf5(Schema):
-        """`fetch.source: hdf5`: a D4RL or AgileRL file (observations, actions, rewards, terminals[, timeouts])."""
+        """Settings of `fetch.source: hdf5`, which reads a D4RL or AgileRL file. The file has observations, actions,
+        rewards, terminals, and optionally timeouts and next observations."""
 
         path: str = Field("data/dataset.hdf5", description="the file")
 
     class Table(Schema):
-        """`fetch.source: table`: a CSV or Parquet file with a row for each step, in the order in which they happened.
+        """Settings of `fetch.source: table`, which reads a CSV or Parquet file with one row per step, in the order of
+        time.
 
-        A name of several columns may end with `*`: all that begin so, in the file's order.
+        A column name that ends with `*` stands for all columns that begin with the name, in the file's order.
         """
 
         path: str = Field("data/dataset.csv", description="the file, .csv or .parquet")
@@ -274,7 +278,7 @@ class FetchConfig(Schema):
 
 
 class InitialisationConfig(Schema):
-    """How a network's weights and biases are initialised. Weights are orthogonal (Saxe et al., 2014), those of hidden
+    """Settings for the initial weights and biases of a network. Weights are orthogonal (Saxe et al., 2014), in hidden
     layers with a gain of √2."""
 
     biases: Literal["uniform", "zeros", "auto"] = Field(
@@ -287,14 +291,14 @@ class InitialisationConfig(Schema):
 
 
 class NetworkConfig(Schema):
-    """Architecture that members start from: observation → encoder → latent → head → output.
+    """Settings of the architecture that initial members have: observation → encoder → latent → head → output.
 
-    Images in the observation go through the convolutions first; without images these do not count. LSTM layers have
-    gates instead of activation and normalisation.
+    Images in the observation go through the convolutions first; the convolutions have no effect without images. LSTM
+    layers have gates instead of activation and normalisation.
     """
 
     class Conv(Schema):
-        """One convolution."""
+        """Settings of one convolution layer."""
 
         channels: int = Field(ge=1, le=1024, description="channels that it gives")
         kernel: int = Field(ge=1, le=31, description="side of its square kernel, pixels")
@@ -353,7 +357,8 @@ class NetworkConfig(Schema):
 
 
 class NormaliseConfig(Schema):
-    """Running normalisation by the statistics of what each member has seen itself."""
+    """Settings of running normalisation, by the statistics of the observations and rewards that each member has
+    received."""
 
     observations: bool = Field(
         False,
@@ -369,7 +374,7 @@ class NormaliseConfig(Schema):
 
 
 class ReplayConfig(Schema):
-    """Experience replay (Lin, 1992), over one step or several, uniform or prioritised."""
+    """Settings of the replay buffer (Lin, 1992): capacity, sharing, n-step returns, and prioritised sampling."""
 
     capacity: int = Field(100_000, ge=1, le=10**9, description="transitions kept (per member where sharing is `own`)")
     sharing: Literal["shared", "own"] | Annotated[int, Field(ge=1, le=4096)] = Field(
@@ -397,7 +402,7 @@ class ReplayConfig(Schema):
     )
 
     def at_once(self, living: int) -> int:
-        """Return how many updates a member makes at once if `living` members live."""
+        """Return how many updates a member makes each time it learns, if `living` members train now."""
         return living if self.updates == "pooled" else self.updates
 
     def members(self, population: int) -> int:
@@ -406,7 +411,8 @@ class ReplayConfig(Schema):
 
 
 class TrainConfig(Schema):
-    """The training run. Steps are environment steps of *each member*; offline, steps in which it only learns."""
+    """Settings of the training. Steps are environment steps of *each member*; offline, they are steps of learning from
+    the dataset."""
 
     algo: str = Field("dqn", description="which algorithm: a block of `algos`")
     mode: Literal["online", "offline"] = Field(
@@ -449,7 +455,7 @@ class TrainConfig(Schema):
 
 
 class TournamentConfig(Schema):
-    """Tournament selection (Miller & Goldberg, 1995)."""
+    """Settings of tournament selection (Miller & Goldberg, 1995)."""
 
     size: int = Field(
         2,
@@ -462,7 +468,7 @@ class TournamentConfig(Schema):
 
 
 class ArchitectureBounds(Schema):
-    """The bounds of architectures, and the steps in which they mutate."""
+    """Bounds that mutated architectures must keep, and the step sizes of their mutations."""
 
     min_layers: int = Field(1, ge=0, le=8, description="fewest hidden layers of the encoder; the head may have none")
     max_layers: int = Field(3, ge=1, le=8, description="most hidden layers of encoder and of head")
@@ -482,11 +488,11 @@ class ArchitectureBounds(Schema):
 
 
 class MutationConfig(Schema):
-    """Mutation of children after selection."""
+    """Settings of the mutation of children after selection."""
 
     class Probabilities(Schema):
-        """Relative weights of the mutation kinds; they are normalised. Those of other packages may stand beside
-        them, see the entry points `evopipe.mutations`."""
+        """Relative weights of the kinds of mutation; they need not sum to 1. Kinds that other packages provide (entry
+        points `evopipe.mutations`) may be added by their names."""
 
         model_config = ConfigDict(extra="allow")
         __pydantic_extra__: dict[str, _Weight]
@@ -501,7 +507,8 @@ class MutationConfig(Schema):
 
         @classmethod
         def unknown_keys(cls, names: list[str]) -> list[Problem]:
-            """Return what is wrong with kinds of mutation that no package offers, or more than one."""
+            """Return a (key, sentence) pair for each kind of mutation that no package provides, or that several
+            packages provide."""
             own = cls.model_fields
             problems: list[Problem] = []
             for name in names:
@@ -528,7 +535,7 @@ class MutationConfig(Schema):
 
 
 class RuntimeConfig(Schema):
-    """Where and how a run computes."""
+    """Settings of where and how a run computes: device, threads, kernels, processes, checkpoints."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA where present, else CPU")
     threads: int = Field(1, ge=1, le=256, description="torch threads; tracked, for it changes results in the last bits")
@@ -561,7 +568,7 @@ class RuntimeConfig(Schema):
 
 
 class PopulationConfig(Schema):
-    """The initial population."""
+    """Settings of the initial population."""
 
     size: int = Field(4, ge=1, le=4096, description="members")
     start: str | None = Field(
@@ -570,7 +577,7 @@ class PopulationConfig(Schema):
 
 
 class TrackingConfig(Schema):
-    """Where runs can be looked at and compared. The local log is always written."""
+    """Settings of the trackers in which runs can be viewed and compared. A local log is always written."""
 
     backends: _Names[Tracker] = Field(
         ("mlflow",), description="trackers that runs are brought to; none: the local log only"

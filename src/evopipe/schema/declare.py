@@ -50,14 +50,17 @@ _WORDS = {
 
 
 class Schema(BaseModel):
-    """The base class of every block of `params.yaml`: immutable, strictly typed, without unknown keys, NaN or
-    infinity."""
+    """The base class of every block of `params.yaml`.
+
+    A block is immutable and strictly typed; unknown keys, NaN and infinity are errors.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True, defer_build=True)
 
     @classmethod
     def unknown_keys(cls, names: list[str]) -> list[Problem]:
-        """Return what is wrong with keys that are no field; called for a block whose `extra` is `allow`."""
+        """Return a (key, sentence) pair for each key that is not a field of the block; called for a block with
+        `extra="allow"`."""
         return [((name,), unknown_key(name, cls.model_fields)) for name in names]
 
     @model_validator(mode="wrap")
@@ -77,7 +80,8 @@ class Schema(BaseModel):
 
 
 class Evolve(Schema):
-    """How one hyper-parameter may mutate: multiplied by `grow` or `shrink`, then clipped to `[min, max]`."""
+    """Settings for the mutation of one hyper-parameter: it is multiplied by `grow` or `shrink`, then clipped to `[min,
+    max]`."""
 
     min: float = Field(description="smallest value a mutation may reach")
     max: float = Field(description="largest value a mutation may reach")
@@ -92,7 +96,7 @@ class Evolve(Schema):
 
 
 def ordered(*names: str) -> Any:
-    """Return a validator that checks `min_x` ≤ `max_x` for each of these names."""
+    """Return a pydantic validator for a block, which checks `min_NAME` ≤ `max_NAME` for each of the given names."""
 
     def check(block: Any) -> Any:
         for name in names:
@@ -105,12 +109,17 @@ def ordered(*names: str) -> Any:
 
 
 def unknown_key(name: str, known: Collection[str]) -> str:
-    """Return a sentence about a key that a block does not have, which names what was probably meant."""
+    """Return a sentence about a key that a block does not have, with the key that was probably meant."""
     return f"unknown key{spellings.here(name, known) or suggestion(name, known)}"
 
 
 def some_mass(block: Any) -> Any:
-    """Check that at least one weight of a block is positive; the validator of mutation probabilities."""
+    """Check that at least one weight of a block is positive, and return the block; a validator of mutation
+    probabilities.
+
+    Raises:
+        ValueError: all weights are 0.
+    """
     if not any(dict(block).values()):
         raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
     return block
@@ -119,14 +128,14 @@ def some_mass(block: Any) -> Any:
 def hyper(
     default: Any = ..., *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any
 ) -> Any:
-    """Declare one hyper-parameter of an algorithm.
+    """Declare one hyper-parameter of an algorithm, as a field of its `Config`.
 
     Args:
         default: the default value; without one, the result is for use in `Annotated`.
-        doc: what it does.
+        doc: a description of the hyper-parameter.
         unit: its unit.
-        raising: what raising it does.
-        evolvable: whether mutation may change it; it is then a tensor `[P]`.
+        raising: the effect of a higher value.
+        evolvable: whether mutation may change the value; the algorithm then reads it as a tensor `[P]`.
         bounds: bounds of the value, as pydantic's `Field` takes them.
     """
     extra: dict[str, Any] = {"unit": unit, "raising": raising, "evolvable": evolvable}
@@ -148,7 +157,7 @@ def _filled(default: Any, given: Any) -> Any:
 
 
 class AlgoConfig(Schema):
-    """The base class of every algorithm's `Config`: its hyper-parameters, and the spaces of the environment."""
+    """The base class of every algorithm's `Config`: the algorithm's hyper-parameters, with the environment's spaces."""
 
     _spaces: Spaces | None = PrivateAttr(default=None)
 
@@ -163,7 +172,7 @@ class AlgoConfig(Schema):
 
     @property
     def spaces(self) -> Spaces:
-        """What the algorithm knows of the environment's spaces."""
+        """The spaces of the environment for which the configuration is used; `at` sets them."""
         private = self.__pydantic_private__  # read at every update: pydantic's own way there takes five times as long
         spaces: Spaces | None = private["_spaces"] if private else None
         if spaces is None:
@@ -171,7 +180,7 @@ class AlgoConfig(Schema):
         return spaces
 
     def at(self, spaces: Spaces) -> Self:
-        """Return the same hyper-parameters for an environment with these spaces."""
+        """Return a copy of this configuration for an environment with these spaces."""
         config = self.model_copy()
         config._spaces = spaces
         return config
@@ -181,7 +190,10 @@ class AlgoConfig(Schema):
 
 
 def located(problems: Iterable[Problem]) -> ValidationError:
-    """Return an error to raise inside a pydantic validator. Each path continues below the validated value."""
+    """Return a pydantic error with these (key, sentence) pairs, to be raised inside a validator.
+
+    A key is a path relative to the value that is validated.
+    """
     lines: list[InitErrorDetails] = [
         {"type": PydanticCustomError("evopipe", "{said}", {"said": said}), "loc": path, "input": None}
         for path, said in problems
@@ -190,10 +202,10 @@ def located(problems: Iterable[Problem]) -> ValidationError:
 
 
 def parsed(schema: type[_Model], data: Any, begin: str = "") -> _Model:
-    """Validate data as a block.
+    """Validate data against the schema of a block, and return the block.
 
     Raises:
-        ParamsError: it does not fit; the message has a line for each problem, which begins with `begin`.
+        ParamsError: the data does not fit; the message has a line for each problem, and each line begins with `begin`.
     """
     try:
         return schema.model_validate(data)
@@ -203,20 +215,21 @@ def parsed(schema: type[_Model], data: Any, begin: str = "") -> _Model:
 
 
 def line_of(keys: tuple[str | int, ...], sentence: str) -> str:
-    """Return a problem as a line."""
+    """Return a problem, given by its key and a sentence, as one line `key: sentence`."""
     shown = (str(key) if str(key).isprintable() else repr(key) for key in keys)
     return ": ".join(filter(None, (".".join(shown), sentence)))
 
 
 def refusal(problems: Iterable[str]) -> ParamsError:
-    """Return one error for several problems, a line each, shortened if there are hundreds."""
+    """Return one `ParamsError` for several problems, one line each. Of hundreds of problems only the first are
+    shown."""
     lines = list(problems)
     more = [f"… and {len(lines) - MAX_PROBLEMS} more"] if len(lines) > MAX_PROBLEMS else []
     return ParamsError("\n".join(lines[:MAX_PROBLEMS] + more))
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
-    """Convert pydantic's error about a block's raw data to sentences."""
+    """Convert pydantic's error about a block's raw data to (key, sentence) pairs, one for each wrong place."""
     # The branches of a union report one error each, at paths with the branch's name appended: one place, one sentence.
     places: dict[tuple[str | int, ...], list[ErrorDetails]] = defaultdict(list)
     for item in error.errors(include_url=False):
@@ -295,10 +308,10 @@ def _shown(value: Any) -> str:
 
 
 def value_at(settings: Schema, path: str) -> Any:
-    """Return the value at a dotted key, as JSON data.
+    """Return the value at a dotted key of the settings, as JSON data.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the key does not exist.
     """
     value: Any = settings.model_dump(mode="json")
     for step in path.split("."):

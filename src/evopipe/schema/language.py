@@ -16,10 +16,10 @@ Form = Literal["reasoning", "preference", "labelled", "supervised", "games"]
 
 
 class LanguageConfig(Schema):
-    """The base model that members adapt, and the task that they train on."""
+    """Settings of the base model that members adapt, and of the task on which they train."""
 
     class Tiny(Schema):
-        """`language.model: tiny`: a Llama made here, by the run's seed."""
+        """Settings of `language.model: tiny`, a small Llama with random weights that are drawn from the run's seed."""
 
         characters: str = Field(
             "", max_length=1000, description="what its tokenizer knows, a token each; empty: all bytes"
@@ -35,7 +35,8 @@ class LanguageConfig(Schema):
             return self
 
     class Gpt(Schema):
-        """`language.model: gpt`: members are small GPTs over the tokens of a game, whose architecture evolves."""
+        """Settings of `language.model: gpt`: members are small GPTs over the tokens of a game, and their architecture
+        evolves."""
 
         hidden: int = Field(64, ge=16, le=4096, multiple_of=16, description="width of the stream between layers")
         layers: int = Field(2, ge=1, le=64, description="layers that members start with")
@@ -107,20 +108,20 @@ class LanguageConfig(Schema):
 
 
 class TextFetch(Schema):
-    """Where the rows of text come from."""
+    """Settings of the stage `fetch` for language models: the source of the rows of text, and their splits."""
 
     class Generate(Schema):
-        """`fetch.source: generate`: the task makes them."""
+        """Settings of `fetch.source: generate`, in which the task generates the rows."""
 
         rows: int = Field(1000, ge=2, le=10**7, description="rows made")
 
     class Jsonl(Schema):
-        """`fetch.source: jsonl`: one JSON object a line."""
+        """Settings of `fetch.source: jsonl`, which reads a file with one JSON object per line."""
 
         path: str = Field("data/rows.jsonl", description="the file")
 
     class Datasets(Schema):
-        """`fetch.source: datasets`: a Hugging Face dataset."""
+        """Settings of `fetch.source: datasets`, which reads a Hugging Face dataset."""
 
         name: str = Field("data/rows", min_length=1, description="a local folder, or an id on the hub")
         subset: str | None = Field(
@@ -154,8 +155,8 @@ class TextFetch(Schema):
 
 
 class TextTrain(Schema):
-    """The training run. A step is one batch of prompts and the updates from their completions; offline it is one batch
-    of rows."""
+    """Settings of the training. A step is one batch of prompts, with the updates from their completions. For algorithms
+    that learn from a dataset, a step is one batch of rows."""
 
     algo: str = Field("grpo", description="which algorithm: a block of `algos`")
     max_steps: int = Field(100, ge=1, le=10**9, description="steps of each member")
@@ -169,10 +170,11 @@ class TextTrain(Schema):
 
 
 class TextMutation(Schema):
-    """Mutation of children after selection. Adapters do not change the architecture of the base."""
+    """Settings of the mutation of children after selection. Mutation may change the rank of an adapter or the
+    architecture of a small GPT; it never changes the base model."""
 
     class Probabilities(Schema):
-        """Relative weights of the mutation kinds; they are normalised."""
+        """Relative weights of the kinds of mutation; they need not sum to 1."""
 
         none: _Weight = Field(0.4, description="child equals parent")
         rank: _Weight = Field(0.0, description="the adapter's rank grows; the member stays what it is")
@@ -193,7 +195,7 @@ class TextMutation(Schema):
         _some_mass = model_validator(mode="after")(some_mass)
 
     class Gpt(Schema):
-        """The bounds of small GPTs' architectures, and the steps in which they mutate."""
+        """Bounds of the architectures of small GPTs, which mutations must keep."""
 
         min_layers: int = Field(1, ge=1, le=8, description="fewest layers")
         max_layers: int = Field(4, ge=1, le=8, description="most layers")
@@ -212,7 +214,7 @@ class TextMutation(Schema):
 
 
 class TextRuntime(Schema):
-    """Where and how a run computes."""
+    """Settings of where and how a run computes: device, threads, processes, checkpoints."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA where present, else CPU")
     threads: int = Field(1, ge=1, le=256, description="torch threads; tracked, for it changes results in the last bits")

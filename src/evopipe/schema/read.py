@@ -55,13 +55,13 @@ def _entries(node: Node) -> list[tuple[Any, Node]]:
 
 
 def read_yaml(path: str | os.PathLike[str]) -> _Document:
-    """Read a file with one YAML mapping.
+    """Read a YAML file that has one mapping, with the line and column of every key.
 
     Raises:
         MissingInputError: there is no such file, or it may not be read.
-        ParamsError: it is no file, over 1 MB, not UTF-8, not a mapping or of bad syntax; it has a key twice or one that
-            is no text, an anchor, alias, tag or merge key, several documents, a number that is not finite, more than 20
-            levels or more than 10 000 values.
+        ParamsError: the path is no regular file; the file is over 1 MB, not UTF-8, of bad syntax, or no mapping; or it
+            has a repeated key, a key that is no text, an anchor, alias, tag or merge key, several documents, a number
+            that is not finite, more than 20 levels or more than 10 000 values.
     """
     name = os.fspath(path)
     try:
@@ -89,7 +89,11 @@ def read_yaml(path: str | os.PathLike[str]) -> _Document:
 
 
 def parse_yaml(text: str, name: str) -> _Document:
-    """Parse one YAML mapping from `text`; errors begin with `name`. See `read_yaml`."""
+    """Parse a text that has one YAML mapping; error messages begin with `name`.
+
+    Raises:
+        ParamsError: see `read_yaml`.
+    """
     data, root = _parsed(text, name)
     if root is None:
         raise ParamsError(f"{name}: the file is empty: write the parameters, or restore it")
@@ -101,7 +105,11 @@ def parse_yaml(text: str, name: str) -> _Document:
 
 
 def parse_value(text: str, name: str) -> Any:
-    """Parse any YAML value from `text`, see `parse_yaml`; None if there is none."""
+    """Parse a text that has any YAML value, and return the value; None for an empty text.
+
+    Raises:
+        ParamsError: see `read_yaml`; the message begins with `name`.
+    """
     return _parsed(text, name)[0]
 
 

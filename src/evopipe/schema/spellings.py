@@ -80,7 +80,9 @@ _OURS: dict[str, tuple[str, ...]] = {
 
 
 def here(word: str, known: Container[str]) -> str:
-    """Return the end of a sentence about an unknown key that is another library's name for one of ours: `known` are
-    the keys of its block. An empty string if it is none."""
+    """Return the end of a sentence that says what another library's parameter `word` is called in evopipe.
+
+    `known` are the keys of the block in which the word was found. The result is empty if the word is no such parameter.
+    """
     names = _OURS.get(word.casefold(), ())
     return next((f": it is named `{name}` here" for name in names if name in known or "." in name), "")

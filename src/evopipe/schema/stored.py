@@ -53,7 +53,7 @@ class _Stored(BaseModel):
 
 
 class StoredArch(_Stored):
-    """A perceptron, see `core.arch.Arch.to_json`."""
+    """The schema of a perceptron's architecture in a JSON file, see `core.arch.Arch.to_json`."""
 
     encoder: _Blocks
     latent: _Width
@@ -66,7 +66,10 @@ class StoredArch(_Stored):
 
 
 class StoredGPT(_Stored):
-    """A small GPT, see `language.gpt.GPT`: heads and nodes of each layer, widths and the most tokens of a row."""
+    """The schema of a small GPT's architecture in a JSON file, see `language.gpt.GPT`.
+
+    It has heads and nodes of each layer, widths, and the most tokens of a row.
+    """
 
     layers: Annotated[tuple[_Heads, ...], Field(min_length=1, max_length=64, strict=False)]
     hidden: _Line
@@ -75,14 +78,14 @@ class StoredGPT(_Stored):
 
 
 class StoredModule(_Stored):
-    """A user's own network, see `core.module`."""
+    """The schema of a reference to a user's own network in a JSON file, see `core.module`."""
 
     module: Annotated[str, Field(max_length=200)]
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
 class StoredMember(_Stored):
-    """A member without its tensors, see `storage.members`."""
+    """The schema of a member, without its tensors, in a JSON file, see `storage.members`."""
 
     slot: Count
     id: Count
@@ -107,7 +110,7 @@ class _StoredLeaf(_Stored):
 
 
 class StoredSpaces(_Stored):
-    """The spaces of one agent."""
+    """The schema of one agent's observation and action spaces in `policy.json`."""
 
     observations: _Side
     observation: Annotated[tuple[_StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
@@ -122,7 +125,7 @@ class StoredSpaces(_Stored):
 
 
 class StoredPolicy(_Stored):
-    """The content of `policy.json` from which a policy is built, except its spaces."""
+    """The schema of the part of `policy.json` from which a policy is built, without its spaces."""
 
     algo: str
     arch: dict[str, Any]
@@ -145,7 +148,7 @@ def _no_crowd(team: tuple[_StoredAgent, ...]) -> tuple[_StoredAgent, ...]:
 
 
 class StoredTeam(_Stored):
-    """The spaces of a team."""
+    """The schema of a team's observation and action spaces, agent by agent, in `policy.json`."""
 
     team: Annotated[tuple[_StoredAgent, ...], Field(min_length=1, max_length=1024, strict=False),
                     AfterValidator(_no_crowd)]  # fmt: skip
@@ -153,7 +156,11 @@ class StoredTeam(_Stored):
 
 @contextmanager
 def in_a_sentence(model: type[BaseModel], data: Any) -> Iterator[None]:
-    """Convert pydantic's error to a ValueError with one sentence: the first problem, and where it is."""
+    """Convert a pydantic error inside a `with` block to a ValueError with one sentence about the first problem and its
+    place.
+
+    `model` and `data` are the schema and the data that were validated.
+    """
     try:
         yield
     except ValidationError as error:

@@ -16,7 +16,7 @@ _INDENT = "  "
 
 
 def dump_yaml(data: Any, on_one_line: bool = False) -> str:
-    """Return plain data as YAML, from which `read_yaml` reads the same values."""
+    """Return plain data as YAML text, in block style or on one line; `read_yaml` reads the same values from it."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = on_one_line
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -27,13 +27,16 @@ def dump_yaml(data: Any, on_one_line: bool = False) -> str:
 
 
 def block(name: str, values: BaseModel) -> str:
-    """Return the YAML text of a block one level down: an algorithm's below `algos`, a strategy's below `search`."""
+    """Return a block as YAML text, indented by one level: an algorithm's below `algos`, or a strategy's below
+    `search`."""
     return "\n".join((f"{_INDENT}{name}:", *entries(values, 2 * _INDENT))) + "\n"
 
 
 def entries(values: BaseModel, indent: str = "", but: Collection[str] = ()) -> Iterator[str]:
-    """Yield the lines of a block, or of a whole file, without the keys in `but` and without an optional block that is
-    not set."""
+    """Yield the lines of a block, or of a whole params file, as YAML with the fields' descriptions as comments.
+
+    Keys in `but`, and optional blocks that have their defaults, are left out.
+    """
     data = values.model_dump(mode="json")
     for name, field in type(values).model_fields.items():
         spare = field.validate_default and field.get_default(call_default_factory=True) == getattr(values, name)
@@ -42,7 +45,7 @@ def entries(values: BaseModel, indent: str = "", but: Collection[str] = ()) -> I
 
 
 def commented() -> YAML:
-    """Return what reads and writes YAML with its comments."""
+    """Return a ruamel.yaml object that preserves comments when it reads and writes YAML."""
     yaml = YAML()
     yaml.width = 4096
     yaml.representer.add_representer(type(None), lambda to, _: to.represent_scalar("tag:yaml.org,2002:null", "null"))
@@ -50,7 +53,10 @@ def commented() -> YAML:
 
 
 def completed(text: str, defaults: str) -> tuple[str, list[str]]:
-    """Return a YAML file's text with the keys of `defaults`, another file's text, that it lacks; and their names."""
+    """Add keys that are missing in a YAML text, with their values from another YAML text, `defaults`.
+
+    The result is the new text, with its comments, and the dotted names of the added keys.
+    """
     yaml = commented()
     own, out = yaml.load(text), StringIO()
     added: list[str] = []

@@ -21,17 +21,21 @@ PACKAGES = {"tpe": ("optuna",), "gp": ("optuna", "scipy")}
 
 
 def names() -> list[str]:
-    """Return the names of all strategies, those of other packages included."""
+    """Return the names of all search strategies: evopipe's own, then those of other installed packages."""
     return [*OWN, *plugins.names(plugins.SEARCHERS, OWN)]
 
 
 def plugin(name: str) -> plugins.Plugin | None:
-    """Return the entry point of a strategy from another package; None if the strategy is evopipe's own, or unknown."""
+    """Return the entry point of a search strategy from another package; None if the strategy is evopipe's own or
+    unknown."""
     return plugins.find(plugins.SEARCHERS, name, KEY, OWN)
 
 
 def packages(search: Any) -> tuple[str, ...]:
-    """Return the packages that choose hyper-parameters in a search with this block `search`, beside evopipe."""
+    """Return the names of other packages, such as Optuna, that choose hyper-parameters in a search with these settings.
+
+    `search` is the block `search` of the parameters.
+    """
     strategy = get(search.strategy)
     proposed: tuple[str, ...] = PACKAGES.get(search.proposer, ()) if strategy.RENEWS else ()
     return (*getattr(strategy, "PACKAGES", ()), *proposed)
@@ -39,7 +43,7 @@ def packages(search: Any) -> tuple[str, ...]:
 
 @cache
 def get(name: str) -> Any:
-    """Return the module of a strategy.
+    """Import and return the module of the search strategy with this name.
 
     Raises:
         ParamsError: there is no strategy of this name, two packages offer it, or its module lacks a required name (see

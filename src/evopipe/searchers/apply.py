@@ -22,8 +22,11 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Evolved:
-    """The next generation in slot order: the members, how each was mutated, the slot of its parent (`NOBODY` for a new
-    trial), and why it is in its slot."""
+    """The next generation: its members in the order of slots, with each member's mutation, parent and reason.
+
+    `parents` has the slot of each member's parent (`NOBODY` for a new trial); `why` says in words why a member is in
+    its slot.
+    """
 
     members: tuple[Member, ...]
     mutations: tuple[Mutation, ...]
@@ -41,15 +44,16 @@ def carry_out(
     keys: Sequence[int],
     new: Callable[[int, int, int, Mapping[str, float]], Member],
 ) -> Evolved:
-    """Return the next generation.
+    """Make the next generation from the decisions of a search strategy: keep, copy, mutate or create a member for each
+    slot.
 
     Args:
-        decided: what becomes of each slot, as `Searcher.step` returned it.
-        mutation, traits: how children mutate.
-        members: the members, in slot order.
-        generation: its number; together with the keys it fixes the draws of mutations.
+        decided: the decision for each slot, as `Searcher.step` returned it.
+        mutation, traits: the settings of mutation, and the facts about the algorithm that mutation needs.
+        members: the members, in the order of slots.
+        generation: the generation's number; together with the keys it fixes the random draws of mutations.
         next_id: a slot's new member has the id `next_id + slot`.
-        keys: the key of each slot's next member.
+        keys: the random key of each slot's next member.
         new: a function `(slot, id, key, values)` that makes the member of a new trial.
     """
     born = [
@@ -94,10 +98,10 @@ def evolve(
     generation: int,
     next_id: int,
 ) -> Evolved:
-    """Return the next generation by tournament selection and mutation.
+    """Make the next generation by tournament selection and mutation, and return it.
 
-    Members are in slot order. Fitness `[P]` is −∞ for members that must not be parents. Seed and generation fix every
-    draw. A new child of slot s has the id `next_id + s`.
+    Members are in the order of slots. Fitness `[P]` must be −∞ for members that cannot be parents. Seed and generation
+    fix every random draw. A new child in slot s has the id `next_id + s`.
     """
     chooser = rng.host(rng.run_key(seed), Purpose.SELECT, generation)
     decided = fates(selection, fitness, chooser, mutation.mutate_elite)

@@ -35,7 +35,10 @@ Draw: TypeAlias = "Callable[[], np.random.Generator]"
 
 @dataclass(frozen=True)
 class Bound:
-    """What a searched hyper-parameter may be: `low` to `high`, drawn by its logarithm if `log`, whole if `whole`."""
+    """The range of a searched hyper-parameter, from `low` to `high`.
+
+    With `log`, draws are uniform in the value's logarithm; with `whole`, values are whole numbers.
+    """
 
     low: float
     high: float
@@ -45,11 +48,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class About:
-    """The facts of a run that a searcher knows from the start.
+    """The facts about a run that a search strategy has from the start.
 
     Attributes:
         size: the number of slots of the population, `P`.
-        life: environment steps of a trial's full life, `train.max_steps`.
+        life: environment steps of a trial's full training, `train.max_steps`.
         generation: environment steps between two decisions, `train.evo_steps`.
         space: the bound of each searched hyper-parameter, by its name.
         seed: the run's seed.
@@ -74,8 +77,11 @@ class About:
 
 @dataclass(frozen=True)
 class Living:
-    """The member of a slot, with the `steps` of its life so far. `fitness` holds its evaluations, preceded by those of
-    its ancestors."""
+    """The member of a slot, as a search strategy sees it: hyper-parameters, fitness and age, but no tensors.
+
+    `steps` are the environment steps that it has trained for. `fitness` has the results of its evaluations, after those
+    of its ancestors.
+    """
 
     slot: int
     id: int
@@ -87,21 +93,21 @@ class Living:
 
     @property
     def score(self) -> float:
-        """The last fitness; −∞ if there is none or the member diverged."""
+        """The member's last fitness; −∞ if it has none or diverged."""
         last = self.fitness[-1] if self.fitness and self.healthy else -float("inf")
         return last if abs(last) != float("inf") and last == last else -float("inf")
 
 
 @dataclass(frozen=True)
 class History:
-    """The history of a run so far; read-only.
+    """The history of a run so far, from which a search strategy makes its decisions.
 
     Attributes:
-        members: every slot's member, in slot order.
-        records: the lineage, a record a generation; the first is of the initial members.
+        members: every slot's member, in the order of slots.
+        records: the lineage, one record a generation; the first is of the initial members.
         generation: the number of generations that are over.
         spent: environment steps so far, of training, evaluation and confirmation.
-        trials: the number of trials that were begun, including the first members, whether or not they have lived.
+        trials: the number of trials so far, including the initial members, whether or not they have trained.
     """
 
     members: Sequence[Living]
@@ -111,12 +117,14 @@ class History:
     trials: int
 
     def scores(self) -> list[float]:
-        """Return every slot's last fitness, −∞ where it has none."""
+        """Return the last fitness of every slot's member; −∞ for a member without a fitness."""
         return [member.score for member in self.members]
 
     def curves(self) -> dict[int, list[tuple[int, float]]]:
-        """Return the learning curve of every member that has lived, by its id: (steps of its life, fitness) after each
-        generation that it lived in."""
+        """Return the learning curve of every member that has trained, by the member's id.
+
+        A curve has a pair (environment steps trained so far, fitness) for each generation in which the member trained.
+        """
         found: dict[int, list[tuple[int, float]]] = {}
         for record in self.records:
             for scored in record.members:
@@ -125,18 +133,18 @@ class History:
         return found
 
     def waiting(self) -> list[Fate]:
-        """Return the decision to keep every slot's member, with the reason: it waits, or it has not begun to live."""
+        """Return a `Keep` decision for every slot, with the reason `waits` or `has not begun`."""
         lived = self.curves()
         return [Keep("waits" if member.id in lived else "has not begun") for member in self.members]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The next generation: which members live, and for how long.
+    """The plan of the next generation: which members train, and for how long.
 
     Attributes:
-        active: the slots whose members live; the others wait.
-        steps: environment steps of each of them.
+        active: the slots whose members train; all other members wait.
+        steps: environment steps of each active member.
         met: groups of slots that will be ranked among each other, see `train.evaluation: race`; empty if all are ranked
             together.
     """
@@ -146,7 +154,7 @@ class Plan:
     met: Sequence[Sequence[int]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON data; `Plan(**data)` builds it again."""
+        """Return the plan as JSON data, from which `Plan(**data)` makes an equal plan."""
         return {"active": list(self.active), "steps": self.steps, "met": [list(group) for group in self.met]}
 
 
@@ -156,15 +164,18 @@ DRAWN: Literal["drawn"] = "drawn"
 
 @dataclass(frozen=True)
 class Keep:
-    """A slot keeps its member."""
+    """The decision that a slot keeps its member; `why` is the reason."""
 
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Child:
-    """A slot gets a copy of the member in the slot `of`, with a change: a mutation that `evolution.mutation` draws, new
-    values of hyper-parameters by name, or none. With `survives`, a copy without any change keeps that member's id."""
+    """The decision that a slot gets a copy of the member in the slot `of`, with or without a change.
+
+    The change is a mutation drawn by `evolution.mutation`, new values of hyper-parameters by name, or None. With
+    `survives`, an unchanged copy also keeps the id of the copied member. `why` is the reason.
+    """
 
     of: int
     change: Literal["drawn"] | Mapping[str, float] | None = DRAWN
@@ -174,8 +185,10 @@ class Child:
 
 @dataclass(frozen=True)
 class Trial:
-    """A slot gets a new trial: a member with initial weights and these values of hyper-parameters, whose life begins at
-    step 0."""
+    """The decision that a slot gets a new trial: a member with initial weights, whose training begins at step 0.
+
+    `values` are its hyper-parameters that differ from the configured ones; `why` is the reason.
+    """
 
     values: Mapping[str, float] = field(default_factory=dict)
     why: str = ""
@@ -185,28 +198,32 @@ Fate: TypeAlias = "Keep | Child | Trial"
 
 
 class Searcher(Protocol):
-    """The protocol of a search strategy: which members live next, and what becomes of every slot."""
+    """The protocol of a search strategy, which decides which members train next, and what happens to every slot."""
 
     def plan(self, history: History, draw: Draw) -> Plan | None:
-        """Return the next generation; None to end the run. `draw` returns the same generator as in the `step` at the
-        end of that generation."""
+        """Return the plan of the next generation; None to end the run.
+
+        `draw` returns a random generator, with the same draws as in the call of `step` at the end of that generation.
+        """
 
     def step(self, history: History, draw: Draw) -> Sequence[Fate] | None:
-        """Return what becomes of each slot after a generation. Return None if no member can go on: the run then returns
-        to the last generation with a healthy member."""
+        """Return the decision for each slot (`Keep`, `Child` or `Trial`), after a generation was evaluated.
+
+        The result is None if no member can continue; the run then returns to the last generation with a healthy member.
+        """
 
     def state(self) -> dict[str, Any]:
-        """Return what the searcher keeps beside the history, as JSON data."""
+        """Return, as JSON data, the state of the strategy that is not in the history."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore a state that `state` returned."""
 
 
 class Stateless:
-    """A base for searchers that keep nothing beside the history: their `state` is empty."""
+    """A base class of search strategies that decide by the history alone; their state is empty."""
 
     def state(self) -> dict[str, Any]:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Do nothing: there is nothing to restore."""
+        """Do nothing, because the state is empty."""

@@ -35,7 +35,7 @@ _BETTER = 0.1  # of the range of scores, by which the best one is to be beaten w
 
 
 class Config(Schema):
-    """Growth on demand."""
+    """Settings of the strategy `growth`: one member trains at a time, and new trials begin on demand."""
 
     slice: int | None = Field(
         None, ge=1, le=10**12, description="environment steps of a slice, after which is decided; null: train.evo_steps"
@@ -50,13 +50,17 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield what is wrong with the settings for this run, as (key, sentence)."""
+    """Yield a (key, sentence) pair for each setting that does not fit this run."""
     if config.slice is not None and about.budget is not None and config.slice > about.budget:
         yield ("slice",), f"the run ends before (search.budget: {about.budget}); lower it, or raise search.budget"
 
 
 class Search:
-    """The strategy, see the module's docstring and `contract.Searcher`."""
+    """The strategy `growth`: one member trains at a time, and a new trial begins when no present member promises to
+    reach the target soon.
+
+    It implements `contract.Searcher`; the rules are in the module's docstring.
+    """
 
     def __init__(self, config: Config, about: About) -> None:
         self.config, self.about, self.proposer = config, about, Proposer(about)
@@ -69,11 +73,14 @@ class Search:
         self.active, self.slices, self.grown = state["active"], state["slices"], state["grown"]
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Let one member live, for one slice."""
+        """Plan the training of one member for one slice of environment steps."""
         return Plan((self.active,), self.config.slice or self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """Keep all members. If one more trial is to begin, it takes one slot."""
+        """Choose the member that trains next: one of the present members, a new trial, or a child of the leader.
+
+        A new trial or child takes a free slot; all other members are kept.
+        """
         self.slices += 1
         found = history.waiting()
         self.active, found[self.active] = self._next(history, draw)
@@ -132,8 +139,8 @@ class Search:
 def projection(scores: Sequence[float], goal: float, window: int) -> float:
     """Return how many more slices a trial needs to reach the goal, by linear extrapolation of its best score so far.
 
-    `scores` holds one score for each slice so far. The gain of a slice is the mean over the last `window` slices. The
-    result is 0 if the goal was reached or there is one score only, and infinite if the trial gains nothing.
+    `scores` has one score for each slice so far. The assumed gain per slice is the mean over the last `window` slices.
+    The result is 0 if the goal was reached or there is only one score, and infinite if the trial gains nothing.
     """
     last = list(itertools.accumulate(scores, max))[-window - 1 :]
     gap = goal - last[-1]

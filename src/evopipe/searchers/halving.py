@@ -24,7 +24,7 @@ RENEWS, PAUSES, DRAWS = True, True, True
 
 
 class Config(Schema):
-    """Asynchronous successive halving."""
+    """Settings of the strategy `halving`, asynchronous successive halving (ASHA; Li et al., 2020)."""
 
     eta: int = Field(3, ge=2, le=100, description="η: one in so many trials of a rung goes on to the next")
     rung: int | None = Field(
@@ -38,7 +38,7 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield what is wrong with the settings for this run, as (key, sentence)."""
+    """Yield a (key, sentence) pair for each setting that does not fit this run."""
     if config.width > about.size:
         yield ("width",), f"there are only {about.size} members (population.size); lower it, or raise population.size"
     if config.rung is not None and config.rung > about.life:
@@ -46,8 +46,10 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 
 
 def rungs(config: Config, life: int, generation: int) -> list[int]:
-    """Return the environment steps of each rung, ascending. All but the last are whole generations; the last is a full
-    life."""
+    """Return the environment steps of each rung, ascending: the ages at which trials are compared.
+
+    All rungs but the last are whole generations; the last is the length of a full training, `life`.
+    """
     whole, first = -(-life // generation), (config.rung or 0) / generation
     if config.rung is None:
         first = whole
@@ -61,7 +63,10 @@ def rungs(config: Config, life: int, generation: int) -> list[int]:
 
 
 class Search:
-    """The strategy, see the module's docstring and `contract.Searcher`."""
+    """The strategy `halving`: asynchronous successive halving (ASHA), in which the best trials of a rung train on.
+
+    It implements `contract.Searcher`; the rules are in the module's docstring.
+    """
 
     def __init__(self, config: Config, about: About) -> None:
         self.config, self.about, self.proposer = config, about, Proposer(about)
@@ -75,12 +80,15 @@ class Search:
         self.active = list(state["active"])
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Let the members live that have not reached their next rung."""
+        """Plan one generation of training for the members that are on their way to their next rung."""
         return Plan(tuple(self.active), self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """Replace each member that reached its rung or diverged by the next to live: a promoted trial, or else a new
-        one."""
+        """Choose a successor for each active member that reached its rung or diverged.
+
+        The successor is a waiting member that is promoted, else a member that has not begun, else a new trial. A new
+        trial replaces the worst waiting member.
+        """
         ladder = Ladder(history, self.rungs)
         found = history.waiting()
         going = [slot for slot in self.active if ladder.on_its_way(history.members[slot])]
@@ -111,8 +119,10 @@ class Search:
 
 
 class Ladder:
-    """The scores of all trials at the rungs that they reached. Trials that were replaced count too. A diverged trial
-    counts as the worst of the rung that it was about to reach."""
+    """The scores of all trials of a run at the rungs that they reached, including trials that were replaced.
+
+    A diverged trial counts as the worst of the rung that it was about to reach.
+    """
 
     def __init__(self, history: History, rungs: Sequence[int]) -> None:
         self.rungs, self.curves = rungs, history.curves()
@@ -129,17 +139,21 @@ class Ladder:
         return sum(steps >= rung for rung in self.rungs)
 
     def level(self, member: Living) -> int:
-        """Return how many rungs a member has reached."""
+        """Return the number of rungs that a member has reached."""
         return self._level(member.steps)
 
     def on_its_way(self, member: Living) -> bool:
-        """Return whether a member lived in the last generation, is healthy, and did not reach a rung in it."""
+        """Return whether a member that trained in the last generation is healthy and has not reached its next rung
+        yet."""
         curve = self.curves[member.id]
         return member.healthy and self.level(member) == (self._level(curve[-2][0]) if len(curve) > 1 else 0)
 
     def promotable(self, waiting: Sequence[Living], eta: int) -> Living | None:
-        """Return the waiting member to be promoted; None if there is none. It is healthy, and among the best 1/η of all
-        trials that reached its rung. The highest rung comes first, then the best score."""
+        """Return the waiting member that is to be promoted; None if there is none.
+
+        A member can be promoted if it is healthy and among the best 1/`eta` of all trials that reached its rung. Among
+        several, the highest rung decides, then the score.
+        """
         here = {member.id: member for member in waiting if member.healthy}
         for level in range(len(self.rungs) - 1, 0, -1):
             scores = self.reached[level - 1]
@@ -150,7 +164,9 @@ class Ladder:
         return None
 
     def standing(self, member: Living) -> tuple[int, float]:
-        """Return a sort key: the member with the least key is the first to be replaced. A diverged member has the
-        least, then the worst member of the lowest rung."""
+        """Return a sort key by which the first member is the first to be replaced.
+
+        Diverged members come first, then members of the lowest rung, the worst score first.
+        """
         level = self.level(member)
         return (level, self.reached[level - 1].get(member.id, -math.inf)) if member.healthy else (-1, 0.0)

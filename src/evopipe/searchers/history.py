@@ -29,7 +29,10 @@ _Fitness = Annotated[
 
 @dataclass(frozen=True)
 class Scored:
-    """A member at the evaluation of its generation. `fitness` is −∞ if it has none, for example because it diverged."""
+    """The record of one member at the evaluation of a generation.
+
+    `fitness` is −∞ if the member has none, for example because it diverged.
+    """
 
     slot: int
     id: int
@@ -48,8 +51,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class Born:
-    """The next member of a slot. `parent` is the id of its parent, `parent_slot` the slot that the parent was in. Both
-    are None for a member with initial weights. A member that stays in its slot is recorded with its own id and slot."""
+    """The record of a slot's next member, with its parent and mutation.
+
+    `parent` is the parent's id, and `parent_slot` the slot in which the parent was. Both are None for a member with
+    initial weights. A member that stays in its slot is recorded as its own parent.
+    """
 
     slot: int
     id: int
@@ -67,7 +73,7 @@ class Born:
 
 @dataclass(frozen=True)
 class Best:
-    """The best member so far."""
+    """The id and the score of the best member so far."""
 
     id: int
     score: float
@@ -75,7 +81,10 @@ class Best:
 
 @dataclass(frozen=True)
 class Record:
-    """One generation. Generation 0 holds the initial members as `children`, and no scores."""
+    """The record of one generation: its scored members, the best member so far, and the members of the next generation.
+
+    Record 0 has the initial members as `children`, and no scores.
+    """
 
     generation: int
     step: int  # environment steps of each member so far
@@ -97,10 +106,10 @@ _RECORD = TypeAdapter(Record)
 
 
 def read_lineage(data: bytes, where: str) -> list[Record]:
-    """Read the content of `lineage.jsonl`.
+    """Parse the content of `lineage.jsonl`, one record per generation.
 
     Raises:
-        DataError: it is damaged, or no lineage; the message begins with `where`.
+        DataError: the content is damaged, or no lineage; the message begins with `where`.
     """
     records = []
     for number, line in enumerate(data.splitlines(), 1):
@@ -115,8 +124,11 @@ def read_lineage(data: bytes, where: str) -> list[Record]:
 
 
 def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
-    """Return the member with this id and its ancestors as JSON data, youngest first. Each has its id, parent, mutation,
-    and the generation after which it was born. `records` is the complete lineage."""
+    """Return the member with this id and all its ancestors, the youngest first, as JSON data.
+
+    Each has its id, its parent's id, its mutation, and the generation after which it was born. `records` is the
+    complete lineage.
+    """
     births: dict[int | None, dict[str, Any]] = {}
     for record in records:
         for child in record.children:  # an elite that survives appears again: its first record is its birth
@@ -130,7 +142,7 @@ def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
 
 
 def in_lockstep(records: Sequence[Record]) -> bool:
-    """Return whether all members lived all the time, and no trial began after the first ones."""
+    """Return whether all members trained in every generation, and no trial began after the first generation."""
     first, *rest = records
     everybody = all(len(record.members) >= len(first.children) for record in rest)
     return everybody and all(child.parent_slot is not None for record in rest for child in record.children)
@@ -138,8 +150,10 @@ def in_lockstep(records: Sequence[Record]) -> bool:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a scored member. `parent` is the (generation, slot) in which its parent, or the member itself, was
-    last scored; None if neither was. `mutation` made it, and `why` says why it is in its slot."""
+    """The origin of a scored member: its parent, the mutation that made it, and the reason why it is in its slot.
+
+    `parent` is the (generation, slot) in which the parent, or the member itself, was last scored; None if neither was.
+    """
 
     parent: tuple[int, int] | None
     mutation: Mutation
@@ -147,9 +161,9 @@ class Origin:
 
 
 def origins(records: Iterable[Record]) -> Iterator[tuple[Record, dict[int, Origin]]]:
-    """Yield each record after the first, and the origins of its scored members by slot.
+    """Yield each record after the first, with the origins of its scored members by slot.
 
-    A member that waited after its birth has the mutation and the parent of its birth.
+    A member that waited after its birth has the mutation and the parent that were recorded at its birth.
     """
     last: dict[int | None, tuple[int, int] | None] = {}  # by slot: where its member, or an ancestor, was last scored
     seen: dict[int, tuple[int, int]] = {}  # by id
@@ -175,10 +189,11 @@ def origins(records: Iterable[Record]) -> Iterator[tuple[Record, dict[int, Origi
 
 @dataclass(frozen=True)
 class Schedule:
-    """The hyper-parameters that a member's weights were trained with, from initial weights on.
+    """The schedule of hyper-parameters with which a member's weights were trained, from initial weights on.
 
-    `values` holds (steps of its life, all hyper-parameters from there on), beginning at step 0. `kinds` are the kinds
-    of all mutations of the member and its ancestors. `steps` is the length of the life.
+    `values` has pairs (steps of training, all hyper-parameters from there on), beginning at step 0. `kinds` are the
+    kinds of all mutations of the member and its ancestors. `steps` is the length of the training, and `arch` the
+    architecture of the scored member.
     """
 
     values: tuple[tuple[int, Mapping[str, Any]], ...]
@@ -188,8 +203,9 @@ class Schedule:
 
 
 def schedule(records: Iterable[Record], member: int, generation: int) -> Schedule:
-    """Return the schedule of the member with this id, up to a generation in which it was scored. `records` is the
-    complete lineage.
+    """Return the hyper-parameter schedule of the member with this id, up to a generation in which it was scored.
+
+    `records` is the complete lineage.
 
     Raises:
         LookupError: the records lack the member's score, an ancestor's birth, or a beginning at step 0.

@@ -40,7 +40,7 @@ def _ascending(frequencies: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Config(Schema):
-    """MF-PBT (Doulazmi et al., 2025)."""
+    """Settings of the strategy `mf_pbt`, multiple-frequencies population based training (Doulazmi et al., 2025)."""
 
     frequencies: Annotated[
         tuple[Annotated[int, Field(ge=1, le=10**6)], ...],
@@ -58,7 +58,7 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield what is wrong with the settings for this run, as (key, sentence)."""
+    """Yield a (key, sentence) pair for each setting that does not fit this run."""
     least = _FEWEST * len(config.frequencies)
     if about.size < least:
         parts = f"{len(config.frequencies)} sub-populations of at least {_FEWEST} members are {least}"
@@ -66,23 +66,30 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 
 
 def sub_populations(size: int, number: int) -> list[range]:
-    """Return the slots of each sub-population, adjacent slots together. Their sizes differ by at most one."""
+    """Divide the slots of a population into `number` ranges of adjacent slots, whose sizes differ by at most one."""
     ends = [size * i // number for i in range(number + 1)]
     return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 class Search(Stateless):
-    """The strategy, see the module's docstring and `contract.Searcher`."""
+    """The strategy `mf_pbt`: sub-populations that evolve at different frequencies, with migration between them.
+
+    It implements `contract.Searcher`; the rules are in the module's docstring.
+    """
 
     def __init__(self, config: Config, about: About) -> None:
         self.config, self.about = config, about
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Let all members live."""
+        """Plan one generation of training for all members."""
         return everyone(self.about)
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Evolve the sub-populations whose turn it is. In all of them, replace the members that diverged."""
+        """Evolve each sub-population whose frequency divides the generation's number, and replace diverged members in
+        all of them.
+
+        The result is None if all members diverged.
+        """
         scores, chooser = history.scores(), draw()
         order = [slot for slot in ranked(scores, range(self.about.size)) if math.isfinite(scores[slot])]
         if not order:

@@ -40,7 +40,7 @@ _CANDIDATES, _POLISHED = 1000, 3  # points at which the bound is looked at, and 
 
 
 class Config(Truncation):
-    """Population-based bandits (Parker-Holder et al., 2020)."""
+    """Settings of the strategy `pb2`, population-based bandits (Parker-Holder et al., 2020)."""
 
     window: int = Field(
         200, ge=2, le=10**4, description="changes of scores that the Gaussian process is fitted to, the latest"
@@ -48,7 +48,9 @@ class Config(Truncation):
 
 
 class Search(Stateless):
-    """The strategy, see the module's docstring and `contract.Searcher`.
+    """The strategy `pb2`: the worst members copy the best, with hyper-parameters that a Gaussian process chooses.
+
+    It implements `contract.Searcher`; the rules are in the module's docstring.
 
     Raises:
         MissingInputError: scikit-learn is not installed.
@@ -59,12 +61,15 @@ class Search(Stateless):
         self.config, self.about = config, about
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Let all members live."""
+        """Plan one generation of training for all members."""
         return everyone(self.about)
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
         """Replace the worst members by copies of the best, with hyper-parameters chosen by a Gaussian process; keep all
-        others."""
+        others.
+
+        The result is None if all members diverged.
+        """
         chooser, space = draw(), self.about.space
         copied = exploit(history.scores(), self.config.fraction, chooser)
         if copied is None:
@@ -88,8 +93,11 @@ class Search(Stateless):
 
 
 def changes(history: History) -> Iterator[tuple[Any, int, float]]:
-    """Yield (hyper-parameters, generation, change of the score) of every member in every generation except the first.
-    The change is −∞ if the member diverged. A generation after a return to an earlier one has no changes."""
+    """Yield (hyper-parameters, generation, change of the score) for every member and every generation except the first.
+
+    The change is −∞ if the member diverged in the generation. After a return to an earlier generation, the next
+    generation yields nothing.
+    """
     before: dict[int, float] = {}  # the score with which each slot's member began the generation
     for record in history.records:
         after = {member.slot: member.fitness for member in record.members}
@@ -102,10 +110,11 @@ def changes(history: History) -> Iterator[tuple[Any, int, float]]:
 
 
 def covariance(variance: float = 1.0, length: float = 0.5, epsilon: float = 0.1, noise: float = 0.1) -> Any:
-    """Return the covariance function of points `[N, D + 1]`, whose last column is the time. The arguments are the
-    initial values of its parameters.
+    """Return the covariance function of the Gaussian process, as a kernel of scikit-learn over points `[N, D + 1]`.
 
-    Over time alone, the drift (1 − ε)^(|t − t′| / 2) is the Matérn covariance of ν = ½ with the length −2 / log(1 − ε).
+    The last column of a point is the time. The arguments are the initial values of the kernel's parameters, which are
+    fitted. Over time alone, the covariance is the drift (1 − ε)^(|t − t′| / 2), which equals the Matérn covariance of ν
+    = ½ with the length −2 / log(1 − ε).
     """
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
@@ -138,8 +147,8 @@ def _quiet() -> Iterator[None]:
 
 
 class Bandit:
-    """Chooses points of the unit cube `[0, 1]^D` for one generation, by the upper confidence bounds of a Gaussian
-    process."""
+    """A Gaussian process that chooses points of the unit cube `[0, 1]^D` for one generation, by upper confidence
+    bounds."""
 
     def __init__(
         self, points: np.ndarray, gains: np.ndarray, time: int, here: Sequence[Sequence[float]], kernel: Any = None
@@ -166,7 +175,11 @@ class Bandit:
             self.model = model.fit(points, self.gains)
 
     def next(self, draw: np.random.Generator) -> list[float]:
-        """Return the point with the highest bound. From now on it counts among the members that live."""
+        """Return the point with the highest upper confidence bound, found by random candidates from `draw` and local
+        search.
+
+        The point is then treated as known, so that further points of this generation differ from it.
+        """
         from scipy.optimize import minimize
 
         with _quiet():
@@ -184,8 +197,10 @@ class Bandit:
         return point
 
     def bound(self, points: np.ndarray, certain: Any) -> np.ndarray:
-        """Return the upper confidence bounds μ + √β σ of points `[n, D]`, as `[n]`. `certain` is the process that also
-        knows the points of the members that live already."""
+        """Return the upper confidence bounds μ + √β σ of points `[n, D]`, as `[n]`.
+
+        `certain` is a second process that gives σ; it was also fitted to the points of members in this generation.
+        """
         timed = np.column_stack([points, np.full(len(points), float(self.time))])
         noise = certain.kernel_.k2.noise_level  # of a score, not of the function
         variance = certain.predict(timed, return_std=True)[1] ** 2 - noise

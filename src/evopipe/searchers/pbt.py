@@ -27,7 +27,7 @@ RENEWS, PAUSES, DRAWS = False, False, True
 
 
 class Truncation(Schema):
-    """The settings of truncation selection."""
+    """Settings of truncation selection, in which the worst members copy the best."""
 
     fraction: float = Field(
         0.2, gt=0.0, le=0.5, description="share of the members, at least one, that copy one of the best of this share"
@@ -35,7 +35,7 @@ class Truncation(Schema):
 
 
 class Config(Truncation):
-    """Population based training with truncation selection (Jaderberg et al., 2017)."""
+    """Settings of the strategy `pbt`, population based training with truncation selection (Jaderberg et al., 2017)."""
 
     explore: Literal["values", "mutation"] = Field(
         "values",
@@ -50,17 +50,24 @@ class Config(Truncation):
 
 
 class Search(Stateless):
-    """The strategy, see the module's docstring and `contract.Searcher`."""
+    """The strategy `pbt`: after each generation the worst members copy the best, and change their hyper-parameters.
+
+    It implements `contract.Searcher`; the rules are in the module's docstring.
+    """
 
     def __init__(self, config: Config, about: About) -> None:
         self.config, self.about = config, about
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Let all members live."""
+        """Plan one generation of training for all members."""
         return everyone(self.about)
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Replace the worst members by copies of the best, which explore; keep all others."""
+        """Replace the worst members by copies of the best, with changed hyper-parameters or a mutation; keep all
+        others.
+
+        The result is None if all members diverged.
+        """
         chooser = draw()
         copied = exploit(history.scores(), self.config.fraction, chooser)
         if copied is None:
@@ -75,25 +82,26 @@ class Search(Stateless):
 
 
 def everyone(about: About) -> Plan:
-    """Return a plan by which all members live for one generation."""
+    """Return a plan in which all members train for one generation."""
     return Plan(tuple(range(about.size)), about.generation)
 
 
 def copies(before: Living) -> str:
-    """Return the reason, as text, why this member's slot gets a copy of one of the best."""
+    """Return a text with the reason why the member `before` is replaced by a copy of one of the best members."""
     return f"a copy of one of the best; the one before {'was among the worst' if before.healthy else 'diverged'}"
 
 
 def ranked(scores: Sequence[float], slots: Sequence[int]) -> list[int]:
-    """Return slots by score, the best first. Ties go to the lower slot."""
+    """Return the slots sorted by score, the best first. Of slots with equal scores the lower one comes first."""
     return sorted(slots, key=lambda slot: (-scores[slot], slot))
 
 
 def exploit(scores: Sequence[float], fraction: float, draw: np.random.Generator) -> dict[int, int] | None:
-    """Return which slots become copies of which, as {slot: slot of its parent}; None if all members diverged.
+    """Choose the members that are replaced, and the parent of each: {slot: slot of its parent}; None if all members
+    diverged.
 
-    The worst `fraction` of the members by score, and all that diverged (−∞), copy members of the best `fraction`, each
-    drawn uniformly.
+    The worst `fraction` of the members by score, and all members that diverged (−∞), are replaced. Each parent is drawn
+    uniformly from the best `fraction`.
     """
     order = ranked(scores, range(len(scores)))
     healthy = [slot for slot in order if math.isfinite(scores[slot])]
@@ -108,7 +116,10 @@ def exploit(scores: Sequence[float], fraction: float, draw: np.random.Generator)
 def explore(
     config: Config, space: Mapping[str, Bound], hyper: Mapping[str, Any], draw: np.random.Generator
 ) -> dict[str, float]:
-    """Return new values of all searched hyper-parameters. Each is independently drawn anew or multiplied."""
+    """Return new values of all searched hyper-parameters, made from a parent's values `hyper`.
+
+    Each value is, independently of the others, drawn anew from its range or multiplied by a factor.
+    """
     anew, found = random_values(space, draw), {}
     for name, bound in sorted(space.items()):
         resample, grow = draw.random() < config.resample, bool(draw.random() < 0.5)
@@ -119,8 +130,10 @@ def explore(
 
 
 def perturbed(bound: Bound, value: float, grow: float, shrink: float, up: bool) -> float:
-    """Return a value multiplied by `grow` if `up`, else by `shrink`, and clipped to its bound. If that changes nothing,
-    because the value is at the end of its range, the other factor is used."""
+    """Return a value multiplied by `grow` if `up`, else by `shrink`, and clipped to its bound.
+
+    If that does not change the value, because it is at the end of its range, the other factor is used.
+    """
     evolve, value = Evolve(min=bound.low, max=bound.high, grow=grow, shrink=shrink), inside(bound, value)
     first = scaled(value, evolve, up, bound.whole)
     return scaled(value, evolve, not up, bound.whole) if first == value else first

@@ -29,34 +29,44 @@ LOG_FROM = 10.0
 
 
 def bound(low: float, high: float, whole: bool) -> Bound:
-    """Return the bound of a hyper-parameter with this range. It is drawn by its logarithm if the range is positive and
-    its ends are at least a factor `LOG_FROM` apart."""
+    """Return the bound of a hyper-parameter with the range `low` to `high`.
+
+    Draws are uniform in the value's logarithm if the range is positive and its ends differ by a factor of `LOG_FROM` or
+    more.
+    """
     return Bound(low, high, log=low > 0 and high / low >= LOG_FROM, whole=whole)
 
 
 def inside(bound: Bound, value: float) -> float:
-    """Return the nearest value within a bound, rounded if the bound is for whole numbers."""
+    """Return the value clipped to a bound, and rounded if the bound is for whole numbers."""
     if bound.whole:
         return int(min(max(round(value), math.ceil(bound.low)), math.floor(bound.high)))
     return float(min(max(value, bound.low), bound.high))
 
 
 def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
-    """Return the values at a point of the unit cube, one coordinate in [0, 1) for each hyper-parameter in the order of
-    names. 0 is the low end of a range, 1 the high one."""
+    """Map a point of the unit cube to hyper-parameter values, by name.
+
+    The point has one coordinate in [0, 1) for each hyper-parameter, in the order of sorted names. 0 is the low end of a
+    range, 1 the high end.
+    """
     return {name: value_at(space[name], share) for name, share in zip(sorted(space), shares, strict=True)}
 
 
 def value_at(bound: Bound, share: float) -> float:
-    """Return the value at a coordinate `share` in [0, 1). Every whole number in the range has an equally long interval,
-    the two ends included; intervals are of logarithms if the bound is drawn by its logarithm."""
+    """Map the coordinate `share` in [0, 1) to a value in a bound's range, linearly or by logarithm (see `Bound`).
+
+    For whole numbers, each number of the range, including both ends, has an interval of equal length.
+    """
     low, high = _ends(bound)
     return inside(bound, math.exp(low + share * (high - low)) if bound.log else low + share * (high - low))
 
 
 def share_of(bound: Bound, value: float) -> float:
-    """Return the coordinate of a value in [0, 1], the inverse of `value_at`. A value beyond the range has 0 or 1. If
-    the range is a single value, the coordinate is 0.5."""
+    """Map a value to its coordinate in [0, 1], the inverse of `value_at`.
+
+    A value outside the range is mapped to 0 or 1. If the range is a single value, the coordinate is 0.5.
+    """
     low, high = _ends(bound)
     place = math.log(inside(bound, value)) if bound.log else inside(bound, value)
     return min(max((place - low) / (high - low), 0.0), 1.0) if high > low else 0.5
@@ -71,7 +81,8 @@ def _ends(bound: Bound) -> tuple[float, float]:
 
 
 def random_values(space: Mapping[str, Bound], draw: np.random.Generator) -> dict[str, float]:
-    """Draw every value independently: uniformly, or uniformly by its logarithm (see `Bound`)."""
+    """Draw a value for every hyper-parameter of a space independently, uniformly or uniformly in its logarithm (see
+    `Bound`)."""
     return at(space, draw.random(len(space)).tolist())
 
 
@@ -82,8 +93,11 @@ SPREAD = 0.125
 def prior_values(
     space: Mapping[str, Bound], configured: Mapping[str, float], draw: np.random.Generator
 ) -> dict[str, float]:
-    """Draw every value around the configured one: its coordinate (`share_of`) is from a normal distribution with the
-    deviation `SPREAD`, truncated to the range."""
+    """Draw a value for every hyper-parameter of a space around its configured value.
+
+    The value's coordinate (see `share_of`) has a normal distribution with standard deviation `SPREAD`, truncated to [0,
+    1].
+    """
     centres = [share_of(space[name], configured[name]) for name in sorted(space)]
     return at(space, [_around(*each) for each in zip(centres, draw.random(len(space)).tolist(), strict=True)])
 
@@ -98,13 +112,16 @@ def _around(centre: float, u: float) -> float:
 def drawn_values(
     proposer: str, space: Mapping[str, Bound], configured: Mapping[str, float], number: int, draw: np.random.Generator
 ) -> dict[str, float]:  # fmt: skip
-    """Draw the values of trial `number` of a run: around the configured ones if the proposer is `prior` and the number
-    is odd, else from the whole space."""
+    """Draw the hyper-parameters of the run's trial `number`.
+
+    They are drawn around the configured values if the proposer is `prior` and the number is odd, else from the whole
+    space.
+    """
     return prior_values(space, configured, draw) if proposer == "prior" and number % 2 else random_values(space, draw)
 
 
 def sobol_values(space: Mapping[str, Bound], seed: int, index: int) -> dict[str, float]:
-    """Return the values at point number `index` of the run's scrambled Sobol sequence."""
+    """Return the hyper-parameters at the point `index` of the Sobol sequence that is scrambled by the run's seed."""
     if not space:
         return {}
     from torch.quasirandom import SobolEngine
@@ -117,16 +134,16 @@ def first_values(
     proposer: str, space: Mapping[str, Bound], seed: int, draws: Sequence[np.random.Generator],
     configured: Mapping[str, float], first: str = "drawn",
 ) -> list[dict[str, float]]:  # fmt: skip
-    """Return the values of a run's first members.
+    """Return the hyper-parameters of a run's initial members.
 
     Args:
-        proposer: see the module; nothing was scored yet, so `tpe` and `gp` draw at random.
-        space: the ranges.
-        seed: the run's.
-        draws: one generator for each member.
-        configured: the values of the algorithm's own block.
-        first: `configured` if the first member has these in place of drawn ones, as far as they lie within their
-            ranges. SMAC3 begins so, too (Lindauer et al., 2022).
+        proposer: `search.proposer`; `tpe` and `gp` draw at random, because nothing was scored yet.
+        space: the range of each searched hyper-parameter.
+        seed: the run's seed.
+        draws: one random generator for each member.
+        configured: the values in the algorithm's own block.
+        first: `configured` gives the first member the configured values, clipped to their ranges, as SMAC3 does
+            (Lindauer et al., 2022); `drawn` draws them like all others.
     """
     if proposer == "sobol":
         found = [sobol_values(space, seed, index) for index in range(len(draws))]
@@ -138,10 +155,10 @@ def first_values(
 
 
 class Proposer:
-    """Chooses the values of new trials, as `search.proposer` says.
+    """An object that chooses the hyper-parameters of new trials, by the method that `search.proposer` names.
 
     Raises:
-        MissingInputError: Optuna is asked for and is not installed.
+        MissingInputError: the method needs Optuna, which is not installed.
     """
 
     def __init__(self, about: About) -> None:
@@ -152,8 +169,11 @@ class Proposer:
             need_package("optuna", "search", f"search.proposer: {about.proposer}")
 
     def trial(self, history: History, draw: Draw, slot: int, why: str) -> Trial:
-        """Return the new trial of a slot. Its values depend on the history, the generation's draw, the slot, and the
-        trials that other slots were given before in this generation."""
+        """Return the decision to begin a new trial in a slot, with chosen hyper-parameters.
+
+        The values depend on the history, the generation's random draw, the slot, and the trials that were chosen for
+        other slots in this generation.
+        """
         if self._history is not history:
             self._history, self._begun = history, {}
         begun = self._begun
@@ -207,8 +227,11 @@ def _distribution(bound: Bound) -> Any:
 
 
 def scored(space: Mapping[str, Bound], history: History) -> list[tuple[dict[str, float], float | None]]:
-    """Return the searched values of every member that has lived or lives, in the order of ids, and its last score. The
-    score is None if it has none yet, and the worst of all scores if it diverged."""
+    """Return, for every member that was ever in the population, its searched hyper-parameters and its last score, by
+    ascending id.
+
+    The score is None if the member has none yet, and the worst of all scores if the member diverged.
+    """
     values: dict[int, Mapping[str, Any]] = {}
     scores: dict[int, float | None] = {}
     for record in history.records:

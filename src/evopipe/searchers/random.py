@@ -14,21 +14,24 @@ RENEWS, PAUSES, DRAWS = True, False, True
 
 
 class Config(Schema):
-    """Random search has no settings of its own."""
+    """Settings of the strategy `random` (random search): none, the block is empty."""
 
 
 class Search(Stateless):
-    """The strategy, see the module's docstring and `contract.Searcher`."""
+    """The strategy `random`: trials with randomly drawn hyper-parameters, each of which trains for its full length.
+
+    It implements `contract.Searcher`.
+    """
 
     def __init__(self, config: Config, about: About) -> None:
         self.about, self.proposer = about, Proposer(about)
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Let all members live."""
+        """Plan one generation of training for all members."""
         return Plan(tuple(range(self.about.size)), self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """Replace each trial that has lived its full life, or diverged, by a new one; keep all others."""
+        """Replace each trial that has finished its training, or diverged, by a new trial; keep all others."""
         return [
             self.proposer.trial(
                 history,

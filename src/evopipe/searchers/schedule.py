@@ -21,14 +21,15 @@ RENEWS = PAUSES = DRAWS = False
 
 
 class ScheduledValues(Schema):
-    """Values that hold from a step on."""
+    """Values of hyper-parameters that apply from a step of training on."""
 
     steps: int = Field(ge=1, le=10**12, description="environment steps of a member's life")
     values: dict[str, int | float] = Field(description="hyper-parameters by name")
 
 
 class Config(Schema):
-    """A schedule of hyper-parameters; what it does not name stays as it is."""
+    """Settings of the strategy `schedule`: changes of hyper-parameters at known steps. All other values stay as
+    configured."""
 
     changes: tuple[ScheduledValues, ...] = Field((), strict=False, description="in the order of their steps")
     steps: int | None = Field(
@@ -37,7 +38,7 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield what is wrong with the settings for this run, as (key, sentence)."""
+    """Yield a (key, sentence) pair for each setting that does not fit this run."""
     life = about.life if config.steps is None else config.steps
     if life > about.life:
         yield ("steps",), f"no member lives that long (train.max_steps: {about.life}); lower it"
@@ -50,14 +51,19 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 
 
 class Search(Stateless):
-    """The strategy, see the module's docstring and `contract.Searcher`."""
+    """The strategy `schedule`: members train with hyper-parameters that change at known steps; nothing is searched.
+
+    It implements `contract.Searcher`; `evopipe replay` uses it.
+    """
 
     def __init__(self, config: Config, about: About) -> None:
         self.config, self.about = config, about
         self.ends = [*(change.steps for change in config.changes), *([config.steps] if config.steps else [])]
 
     def plan(self, history: History, draw: Draw) -> Plan | None:
-        """Let all members live, until the next change, the end of their lives, or the end of a generation.
+        """Plan the training of all members until the next change, the end of the schedule, or the end of a generation.
+
+        The result is None after the end of the schedule.
 
         Raises:
             ParamsError: a change names a hyper-parameter that the algorithm does not have, or that may not change.
@@ -76,8 +82,11 @@ class Search(Stateless):
         return Plan(tuple(range(self.about.size)), min([self.about.generation, *ahead]))
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Keep each member, with the values that apply from this step on. Replace a diverged member by a copy of the
-        fittest."""
+        """Set the hyper-parameters that apply from this step on in each member; replace a diverged member by a copy of
+        the fittest.
+
+        The result is None if all members diverged.
+        """
         fittest = max(history.members, key=lambda member: (member.healthy, member.score, -member.slot))
         if not fittest.healthy:
             return None

@@ -22,19 +22,29 @@ RENEWS = PAUSES = DRAWS = False
 
 
 class Search(Stateless):
-    """The strategy, see the module's docstring and `contract.Searcher`."""
+    """The strategy `tournament`: each slot's parent is the fittest of some members drawn at random, and children are
+    mutated.
+
+    It implements `contract.Searcher`.
+    """
 
     def __init__(self, config: TournamentConfig, about: About) -> None:
         self.config, self.about = config, about
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Let all members live. The tournaments are drawn before anyone is evaluated."""
+        """Plan one generation of training for all members, and draw the members of each tournament beforehand.
+
+        An evaluation by race needs to know which members meet.
+        """
         about = self.about
         met = draws(self.config, about.size, draw())[self.config.elitism :]
         return Plan(tuple(range(about.size)), about.generation, met.tolist())
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Give every slot a mutated child of its tournament's winner. With elitism, slot 0 gets the elite."""
+        """Give every slot a mutated child of its tournament's winner; with elitism, slot 0 gets the fittest member.
+
+        The result is None if no member has a finite fitness.
+        """
         import numpy as np
 
         window = self.config.window
@@ -44,8 +54,10 @@ class Search(Stateless):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The parent's row for each slot's child, and the row of the fittest member. `elite` is None if no member is
-    healthy."""
+    """The result of tournaments: the index of each slot's parent, and the index of the fittest member, `elite`.
+
+    `elite` is None if no member is healthy.
+    """
 
     parents: tuple[int, ...]
     elite: int | None
@@ -54,7 +66,10 @@ class Selection:
 def fates(
     cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator, mutate_elite: bool
 ) -> list[Fate] | None:
-    """Return what becomes of each slot, from fitness `[P]`; None if no fitness is finite."""
+    """Return the decision for each slot by tournament selection, from fitness `[P]`; None if no fitness is finite.
+
+    With elitism, slot 0 gets the fittest member, which is mutated only with `mutate_elite`.
+    """
     selected = tournament(cfg, fitness, rng)
     if selected.elite is None:
         return None
@@ -66,24 +81,27 @@ def fates(
 
 
 def windowed(fitness: Sequence[float], window: int) -> float:
-    """Return the mean of the last `window` evaluations; −∞ if there is none, or one is not finite."""
+    """Return the mean of a member's last `window` evaluations; −∞ if there are none, or the mean is not finite."""
     last = fitness[-window:]
     mean = sum(last) / len(last) if last else -float("inf")
     return mean if abs(mean) != float("inf") and mean == mean else -float("inf")
 
 
 def draws(cfg: TournamentConfig, members: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the members drawn for each slot's tournament, int64 `[P, size]`, ascending in each row."""
+    """Draw, with replacement, the members of each slot's tournament; return them as int64 `[P, size]`, each row
+    ascending."""
     import numpy as np
 
     return np.sort(rng.integers(0, members, (members, cfg.size)), axis=1)
 
 
 def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator) -> Selection:
-    """Choose a parent for every slot by fitness `[P]`. Members whose fitness is not finite are no parents.
+    """Choose a parent for every slot by tournaments over fitness `[P]`. Members whose fitness is not finite are no
+    parents.
 
-    If all members drawn for a tournament are unfit, the fittest of the population wins it. If no member is fit, every
-    member is its own parent. Ties go to the lower row.
+    If no member of a tournament has finite fitness, the fittest of the population wins it. If no member at all has,
+    every member is its own parent. Of equal members the one with the lower index wins. A tournament size of 0 means no
+    selection: every member with finite fitness is its own parent.
     """
     import numpy as np
 

@@ -23,5 +23,5 @@ from evopipe.layout import Stage
 
 
 def module_of(stage: Stage) -> Any:
-    """Return the module of a stage of the table, which is imported now."""
+    """Import and return the module that implements a stage of the table `layout.STAGES`."""
     return import_module(f"{__name__}.{stage.name}")

@@ -10,7 +10,10 @@ from evopipe.stages.tell import tell
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write packed transitions, or tokens, and `reports/buffer.json`. Paths in `params` are relative to the working
-    folder."""
+    """Run the stage `buffer`: convert the dataset to packed transitions, or text to tokens, and write
+    `reports/buffer.json`.
+
+    Inputs and outputs are below `folder`; relative paths in `params` start at the working folder.
+    """
     for sentence in part_of(params, "data").buffer(params, folder):
         tell(sentence, quiet)

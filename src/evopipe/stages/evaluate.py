@@ -25,9 +25,10 @@ _ROWS = 128  # environments that evaluation steps at a time, if there are that m
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write the scores of the elite and of every member of `models/trained`, and every episode, to `reports/`.
+    """Run the stage `evaluate`: score every member of `models/trained` on held-out seeds or rows.
 
-    For language models, the base's scores and some completions are written too.
+    The scores of the elite and of every member, and all episodes, are written to `reports/`; for language models also
+    the base model's scores and some completions. Inputs and outputs are below `folder`.
     """
     if served(params.runtime.shards):
         return
@@ -56,8 +57,8 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether a signal asked to stop. An evaluation that stops because of it raises
-    `Interrupted`."""
+    """Yield a function that returns True once a signal has asked the process to stop. An evaluation in the `with` block
+    that stops because of it raises `Interrupted`."""
     with StopSignal() as stop:
         try:
             yield lambda: stop.signum is not None
@@ -68,7 +69,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def tell_elite(elite: Mapping[str, Any], over: str, trained: Mapping[str, Any], quiet: bool) -> None:
-    """Print the elite's score, and warn if the score during training (`trained`) was much higher."""
+    """Print the elite's held-out score, and a warning if its score during training (in `trained`) was much higher.
+    `over` is a text that says what the elite was scored on."""
     interval, fitness = "[{}, {}]".format(*map(score, elite["interval"])), trained["elite"]["score"]
     tell(f"elite: mean {score(elite['mean'])} over {over}, 95 % interval {interval}", quiet)
     if elite["interval"][1] < fitness:

@@ -22,7 +22,11 @@ from evopipe.version import __version__
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/elite`: the best member's weights, its description, its provenance, and a model card."""
+    """Run the stage `export`: write the elite to `models/elite`, with its weights, description, provenance and a model
+    card.
+
+    Inputs and outputs are below `folder`.
+    """
     configure(params.runtime)
     part = part_of(params, "export")
     spec = part.spec_of(params)
@@ -39,7 +43,8 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
 
 
 def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
-    """Return where an elite comes from: versions, code, parameters, machine."""
+    """Return the provenance of an elite as JSON data: versions, git commit, hashes of code and parameters, and
+    machine."""
     return {
         "evopipe": __version__,
         "git_revision": git_revision(folder.absolute()),
@@ -50,10 +55,11 @@ def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
 
 
 def scored(folder: Path, needed: Collection[str]) -> dict[str, Any]:
-    """Read the held-out evaluation.
+    """Read `reports/evaluation.json`, which has the held-out scores of the elite and facts about the evaluation.
 
     Raises:
-        DataError: the elite lacks one of the scores that are `needed`.
+        MissingInputError: the file does not exist.
+        DataError: the elite lacks one of the scores named in `needed`.
     """
     report = read_json(path := layout.need(folder, layout.EVALUATION))
     scores = report.get("elite") if isinstance(report, dict) else None

@@ -10,7 +10,9 @@ from evopipe.stages.tell import tell
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write a dataset, or rows of text, and `reports/fetch.json`. Paths in `params` are relative to the working
-    folder."""
+    """Run the stage `fetch`: write the dataset, or rows of text, and `reports/fetch.json`.
+
+    Outputs are below `folder`; relative paths in `params` start at the working folder.
+    """
     for sentence in part_of(params, "data").fetch(params, folder):
         tell(sentence, quiet)

@@ -14,9 +14,10 @@ from evopipe.storage import members as stored
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/population`: members with keys, architectures, hyper-parameters and initial weights.
+    """Run the stage `population`: write the initial members to `models/population`.
 
-    With `population.start` they continue from the members of an earlier run.
+    A member has a random key, an architecture, hyper-parameters and initial weights. With `population.start` the
+    members continue from those of an earlier run.
     """
     configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
     spec, members, mutations, of = part_of(params, "population").begun(params)

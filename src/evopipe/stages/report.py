@@ -15,8 +15,10 @@ from evopipe.storage.files import write_text
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path(), family: Family | None = None) -> None:
-    """Write `reports/report.html` from the files in `reports/` and from `models/elite`, with a section on other runs if
-    there is a `family`."""
+    """Run the stage `report`: write the page `reports/report.html` from the files in `reports/` and `models/elite`.
+
+    `family`, a comparison with other runs, becomes a section of the page. Inputs and outputs are below `folder`.
+    """
     if params.films:  # the elite acts
         from evopipe.machine import configure
         from evopipe.own import import_network

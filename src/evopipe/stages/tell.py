@@ -7,7 +7,7 @@ import sys
 
 
 def tell(text: str, quiet: bool) -> None:
-    """Print what a stage did. If the reader of the output has ended, the stage does not fail."""
+    """Print a line about a stage's work to stdout, unless `quiet`. A closed pipe at stdout causes no error."""
     if quiet or sys.stdout is None:
         return
     try:
@@ -17,5 +17,5 @@ def tell(text: str, quiet: bool) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a warning about the outs of a stage, which are written all the same."""
+    """Print a warning about a stage's results to stderr."""
     print(f"warning: {text}", file=sys.stderr)

@@ -13,9 +13,10 @@ from evopipe.track.tracking import Tracked
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Train the members of `models/population`, and write the results to `models/trained` and `reports/`.
+    """Run the stage `train`: train the members of `models/population`, and write `models/trained` and `reports/`.
 
-    A run that was stopped or killed continues from its last checkpoint, bit for bit.
+    A run that was stopped or killed continues from its last checkpoint, bit for bit. Inputs and outputs are below
+    `folder`.
     """
     if served(params.runtime.shards):
         return

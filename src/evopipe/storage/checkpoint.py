@@ -31,7 +31,7 @@ class _Loaded:
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in a folder of their own. Only one process may use it at a time: hold a `RunLock`
+    """A folder with the checkpoints of one run. Only one process may use the folder at a time: hold a `RunLock`
     meanwhile."""
 
     def __init__(self, folder: Path) -> None:
@@ -39,14 +39,15 @@ class CheckpointStore:
         self._damaged: set[Path] = set()
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
-        """Save a checkpoint durably, then remove old ones.
+        """Save a checkpoint durably as number `step`, then remove old checkpoints.
 
-        The last two are kept. Those of a later step, which belong to a future that the run abandoned, and those that
-        `load` found damaged are removed. `step` grows from save to save; an equal one replaces. `meta` is plain JSON.
+        The last two checkpoints are kept. Checkpoints of a later step (the run went back to an earlier one), and
+        checkpoints that `load` found damaged, are removed. `step` must grow from save to save; a checkpoint of an equal
+        step is replaced. `meta` is JSON data.
 
         Raises:
-            DataError: something cannot be saved.
-            DiskError: writing failed; the checkpoints are as before.
+            DataError: a value or tensor cannot be saved.
+            DiskError: writing failed; the old checkpoints are unchanged.
         """
         path = self.folder / f"step-{step:012d}"
         about = dump_json({"meta": dict(meta), "step": step}, str(path / _META))
@@ -58,10 +59,11 @@ class CheckpointStore:
                 remove_folder(each)
 
     def load(self) -> _Loaded | None:
-        """Return the newest intact checkpoint; None if none was ever saved.
+        """Return the newest intact checkpoint, with warnings about damaged ones that were skipped; None if there is
+        none.
 
         Raises:
-            DataError: all are damaged.
+            DataError: there are checkpoints, but all are damaged.
         """
         warnings: list[str] = []
         try:
@@ -91,10 +93,10 @@ class CheckpointStore:
         return None
 
     def clear(self) -> None:
-        """Remove the folder and every checkpoint in it, the newest last.
+        """Remove every checkpoint, the newest last, and the folder.
 
         Raises:
-            DiskError: that fails.
+            DiskError: a file cannot be removed.
         """
         for _, path in self._saved():
             remove_folder(path)

@@ -47,7 +47,8 @@ _REASONS = {
 
 @contextlib.contextmanager
 def translating(path: Path) -> Iterator[None]:
-    """Convert an operating system error in the block to a `DiskError` that says which path, why, and what to do."""
+    """Convert an operating system error inside a `with` block to a `DiskError` that says which path, why, and what to
+    do."""
     try:
         yield
     except OSError as error:
@@ -61,13 +62,13 @@ def translating(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) -> Iterator[Path]:
-    """Yield a temporary name beside `path`. What the block makes there is renamed to `path` at its end.
+    """Yield a temporary path beside `path`, and rename what the `with` block has written there to `path` at the end.
 
-    If the block or the renaming fails, the temporary is removed and `path` is as before. A temporary that a killed
-    process left there is removed first. Missing parents are created.
+    If the block or the renaming fails, the temporary file or folder is removed, and `path` is unchanged. Temporaries of
+    killed processes in the same folder are removed first. Missing parent folders are created.
 
     Raises:
-        DiskError: the system refuses.
+        DiskError: a file or folder cannot be written.
     """
     make_folder(path.parent)
     with translating(path):
@@ -84,10 +85,10 @@ def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) ->
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents durably.
+    """Create a folder and its missing parents, durably: after a power cut they still exist.
 
     Raises:
-        DiskError: that fails.
+        DiskError: the folder cannot be created.
     """
     with translating(path):
         for folder in reversed([path, *path.parents]):
@@ -97,7 +98,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's entries to the device; without it a power cut may undo a rename."""
+    """Flush a folder's list of entries to the device; without this a power cut may undo a rename in the folder."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -109,16 +110,16 @@ def sync_folder(path: Path) -> None:
 
 
 def temporary_prefix() -> str:
-    """Return the prefix of this process's temporary names.
+    """Return the prefix of all temporary names that this process uses.
 
-    It identifies the writer, so that temporaries of a killed process can be distinguished from those of a running one,
-    perhaps on another machine.
+    The prefix identifies the process and its machine, so that the temporaries of a killed process can be told from
+    those of a running one.
     """
     return f"{TEMPORARY}{_processes()}-{os.getpid()}-"
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return a name in the same folder that nobody else uses."""
+    """Return a random temporary path in the folder of `path`, which no other process uses."""
     return path.parent / f"{temporary_prefix()}{secrets.token_hex(6)}"
 
 
@@ -147,7 +148,7 @@ def _clear_dead(folder: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file, a link, or a folder with its content."""
+    """Delete a file, a link, or a folder with its content. A missing file is no error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -155,7 +156,7 @@ def delete(path: Path) -> None:
 
 
 def create(path: Path, data: Content) -> None:
-    """Create a new file and flush it to the device."""
+    """Write a new file and flush it to the device. An existing file is an error (`FileExistsError`)."""
     with open(path, "xb") as file:
         file.writelines(pieces(data))
         file.flush()
@@ -163,7 +164,7 @@ def create(path: Path, data: Content) -> None:
 
 
 def pieces(data: Content) -> Sequence[bytes | bytearray | memoryview]:
-    """Return content as a sequence of pieces."""
+    """Return content as a sequence of byte strings; a single byte string becomes a sequence of one."""
     return [data] if isinstance(data, bytes | bytearray | memoryview) else data
 
 
@@ -171,41 +172,48 @@ def pieces(data: Content) -> Sequence[bytes | bytearray | memoryview]:
 
 
 def write_bytes(path: Path, data: Content) -> None:
-    """Write a file atomically and durably. A link is replaced, not written through, so a linked cache stays as it was.
+    """Write a file atomically and durably. A link at `path` is replaced, so that the file to which it leads is
+    unchanged.
 
     Raises:
-        DiskError: that fails; the old content, if any, is still there.
+        DiskError: the file cannot be written; its old content, if any, is unchanged.
     """
     with publishing(path) as temporary:
         create(temporary, data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as UTF-8, see `write_bytes`.
+    """Write a text file in UTF-8, atomically and durably as `write_bytes` does.
 
     Raises:
         DataError: the text has an unpaired surrogate.
+        DiskError: see `write_bytes`.
     """
     write_bytes(path, _encode(text, str(path)))
 
 
 def write_json(path: Path, obj: Any) -> None:
-    """Write JSON with two spaces of indentation, see `dump_json` and `write_bytes`."""
+    """Write an object to a JSON file, indented by two spaces, atomically and durably.
+
+    Raises:
+        DataError: see `dump_json`.
+        DiskError: see `write_bytes`.
+    """
     write_bytes(path, dump_json(obj, str(path), indent=2))
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    r"""Write comma-separated values with `\n` line ends: floats in full, None as an empty cell, NaN as `nan`."""
+    r"""Write a CSV file with `\n` line ends: floats with all digits, None as an empty cell, NaN as `nan`."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     write_text(path, text.getvalue())
 
 
 def dump_json(obj: Any, where: str, *, indent: int | None = None) -> bytes:
-    """Return deterministic JSON bytes (sorted keys, newline at the end), from which `parse_json` returns the same
-    value.
+    """Return an object as deterministic JSON bytes: keys are sorted, and a newline is at the end.
 
-    Without `indent` they are one line, which is several times faster. Tuples are read back as lists.
+    `parse_json` returns an equal object, except that tuples become lists. Without `indent`, the JSON is one line, which
+    is several times faster.
 
     Raises:
         DataError: a value has no exact JSON form; the message begins with `where` and names the place.
@@ -245,11 +253,11 @@ def _encode(text: str, where: str) -> bytes:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file.
+    """Read a regular file, and return its content.
 
     Raises:
-        MissingInputError: there is no such file.
-        DataError: it is no regular file, or cannot be read.
+        MissingInputError: the file does not exist.
+        DataError: the path leads to no regular file, or the file cannot be read.
     """
     try:
         if path.exists() and not path.is_file():  # a pipe would block
@@ -262,15 +270,19 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file, see `read_bytes` and `parse_json`."""
+    """Read a JSON file, and return its content.
+
+    Raises:
+        MissingInputError, DataError: see `read_bytes` and `parse_json`.
+    """
     return parse_json(read_bytes(path), str(path))
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """Parse JSON bytes, without NaN and infinity.
+    """Parse JSON bytes; NaN and infinity are not allowed.
 
     Raises:
-        DataError: they are not valid; the message begins with `where`.
+        DataError: the bytes are not valid JSON; the message begins with `where`.
     """
     try:
         return json.loads(data.decode(), parse_constant=finite, parse_float=finite)
@@ -279,10 +291,10 @@ def parse_json(data: bytes, where: str) -> Any:
 
 
 def finite(text: str) -> float:
-    """Parse a number of JSON.
+    """Parse the text of a number as a finite float.
 
     Raises:
-        ValueError: it is not finite.
+        ValueError: the number is not finite.
     """
     number = float(text)
     if not math.isfinite(number):

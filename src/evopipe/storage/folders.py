@@ -22,13 +22,14 @@ _FORMAT = 1
 
 
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
-    """Write files, by relative name with `/` between the parts, as a folder, atomically. Equal files give equal bytes.
+    """Write a folder of files with a manifest of their checksums, atomically and durably.
 
-    A folder in its place is replaced completely. Between the two renames only its retired copy exists, which
-    `read_folder` reads and `clean_temporaries` restores.
+    Keys of `files` are relative paths with `/` between the parts. An existing folder is replaced completely. Equal
+    files give equal bytes. A process that is killed between the two renames leaves the old folder under another name,
+    which `read_folder` reads and `clean_temporaries` restores.
 
     Raises:
-        DiskError: that fails; the old folder is still there.
+        DiskError: a file cannot be written; the old folder is unchanged.
     """
     with whole.publishing(path, _swap_in) as temporary:
         temporary.mkdir()
@@ -60,11 +61,14 @@ def _swap_in(temporary: Path, path: Path) -> None:
 
 
 def read_folder(path: Path, only: Collection[str] | None = None) -> dict[str, bytes]:
-    """Return the files of a folder, or `only` some, each checked against the manifest. Other files are ignored.
+    """Return the content of a folder's files by name, and check every file against the folder's manifest of checksums.
+
+    `only` names the files to read; None reads all files in the manifest. Files that are not in the manifest are
+    ignored.
 
     Raises:
-        MissingInputError: there is no such folder, it has no manifest, or the manifest lacks a wanted name.
-        DataError: a file or the manifest is damaged, incomplete or missing; the message names the file.
+        MissingInputError: the folder or its manifest does not exist, or a wanted file is not in the manifest.
+        DataError: a file or the manifest is damaged, or a file in the manifest is missing; the message names the file.
     """
     retired = path.parent / (_RETIRED + path.name)
     if not path.exists() and retired.is_dir():
@@ -89,10 +93,10 @@ def read_folder(path: Path, only: Collection[str] | None = None) -> dict[str, by
 def remove_folder(path: Path) -> None:
     """Remove a folder with its content, if it exists.
 
-    It is renamed first, so that a kill leaves a temporary for `clean_temporaries` instead of half a folder.
+    The folder is renamed first, so that a killed process leaves a temporary folder for `clean_temporaries` to remove.
 
     Raises:
-        DiskError: that fails.
+        DiskError: a file cannot be removed.
     """
     with whole.translating(path):
         if os.path.lexists(path):
@@ -103,12 +107,12 @@ def remove_folder(path: Path) -> None:
 
 
 def clean_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in a folder, and restore what a killed replacement had moved away.
+    """Remove all temporaries in a folder, and restore folders that a killed process had moved away but not replaced.
 
-    No other process may write there, because a living writer's temporaries would be removed too.
+    No other process may write into the folder meanwhile, because its temporaries would be removed too.
 
     Raises:
-        DiskError: that fails.
+        DiskError: a file cannot be removed or renamed.
     """
     with whole.translating(folder):
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():

@@ -19,10 +19,11 @@ CODE = Path(__file__).parents[1]
 
 
 def dvc_root(folder: Path = Path()) -> Path:
-    """Return the root of the DVC repository that a folder belongs to, as an absolute path.
+    """Return the absolute path of the root of the DVC repository to which a folder belongs.
 
-    For the working folder it is `DVC_ROOT` if DVC set it (the main repository even in queued and temporary runs).
-    Otherwise it is the nearest folder upwards that holds `.dvc`, or the folder itself.
+    For the working folder this is the environment variable `DVC_ROOT`, if it is set; DVC sets it to the main repository
+    even in queued and temporary runs. Otherwise it is the nearest folder upwards that contains `.dvc`, or the folder
+    itself if there is none.
     """
     named, here = os.environ.get("DVC_ROOT"), folder.absolute()
     if named and here == Path.cwd():
@@ -31,10 +32,10 @@ def dvc_root(folder: Path = Path()) -> Path:
 
 
 def state_folder(stage: str, key: str, where: Path = Path()) -> Path:
-    """Return `<dvc_root>/.evopipe/<stage>/<key>`, created if it is missing, and excluded from git.
+    """Return the folder `<dvc_root>/.evopipe/<stage>/<key>`, which is created if it is missing, and excluded from git.
 
     Raises:
-        DiskError: it cannot be created.
+        DiskError: the folder cannot be created.
     """
     top = dvc_root(where) / layout.STATE
     folder = top / stage / key
@@ -54,9 +55,9 @@ def state_folder(stage: str, key: str, where: Path = Path()) -> Path:
 def content_key(values: Mapping[str, Any], files: Sequence[Path] = ()) -> str:
     """Return a hash of 32 hex digits that changes with any of the values and any byte of the files.
 
-    Values are JSON-like, pydantic models or paths. A folder counts with all its files, by relative name, except
-    bytecode caches. The order of `files` counts; modification times, the order of keys and the place of the files do
-    not.
+    Values are JSON-like, pydantic models or paths. A folder counts with all its files and their relative names, except
+    bytecode caches. The order of `files` matters. Modification times, the order of keys, and the location of the files
+    do not.
 
     Raises:
         UsageError: a value has no JSON form.

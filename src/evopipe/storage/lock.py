@@ -20,13 +20,13 @@ _NOTE_LIMIT = 4096
 
 
 class RunLock:
-    """Holds a file's lock during a `with` block, without ever waiting for it.
+    """A context manager that holds an exclusive lock on a file, and never waits for it.
 
-    The file says who holds the lock, and is removed at release. A file that a killed holder left is not locked any
-    more, and is taken over. Keep it outside any folder that its holder removes.
+    The file names the process that holds the lock, and is removed at release. The file of a killed process is not
+    locked any more, and is taken over. The file must be outside any folder that the process removes.
 
     Raises:
-        BusyError: another process, or another lock in this one, holds it.
+        BusyError: another process, or another lock in this process, holds the lock.
         DiskError: the file cannot be created or locked.
     """
 

@@ -20,7 +20,7 @@ _MEMBERS, _TENSORS = "members.json", "members.safetensors"
 
 
 def pack(members: Sequence[Member], prefix: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """Return the members' tensors, named `<prefix>.<index>.<name>`, and one JSON object for each member."""
+    """Return the tensors of all members by name, `<prefix>.<index>.<name>`, and one JSON object for each member."""
     tensors = {f"{prefix}.{i}.{name}": t for i, member in enumerate(members) for name, t in member.tensors.items()}
     return tensors, [_describe(member) for member in members]
 
@@ -33,10 +33,10 @@ def _describe(member: Member) -> dict[str, Any]:
 
 
 def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str, Any]], prefix: str) -> list[Member]:
-    """Build members from what `pack` returned.
+    """Rebuild members from the tensors and JSON objects that `pack` returned.
 
     Raises:
-        DataError: a description lacks something, or has no tensors.
+        DataError: a member's JSON object is invalid, or its tensors are missing.
     """
     members = []
     for i, data in enumerate(described):
@@ -57,8 +57,10 @@ def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str,
 
 
 def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> None:
-    """Write members as a folder of safetensors and JSON. `about` says what they were made for, and anything else for
-    readers."""
+    """Write members to a folder as safetensors and JSON.
+
+    `about` is JSON data that is stored with them: the environment or base model for which they were made, and more.
+    """
     tensors, described = pack(members, "members")
     data = dump_json({**about, "members": described}, str(folder / _MEMBERS), indent=2)
     write_folder(folder, {_MEMBERS: data, _TENSORS: dump_tensors(tensors)})
@@ -70,17 +72,17 @@ def read(
     remedy: str,
     check: Callable[[list[Member]], str | None] = lambda members: None,
 ) -> tuple[list[Member], dict[str, Any]]:
-    """Read a folder that `write` wrote; return its members and its `about`.
+    """Read a folder that `write` wrote; return the members and the stored JSON data (`about`).
 
     Args:
         folder: the folder.
-        wanted: what `about` must hold, by key: what params.yaml says now of what the members were made for.
-        remedy: what the reader is to do; error messages end with it.
-        check: returns what is wrong with the members, as text; None if nothing is.
+        wanted: the values that `about` must have, by key; they are what params.yaml says now.
+        remedy: the end of error messages, which says what the user should do.
+        check: a function that returns a fault of the members as text, or None if there is none.
 
     Raises:
-        MissingInputError: there is no such folder.
-        DataError: it is damaged, `about` differs from `wanted`, or `check` finds something.
+        MissingInputError: the folder does not exist.
+        DataError: the folder is damaged, `about` differs from `wanted`, or `check` finds a fault.
     """
     files = read_folder(folder, only=(_MEMBERS, _TENSORS))
     about = parse_json(files[_MEMBERS], str(folder / _MEMBERS))

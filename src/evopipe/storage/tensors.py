@@ -31,18 +31,18 @@ _DTYPES = {
 
 
 def dump_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Return tensors in the safetensors format. Equal tensors give equal bytes."""
+    """Return tensors as bytes in the safetensors format. Equal tensors give equal bytes."""
     return b"".join(tensor_pieces(tensors))
 
 
 def tensor_pieces(tensors: Mapping[str, torch.Tensor]) -> list[bytes | memoryview]:
-    """Return tensors of any shapes and devices in the safetensors format, as successive pieces.
+    """Return tensors of any shapes and devices in the safetensors format, as a list of byte strings to be concatenated.
 
-    The pieces view the memory of contiguous CPU tensors, so write them before the tensors change. The library's own
-    writer would copy all bytes once more.
+    The byte strings are views of the memory of contiguous CPU tensors, so write them before the tensors change. Views
+    avoid the copy of all bytes that safetensors' own writer makes.
 
     Raises:
-        DataError: the format cannot hold a layout or type.
+        DataError: the format cannot store a tensor's layout or type.
     """
     header: dict[str, Any] = {}
     pieces: list[bytes | memoryview] = []
@@ -74,7 +74,7 @@ def _piece(name: str, tensor: torch.Tensor) -> tuple[str, memoryview]:
 
 
 def load_tensors(data: bytes, where: str = "tensors") -> dict[str, torch.Tensor]:
-    """Return the tensors in safetensors bytes, on the CPU, each with its own writable memory.
+    """Return the tensors in safetensors bytes by name, on the CPU, each with its own writable memory.
 
     Raises:
         DataError: the bytes have another format; the message begins with `where`.
@@ -90,7 +90,7 @@ def load_tensors(data: bytes, where: str = "tensors") -> dict[str, torch.Tensor]
 
 
 def dump_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Return arrays in the `.npz` format of `numpy.load`. Equal arrays give equal bytes, because no time is written.
+    """Return NumPy arrays as bytes in the `.npz` format. Equal arrays give equal bytes, because no time is written.
 
     Raises:
         DataError: an array holds Python objects, which would need pickle.

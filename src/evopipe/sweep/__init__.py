@@ -17,8 +17,10 @@ def command(
     file: str, name: str, sets: Sequence[str], samples: Sequence[str], trials: int | None, sampler: Sampler,
     jobs: int | None, saved: bool, tell: Callable[[str], None], warn: Callable[[str], None],
 ) -> list[SweptRun]:  # fmt: skip
-    """Run the settings of a params file below `sweeps/NAME`, and make DVC experiments of them if `saved`; return the
-    runs, the best first.
+    """Run a sweep of the params file `file`, as `evopipe sweep` does; return its runs, the best first.
+
+    The runs are written below `sweeps/NAME`, `jobs` at a time (None: one for each CPU). `sets`, `samples` and `trials`
+    are explained at `settings_of`. If `saved`, each run becomes a DVC experiment.
 
     Raises:
         UsageError, ParamsError, MissingInputError: see `settings.settings_of`.

@@ -27,7 +27,7 @@ _OFF = {"DVC_NO_ANALYTICS": "1", "DVC_STUDIO_OFFLINE": "true"}
 
 
 def unfit(project: Path) -> str | None:
-    """Return why runs cannot become experiments of the project in this folder, as a clause; None if they can."""
+    """Return a clause that says why a sweep's runs cannot become DVC experiments of this project; None if they can."""
     if not (project / "dvc.yaml").is_file():
         return "there is no dvc.yaml here"
     try:
@@ -42,7 +42,9 @@ def unfit(project: Path) -> str | None:
 
 
 def save(project: Path, name: str, runs: Sequence[SweptRun]) -> list[str]:
-    """Make a DVC experiment `NAME-RUN` of each run that is none yet at this commit; return their names.
+    """Make a DVC experiment named `NAME-RUN` of each run; return the names of the new experiments.
+
+    A run that is an experiment of the current commit already is skipped.
 
     Raises:
         EvopipeError: git or DVC failed; the runs stay in their folders.

@@ -54,7 +54,7 @@ _Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SweptRun:
-    """A run that has ended, and what its evaluation says."""
+    """A finished run of a sweep: its setting, its folder, the elite's held-out mean and interval, and its seconds."""
 
     setting: Setting
     folder: Path
@@ -64,10 +64,10 @@ class SweptRun:
 
     @classmethod
     def read(cls, setting: Setting, folder: Path) -> SweptRun:
-        """Read a run's results.
+        """Read the results of a finished run from its folder.
 
         Raises:
-            DataError, MissingInputError: they are damaged or missing.
+            DataError, MissingInputError: the results are damaged or missing.
         """
         found = read_json(folder / layout.EVALUATION)
         try:
@@ -78,20 +78,21 @@ class SweptRun:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Return the run's line of a table."""
+        """The run's row in the table of results, as texts."""
         low, high = map(score, self.interval)
         return self.setting.label, score(self.mean), f"[{low}, {high}]", duration(self.seconds), str(self.folder)
 
 
 def sweep(settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell: _Tell, warn: _Tell) -> list[SweptRun]:
-    """Run every setting in a folder of its own below `top`, `jobs` at a time; return those that ended, the best first.
+    """Run every setting in a folder of its own below `top`, `jobs` at a time; return the finished runs, the best first.
 
-    A run that has ended is not run again, and one that was stopped continues. One that fails does not stop the others.
+    A run that has finished before is not run again, and a run that was stopped continues. The failure of a run does not
+    stop the others. `dataset` says whether the stages that make a dataset run too.
 
     Raises:
         BusyError: another sweep works in this folder.
         ParamsError, EnvironmentFailed: a run could not begin; nothing was run.
-        EvopipeError: runs failed; the others have ended. The exit code is that of the first.
+        EvopipeError: runs failed; the others have finished. The exit code is that of the first failure.
         Interrupted: a signal arrived; the runs were saved.
     """
     torch.set_num_threads(1)  # no thread of OpenMP's may be there before the forks
@@ -134,7 +135,7 @@ def _import(settings: Sequence[Setting], dataset: bool) -> None:
 
 
 def table(ended: Sequence[SweptRun]) -> list[str]:
-    """Return the lines of a table of runs."""
+    """Return the results of a sweep as lines of a table with a header, one line for each run."""
     head = ("setting", "elite's mean", "95 % interval", "time", "folder")
     return columns([head, *(each.cells for each in ended)])
 

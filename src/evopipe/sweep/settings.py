@@ -37,13 +37,13 @@ Sampler = Literal["random", "sobol"]
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The parameters of one run.
+    """The parameters of one run of a sweep.
 
     Attributes:
-        values: what the sweep set, by dotted keys.
+        values: the values that the sweep set, by dotted keys.
         params: all parameters, checked.
-        text: the run's params.yaml.
-        name: the name of its folder; it follows from what results depend on.
+        text: the content of the run's params.yaml.
+        name: the name of the run's folder; it contains a hash of what results depend on.
     """
 
     values: Values
@@ -53,17 +53,19 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """Return what was set, in few words."""
+        """A short text with the values that the sweep set, such as `algo=ppo seed=2`; `as in params.yaml` if the sweep
+        set none."""
         return " ".join(f"{key}={_shown(value)}" for key, value in _short(self.values).items()) or "as in params.yaml"
 
 
 def settings_of(
     file: str, sets: Sequence[str], samples: Sequence[str], trials: int | None, sampler: Sampler, dataset: bool
 ) -> list[Setting]:
-    """Return the settings of a sweep over a params file, each once: every combination of the values in `sets`
-    (`KEY=V1,V2`), for each of `trials` draws of `samples` (`KEY=loguniform(1e-4,1e-2)`).
+    """Return the settings of a sweep over a params file, without duplicates.
 
-    `dataset`: whether the stages that make a dataset run even where nothing reads it; it is one episode then.
+    There is one setting for every combination of the values in `sets` (`KEY=V1,V2`), and for each of `trials` draws of
+    the values in `samples` (`KEY=loguniform(1e-4,1e-2)`). If `dataset`, the stages that make a dataset also run for
+    settings that do not read it; the dataset is one episode then.
 
     Raises:
         UsageError: an option is not of this form, two of them name the same key, or there are too many runs.
@@ -242,7 +244,7 @@ def _shown(value: Any) -> str:
 
 
 def makes_dataset(folder: Path) -> bool:
-    """Return whether the pipeline in a folder has stages that make a dataset."""
+    """Return whether the `dvc.yaml` in a folder has stages that make a dataset."""
     path = folder / "dvc.yaml"
     stages = read_yaml(path).data.get("stages") if path.is_file() else None
     return isinstance(stages, dict) and any(stage.dataset and stage.name in stages for stage in STAGES)

@@ -41,10 +41,11 @@ _WORDS = {"trend", "network", "act", "mutation", "what changed"}  # the other co
 
 
 def console_sink(quiet: bool = False, stream: TextIO | None = None) -> _PlainSink | _LiveSink:
-    """Return the sink that suits the output stream, stderr by default. A `quiet` sink writes only warnings.
+    """Return the sink that shows a run's events on a stream, by default stderr. A `quiet` sink shows only warnings.
 
-    A terminal gets the live view (`NO_COLOR` is respected). A pipe, a file, a CI job (`CI` is set) and a terminal that
-    is dumb or knows only ASCII get one line at the start, one for each generation, the messages, and one at the end.
+    A terminal gets the live view (`NO_COLOR` is respected). A pipe, a file, a CI job (`CI` is set) and a terminal
+    without cursor control or UTF-8 get lines: one at the start, one for each generation, the messages, and one at the
+    end.
     """
     out = stream or sys.stderr  # None in a process without a stderr
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
@@ -173,7 +174,7 @@ class _LiveSink:
 
 
 class RunView:
-    """The known facts of a run, and their layout at a given size."""
+    """The live view of a run on a terminal: it collects the run's events, and lays them out for a given size."""
 
     def __init__(self) -> None:
         self._start: Start | None = None
@@ -206,7 +207,7 @@ class RunView:
                 self._end = event
 
     def frame(self, width: int, height: int | None = None) -> RenderableType:
-        """Lay out the view in this many columns and lines (None: as many as needed).
+        """Return the view, laid out in `width` columns and `height` lines (None: as many lines as needed).
 
         Members that do not fit are summarised in one line. Below 40 columns, only slot and fitness are shown.
         """

@@ -32,7 +32,7 @@ _Float = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A run starts or resumes."""
+    """The event sent when a run starts or resumes."""
 
     stage: str
     env: str
@@ -46,7 +46,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The position of the run; it may come thousands of times a second."""
+    """The event that reports a run's progress within a generation; it may come thousands of times a second."""
 
     generation: int
     step: int  # environment steps of each member, and how many it will be
@@ -66,7 +66,7 @@ def _finite(values: Mapping[str, float | None]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """One member at the end of a generation, as it was evaluated."""
+    """The part of a `Generation` event about one member: its fitness, origin, hyper-parameters and training signals."""
 
     slot: int
     id: int  # its name in the lineage, and of the member that it descends from
@@ -83,8 +83,10 @@ class MemberRow:
     signals: dict[str, tuple[_Float, _Float]] = field(default_factory=dict)  # by name, mean and last of the generation
 
     def metrics(self) -> dict[str, float]:
-        """Return the member's numbers, by the names that trackers show: the finite ones, and the means of all
-        signals."""
+        """Return the member's numbers by the names that trackers show.
+
+        These are its finite numbers, such as `fitness` and `hyper/lr`, and the means of all its training signals.
+        """
         own = {"fitness": self.fitness, "loss": self.loss, "healthy": self.healthy, "id": self.id}
         hyper = {f"hyper/{name}": value for name, value in self.hyper.items()}
         means = {name: mean for name, (mean, _) in self.signals.items()}  # a NaN says that something went wrong
@@ -93,7 +95,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generation was trained and evaluated."""
+    """The event sent when a generation was trained and evaluated, with the results of its members."""
 
     generation: int
     step: int  # environment steps of each member, or of those who lived last
@@ -117,16 +119,16 @@ class Generation:
         losses: Sequence[float] = (),
         signals: Mapping[int, Mapping[str, tuple[float, float]]] | None = None,
     ) -> Generation:
-        """Make the event of a generation.
+        """Return the event of a generation, made from the generation's record in the lineage.
 
         Args:
             record: the generation's record in the lineage.
-            births: the mutations that made members, by slot.
+            births: the mutations that made the members, by slot.
             evolve: names of the hyper-parameters to report.
-            seconds: how long the generation took.
-            steps: the population's steps so far, of training and of evaluation.
-            losses: the members' losses by slot, if known.
-            signals: the members' signals by slot and name, mean and last, if known.
+            seconds: the duration of the generation.
+            steps: the population's environment steps so far, of training and of evaluation.
+            losses: the members' losses by slot; empty if they are not known.
+            signals: the members' training signals by slot and name, as (mean, last value); None if they are not known.
         """
         rows = []
         for m in record.members:
@@ -141,7 +143,7 @@ class Generation:
         return cls(record.generation, record.step, *steps, seconds, tuple(rows), best, mean, elite, elite_id)
 
     def metrics(self) -> dict[str, float]:
-        """Return the population's finite numbers, by the names that trackers show."""
+        """Return the population's finite numbers by the names that trackers show, such as `fitness/best`."""
         apart = any(row.steps is not None for row in self.members)
         named = {
             "fitness/best": self.best,
@@ -160,7 +162,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A sentence for the person who watches."""
+    """The event that carries a sentence for the user, as information or as a warning."""
 
     level: Literal["info", "warning"]
     text: str
@@ -168,7 +170,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The run has ended."""
+    """The event sent when a run has ended."""
 
     reason: str  # why, in words that follow "finished:"
     seconds: _Float  # wall-clock time of this process's part
@@ -191,13 +193,17 @@ class _Sink(Protocol):
 
 
 class Tracker:
-    """Passes events to sinks. Its methods never raise an `Exception`, and block no longer than the sinks do."""
+    """An object that passes a run's events to sinks: console and log.
+
+    Its methods never raise an `Exception`, because a failing sink must not end a run. They take as much time as the
+    sinks take.
+    """
 
     def __init__(self, sinks: Iterable[_Sink] = ()) -> None:
         self._sinks = list(sinks)
 
     def emit(self, event: Event) -> None:
-        """Pass an event to every sink that still works."""
+        """Pass an event to every sink. A sink that raises is closed and gets no further events."""
         for sink in list(self._sinks):
             try:
                 sink.emit(event)
@@ -230,10 +236,11 @@ def _warn(sink: _Sink, what: str, error: Exception) -> None:
 
 
 class JsonlSink:
-    """Appends events to a file, one JSON object a line: `event`, `time` (seconds since 1970), and the event's fields.
+    """A sink that appends events to a log file, one JSON object per line.
 
-    Numbers that are not finite become null. A `Progress` within `progress_seconds` of another is left out. If the disk
-    is full, lines are lost, but the run continues, and so does writing once there is space.
+    Each JSON object has `event`, `time` (seconds since 1970), and the event's fields. Numbers that are not finite
+    become null. A `Progress` event less than `progress_seconds` after the one before is left out. If the disk is full,
+    lines are lost, but the run continues, and writing continues once there is space.
     """
 
     def __init__(self, path: Path, progress_seconds: float = 1.0) -> None:
@@ -270,16 +277,16 @@ class JsonlSink:
 
 
 def read_events(path: Path) -> Iterator[tuple[float, Event]]:
-    """Read a log; see `read_event`."""
+    """Yield the events of a log file as (seconds since 1970, event), without lines that `read_event` cannot read."""
     with path.open("rb") as stream:
         yield from filter(None, map(read_event, stream))
 
 
 def read_event(line: bytes) -> tuple[float, Event] | None:
-    """Read one line of a log as (seconds since 1970, event). A number that was not finite becomes NaN.
+    """Parse one line of a log as (seconds since 1970, event). A number that was not finite becomes NaN.
 
-    Return None if the line is incomplete, because the disk was full or the process killed, or if another version wrote
-    it.
+    The result is None if the line is incomplete, because the disk was full or the process killed, or if another version
+    wrote it.
     """
     try:
         fields: Any = json.loads(line)

@@ -33,7 +33,8 @@ _SKIPPED = frozenset({"data", "models", "reports", "node_modules", "venv"})
 
 @dataclass
 class Locked:
-    """A `dvc.lock` that contains a training."""
+    """A training that a `dvc.lock` file describes, in the workspace or in a git revision: its parameters and hashes of
+    outs."""
 
     where: str  # what people call it: `workspace`, a branch, an experiment
     result: str  # hash of `models/trained`
@@ -48,7 +49,7 @@ class Locked:
 
     @classmethod
     def all(cls, root: Path) -> list[Locked]:
-        """Return all trainings that a DVC repository knows: the workspace's first, then those of branches, tags and
+        """Return all trainings in a DVC repository: first the workspace's, then those of branches, tags and
         experiments."""
         need_package("dvc", "pipeline", "track sync in a DVC repository")
         from dvc.repo import Repo
@@ -60,7 +61,8 @@ class Locked:
 
     @classmethod
     def of(cls, tree: Any, lock: str, **about: Any) -> Locked | None:
-        """Read a lock in one of DVC's file systems; None if it contains no training, or cannot be read."""
+        """Read the file `lock` in one of DVC's file systems (`tree`); None if it describes no training or cannot be
+        read."""
 
         def read(name: str) -> bytes:
             with tree.open(str(PurePosixPath(lock).parent / name), "rb") as stream:
@@ -77,11 +79,11 @@ class Locked:
         return cls(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
 
     def run(self, folder: Path) -> TrackedRun:
-        """Return the training, with copies of its files in a folder.
+        """Return the training as trackers take it, with copies of the training's files in `folder`.
 
         Raises:
-            MissingInputError: the cache does not hold its lineage.
-            DataError: one of its files is damaged.
+            MissingInputError: the DVC cache does not contain the training's lineage.
+            DataError: a file of the training is damaged.
         """
         files = {}
         for name, out in FILES.items():

@@ -36,10 +36,10 @@ _started: list[subprocess.Popen[bytes]] = []  # to be reaped at the next start, 
 
 
 class Outbox:
-    """Delivers the training record in `folder`, if there is one: during a `with` block that writes it, or once by
-    `deliver`.
+    """A process that delivers the training record in `folder` to trackers; with `folder` None nothing is delivered.
 
-    The `with` statement never raises or waits.
+    As a context manager, it runs beside the `with` block and delivers what the block adds to the record; it neither
+    raises nor waits. `deliver` delivers the record once.
     """
 
     def __init__(self, folder: Path | None, root: Path, config: TrackingConfig) -> None:
@@ -63,7 +63,7 @@ class Outbox:
             self._process.stdout.close()
 
     def deliver(self) -> None:
-        """Deliver the record as it is now.
+        """Start a process that delivers the record as it is now, and return at once.
 
         Raises:
             OSError: no process can be started.
@@ -71,7 +71,7 @@ class Outbox:
         self._start(follow=False)
 
     def problems(self) -> list[str]:
-        """Return sentences on the problems of delivery since the last call."""
+        """Return one sentence for each problem of delivery that has occurred since the last call."""
         if self._process is not None and self._process.stdout is not None:
             said = self._process.stdout.read() or b""  # None: nothing yet
             self._problems += [f"tracking: {line}" for line in said.decode(errors="replace").splitlines()]
@@ -161,15 +161,16 @@ class _Trackers:
 
 
 def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[str, New]:
-    """Deliver all trainings: those recorded on this machine, then those that only DVC knows. Return what was new, by
-    tracker.
+    """Deliver all trainings to the trackers: first trainings recorded on this machine, then trainings known only from
+    DVC's files.
 
-    A tracker is given up at its first failure, because the next run would wait as long. `tell` receives a sentence on
-    what was delivered, `warn` one on what could not be.
+    The result has counts of what was new, by tracker. After its first failure a tracker gets nothing more, because
+    every further run could wait as long. `tell` is called with sentences on deliveries, `warn` with sentences on
+    failures.
 
     Raises:
         MissingInputError: the project uses DVC, which is not installed.
-        TrackerError: a tracker could not take everything; what others took is delivered.
+        TrackerError: a tracker could not take everything; all other trackers' deliveries are complete.
     """
     home, totals = root / ".evopipe" / "train", {name: New() for name in config.backends}
     known = Locked.all(root) if (root / ".dvc").is_dir() else []

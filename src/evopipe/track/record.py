@@ -43,7 +43,7 @@ _ABOUT, _TOLD = "run.json", ("key", "params", "started", "experiment", "revision
 
 @dataclass(frozen=True)
 class Kept:
-    """A file or folder of a run that its record keeps a copy of."""
+    """A copy of one of a run's files or folders, in the run's record: path, hash and time."""
 
     path: Path
     md5: str  # as in `dvc.lock`
@@ -52,7 +52,7 @@ class Kept:
 
 @dataclass
 class TrackedRun:
-    """One training as trackers see it, read from its record or from DVC's files (`track.locks`).
+    """The data of one training that trackers show, read from its record or from DVC's files (`track.locks`).
 
     A tracker that gets the same run twice must store it once.
     """
@@ -73,7 +73,7 @@ class TrackedRun:
 
     @property
     def env(self) -> str:
-        """The environment's id, or the task of language models."""
+        """The id of the run's environment, or the task of its language models."""
         return about_of(self.params)
 
     @property
@@ -82,31 +82,38 @@ class TrackedRun:
 
     @property
     def name(self) -> str:
-        """The name for people: the DVC experiment's, or the algorithm and the start of the key."""
+        """The run's name for users: the name of its DVC experiment, or the algorithm and the first digits of the run's
+        key."""
         return self.experiment or f"{self.algo}-{self.key.removeprefix('dvc-')[:8]}"
 
     @property
     def last(self) -> tuple[float, int]:
-        """When the last generation ended, and the population's training steps until then."""
+        """The time at which the last generation ended, in seconds since 1970, and the population's training steps until
+        then."""
         return (self.generations[-1][0], self.generations[-1][1].env_steps) if self.generations else (self.started, 0)
 
     def after(self, generation: int) -> list[tuple[float, Generation]]:
-        """Return the generations after this one, for a tracker that has the others."""
+        """Return the times and events of all generations after the given number, for a tracker that has the earlier
+        ones."""
         return [(clock, event) for clock, event in self.generations if event.generation > generation]
 
     def missing_files(self, held: Mapping[str, str], names: Iterable[str] = FILES) -> dict[str, Kept]:
-        """Return the files that a tracker lacks, given those that it has by name and hash. An older file replaces no
-        newer one."""
+        """Return the files, among `names`, that a tracker lacks or has with other content.
+
+        `held` has the hashes of the tracker's files, by name. If the tracker's file may be newer (`replace` is False),
+        it is not replaced.
+        """
         there = {name: self.files[name] for name in names if name in self.files}
         return {n: kept for n, kept in there.items() if n not in held or (self.replace and held[n] != kept.md5)}
 
     def snapshot_key(self) -> tuple[Any, ...]:
-        """Return a value that stays equal as long as there is nothing new to deliver."""
+        """Return a value that changes when there is something new to deliver, and otherwise stays equal."""
         files = {name: kept.md5 for name, kept in self.files.items()}
         return self.key, len(self.generations), self.status, self.result, files
 
     def scores(self) -> dict[str, float]:
-        """Return the elite's held-out scores; empty if there are none, or they have another format."""
+        """Return the elite's held-out scores by the names that trackers show; empty if there are none or the file is
+        damaged."""
         try:
             scores = dict(json.loads(self.files["evaluation"].path.read_bytes())["elite"])
             if "interval" in scores:
@@ -116,8 +123,10 @@ class TrackedRun:
             return {}
 
     def dataset(self) -> tuple[str, str] | None:
-        """Return name and hash of the dataset that the run learned from; None if there is none, or the run has not
-        ended."""
+        """Return the name and the hash of the dataset on which the run was trained.
+
+        The result is None if the run used no dataset, or has not ended.
+        """
         try:
             learned = json.loads(self.files["train"].path.read_bytes())["warm_start"]
             fetch = self.params["fetch"]
@@ -128,7 +137,10 @@ class TrackedRun:
         return (str(name), self.transitions) if learned and self.transitions else None
 
     def flat_params(self) -> dict[str, str]:
-        """Return the parameters by dotted name, lists as JSON, without blocks that the run does not use."""
+        """Return the parameters that the run uses, as a flat dict of texts by dotted name.
+
+        Values that are not texts are written as JSON.
+        """
         used = {name: value for name, value in self.params.items() if name != "tracking"}
         if isinstance(used.get("algos"), Mapping):
             used["algos"] = {self.algo: used["algos"].get(self.algo, {})}
@@ -140,20 +152,20 @@ class TrackedRun:
 
 
 def about_of(params: Mapping[str, Any]) -> str:
-    """Return what a run is about, `layout.ABOUT`, of parameters in the layout of `params.yaml`."""
+    """Return the id of the environment, or the task, from parameters in the layout of `params.yaml`."""
     (found,) = (str(value) for name, value in leaves(params) if name in layout.ABOUT)
     return found
 
 
 class New(Counter[str]):
-    """Counts of what a tracker did not have before, by `run`, `generation` and `file`."""
+    """Counts of what a delivery sent to a tracker for the first time, with the keys `run`, `generation` and `file`."""
 
     def __str__(self) -> str:
         return ", ".join(f"{n:,} new {what}{'s' * (n > 1)}" for what, n in self.items() if n) or "0 new"
 
 
 class TrainingRecord:
-    """The record of a training, to be written or read."""
+    """The record of a training: a folder with everything that trackers need of it, to be written or read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -162,12 +174,13 @@ class TrainingRecord:
 
     @classmethod
     def all(cls, home: Path) -> list[TrainingRecord]:
-        """Return all records below `<DVC root>/.evopipe/train`, ordered by name."""
+        """Return all training records below `home`, which is `<DVC root>/.evopipe/train`, sorted by name."""
         return [cls(path.parent) for path in sorted(home.glob(f"*/{_ABOUT}"))]
 
     @classmethod
     def find(cls, home: Path, result: str) -> TrainingRecord | None:
-        """Return the record of the training whose `models/trained` has this hash; None if there is none."""
+        """Return the record below `home` of the training whose `models/trained` has the hash `result`; None if there is
+        none."""
         for record in cls.all(home):
             with contextlib.suppress(EvopipeError):
                 if record._about()["result"] == result:
@@ -177,17 +190,18 @@ class TrainingRecord:
     def begin(self, params: Mapping[str, Any], **told: str | None) -> None:
         """Create the record, with all of `params.yaml`, git `revision`, DVC `experiment` and `version` of evopipe.
 
-        If it exists, because the run is resumed or repeated, it is kept.
+        An existing record is left as it is, because the run is resumed or repeated.
         """
         if not (self.folder / _ABOUT).exists():
             about = {"key": self.folder.name, "params": params, "started": round(time.time(), 3), **told}
             write_json(self.folder / _ABOUT, {**about, "result": None, "files": {}})
 
     def keep(self, work: Path, names: Iterable[str], ended: bool = False) -> bool:
-        """Copy those of the pipeline's files `names` that exist in `work` and are new, so that later runs cannot
+        """Copy the files `names` of the pipeline from the folder `work` into the record, so that later runs cannot
         overwrite them.
 
-        If training has just `ended`, its result is noted too. Return whether anything was new.
+        Files that do not exist or have not changed are skipped. If training has just `ended`, the hash of its result is
+        recorded too. The result is True if anything was new.
         """
         about = self._about()
         new = {**about, "files": {**about["files"]}}
@@ -205,12 +219,13 @@ class TrainingRecord:
         return bool(new != about)
 
     def run(self, writing: bool = False) -> TrackedRun:
-        """Return the run in its current state. Each call reads what was added since the last.
+        """Return the run in its current state; each call reads what was added to the log since the last call.
 
-        A run that has not ended, and whose process is not `writing` any more, was killed.
+        `writing` says whether the run's process still writes to the record. If it does not, a run that has not ended is
+        reported as killed.
 
         Raises:
-            MissingInputError, DataError: its description is missing or damaged.
+            MissingInputError, DataError: the run's description is missing or damaged.
         """
         about = self._about()
         run = self._run = self._run or TrackedRun(**{name: about[name] for name in _TOLD})
@@ -229,7 +244,8 @@ class TrainingRecord:
         return run
 
     def delivering(self) -> FileLock:
-        """Return the lock of the process that delivers the record; it is not the training's own lock."""
+        """Return the lock that a process holds while it delivers the record. The training itself holds a different
+        lock."""
         return FileLock(self.folder / "track.lock", poll_interval=0.2)
 
     def _about(self) -> dict[str, Any]:
@@ -274,7 +290,7 @@ def _link(source: str, target: str) -> None:
 
 
 def md5_of(path: Path) -> str:
-    """Return the hash of a file or folder as `dvc.lock` has it."""
+    """Return the MD5 hash of a file or folder, as DVC computes it for `dvc.lock`; a folder's hash ends with `.dir`."""
     if not path.is_dir():
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

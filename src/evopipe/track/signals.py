@@ -10,8 +10,10 @@ from evopipe.layout import LAST
 
 
 def read_signals(path: Path) -> dict[tuple[int, int], dict[str, tuple[float, float]]]:
-    """Return the signals by generation and slot: of each name the mean and the last value. What was not noted is left
-    out; what was not a number is NaN.
+    """Read `reports/signals.csv`: the training signals by name, for each (generation, slot), each as (mean, last
+    value).
+
+    Empty cells are left out.
 
     Raises:
         DataError: the file is damaged.

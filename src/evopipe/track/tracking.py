@@ -25,7 +25,8 @@ LOG = "events.jsonl"
 
 
 class Tracked(NamedTuple):
-    """What trackers need of a run's parameters: their own block, and all of them as JSON data, which they show."""
+    """The parameters that trackers need of a run: the block `tracking`, and all parameters as JSON data, which trackers
+    show."""
 
     config: TrackingConfig
     values: Mapping[str, Any]
@@ -35,9 +36,11 @@ class Tracked(NamedTuple):
 def watched(
     tracked: Tracked, state: Path, folder: Path, quiet: bool, name: str | None = None
 ) -> Iterator[tuple[StopSignal, Tracker, Outbox]]:
-    """Track a training inside a `with` block; for the arguments see `_outbox`.
+    """Track a training inside a `with` block, and watch for signals that ask it to stop.
 
-    It yields the signal flag, the tracker that writes to the console and the log, and the outbox that follows this log.
+    The block receives the signal flag, the tracker that writes to console and log, and the outbox that delivers the log
+    to experiment trackers. `state` is the folder of the log, `folder` the folder of the run's results; `name` replaces
+    the name of the DVC experiment.
     """
     with (
         StopSignal() as stop,
@@ -60,14 +63,15 @@ def _outbox(tracked: Tracked, state: Path, folder: Path, name: str | None) -> Ou
 
 
 def finish(config: TrackingConfig, state: Path, folder: Path) -> None:
-    """Add the result of a finished training to its record."""
+    """Copy the results of a finished training from `folder` into its record in `state`."""
     if _wanted(config):
         with _warning():
             TrainingRecord(state).keep(folder, _written_by("train"), ended=True)
 
 
 def attach(config: TrackingConfig, stages: Iterable[str], folder: Path = Path()) -> None:
-    """Add what these stages have just written to the record of their training, and have it delivered."""
+    """Copy the outs that `stages` have just written in `folder` into the record of their training run, and deliver the
+    record."""
     names = _written_by(*({*stages} - {"train"}))
     if not _wanted(config) or not names or not (folder / TRAINED).exists():
         return

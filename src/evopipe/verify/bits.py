@@ -20,7 +20,8 @@ _WHOSE = {"native": "our own kernels", "torch": "torch's kernels"}
 
 
 def promise(asked: str, elite: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Return a sentence that says with which kernels a lock was made, and whether the same bits can be expected here.
+    """Return a sentence that says with which kernels the results in a dvc.lock were computed, and whether this machine
+    can reproduce them bit for bit.
 
     Args:
         asked: `runtime.kernels` of the lock.

@@ -158,24 +158,26 @@ def _run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> subproce
 def verify(
     pipeline: Path, lock: bool, jobs: int, tolerance: float, keep: bool, show: _Tell, tell: _Tell, warn: _Tell
 ) -> None:
-    """Run HEAD in two clean clones, or with `lock` in one against the committed dvc.lock, and compare every out.
+    """Check that the pipeline is reproducible: run HEAD in two clean git clones, and compare every out.
+
+    With `lock`, HEAD runs in one clone, which is compared with the committed dvc.lock.
 
     Args:
-        pipeline: the folder that holds dvc.yaml.
+        pipeline: the folder of dvc.yaml.
         lock: whether to compare with the committed dvc.lock.
-        jobs: how many jobs run at the same time.
-        tolerance: with `lock`, how much the elite's score may differ, as a share of the committed one.
+        jobs: the number of jobs that run at the same time.
+        tolerance: with `lock`, how much the elite's score may differ, as a share of the committed score.
         keep: whether to keep the clones, and print where they are.
-        show: receives the table.
-        tell: receives progress.
-        warn: receives warnings.
+        show: a function that is called with the table of results.
+        tell: a function that is called with sentences on the progress.
+        warn: a function that is called with warnings.
 
     Raises:
         UsageError: there is no git repository, or nothing is committed.
         MissingInputError: DVC, dvc.yaml, dvc.lock, the committed score, or data that a `.dvc` file names is missing.
         DataError: outs differ, or dvc.lock was made from other code or parameters than HEAD's.
         EvopipeError: a stage failed; the exit code is the stage's if DVC reports it.
-        Interrupted: a signal asked to stop.
+        Interrupted: a signal asked the process to stop.
     """
     need_package("dvc", "pipeline", "verify")
     origin = _Origin.of(pipeline)

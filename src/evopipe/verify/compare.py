@@ -37,8 +37,11 @@ class _Out(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedOut:
-    """One out of both runs: its stage and that stage's dependencies, two hashes (empty if it is missing), and a
-    verdict."""
+    """The comparison of a single DVC out between two runs: its stage, the stage's dependencies, both hashes, and a
+    verdict.
+
+    The hash of a missing out is empty.
+    """
 
     path: str
     stage: str
@@ -50,18 +53,18 @@ class ComparedOut:
 
     @property
     def fails(self) -> bool:
-        """Whether this difference means that the run was not reproduced."""
+        """Whether the verdict means that the run was not reproduced."""
         return self.verdict in ("DIFFERENT", "missing")
 
 
 def compare(one: Path, two: Path, tolerance: float | None = None) -> list[ComparedOut]:
-    """Compare two folders that ran the same pipeline: a row for each out, in the order of the stages.
+    """Compare two folders in which the same pipeline ran; return one row for each out, in the order of the stages.
 
-    With a tolerance, `one` has the committed outs, as far as they are available. Learned outs may then differ, and the
-    elite's score may differ by this share of the committed one.
+    If a tolerance is given, `one` has the committed outs, as far as they are available. Learned outs may then differ,
+    and the elite's score may differ by this share of the committed score.
 
     Raises:
-        MissingInputError: one of the scores is missing.
+        MissingInputError: the score in one of the folders is missing.
         DataError: a score or a dvc.lock cannot be read.
     """
     before, after = _read_lock(one), _read_lock(two)

@@ -57,10 +57,10 @@ _Finding: TypeAlias = tuple[str, str, bool | None]
 
 
 def find_device(kind: str) -> torch.device:
-    """Return the device to check.
+    """Return the torch device to be checked, for `kind` `cpu`, `cuda` or `auto`, after torch was configured for it.
 
     Raises:
-        ResourceError: it is `cuda`, and torch finds none.
+        ResourceError: the kind is `cuda`, and torch finds no CUDA device.
     """
     if kind == "cuda" and not torch.cuda.is_available():
         raise ResourceError(
@@ -73,18 +73,17 @@ def find_device(kind: str) -> torch.device:
 def check(
     names: Sequence[str], device: torch.device, members: int, repeats: int, tell: Callable[[str], None], envs: int
 ) -> None:
-    """Check algorithms; all if none is named. Those of language models are included if the extra `language` is
-    installed.
+    """Check that algorithms compute the same on a device as on the CPU, and with graphs as without; measure the speed.
 
     Args:
-        names: the algorithms.
-        device: to check.
-        members, envs: how many, for each algorithm.
-        repeats: how often to measure the time.
-        tell: receives a line for each thing that was checked.
+        names: the algorithms; if empty all, but those of language models only if the extra `language` is installed.
+        device: the device to be checked.
+        members, envs: the numbers of members and environments, for each algorithm.
+        repeats: how often the time is measured.
+        tell: a function that is called with a line for each check.
 
     Raises:
-        UsageError: there is no algorithm of a name, or it is one of teams or games, which are not checked.
+        UsageError: there is no algorithm of a name, or it is for teams or games, which are not checked.
         DataError: a check failed; the message names the failures.
     """
     for name in set(names) - set(known := algos.working(None)):

@@ -29,7 +29,7 @@ _METHODS = ("reset", "step", "close", "from_dict")  # of `BaseEnv`
 
 
 class AdaptedEnvironment(NamedTuple):
-    """What an `AgentTrainer` makes episodes of an environment with."""
+    """The classes, arguments and tasks from which an `AgentTrainer` makes the episodes of one environment."""
 
     env_class: type[Any]
     env_args: Mapping[str, Any]  # arguments of its constructor, beside those that users pass
@@ -39,15 +39,18 @@ class AdaptedEnvironment(NamedTuple):
 
 
 def chosen(environment: Any, named: Any, other: bool) -> AdaptedEnvironment | None:
-    """Return the adapter of what a program passes, or of what `agents.environment` names; None if none is needed.
+    """Return the adapter of the environment that a program passes or that the parameter `agents.environment` names.
+
+    Returns None if neither names an environment, if the class needs no adapter, or if `other` is true.
 
     Args:
-        environment: the program's, see `find`; None: it passes none.
-        named: the parameter's value.
-        other: whether something else makes the program's episodes.
+        environment: the program's environment, as `find` takes it; None if the program passes none.
+        named: the value of `agents.environment`; None if it is not set.
+        other: whether the program makes its episodes by a workflow or a function instead of an environment.
 
     Raises:
-        ParamsError: see `find`; or there are two environments.
+        ParamsError: both the program and the parameter name an environment; or see `find`.
+        MissingInputError, EnvironmentFailed: see `find`.
     """
     if named is None:
         return None if environment is None or other else find(environment, "env_class")
@@ -59,16 +62,17 @@ def chosen(environment: Any, named: Any, other: bool) -> AdaptedEnvironment | No
 
 
 def find(environment: Any, key: str = KEY) -> AdaptedEnvironment | None:
-    """Return the adapter of an environment. None for a class that needs none, or is of no known kind.
+    """Return the adapter of an environment; None if the class needs no adapter or its kind is unknown.
 
     Args:
-        environment: a class, a function that makes environments, or a text as `agents.environment` has it.
-        key: what names it in messages.
+        environment: a class, a function that makes environments, or a text as in `agents.environment`: `module:Class`
+            or `KIND:NAME`.
+        key: the parameter or argument that error messages name.
 
     Raises:
-        ParamsError: a text names no environment of a known kind, or there is no tool to be made of a method.
-        MissingInputError: its kind needs a package that is not installed.
-        EnvironmentFailed: importing or making it raised.
+        ParamsError: the text names no environment of a known kind, or no tool can be made of one of its methods.
+        MissingInputError: the kind needs a package that is not installed.
+        EnvironmentFailed: importing or making the environment raised an exception.
     """
     if isinstance(environment, str):
         return _named(environment, key)

@@ -28,18 +28,19 @@ _LOST = (408, -32000)  # the SDK's codes of a call that took too long, and of a 
 
 
 class McpTools(ToolsEnvironment):
-    """An environment whose tools are an MCP server's. A task is `{"prompt": …, "answer": …}`: who ends with the answer
-    gets 1, unless `reward_fn` rewards otherwise.
+    """An environment whose tools are those of an MCP server.
 
-    Calls are taken by as many processes as there are CPUs, whichever is free: tools are to remember nothing, or each
-    episode has a process of its `own`. One that dies or does not answer in time is replaced, and costs its episode.
+    A task is `{"prompt": …, "answer": …}`. The reward is 1 if the agent's last text equals the answer, else 0, unless
+    `reward_fn` computes another. By default all episodes share at most one server process per CPU, and any free process
+    takes a call: tools must keep no state between calls. A process that dies or answers too late is replaced, and the
+    episode that called it fails.
 
     Args:
-        command: what begins the server.
-        seconds: that it may take to begin, and for each call.
-        own: whether each episode has a process of its own.
-        task: has the `prompt`, a text or a chat.
-        reward_fn: a reward function, for the task and the agent's last text.
+        command: the command line that starts the server.
+        seconds: time limit for the start of the server and for each call.
+        own: whether each episode has a server process of its own, for tools that keep state.
+        task: a mapping with the `prompt`, a text or a list of messages, and the `answer`.
+        reward_fn: a reward function, called with the task and the agent's last text.
     """
 
     def __init__(
@@ -67,7 +68,14 @@ class McpTools(ToolsEnvironment):
             return server.call(name, arguments)
 
     def compute_final_reward(self) -> Any:
-        """Return the reward of the whole episode."""
+        """Return the reward of the whole episode.
+
+        This is what `reward_fn` returns; without `reward_fn`, 1.0 if the agent's last text equals the task's `answer`,
+        else 0.0.
+
+        Raises:
+            ValueError: there is neither `reward_fn` nor an `answer`.
+        """
         if self.reward_fn is not None:
             return judged(self.reward_fn, self.task, self.answer)
         if "answer" not in self.task:
@@ -233,11 +241,11 @@ def _shared(command: str, seconds: float) -> _Servers:
 
 
 def adapted(command: str, key: str) -> AdaptedEnvironment:
-    """Return the adapter of a server that a command begins.
+    """Return the adapter of the MCP server that a command line starts.
 
     Raises:
-        ParamsError: there is no command.
-        MissingInputError: its program is not there, or mcp is not installed.
+        ParamsError: the command is empty, or cannot be split into words.
+        MissingInputError: the command's program is not found, or the package mcp is not installed.
     """
     need_package("mcp", "mcp", key)
     try:

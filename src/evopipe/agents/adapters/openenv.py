@@ -20,16 +20,18 @@ _NO_TEXT = ("metadata", "done", "reward")
 
 
 class OpenEnvironment(BaseEnv):
-    """One session with a server. A task is what its `reset` is called with, for example `{"seed": 7}`.
+    """A session with an OpenEnv server, as an environment. A task holds the arguments of the server's `reset`, for
+    example `{"seed": 7}`.
 
-    An observation is the value of its field `show`, or all of it as JSON. A completion is an action's field `field`, or
-    the whole action if it is a JSON object.
+    The agent sees the observation's field `show`, or the whole observation as JSON. Its completion becomes the action's
+    field `field`; a completion that is a JSON object becomes the whole action.
 
     Args:
-        url: of the server, `ws://host:port` or `http://host:port`.
-        field: the action's field that a text becomes.
-        show: the observation's field that the agent is shown; None: that of its only text, or all.
-        seconds: that the server has for each answer.
+        url: the server's address, `ws://host:port` or `wss://host:port`, with the path `/ws`.
+        field: the field of the action that a text is put into.
+        show: the field of the observation that the agent sees; None shows the only text field, or else the whole
+            observation.
+        seconds: time limit for each answer of the server.
         task: the arguments of `reset`.
     """
 
@@ -116,11 +118,11 @@ class OpenEnvironment(BaseEnv):
 
 
 def adapted(url: str, key: str) -> AdaptedEnvironment:
-    """Return the adapter of a server.
+    """Return the adapter of the OpenEnv server at an address: `ws://host:port`, or with `http`, `https` or `wss`.
 
     Raises:
-        ParamsError: this is no address of one.
-        MissingInputError: websockets is not installed.
+        ParamsError: the text is no such address.
+        MissingInputError: the package websockets is not installed.
     """
     need_package("websockets", "openenv", key)
     kind, sign, rest = url.partition("://")

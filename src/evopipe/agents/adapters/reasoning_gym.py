@@ -13,13 +13,13 @@ from evopipe.language.tasks.gym import GymTask
 
 
 class ReasoningQuestion(SingleTurnEnvironment):
-    """One question of a generator of reasoning-gym, which its own score rewards. A task is `{"seed": 7}`.
+    """A question from a generator of the package reasoning-gym, which also scores the answer. A task is `{"seed": 7}`.
 
     Args:
-        generator: its name, for example `chain_sum`.
-        generator_args: what it is configured with.
-        tag: score what stands between `<tag>` and `</tag>`; None: the whole answer.
-        task: has the `seed`.
+        generator: the generator's name, for example `chain_sum`.
+        generator_args: settings of the generator.
+        tag: scores only the text between `<tag>` and `</tag>`; None scores the whole answer.
+        task: a mapping with the `seed` of the question; without it the seed is 0.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class ReasoningQuestion(SingleTurnEnvironment):
 
 
 def adapted(generator: str, key: str) -> AdaptedEnvironment:
-    """Return the adapter of a generator.
+    """Return the adapter of a reasoning-gym generator, by its name.
 
     Raises:
-        ParamsError: the package has none of this name.
+        ParamsError: reasoning-gym has no generator of this name.
         MissingInputError: reasoning-gym is not installed.
     """
     need_package("reasoning_gym", "reasoning", key)

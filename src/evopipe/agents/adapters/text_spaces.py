@@ -17,14 +17,18 @@ from evopipe.errors import ParamsError, suggestion
 
 class TextSpaces(BaseEnv):
     """A Gymnasium environment whose observations are texts, or mappings of texts and numbers. A task is `{"seed": 7}`,
-    and may have `options`.
+    and may also have `options`.
 
-    An action that is not in the environment's space is not passed on: the agent is told so, with reward 0.
+    An action outside the environment's action space is not executed: the step returns a message for the agent and the
+    reward 0.
 
     Args:
-        environment: its id, as `gymnasium.make` takes it; its class, or a function that makes it.
-        environment_args: arguments of either.
-        task: may have `seed` and `options`, which `reset` is called with.
+        environment: an id for `gymnasium.make`, an environment class, or a function that makes the environment.
+        environment_args: arguments of `gymnasium.make`, of the class or of the function.
+        task: a mapping; its `seed` and `options`, if any, are passed to `reset`.
+
+    Raises:
+        TypeError: the observations contain no text, or actions are neither texts nor numbers of a Discrete space.
     """
 
     def __init__(
@@ -80,15 +84,16 @@ def _number(value: Any) -> Any:
 
 
 def seeds(n: int, seed: int) -> list[dict[str, Any]]:
-    """Return tasks that are seeds; other ones for another seed."""
+    """Return `n` tasks, each `{"seed": …}` with a seed of its own; another `seed` (for n up to a million) gives other
+    tasks."""
     return [{"seed": seed * 1_000_000 + i} for i in range(n)]
 
 
 def adapted(environment: Any, key: str) -> AdaptedEnvironment:
-    """Return the adapter of an environment, by its id, its class, or a function.
+    """Return the adapter of a Gymnasium environment, given by its id, its class, or a function that makes it.
 
     Raises:
-        ParamsError: no environment is registered under this id.
+        ParamsError: no environment is registered under this id, or the class is abstract.
     """
     if isinstance(environment, str):
         try:

@@ -17,12 +17,12 @@ _ELSEWHERE = ("nltk", "word_lists", "OpenRouter", "openai")
 
 
 class ArenaGame(BaseEnv):
-    """A game for one player. A task is `{"seed": 7}`; the reward comes with the end.
+    """A game of the package textarena for one player. A task is `{"seed": 7}`; only the last step has a reward.
 
     Args:
-        game: its id, for example `GuessTheNumber-v0-train`.
+        game: the game's id, for example `GuessTheNumber-v0-train`.
         game_args: arguments of `textarena.make`.
-        task: has the `seed`.
+        task: a mapping with the `seed`; without it the seed is 0.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ def _asks_for(entry_point: str) -> str | None:
 
 
 def adapted(game: str, key: str) -> AdaptedEnvironment:
-    """Return the adapter of a game.
+    """Return the adapter of a textarena game, by its id.
 
     Raises:
-        ParamsError: the package has none of this name, or the game fetches something from the network.
+        ParamsError: textarena has no such game, or the game would fetch data from the network.
         MissingInputError: textarena is not installed.
     """
     need_package("textarena", "textarena", key)

@@ -23,11 +23,13 @@ _LONGEST = 20_000  # characters of a tool's output that an agent is told
 
 
 class EpisodeLost(Exception):
-    """What answers tools is gone: the episode fails, and the agent is not told."""
+    """Raised when the server that answers tool calls has died or is too late: the episode fails. Other exceptions of
+    tools become messages for the agent."""
 
 
 class ToolsEnvironment(BaseEnv):
-    """The base of environments that answer `CallingAgent`: an episode ends with a completion that calls nothing."""
+    """The base class of environments that offer tools to a `CallingAgent`. An episode ends with a completion that calls
+    no tool."""
 
     scores_cut: ClassVar[bool] = True
     answer = ""  # the last completion, without its calls
@@ -35,11 +37,12 @@ class ToolsEnvironment(BaseEnv):
     @property
     @abstractmethod
     def tools(self) -> list[dict[str, Any]]:
-        """The tools that there are, as OpenAI's API has them."""
+        """The schemas of the environment's tools, as a list in the form of OpenAI's API."""
 
     @abstractmethod
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a tool. An exception becomes a text for the agent."""
+        """Call a tool by its name and return its result. `step` converts an exception to a message for the agent,
+        except `EpisodeLost`, which ends the episode."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         calls = action["calls"] if isinstance(action, Mapping) else []
@@ -60,15 +63,18 @@ class ToolsEnvironment(BaseEnv):
 
 
 class ToolClass(ToolsEnvironment):
-    """An environment in TRL's form. Its rewards are those of its `get_reward()`, of `reward_fn`, or its attribute
-    `reward` when the episode is over.
+    """An adapter of an environment class in TRL's form: `reset(**row)`, public methods as tools, and optionally
+    `get_reward()`.
+
+    The reward of an episode is what `get_reward()` returns; without that method, what `reward_fn` returns; without
+    both, the instance's attribute `reward` at the end.
 
     Args:
         environment: the class, or a function that makes instances.
-        environment_args: arguments that it is called with.
-        row: the task, which `reset` is called with. A text that `reset` returns is added to the row's `prompt`, a text
-            or a chat.
-        reward_fn: a reward function, for the row and the agent's last text.
+        environment_args: arguments of the class or function.
+        row: the task, passed to `reset` as keyword arguments. A text that `reset` returns is appended to the row's
+            `prompt`, a text or a list of messages.
+        reward_fn: a reward function, called with the row and the agent's last text.
     """
 
     def __init__(
@@ -100,7 +106,12 @@ class ToolClass(ToolsEnvironment):
         return _awaited(getattr(self.made, name)(**arguments))
 
     def compute_final_reward(self) -> Any:
-        """Return the reward of the whole episode."""
+        """Return the reward of the whole episode: from `get_reward()`, else from `reward_fn`, else from the attribute
+        `reward`.
+
+        Raises:
+            ValueError: the environment has none of the three.
+        """
         if callable(own := getattr(self.made, "get_reward", None)):
             return _awaited(own())
         if self.reward_fn is not None:
@@ -126,13 +137,23 @@ def _awaited(found: Any) -> Any:
 
 
 def judged(reward_fn: RewardFunction, task: dict[str, Any], answer: str) -> Any:
-    """Return the reward that a reward function gives an answer."""
+    """Call a reward function with a task and the agent's answer, and return the reward as a plain value, not as a
+    `RewardOutput`."""
     found = reward_fn(task, answer)
     return found.reward if isinstance(found, RewardOutput) else found
 
 
 def chat_of(prompt: Any, told: str) -> list[Message]:
-    """Return the chat that a row begins, with what `reset` said at its end."""
+    """Return the messages of an episode's first observation: the row's prompt with the text `told` appended.
+
+    Args:
+        prompt: a text or None, which becomes one message of the user; or a list of messages, of which the last one is
+            extended.
+        told: the text that the environment's `reset` returned, or an empty text.
+
+    Raises:
+        TypeError: `prompt` is of another type, or an empty list.
+    """
     if prompt is None or isinstance(prompt, str):
         return [{"role": "user", "content": (prompt or "") + told}]
     if not isinstance(prompt, list) or not prompt or not all(isinstance(each, Mapping) for each in prompt):
@@ -162,7 +183,8 @@ def _schemas(cls: type[Any]) -> str:
 
 
 def schemas(cls: type[Any]) -> list[dict[str, Any]]:
-    """Return the tools of a class, its public methods, as OpenAI's API has them.
+    """Return the schemas of a class's tools in the form of OpenAI's API, one for each public method except `reset`,
+    `get_reward` and `close`.
 
     Raises:
         ParamsError: a method has no docstring, or an argument no type.
@@ -172,10 +194,15 @@ def schemas(cls: type[Any]) -> list[dict[str, Any]]:
 
 
 def adapted(environment: Any, key: str) -> AdaptedEnvironment:
-    """Return the adapter of a class in TRL's form, or of a function that makes such environments; a text names it.
+    """Return the adapter of an environment in TRL's form.
+
+    Args:
+        environment: the class, a function that makes instances, or a text `module:name` that names either.
+        key: the parameter or argument that error messages name.
 
     Raises:
-        ParamsError: it has no `reset`, or a method of which no tool can be made.
+        ParamsError: the class has no method `reset`, or no tool can be made of one of its methods.
+        MissingInputError: the extra `language` is not installed.
     """
     need_package("transformers", "language", key)
     if isinstance(environment, str):

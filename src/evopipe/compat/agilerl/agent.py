@@ -33,20 +33,20 @@ _POOL = 16  # environments in which an agent is tested at once, at most
 
 
 class Agent(View):
-    """One agent of a population, as AgileRL's scripts use it: a view of one member.
+    """An agent of a population, with the methods that AgileRL's scripts call. It is a view of one member.
 
-    An agent that learns by itself makes the same updates as in a population, in a cohort of one. `train_off_policy` and
-    its like train a whole population in one call, many times faster.
+    `learn` makes the same updates as a training of the whole population does. `train_off_policy` and the other training
+    functions train all agents in one call, many times faster.
 
     Attributes:
-        breed: what all agents of the population share: algorithm, settings, spaces.
+        breed: the algorithm, settings and spaces that all agents of the population share.
         index: the agent's index in the population.
-        fitness: what `test` returned, oldest first.
+        fitness: the results of `test`, oldest first.
         scores: returns of finished episodes, for the script's own loop to fill.
         steps: environment steps, as a list whose last entry is the current count. Loops and training functions update
             it.
-        mut: what the last mutation changed, as text; the text `None` if nothing.
-        rollout_buffer: the steps since the agent last learned; for on-policy algorithms.
+        mut: a text that describes the last mutation; `"None"` if nothing changed.
+        rollout_buffer: for on-policy algorithms, the steps since the agent last learned.
         training: whether the agent explores.
 
     Examples:
@@ -73,19 +73,20 @@ class Agent(View):
 
     @property
     def member(self) -> Member:
-        """The member in its current state."""
+        """The agent's member (weights, hyper-parameters, fitness) in its current state."""
         if self._cohort is not None:
             (self._member,) = dissolve([self._cohort])
         return super().member
 
     @property
     def batch_size(self) -> int:
-        """The number of transitions in an update; for on-policy algorithms, of steps in a minibatch."""
+        """The number of transitions in an update; for on-policy algorithms, the number of steps in a minibatch."""
         return int(self._setting("batch_size"))
 
     @property
     def learn_step(self) -> int:
-        """The number of environment steps between two updates; for on-policy algorithms, of steps in a rollout."""
+        """The number of environment steps between two updates; for on-policy algorithms, the number of steps in a
+        rollout."""
         return int(self._setting("learn_step"))
 
     def _setting(self, name: str) -> float:
@@ -93,41 +94,42 @@ class Agent(View):
 
     @property
     def observation_space(self) -> Any:
-        """The observation space, of Gymnasium; for a team, a dictionary of spaces by agent."""
+        """Gymnasium's observation space; for a team, a dictionary of spaces by agent."""
         return self.breed.observation_space
 
     @property
     def action_space(self) -> Any:
-        """The action space, of Gymnasium; for a team, a dictionary of spaces by agent."""
+        """Gymnasium's action space; for a team, a dictionary of spaces by agent."""
         return self.breed.action_space
 
     @property
     def recurrent(self) -> bool:
-        """Whether the agent's network is recurrent, and keeps a memory from step to step."""
+        """Whether the agent's network is recurrent, and carries a hidden state from step to step."""
         return self.live().memory > 0
 
     @property
     def actor(self) -> _Actor:
-        """The object that scales squashed actions to the environment's bounds, see `scale_action`."""
+        """An object with the method `scale_action`, which scales squashed actions to the environment's bounds."""
         return _Actor(self)
 
     def set_training_mode(self, training: bool) -> None:
-        """Set whether the agent explores."""
+        """Set whether the agent explores (True) or chooses greedy actions (False)."""
         self.training = bool(training)
 
     def unwrap_models(self) -> None:
-        """Do nothing: no model is wrapped, because all members train in one process."""
+        """Do nothing. AgileRL's scripts call this around checkpoints; here no model is ever wrapped."""
 
     wrap_models = unwrap_models
 
     def live(self) -> Cohort:
-        """Return the cohort of one in which the agent acts and learns. Its tensors change in place."""
+        """Return the tensors with which the agent acts and learns, as a cohort of this one member. They change in
+        place."""
         if self._cohort is None:
             (self._cohort,) = self.breed.spec.form([self._member])
         return self._cohort
 
     def tick(self) -> int:
-        """Count one call of acting and return the count, which fixes the call's random draws."""
+        """Increase the count of calls that choose actions, and return it. The count seeds the call's random draws."""
         self._acted += 1
         return self._acted
 
@@ -137,16 +139,17 @@ class Agent(View):
         """Return the actions for observations. While `training` is True, the agent explores as its algorithm does.
 
         Args:
-            obs: an observation as the environment gives it, or a batch of them; for a team, a dictionary by agent.
+            obs: an observation as the environment returns it, or a batch of them; for a team, a dictionary by agent.
             epsilon: probability of a random legal action, 0 to 1.
             action_mask: legal actions `[A]` or `[n, A]`; None if all are legal.
-            hidden_state: the memory that a recurrent agent returned last, `[n, M]`, for a team `[n, K, M]`; None if
-                episodes begin.
+            hidden_state: for a recurrent agent, the hidden state that the previous call returned, `[n, M]`, for a team
+                `[n, K, M]`; None at the beginning of episodes.
 
         Returns:
-            Actions as the environment takes them, `[n, …]`, or one action for one observation; for a team, a dictionary
-            by agent. Algorithms that learn from rollouts return (action, log-probability, entropy, value), `[n]` each,
-            and recurrent ones their new memory too. Their continuous actions are not clipped: clip them to the bounds.
+            Actions as the environment takes them, `[n, …]`, or a single action for a single observation; for a team, a
+            dictionary by agent. Algorithms that learn from rollouts return (action, log-probability, entropy, value),
+            `[n]` each; a recurrent agent also returns its new hidden state. The continuous actions of these algorithms
+            are not clipped: clip them to the environment's bounds.
 
         Raises:
             UsageError: a shape does not fit.
@@ -210,15 +213,16 @@ class Agent(View):
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, experiences: Any = None) -> float:
-        """Learn from a batch of transitions by one update, or from a rollout by all its epochs, and return the loss.
+        """Learn from a batch of transitions by one update, or from a rollout by all its epochs; return the loss.
 
         Args:
-            experiences: a batch that `memory.sample` or `sampler.sample` returned, or arrays (state, action, reward,
-                next_state, done) `[B, …]`. Algorithms that learn from rollouts take (observations, actions,
-                log-probabilities, rewards, dones, values, next observation), of which all but the last are lists with
-                one entry for each step; the next done follows if `dones` are those before each step. None takes the
-                steps in `rollout_buffer`. For a team, each entry is a dictionary by agent, or each list is a dictionary
-                of equally long lists by agent. An agent that is not in a step's observation is absent.
+            experiences: for algorithms with a replay buffer, a batch that `memory.sample` or `sampler.sample` returned,
+                or arrays (state, action, reward, next_state, done) `[B, …]`. For algorithms that learn from rollouts,
+                lists (observations, actions, log-probabilities, rewards, dones, values) with one entry for each step,
+                then the next observation. If `dones` has for each step the done before the step, not after it, the done
+                after the last step follows. None takes the steps in `rollout_buffer`. For a team, each entry is a
+                dictionary by agent, or each list is a dictionary of equally long lists by agent. An agent that is
+                missing from a step's observation is absent in that step.
 
         Returns:
             The loss; NaN after the agent has diverged.
@@ -256,13 +260,13 @@ class Agent(View):
     # --- testing and keeping ------------------------------------------------------------------------------------------
 
     def test(self, env: Any, swap_channels: bool = False, max_steps: int | None = None, loop: int = 1) -> float:
-        """Play greedy episodes; return their mean undiscounted return, which is also appended to `fitness`.
+        """Play greedy episodes; return their mean undiscounted return, and append it to `fitness`.
 
         Args:
-            env: the environment, as for the training functions. Copies of it are played; `env` itself stays as it is.
-            swap_channels: not needed: the order of an image's channels is detected.
+            env: the environment, as for the training functions. The agent plays in copies; `env` itself is not changed.
+            swap_channels: has no effect, because the order of an image's channels is detected.
             max_steps: the most steps of an episode; None for no limit.
-            loop: episodes for each environment of `env`. Their seeds are the same for all agents and every test.
+            loop: episodes for each environment of `env`. Their seeds are the same for all agents and in every test.
 
         Raises:
             UsageError: the environment cannot be copied.
@@ -276,15 +280,16 @@ class Agent(View):
         return self.fitness[-1]
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy a parent's counters, and the position in the random draws of the agent whose place it takes."""
+        """Copy the counters of `parent`, and the position in the random draws of `slot`, the agent that this agent
+        replaces."""
         super().go_on_from(parent, slot)
         self._acted, self._learned, self.training = slot._acted, slot._learned, parent.training
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write the agent to a folder: safetensors and JSON, with checksums. A folder in its place is replaced.
+        """Write the agent to a folder of safetensors and JSON files with checksums. An existing folder is replaced.
 
         Raises:
-            DiskError: it cannot be written.
+            DiskError: the folder cannot be written.
         """
         counters: dict[str, Any] = {"acted": self._acted, "learned": self._learned, "steps": [*map(int, self.steps)]}
         counters["scores"] = [*map(float, self.scores)]
@@ -294,10 +299,10 @@ class Agent(View):
         members.write(Path(path), [replace(self.member, slot=0)], about)
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Replace this agent's state by what `save_checkpoint` wrote.
+        """Replace this agent's state by that in a folder which `save_checkpoint` wrote.
 
         Raises:
-            MissingInputError: there is no such folder.
+            MissingInputError: the folder does not exist.
             DataError: it is damaged, or belongs to another algorithm or other spaces.
         """
         found = Agent.load(path)
@@ -309,10 +314,15 @@ class Agent(View):
 
     @classmethod
     def load(cls, path: str | Path, device: Any = None) -> Agent:
-        """Return the agent that `save_checkpoint` wrote, on a device: cpu, cuda, or None for the one that it was on.
+        """Return an agent from a folder that `save_checkpoint` wrote.
+
+        Args:
+            path: the folder.
+            device: `cpu` or `cuda`; None for the device of the saved agent.
 
         Raises:
-            MissingInputError, DataError: it is not there, or is damaged.
+            MissingInputError: the folder does not exist.
+            DataError: it is damaged.
         """
         member, breed, counters = _read(Path(path), device)
         found = cls(breed, member)

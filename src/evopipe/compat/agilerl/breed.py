@@ -1,4 +1,4 @@
-"""What all agents of a population have in common: algorithm, parameters and spaces."""
+"""The algorithm, the parameters and the spaces that all agents of a population share."""
 
 from __future__ import annotations
 
@@ -46,15 +46,16 @@ class Breed:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The algorithm, its configuration and the spaces as JSON data, as `policy.json` has them."""
+        """The algorithm, its configuration and the spaces as JSON data, in the form of an exported policy's
+        `policy.json`."""
         own = self.team.to_json() if self.team is not None else self.actions.to_json() | self.observations.to_json()
         return settings_of(self.params.env, self.params.train.algo, self.params.algo_config) | own
 
     def rows(self, obs: Any) -> tuple[np.ndarray, bool]:
-        """Return observations as flat rows `[n, O]` float32, and whether there was a single one.
+        """Return observations as flat rows `[n, O]` float32, and whether `obs` was a single observation.
 
         Raises:
-            UsageError: they do not fit the space.
+            UsageError: the observations do not fit the space.
         """
         try:
             rows, single = self.observations.read(obs)
@@ -66,7 +67,7 @@ class Breed:
         """Convert actions from the algorithm's encoding to the environment's units, `[n, …]`, without clipping.
         Squashed actions stay in [-1, 1].
 
-        For an agent of a team, `space` is that agent's space; its actions may have pads.
+        For an agent of a team, `space` is that agent's space, and `drawn` may be padded to the widest agent's actions.
         """
         space = space or self.actions
         if space.bounds is None:
@@ -79,8 +80,8 @@ class Breed:
         return own.astype(np.float32).reshape(-1, *space.shape)
 
     def drawn(self, own: Any, count: int, space: ActionSpace | None = None) -> torch.Tensor:
-        """Convert `count` actions from the environment's units to the algorithm's encoding, `[n, …]` without pads: the
-        inverse of `undrawn`."""
+        """Convert `count` actions from the environment's units to the algorithm's encoding, `[n, …]` without pads. This
+        is the inverse of `undrawn`."""
         space = space or self.actions
         array = np.asarray(own).reshape(count, *space.shape)
         if space.bounds is None:
@@ -92,7 +93,8 @@ class Breed:
         return torch.from_numpy((2.0 * (flat - low) / (high - low) - 1.0).astype(np.float32))
 
     def with_params(self, params: Params, spec: EnvSpec, spaces: tuple[Any, Any] | None = None) -> Breed:
-        """Return a copy with other parameters. If `spaces` is given, it replaces the observation and action space."""
+        """Return a copy with other parameters and another run configuration `spec`. If `spaces` is given, it replaces
+        the observation and action space."""
         if spaces is None:
             return replace(self, spec=spec, params=params)
         return replace(_of_spaces(*spaces, self.team is not None), spec=spec, params=params)
@@ -111,18 +113,19 @@ def _of_spaces(observations: Any, actions: Any, team: bool) -> Breed:
 
 
 def params_of(data: Mapping[str, Any]) -> Params:
-    """Return the parameters of a run in environments, see `parse_params`.
+    """Check data of the form of `params.yaml`, and return it as the parameters of a run in environments; see
+    `parse_params`.
 
     Raises:
-        ParamsError: they cannot be used, or are those of a language model.
+        ParamsError: a value cannot be used, or the parameters are those of a language model.
     """
     other = "language: these are parameters of a language model, which has functions of its own"
     return env_params(data, ParamsError(other))
 
 
 def build(params: Params, observations: Any, actions: Any) -> Breed:
-    """Return what all agents of a population share (`Breed`), from a run's parameters and Gymnasium's spaces. For a
-    team, both spaces are dictionaries by agent.
+    """Make the `Breed` of a population from a run's parameters and Gymnasium's spaces. For a team, both spaces are
+    dictionaries by agent.
 
     Raises:
         ParamsError: the algorithm does not support the spaces.
@@ -135,18 +138,21 @@ def build(params: Params, observations: Any, actions: Any) -> Breed:
 
 
 def by_agent(spaces: Any) -> bool:
-    """Return whether spaces are those of a team: a dictionary by agent."""
+    """Return whether `spaces` belongs to a team: whether it is a dictionary of spaces by agent, not a Gymnasium
+    space."""
     return isinstance(spaces, Mapping) and not isinstance(spaces, gymnasium.Space)
 
 
 def spaces_of(breed: Breed) -> Spaces:
-    """Return the spaces as algorithms know them: widths and kinds."""
+    """Return a population's spaces in the form that algorithms use: the widths and kinds of observations and
+    actions."""
     found: Spaces = breed.actions.spaces(breed.observations) if breed.team is None else breed.team.spaces
     return found
 
 
 def device_of(device: Any) -> str:
-    """Return the value of `runtime.device` for a torch device or its name; for None, the best device that is available.
+    """Return the value of the parameter `runtime.device` for a torch device or its name; `auto`, the best available
+    device, for None.
 
     Raises:
         UsageError: evopipe does not support the device.
@@ -160,7 +166,7 @@ def device_of(device: Any) -> str:
 
 
 def one_process(accelerator: Any) -> None:
-    """Raise UsageError if an accelerator has several processes."""
+    """Raise a UsageError if an Accelerate `Accelerator` has more than one process. None is accepted."""
     if accelerator is not None and getattr(accelerator, "num_processes", 1) > 1:
         raise UsageError(
             f"accelerator: it has {accelerator.num_processes} processes, and evopipe trains all members in one: start "

@@ -28,7 +28,8 @@ _SPELLED = {"obs": "state", "next_obs": "next_state", "terminated": "done"}
 
 
 class Memory(ABC):
-    """The base of replay buffers: it takes transitions of five parts in the order of `field_names`."""
+    """The base class of replay buffers. A transition has five parts: state, action, reward, next state and done;
+    `field_names` says in which order they are saved."""
 
     def __init__(self, memory_size: int, field_names: Sequence[str]) -> None:
         self._names = [_SPELLED.get(name, name) for name in field_names]
@@ -40,9 +41,9 @@ class Memory(ABC):
         """Save one transition, or, with `is_vectorised`, one transition of each environment.
 
         Args:
-            *parts: state, action, reward, next state and done in the order of `field_names`, `[…]` or `[n, …]`; for a
-                team, each is a dictionary by agent. An agent that is not in the state is absent; one that is not in the
-                next state has ended.
+            *parts: state, action, reward, next state and done in the order of `field_names`, `[…]`, or `[n, …]` for n
+                environments. For a team, each part is a dictionary by agent. An agent that is missing from the state is
+                absent; an agent that is missing from the next state has ended its episode.
             is_vectorised: whether the parts are `[n, …]`.
 
         Raises:
@@ -53,10 +54,10 @@ class Memory(ABC):
         self._save(dict(zip(self._names, parts, strict=True)), is_vectorised)
 
     def save_to_memory_vect_envs(self, *parts: Any) -> None:
-        """Save one transition of each environment: each part `[n, …]`, in the order of `field_names`.
+        """Save one transition of each environment; each part is `[n, …]`, in the order of `field_names`.
 
-        A vector of `make_vect_envs` resets an environment in the step after its episode ended, whatever the action.
-        Such steps are left out.
+        If the environments come from `make_vect_envs`, steps in which an environment was only reset after the end of an
+        episode are left out.
         """
         self.save_to_memory(*parts, is_vectorised=True)
 
@@ -158,13 +159,14 @@ def _mapped(obs: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class Experiences(tuple[Any, ...]):
-    """A batch of transitions: (state, action, reward, next_state, done), NumPy arrays `[B, …]`, with the indices of its
-    rows in the buffer.
+    """A batch of transitions from a replay buffer: a tuple (state, action, reward, next_state, done) of NumPy arrays
+    `[B, …]`.
 
     Attributes:
-        memory: the buffer that it was drawn from.
-        rows: `[1, B, size]`, the packed rows.
-        places, weight: `[1, B]`, row indices and importance weights; None if the buffer is not prioritised.
+        memory: the buffer that the batch was drawn from.
+        rows: the same transitions as packed rows, `[1, B, size]`.
+        places, weight: row indices in the buffer and importance weights, `[1, B]`; None if the buffer is not
+            prioritised.
 
     Examples:
         >>> from evopipe import ReplayBuffer
@@ -185,15 +187,16 @@ class ReplayBuffer(Memory):
     """A ring buffer of transitions that all agents share.
 
     Args:
-        memory_size: the most transitions; the oldest are overwritten.
-        field_names: a transition's parts in the order in which they are saved: state, action, reward, next_state, done.
-        action_dim: not needed: it follows from what is saved.
-        device: not needed: a batch is moved to the agent's device when the agent learns from it.
+        memory_size: the capacity in transitions; the oldest transitions are overwritten.
+        field_names: the names `state`, `action`, `reward`, `next_state` and `done`, in the order in which a script
+            saves these parts.
+        action_dim: has no effect; the shape follows from the first transition.
+        device: has no effect; a batch is moved to the agent's device when the agent learns from it.
         max_size: the newer name of `memory_size`.
-        seed: seed of the draws.
+        seed: seed of the random draws of `sample`.
 
     Raises:
-        UsageError: there is no size, or both are given, or `field_names` are not these five.
+        UsageError: neither or both of `memory_size` and `max_size` are given, or `field_names` has other names.
 
     Examples:
         >>> from evopipe import ReplayBuffer
@@ -226,7 +229,7 @@ class ReplayBuffer(Memory):
 
     @property
     def replay(self) -> Replay:
-        """The ring of packed rows that holds the transitions.
+        """The ring buffer of packed rows that holds the transitions.
 
         Raises:
             UsageError: no transition was saved yet.
@@ -237,7 +240,7 @@ class ReplayBuffer(Memory):
         return replay
 
     def fill(self, named: Mapping[str, np.ndarray]) -> None:
-        """Replace all transitions by these: each part `[n, …]` by its name."""
+        """Replace all transitions by others. `named` has an array `[n, …]` for each of the five parts, by its name."""
         counter, self.form, self._replay, self._nstep = self.counter, None, None, None
         self._save(named, True)
         self.counter = counter
@@ -273,8 +276,9 @@ class ReplayBuffer(Memory):
         """Return a batch of transitions drawn with replacement, uniformly or by priority.
 
         Args:
-            batch_size: how many.
-            beta: for a prioritised buffer: how much importance weights correct for the priorities.
+            batch_size: the number of transitions.
+            beta: for a prioritised buffer, how strongly importance weights correct for the priorities: 0 not at all, 1
+                fully.
 
         Raises:
             UsageError: the buffer is empty.
@@ -300,13 +304,14 @@ class ReplayBuffer(Memory):
 
 
 class MultiStepReplayBuffer(ReplayBuffer):
-    """A replay buffer of n-step transitions, shorter where an episode ends; each agent discounts by its own γ.
+    """A replay buffer of n-step transitions. They are shorter at the end of an episode. Each agent discounts their
+    rewards by its own γ.
 
     Args:
         memory_size, field_names, device: as in `ReplayBuffer`.
         num_envs: the number of environments whose steps are saved.
         n_step: the number of steps in a transition.
-        gamma: not needed: agents' discounts differ and mutate.
+        gamma: has no effect, because each agent has a discount of its own.
 
     Examples:
         >>> from evopipe import MultiStepReplayBuffer
@@ -327,14 +332,14 @@ class MultiStepReplayBuffer(ReplayBuffer):
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """A replay buffer that draws transitions with a high TD error more often (Schaul et al., 2016).
+    """A prioritised replay buffer, which draws transitions with a high TD error more often (Schaul et al., 2016).
 
     Args:
         memory_size, field_names, device: as in `ReplayBuffer`.
-        num_envs: not needed: any number may be saved at once.
-        alpha: how much priorities count; 0 is uniform.
-        n_step: steps that a transition spans, as in `MultiStepReplayBuffer`.
-        gamma: not needed.
+        num_envs: has no effect; any number of environments may be saved at once.
+        alpha: the exponent of priorities; 0 draws uniformly.
+        n_step: the number of steps in a transition, as in `MultiStepReplayBuffer`.
+        gamma: has no effect, because each agent has a discount of its own.
 
     Examples:
         >>> from evopipe import PrioritizedReplayBuffer
@@ -355,14 +360,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.n_step = self.steps
 
     def update_priorities(self, index: Any, priorities: Any) -> None:
-        """Set the priorities `[B]` of the transitions at places `[B]`; `agent.learn` does so by itself."""
+        """Set the priorities `[B]` of the transitions with the row indices `index` `[B]`. `agent.learn` calls it by
+        itself."""
         assert self.replay.priorities is not None
         at, errors = (torch.as_tensor(x).reshape(1, -1) for x in (index, priorities))
         self.replay.priorities.update(torch.zeros(1, dtype=torch.int64), at.long(), errors.float())
 
 
 class ReplayDataset(IterableDataset[Experiences]):
-    """An endless stream of batches of a replay buffer, for a `torch.utils.data.DataLoader`.
+    """An endless iterable dataset of batches drawn from a replay buffer, for a `torch.utils.data.DataLoader`.
 
     Examples:
         >>> from evopipe import ReplayBuffer, ReplayDataset
@@ -381,16 +387,17 @@ class ReplayDataset(IterableDataset[Experiences]):
 
 
 class Sampler:
-    """Draws batches from a replay buffer, or from a `ReplayDataset`.
+    """An object that draws batches from a replay buffer, or from a `ReplayDataset`.
 
     Args:
-        distributed: whether batches come from `dataset`. With one process, as here, it makes no difference.
+        distributed: whether `dataset` is given instead of `memory`. The batches are the same, because there is one
+            process.
         memory: the replay buffer to sample from.
-        dataset: a `ReplayDataset`; for `distributed`.
-        dataloader, per, n_step: not needed: they follow from the buffer.
+        dataset: a `ReplayDataset` to sample from, if `distributed` is True.
+        dataloader, per, n_step: have no effect; the buffer itself is prioritised or has n steps.
 
     Raises:
-        UsageError: there is nothing to sample from, or two things.
+        UsageError: neither or both of `memory` and `dataset` are given, or `distributed` does not fit them.
 
     Examples:
         >>> from evopipe import ReplayBuffer, Sampler
@@ -409,5 +416,5 @@ class Sampler:
         self.memory = memory if memory is not None else dataset.buffer  # type: ignore[union-attr]
 
     def sample(self, batch_size: int, *args: Any, **kwargs: Any) -> Experiences:
-        """See `ReplayBuffer.sample`."""
+        """Return a batch of the buffer; for the arguments and errors see `ReplayBuffer.sample`."""
         return self.memory.sample(batch_size, *args, **kwargs)

@@ -31,14 +31,16 @@ def transitions_from(
 
     Args:
         config: the environment.
-        dataset: an open `h5py.File`, a path of one, or arrays by name; None if `minari_dataset_id` is given.
-        minari_dataset_id: a dataset of Minari: a folder or an id; None if `dataset` is given.
-        remote: whether Minari may download it.
-        limit: most transitions.
+        dataset: an open `h5py.File`, the path of such a file, or a mapping of arrays by name; None if
+            `minari_dataset_id` is given.
+        minari_dataset_id: a Minari dataset, a folder or an id; None if `dataset` is given.
+        remote: whether Minari may download the dataset.
+        limit: the most transitions.
 
     Raises:
         UsageError: neither or both datasets are given, or `remote` would have no effect.
-        MissingInputError, DataError: the dataset is not there, is damaged, or does not fit the environment.
+        MissingInputError: the dataset does not exist.
+        DataError: the dataset is damaged, or does not fit the environment.
     """
     if (dataset is None) == (minari_dataset_id is None):
         raise UsageError("dataset: give one, or minari_dataset_id, one of both")

@@ -47,7 +47,7 @@ class _Anew(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def config_of(env: Any) -> EnvConfig:
-    """Return the block `env` of parameters from which a run makes more environments like this one.
+    """Return the block `env` of `params.yaml` from which a run makes more environments like `env`.
 
     The number of environments in a vector becomes each member's number of environments.
 
@@ -63,7 +63,8 @@ def config_of(env: Any) -> EnvConfig:
 
 
 def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
-    """Return the block `env` of parameters for a function that makes one environment of Gymnasium or PettingZoo.
+    """Return the block `env` of `params.yaml` for a function that makes one environment of Gymnasium or PettingZoo.
+
     `num_envs` is each member's number of environments.
 
     Raises:
@@ -79,12 +80,13 @@ def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
 
 
 def remember(env: Any, config: EnvConfig) -> None:
-    """Record how more environments like this one are made, for `config_of`."""
+    """Store the block `env` from which more environments like `env` are made, for `config_of` to return."""
     _known[env] = config
 
 
 def evaluation_pool(env: Any, rows: int) -> EnvPool:
-    """Return a pool of environments like this one for testing agents; it is closed when `env` is collected."""
+    """Return a pool of at least `rows` environments like `env` for testing agents. The pool is closed when `env` is
+    garbage-collected."""
     if env not in _pools or _pools[env].rows < rows:
         if env in _pools:
             _pools.pop(env).close()

@@ -23,13 +23,13 @@ from evopipe.searchers.tournament import windowed
 
 
 class TournamentSelection:
-    """Tournament selection: each child's parent is the fittest of some agents drawn at random.
+    """Settings of a tournament selection. Each child's parent is the fittest of some agents that are drawn at random.
 
     Args:
-        tournament_size: agents drawn, with replacement, for each tournament.
+        tournament_size: the number of agents drawn, with replacement, for each tournament.
         elitism: whether the fittest agent always survives, at index 0.
-        population_size: the number of agents in the next generation, which must be that of this one.
-        eval_loop: how many of the last tests are averaged to an agent's fitness.
+        population_size: the number of agents, which stays the same; it is only checked. None for any.
+        eval_loop: the number of an agent's last tests whose mean is its fitness; None for 1.
         evo_step: the older name of `eval_loop`.
 
     Examples:
@@ -58,10 +58,10 @@ class TournamentSelection:
         )
 
     def check(self, size: int) -> None:
-        """Check the size of a population.
+        """Check that a population has the right number of agents.
 
         Raises:
-            UsageError: it is not the `population_size` of the constructor.
+            UsageError: `size` differs from the `population_size` of the constructor.
         """
         if self.population_size not in (None, size):
             raise UsageError(
@@ -70,7 +70,8 @@ class TournamentSelection:
             )
 
     def select(self, population: Sequence[Agent]) -> tuple[Agent, list[Agent]]:
-        """Return a copy of the fittest agent, and the next generation, which shares nothing with its parents.
+        """Return a copy of the fittest agent, and the agents of the next generation, which share no tensors with their
+        parents.
 
         Raises:
             UsageError: no agent was tested.
@@ -95,24 +96,26 @@ class TournamentSelection:
 
 
 class Mutations:
-    """Mutations of agents, each with a relative weight.
+    """Settings of mutation: the kinds of mutation, each with a relative weight, and their ranges.
 
     Args:
         no_mutation: weight of no mutation.
-        architecture: weight of a change of architecture: layers or units are added or removed.
-        new_layer_prob: probability that such a change is one of layers, 0 to 1.
-        parameters: weight of noise on weights of the policy.
-        activation: weight of another activation function.
+        architecture: weight of a change of architecture, which adds or removes layers or units.
+        new_layer_prob: probability that a change of architecture concerns layers, not units, 0 to 1.
+        parameters: weight of noise on some weights of the policy network.
+        activation: weight of a change of the activation function.
         rl_hp: weight of a change of a hyper-parameter.
         mutation_sd: standard deviation of the noise, relative to each weight.
         activation_selection: activations to choose from; None for ReLU, ELU and GELU.
         mutate_elite: whether the fittest agent, at index 0, mutates too.
-        rand_seed: seed of a training by `train_*`; None for the population's seed. `mutation(pop)` uses the agents'
-            keys instead.
-        rl_hp_selection: which hyper-parameters; None for those of `hp_config`, or the algorithm's.
-        min_lr, max_lr, min_learn_step, max_learn_step, min_batch_size, max_batch_size: the ends of these ranges.
-        algo, arch, agent_ids: not needed: they follow from the agents. If `algo` is given, it must be the agents'
-            algorithm.
+        rand_seed: seed of a run of `train_off_policy` and the other training functions; None for the population's seed.
+            The method `mutation` does not use it: its draws depend on the agents' random keys.
+        rl_hp_selection: names of the hyper-parameters that mutate; None for those in the population's `hp_config`, or
+            without that the algorithm's own.
+        min_lr, max_lr, min_learn_step, max_learn_step, min_batch_size, max_batch_size: the bounds of these
+            hyper-parameters; None keeps the bounds of `hp_config` or of the algorithm.
+        algo, arch, agent_ids: not needed, because they follow from the agents. If `algo` is given, it must be the
+            agents' algorithm.
         device, accelerator: not needed.
 
     Examples:
@@ -153,10 +156,10 @@ class Mutations:
         self.config: MutationConfig = _checked("mutation", block)
 
     def ranges(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, Evolve]:
-        """Return the ranges of the hyper-parameters that may mutate, out of those `known`.
+        """Return the ranges of the hyper-parameters that may mutate, selected from the ranges `known` of an algorithm.
 
         Raises:
-            UsageError: a selected hyper-parameter has no range, or an end of a range belongs to no selected one.
+            UsageError: a selected hyper-parameter has no range, or does not exist in the algorithm.
         """
         found = dict(known)
         if self.selection is not None:
@@ -181,7 +184,7 @@ class Mutations:
         return found
 
     def evolve(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, dict[str, float]]:
-        """Return the ranges as the block `evolve` of `params.yaml`."""
+        """Return the ranges (see `ranges`) in the form of the block `algos.<name>.evolve` of `params.yaml`."""
         return {name: each.model_dump() for name, each in self.ranges(algo, known).items()}
 
     def _has_both_ends(self, algo: str, own: str) -> bool:
@@ -189,11 +192,11 @@ class Mutations:
         return any(own in own_names(algo, name) and None not in ends for name, ends in self.ends.items())
 
     def mutation(self, population: Sequence[Agent], pre_training_mut: bool = False) -> list[Agent]:
-        """Return mutated agents; `agent.mut` says what changed in each.
+        """Return the agents of a population after mutation. `agent.mut` says what changed in each agent.
 
         Args:
-            population: what `TournamentSelection.select` returned, or any agents.
-            pre_training_mut: mutate every agent, the fittest included.
+            population: agents, for example those that `TournamentSelection.select` returned.
+            pre_training_mut: whether every agent mutates, including the fittest one.
         """
         self.generation += 1
         found = []
@@ -212,7 +215,7 @@ class Mutations:
 
 
 def unmutated() -> Mutations:
-    """Return mutations that change nothing."""
+    """Return `Mutations` that change nothing."""
     return Mutations(1.0, 0.0, parameters=0.0, rl_hp=0.0)
 
 

@@ -39,32 +39,33 @@ def finetune_llm_reasoning(
     evaluation_interval: int = 10, max_reward: int | None = None, verbose: bool = True, accelerator: Any = None,
     max_steps: int | None = None, num_epochs: int | None = None, log_csv: bool = False,
 ) -> list[LanguageAgent]:  # fmt: skip
-    """Train language models on questions with rewards: `GRPO`, `LLMPPO`, `LLMREINFORCE`.
+    """Train language models on questions with rewards, by `GRPO`, `LLMPPO` or `LLMREINFORCE`.
 
     A step is one batch of questions, the same for all agents. Each agent writes its own completions, and learns from
     them.
 
     Args:
         pop: agents, as `create_population` or `GRPO.population` make them.
-        env: the questions. Give `env` or `env_fn`.
+        env: the questions and their reward function. Give either `env` or `env_fn`.
         env_fn: a function that makes `env`. It is called once, because all agents get the same questions.
-        init_hp: is only checked: it must agree with the population's settings.
+        init_hp: is only checked; it must agree with the population's settings.
         save_elite: whether the best agent is written, as `evopipe.load` reads it, the model included.
         elite_path: where the best agent is written; the default is `<algorithm>-elite`.
         wb: whether metrics go to Weights & Biases.
-        evo_steps: steps between evolutions; with `tournament` or `mutation`.
-        checkpoint_steps: steps between two checkpoints, each agent a folder `<elite_path>_<index>_<step>`.
+        evo_steps: steps between evolutions; needed with `tournament` or `mutation`.
+        checkpoint_steps: steps between two checkpoints, in which each agent is written to a folder
+            `<elite_path>_<index>_<step>`; None for no checkpoints.
         tournament: the selection; None for no selection.
         mutation: the mutation of hyper-parameters; the weights of other kinds must be 0. None for no mutation.
-        wandb_api_key, wandb_project, wandb_entity, wandb_run_name: of Weights & Biases.
+        wandb_api_key, wandb_project, wandb_entity, wandb_run_name: settings of Weights & Biases.
         evaluation_interval: steps between evaluations. Agents are also evaluated before each evolution and at the end.
             They all get the same held-out rows, at most 64.
-        max_reward: the reward of a completely right completion. The share of such completions is reported as
-            `accuracy`.
+        max_reward: the reward of a completion that is completely right. The share of such completions is reported as
+            `accuracy`; None for no such report.
         verbose: whether progress is printed.
         accelerator: an Accelerator of one process.
-        max_steps: how many questions each agent gets, rounded up to whole steps; None for each question once.
-        num_epochs: how often each agent gets all questions; if given, `max_steps` has no effect.
+        max_steps: the number of questions that each agent gets, rounded up to whole steps; None for each question once.
+        num_epochs: the number of times that each agent gets all questions; if given, `max_steps` has no effect.
         log_csv: whether to write `<algorithm>.csv`: for each agent and each time between two evaluations, the mean
             reward, length and divergence, and the fitness.
 
@@ -102,15 +103,15 @@ def finetune_llm_preference(
     evaluation_interval: int = 10, verbose: bool = True, accelerator: Any = None, max_steps: int | None = None,
     num_epochs: int | None = None, log_csv: bool = False,
 ) -> list[LanguageAgent]:  # fmt: skip
-    """Train language models on pairs of which one is preferred: `DPO`.
+    """Train language models by `DPO` on pairs of completions, of which one is preferred.
 
     A step is one batch of pairs, the same for all agents. An agent's score is the negative loss of held-out pairs.
 
     Args:
-        env: the pairs. Give `env` or `env_fn`.
+        env: the pairs. Give either `env` or `env_fn`.
         env_fn: a function that makes `env`. It is called once, because all agents get the same pairs.
-        max_steps: how many pairs each agent gets, rounded up to whole steps; None for each pair once.
-        num_epochs: how often each agent gets all pairs; if given, `max_steps` has no effect.
+        max_steps: the number of pairs that each agent gets, rounded up to whole steps; None for each pair once.
+        num_epochs: the number of times that each agent gets all pairs; if given, `max_steps` has no effect.
         log_csv: whether to write `dpo.csv`: for each agent and each time between two evaluations, the mean loss and the
             fitness.
 

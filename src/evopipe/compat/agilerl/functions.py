@@ -1,4 +1,5 @@
-"""`train_off_policy` and its like: each returns the trained population and every generation's fitnesses."""
+"""`train_off_policy` and the other training functions. Each returns the trained population and the fitnesses of every
+generation."""
 
 from __future__ import annotations
 
@@ -34,33 +35,34 @@ def train_off_policy(
     verbose: bool = True, accelerator: Any = None, wandb_api_key: str | None = None,
     wandb_kwargs: Mapping[str, Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train agents that learn from a replay buffer which all of them fill: DQN, Rainbow, DDPG, TD3, SAC.
+    """Train a population of agents that share one replay buffer: DQN, Rainbow, DDPG, TD3, SAC.
 
     Args:
-        env: what `make_vect_envs` returned, or an environment or a vector of Gymnasium, wrappers included. It is not
-            stepped itself: copies are made.
+        env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium, wrappers included. The training
+            steps copies, not `env` itself.
         env_name: the environment's name in files and trackers.
-        algo: is only checked: it must be the population's algorithm.
+        algo: is only checked; it must be the population's algorithm.
         pop: agents, as `create_population` makes them.
-        memory: the replay buffer. Its size, its steps and its priorities are used. Agents learn from its content too,
-            and at the end it holds the population's transitions.
-        INIT_HP, MUT_P: are only checked: they must agree with the settings of the population and of `mutation`.
-        swap_channels: not needed: the order of an image's channels is detected.
+        memory: the replay buffer. Its capacity, n-step length and prioritisation are used. Agents also learn from the
+            transitions that it already holds, and at the end it holds the population's transitions.
+        INIT_HP, MUT_P: are only checked; they must agree with the settings of the population and of `mutation`.
+        swap_channels: has no effect, because the order of an image's channels is detected.
         max_steps: environment steps of each agent.
         evo_steps: environment steps of each agent between evolutions.
         eval_steps: the most steps of an evaluation episode; None for no limit.
         eval_loop: evaluation episodes for each environment of `env`.
         learning_delay: environment steps of each agent before it learns.
-        eps_start, eps_end, eps_decay: the probability of a random action at the start and at the end, and the factor
-            that it is multiplied by at every step of the vector.
-        target: mean return that ends training early, once it is confirmed on other episodes.
-        n_step: whether transitions span several steps: as many as `n_step_memory` or `memory` says.
+        eps_start, eps_end, eps_decay: the probability of a random action at the start, its lower bound, and the factor
+            by which it is multiplied at every step of the vector.
+        target: the mean return that ends training early, once other episodes confirm it; None for no early end.
+        n_step: whether transitions span several steps, whose number `n_step_memory` or `memory` says.
         per: whether sampling is prioritised; not needed with a `PrioritizedReplayBuffer`.
-        n_step_memory: a buffer of n-step transitions. Only its `n_step` is used, because there is one buffer here.
+        n_step_memory: a buffer of n-step transitions. Only its `n_step` is used, because `memory` is the only buffer
+            here.
         tournament: the selection; None for no selection.
         mutation: the mutation; None for no mutation.
-        checkpoint: environment steps of each agent between two checkpoints, a folder for each agent; None for no
-            checkpoints.
+        checkpoint: environment steps of each agent between two checkpoints, in which each agent is written to a folder;
+            None for no checkpoints.
         checkpoint_path: the beginning of the folders' names.
         overwrite_checkpoints: whether only the last checkpoints are kept.
         save_elite: whether the best agent is written, as `evopipe.load` reads it.
@@ -169,12 +171,12 @@ def train_on_policy(
     accelerator: Any = None, wandb_api_key: str | None = None, wandb_kwargs: Mapping[str, Any] | None = None,
     collect_rollouts_fn: Callable[..., Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train agents that learn from their own last steps: PPO, recurrent or not.
+    """Train a population of agents that learn from their own rollouts: PPO, recurrent or not.
 
     Args:
-        collect_rollouts_fn: None, `collect_rollouts` and `collect_rollouts_recurrent` all stand for evopipe's own way.
-            Another function is called with (regime, ticks), see `evopipe.parts.OnPolicy`, because all members step
-            together.
+        collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for evopipe's own collection of
+            rollouts. Any other function is called with (regime, ticks) and steps all agents together, see
+            `evopipe.parts.OnPolicy`.
 
     The other arguments, the result and the errors are those of `train_off_policy`.
 
@@ -203,16 +205,17 @@ def train_offline(
     elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     minari_dataset_id: str | None = None, remote: bool = False, wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train agents on a dataset, with an environment for evaluation only: CQN, IQL, TD3+BC, BC.
+    """Train a population of agents on a dataset: CQN, IQL, TD3+BC, BC. The environment serves for evaluation only.
 
     Args:
-        dataset: an open `h5py.File`, a path of one, or arrays by name: observations, actions, rewards, terminals and,
-            if there are any, timeouts and next_observations. None with `minari_dataset_id`.
-        memory: its size says how many of the dataset's last transitions are used. It must be empty.
-        max_steps, evo_steps: in steps in which each agent may learn: one update for each if the agent's learn step is
-            1.
-        minari_dataset_id: a dataset of Minari: a folder, or an id.
-        remote: whether it may be downloaded.
+        dataset: an open `h5py.File`, the path of such a file, or a mapping of arrays: `observations`, `actions`,
+            `rewards`, `terminals` and, if there are any, `timeouts` and `next_observations`. None if
+            `minari_dataset_id` is given.
+        memory: an empty replay buffer, whose capacity is the number of the dataset's last transitions that are used.
+        max_steps, evo_steps: as in `train_off_policy`, but without environments a step counts as one update of an agent
+            whose learn step is 1; an agent with a learn step of n makes an update in every n-th step.
+        minari_dataset_id: a Minari dataset, a folder or an id.
+        remote: whether Minari may download the dataset.
 
     The other arguments, the result and the errors are those of `train_off_policy`.
 
@@ -252,12 +255,13 @@ def train_multi_agent_off_policy(
     elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train teams that learn from a replay buffer: MADDPG, MATD3.
+    """Train a population of teams of agents that share one replay buffer: MADDPG, MATD3.
 
     Args:
-        env: a parallel environment of PettingZoo, which is copied, or what `make_vect_envs` returned for a team.
-        memory: the replay buffer. Only its size is used; its agents must be those of the environment.
-        sum_scores: whether a team is judged by the sum of its agents' returns, or by their mean.
+        env: a parallel environment of PettingZoo, which is copied, or the object that `make_vect_envs` returned for a
+            team.
+        memory: an empty replay buffer. Only its capacity is used; its agents must be those of the environment.
+        sum_scores: whether a team's fitness is the sum of its agents' returns (True) or their mean (False).
 
     The other arguments, the result and the errors are those of `train_off_policy`.
 
@@ -297,7 +301,7 @@ def train_multi_agent_on_policy(
     save_elite: bool = False, elite_path: str | None = None, wb: bool = False, verbose: bool = True,
     accelerator: Any = None, wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train teams that learn from their own last steps: IPPO, MAPPO.
+    """Train a population of teams of agents that learn from their own rollouts: IPPO, MAPPO.
 
     The arguments, the result and the errors are those of `train_multi_agent_off_policy`.
 

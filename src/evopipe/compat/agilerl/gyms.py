@@ -17,21 +17,22 @@ _SECONDS = 60.0  # longest that a completion's reward may take
 
 
 class ReasoningGym:
-    """Questions with answers, and a function that rewards a language model's completions.
+    """A dataset of questions with answers, together with a function that rewards a language model's completions.
 
     All agents of a run get the same questions in the same order. Each pass over the questions has a new order.
 
     Args:
-        train_dataset: rows to learn from, each with `question` and `answer`: a dataset of `datasets`, or mappings.
+        train_dataset: rows to learn from, a Hugging Face dataset or mappings, each with `question` and `answer`.
         test_dataset: rows of the same kind, which score agents while they train.
         tokenizer: the model's tokenizer, of `transformers`.
-        reward_fn: called with completion, answer and question; returns a number. If it raises, the reward is 0.
+        reward_fn: a function (completion, answer, question) that returns a number. If it raises an exception, the
+            reward is 0.
         conversation_template: messages (`role`, `content`) in which `{question}` and `{answer}` are filled in. If the
-            last message is the assistant's, the model continues it. None puts the question to the model as it is,
-            without a chat template.
+            last message is the assistant's, the model continues it. None makes the question itself the prompt, without
+            a chat template.
         data_batch_size_per_gpu: the number of questions in a step.
         accelerator: an Accelerator of one process.
-        return_raw_completions: not supported: `reward_fn` gets text without special tokens.
+        return_raw_completions: must be False; `reward_fn` gets text without special tokens.
         max_context_length: the most tokens of a prompt; longer prompts are left out. None for no limit.
         seed: seed of the order of the rows.
 
@@ -84,10 +85,11 @@ class ReasoningGym:
         return {**row, "prompt": prompt}
 
     def judge(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
-        """Return the rewards of completions `[n]`, and for how many of them `reward_fn` failed; these count as 0.
+        """Return the rewards of completions, `[n]`, and the number of completions for which `reward_fn` failed; their
+        reward is 0.
 
         Raises:
-            EnvironmentFailed: it failed for all completions of the first call.
+            EnvironmentFailed: `reward_fn` failed for all completions of the first call.
         """
 
         def score(row: Mapping[str, Any], completion: str) -> float:
@@ -103,11 +105,11 @@ class ReasoningGym:
 
 
 class PreferenceGym:
-    """Prompts with two completions each, of which one is preferred.
+    """A dataset of prompts with two completions each, of which one is preferred.
 
     Args:
-        train_dataset: rows to learn from, each with `prompt`, `chosen` and `rejected`: a dataset of `datasets`, or
-            mappings. A prompt is a text, or a list of messages (`role`, `content`).
+        train_dataset: rows to learn from, a Hugging Face dataset or mappings, each with `prompt`, `chosen` and
+            `rejected`. A prompt is a text, or a list of messages (`role`, `content`).
         data_batch_size_per_gpu: the number of pairs in a step.
         max_context_length: the most tokens of a prompt, and of a completion; longer rows are left out. None for no
             limit.

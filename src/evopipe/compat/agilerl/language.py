@@ -60,14 +60,15 @@ class LanguageBreed:
 
     @cached_property
     def base(self) -> Base:
-        """The frozen model, without a tokenizer."""
+        """The frozen model as a `Base`, without a tokenizer."""
         return base_of(self.language["model"], self.model, None, digest_of(self.model, ""), self._configured())
 
     def _configured(self) -> torch.device:
         return configure(TextRuntime.model_validate({"device": self.device}))
 
     def params(self, changes: Mapping[str, Any], env: Gym | None = None) -> LanguageParams:
-        """Return the parameters of a run, with these blocks.
+        """Return the parameters of a run of these agents, in which the blocks `changes` replace others. If `env` is
+        given, its batch size and context length are used.
 
         Raises:
             ParamsError: a value is out of its bounds.
@@ -86,11 +87,11 @@ class LanguageBreed:
 
     @cached_property
     def spec(self) -> TextSpec:
-        """The configuration of the agents, for use without a tokenizer."""
+        """The run configuration of the agents, with the population's own tokenizer or none."""
         return self.spec_at(self.params({}), None)
 
     def spec_at(self, params: LanguageParams, env: Gym | None) -> TextSpec:
-        """Return the configuration of a run with these parameters.
+        """Return the run configuration for these parameters, with the tokenizer of `env` if that is given.
 
         Raises:
             DataError: model and tokenizer do not belong together.
@@ -102,16 +103,15 @@ class LanguageBreed:
 
 
 class LanguageAgent(View):
-    """A view of one member of a population of language models: an adapter over the model that all of them share.
-
-    `GRPO`, `LLMPPO`, `LLMREINFORCE`, `DPO` and `create_population` make them, `finetune_llm_reasoning` and
-    `finetune_llm_preference` train them.
+    """An agent of a population of language models: a view of one member, which is an adapter over the model that all
+    agents share. `GRPO`, `LLMPPO`, `LLMREINFORCE`, `DPO` and `create_population` make such agents;
+    `finetune_llm_reasoning` and `finetune_llm_preference` train them.
 
     Attributes:
-        breed: what all agents of the population share.
-        fitness: what `test` and training found, oldest first.
+        breed: the model, algorithm and settings that all agents of the population share.
+        fitness: the scores of tests and of evaluations in training, oldest first.
         scores: scores, for the script's own loop to fill.
-        steps: prompts so far, as a list whose last entry is the current count.
+        steps: the number of prompts so far, as a list whose last entry is the current number.
         mutation: the last mutation.
 
     Examples:
@@ -127,13 +127,13 @@ class LanguageAgent(View):
     breed: LanguageBreed
 
     def test(self, env: Gym, loop: int = 1) -> float:
-        """Return the agent's mean score on held-out rows of an environment, without exploration. The score is also
-        appended to `fitness`.
+        """Return the agent's mean score on held-out rows of an environment, without exploration, and append it to
+        `fitness`.
 
         Args:
-            env: the environment. The agent answers 64 rows of its test set, or all if there are fewer; the rows are the
-                same for all agents.
-            loop: how many times 64 rows.
+            env: the environment. The rows are drawn from its test set, the same for all agents.
+            loop: the score is the mean over `loop` times 64 different rows, or over the whole test set if that is
+                smaller.
 
         Raises:
             UsageError: the environment is for other algorithms.
@@ -146,21 +146,21 @@ class LanguageAgent(View):
         return self.fitness[-1]
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write adapter, optimiser and counters to a folder: safetensors and JSON, with checksums. The model itself is
-        not written.
+        """Write the adapter, optimiser and counters to a folder of safetensors and JSON files with checksums. The
+        shared model is not written.
 
         Raises:
-            DiskError: it cannot be written.
+            DiskError: the folder cannot be written.
         """
         wanted = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         more = {"index": self.index, "steps": [*map(int, self.steps)], "scores": [*map(float, self.scores)]}
         stored.write(Path(path), [replace(self.member, slot=0)], {**wanted, **more})
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Replace this agent's state by what `save_checkpoint` wrote for the same model.
+        """Replace this agent's state by that in a folder which `save_checkpoint` wrote for the same model.
 
         Raises:
-            MissingInputError: there is no such folder.
+            MissingInputError: the folder does not exist.
             DataError: it is damaged, or of another algorithm or model.
         """
         wanted = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
@@ -174,8 +174,8 @@ class LanguageAgent(View):
 
 
 def problem_of(breed: LanguageBreed, params: LanguageParams, env: Gym, most: float | None = None) -> Problem[TextSpec]:
-    """Return the problem (see `run.problem.Problem`) of agents in an environment. `most` is the reward of a completely
-    right completion.
+    """Return the problem (see `run.problem.Problem`) of training agents on the rows of an environment. `most` is the
+    reward of a completion that is completely right.
 
     Raises:
         UsageError: the environment is for other algorithms.
@@ -203,7 +203,8 @@ def language_agents(
     full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[LanguageAgent]:  # fmt: skip
-    """Return agents over one model; for the arguments see `GRPO`.
+    """Return `size` new agents over one model. `algo` is evopipe's name of the algorithm; for the other arguments see
+    `LanguageAlgorithm.__call__`.
 
     Raises:
         UsageError: an argument cannot be used, or would have no effect.
@@ -250,7 +251,7 @@ def _adapter(config: Any, full: bool) -> dict[str, Any]:
 
 
 class LanguageAlgorithm:
-    """An algorithm for language models: called, it returns an agent.
+    """An algorithm for language models, such as `GRPO`. A call of it returns a new agent.
 
     Examples:
         >>> from evopipe import DPO, GRPO, LLMPPO, LLMREINFORCE
@@ -275,28 +276,29 @@ class LanguageAlgorithm:
         lora_config: Any = None, full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
         **settings: Unpack[LanguageSettings],
     ) -> LanguageAgent:  # fmt: skip
-        """Return an agent.
+        """Return a new agent.
 
         Args:
             actor_network: a causal language model of `transformers`, whose weights stay as they are, or a folder that
                 holds one.
             pad_token_id: the token of pads; None for the tokenizer's.
-            pad_token: the same as a text; checked, no more.
-            hp_config: which hyper-parameters may mutate and between which ends; None for the algorithm's own ranges.
-            index: its place in a population.
-            tokenizer: the model's own; None for the environment's.
-            lora_config: rank and scale of the adapters, PEFT's `LoraConfig` or a mapping of `r` and `lora_alpha`; None
-                for 8 and 16. They are on every linear layer.
+            pad_token: the text of that token; it has no effect, but needs `pad_token_id`.
+            hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
+            index: the agent's index in a population, which seeds its random draws.
+            tokenizer: the model's tokenizer; None for that of the environment.
+            lora_config: rank and scale of the adapters, as PEFT's `LoraConfig` or a mapping of `r` and `lora_alpha`;
+                None for 8 and 16. Every linear layer has an adapter.
             full: whether every weight is trained, for tiny models.
-            seed: seed of the adapters and of every draw.
-            device: cpu or cuda; None for what is there.
+            seed: seed of the adapters' first weights and of all random draws.
+            device: `cpu` or `cuda`; None for `cuda` if it is available.
             accelerator: an Accelerator of one process.
-            **settings: hyper-parameters, see `LanguageSettings`; others have the defaults of `evopipe params block`.
+            **settings: hyper-parameters, see `LanguageSettings`. Those that are not given have the defaults that
+                `evopipe params block` prints.
 
         Raises:
-            UsageError: an argument cannot be used, or would be without effect.
+            UsageError: an argument cannot be used, or would have no effect.
             ParamsError: a value is out of its bounds.
-            MissingInputError, DataError: the folder is not there, or holds no model.
+            MissingInputError, DataError: the folder does not exist, or holds no model.
         """
         found = language_agents(
             self.name, index + 1, actor_network, tokenizer, pad_token_id, pad_token, hp_config, lora_config, full, seed,
@@ -310,17 +312,19 @@ class LanguageAlgorithm:
         full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
         **settings: Unpack[LanguageSettings],
     ) -> list[LanguageAgent]:  # fmt: skip
-        """Return `size` agents over one model; for the arguments see `__call__`."""
+        """Return `size` new agents over one model. For the arguments see `__call__`."""
         return language_agents(
             self.name, size, actor_network, tokenizer, pad_token_id, pad_token, hp_config, lora_config, full, seed,
             device, accelerator, settings,
         )  # fmt: skip
 
     def load(self, path: str | Path, actor_network: Any, **arguments: Any) -> LanguageAgent:
-        """Return the agent that `save_checkpoint` wrote. `arguments` are those with which the agent was made.
+        """Return an agent from a folder that `save_checkpoint` wrote. `arguments` are those with which the saved agent
+        was made.
 
         Raises:
-            MissingInputError, DataError: it is not there, is damaged, or is of another algorithm or model.
+            MissingInputError: the folder does not exist.
+            DataError: it is damaged, or of another algorithm or model.
         """
         agent = self(actor_network, **arguments)
         agent.load_checkpoint(path)

@@ -24,8 +24,8 @@ from evopipe.types import ACTS, GONE, Batch, Chosen, Tensor
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One step of `E` environments in the algorithm's encoding. For a team, `E` is the number of environments times
-    agents, see `Rollout`."""
+    """A step of `E` environments in the algorithm's encoding, as rollouts hold it. For a team, `E` is the number of
+    environments times the number of agents."""
 
     obs: np.ndarray  # `[E, O]` float32, the true next observation
     action: torch.Tensor  # `[E, …]`, see `Batch.action`
@@ -44,13 +44,14 @@ class RecordedStep:
 
 
 class RolloutBuffer:
-    """The steps of one agent since it last learned; `agent.learn()` learns from them and empties it.
+    """A buffer of the steps that one agent has taken since it last learned. `agent.learn()` learns from them and
+    empties the buffer.
 
-    Every on-policy agent has one, `agent.rollout_buffer`, which `collect_rollouts` fills.
+    Every on-policy agent has such a buffer, `agent.rollout_buffer`, which `collect_rollouts` fills.
 
     Args:
         capacity: the most steps of every environment; None for no limit.
-        num_envs, observation_space, action_space, device: not needed: they follow from what is added.
+        num_envs, observation_space, action_space, device: have no effect; they follow from the steps that are added.
 
     Examples:
         >>> from evopipe import RolloutBuffer
@@ -73,7 +74,7 @@ class RolloutBuffer:
         return len(self.taken)
 
     def add(self, step: RecordedStep) -> None:
-        """Append a step.
+        """Append one step of all environments.
 
         Raises:
             UsageError: the buffer is full.
@@ -83,7 +84,8 @@ class RolloutBuffer:
         self.taken.append(step)
 
     def cut(self) -> None:
-        """Truncate the running episodes after the last step, because the next step belongs to other episodes."""
+        """Mark running episodes as truncated after the last step, because the environments are reset before the next
+        step."""
         if self.taken:
             last = self.taken[-1]
             self.taken[-1] = replace(last, truncated=last.truncated | ~(last.terminated | last.idle))
@@ -131,13 +133,16 @@ def _ends_of(
 
 
 def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
-    """Return a batch `[1, B, …]` for an update, with each member's discount `gamma` `[1]`.
+    """Convert transitions to a batch `[1, B, …]` for an agent's update.
 
-    `experiences` is what a replay buffer's `sample` returned, or arrays (state, action, reward, next_state, done) `[B,
-    …]`.
+    Args:
+        breed: the spaces and the algorithm of the agent.
+        experiences: the result of a replay buffer's `sample`, or arrays (state, action, reward, next_state, done) `[B,
+            …]`.
+        gamma: the agent's discount, `[1]`.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: `experiences` is neither.
     """
     if breed.team is not None:
         return _batch_of_team(breed, breed.team, experiences, gamma)
@@ -203,7 +208,7 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
 
 
 def steps_of(breed: Breed, experiences: Any) -> list[RecordedStep]:
-    """Return the steps of a rollout that a script collected, see `Agent.learn`.
+    """Convert a rollout that a script collected to recorded steps. For the form of `experiences` see `Agent.learn`.
 
     Raises:
         UsageError: it is no rollout, or a shape does not fit.
@@ -286,7 +291,7 @@ def _by_step(part: Any) -> list[Any]:
 
 
 def rollout_of(spec: EnvSpec, cohort: Cohort, taken: Sequence[RecordedStep]) -> Rollout:
-    """Return recorded steps as the rollout of a cohort of one.
+    """Convert recorded steps to a rollout of one member, from which the algorithm learns.
 
     Raises:
         UsageError: there are no steps.

@@ -1,4 +1,4 @@
-"""The names of AgileRL's first versions: one table, each with a sentence that says its name now.
+"""The names of AgileRL's first versions, as functions and methods that warn and call the present ones.
 
 Their training functions counted episodes, by default of 500 steps of the vector of environments. `docs/scripts.md` has
 the import lines.
@@ -72,10 +72,10 @@ def _by_episodes(old: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def initialPopulation(algo: str, INIT_HP: Any = None, **kwargs: Any) -> list[Agent]:  # noqa: N802
-    """Call `create_population` by its old name.
+    """Return a new population of agents: the old name of `create_population`.
 
-    PPO's learn step is not read from `INIT_HP`, because such scripts learned once an episode. A rollout has its default
-    length.
+    For PPO, `LEARN_STEP` in `INIT_HP` is ignored and rollouts have their default length, because scripts with this name
+    learned once an episode.
 
     Examples:
         >>> from evopipe import initialPopulation

@@ -30,18 +30,18 @@ def create_population(
     one_hot: bool = False, agent_ids: Sequence[Any] | None = None, seed: int = 1, actor_network: Any = None,
     tokenizer: Any = None, pad_token_id: int | None = None, pad_token: str | None = None, lora_config: Any = None,
 ) -> list[Agent]:  # fmt: skip
-    """Return a new population of agents. As every run does, it sets torch's threads in this process: one
-    (`runtime.threads`).
+    """Return a new population of agents. The call also sets the number of torch's threads in this process to 1
+    (`runtime.threads`), as every run does.
 
     Args:
         algo: `DQN`, `Rainbow DQN`, `DDPG`, `TD3`, `PPO`, `CQN`, `MADDPG`, `MATD3`, `IPPO` …; `evopipe algos` lists all.
-        observation_space: the observation space, of Gymnasium; for a team, a dictionary or a list of spaces.
+        observation_space: Gymnasium's observation space; for a team, a dictionary or a list of spaces.
         action_space: the action space, in the same form.
-        net_config: the network: `arch` with `hidden_size` (or `h_size`), or `encoder_config`, `head_config` and
-            `latent_dim`, hidden units of each layer.
+        net_config: the network, either as `arch` with `hidden_size` (or `h_size`), or as `encoder_config`,
+            `head_config` and `latent_dim`. Sizes are lists with the hidden units of each layer.
         INIT_HP: hyper-parameters by their names in capitals, such as `LR`, `BATCH_SIZE` (transitions), `LEARN_STEP`
             (environment steps), `GAMMA`. Those that are not given have the defaults that `evopipe params block` prints.
-        hp_config: which of them may mutate, with their ranges; None for the algorithm's own ranges.
+        hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
         population_size: the number of agents.
         num_envs: the number of environments of each agent, as in `make_vect_envs`.
         device: cpu or cuda; None for cuda if it is available.
@@ -50,7 +50,7 @@ def create_population(
             with `one_hot`, its number of values. `action_dim` is the number of actions, or of an action's dimensions.
             For teams they are lists.
         agent_ids: names of a team's agents, if spaces are lists; the default is `INIT_HP["AGENT_IDS"]`.
-        seed: seed of the networks and of every draw.
+        seed: seed of the networks' first weights and of all random draws.
         actor_network, tokenizer, pad_token_id, pad_token, lora_config: for the language models `GRPO`, `LLMPPO`,
             `LLMREINFORCE` and `DPO`, see `LanguageAlgorithm`. These need no spaces; their `INIT_HP` has the names of
             `LanguageSettings` in capitals.
@@ -141,9 +141,9 @@ def _by_agent(spaces: Any, ids: Sequence[Any]) -> Any:
 
 
 def observation_space_channels_to_first(space: Any) -> Any:
-    """Return an observation space with the channels of images first; all else is unchanged.
+    """Return an observation space in which images have the shape (channels, height, width). Other parts are unchanged.
 
-    Networks here accept images of either order, so a script need not call this.
+    Evopipe's networks accept channels in either order, so a script need not call this function.
 
     Examples:
         >>> from evopipe import observation_space_channels_to_first

@@ -25,14 +25,16 @@ def collect_rollouts(
     agent: Agent, env: Any, n_steps: int | None = None, *, last_obs: Any = None, last_done: Any = None,
     last_scores: Any = None, last_info: Any = None,
 ) -> Collected:  # fmt: skip
-    """Step an agent in a vector of environments and save its steps in its `rollout_buffer`; then call `agent.learn()`.
+    """Step an agent in a vector of environments, and save the steps in its `rollout_buffer`, from which `agent.learn()`
+    learns.
 
     Args:
         agent: an agent that learns from rollouts.
-        env: a vector of Gymnasium.
-        n_steps: steps of every environment; None for so many that all together are the agent's `learn_step`.
-        last_obs, last_done, last_scores, last_info: what the previous call returned, to continue from there; None to
-            reset the environments.
+        env: a vector environment of Gymnasium.
+        n_steps: steps of every environment; None for the agent's `learn_step` divided by the number of environments,
+            rounded up.
+        last_obs, last_done, last_scores, last_info: the values that the previous call returned, to continue its
+            episodes; None to reset the environments.
 
     Returns:
         The returns of the episodes that ended, then the arguments of the next call: observations `[n, …]`, dones `[n]`,
@@ -60,8 +62,10 @@ def collect_rollouts_recurrent(
     agent: Agent, env: Any, n_steps: int | None = None, *, last_obs: Any = None, last_done: Any = None,
     last_scores: Any = None, last_info: Any = None,
 ) -> Collected:  # fmt: skip
-    """Do the same as `collect_rollouts` with a recurrent agent. Its memory continues from call to call, and is cleared
-    when an episode begins.
+    """Step a recurrent agent in a vector of environments, and save the steps in its `rollout_buffer`. The agent's
+    hidden state is kept from call to call, and cleared when an episode begins.
+
+    For the arguments, the result and other errors see `collect_rollouts`.
 
     Raises:
         UsageError: the agent is not recurrent.
@@ -153,7 +157,7 @@ class _ProgressBar:
 
 
 def default_progress_bar(max_steps: int, accelerator: Any = None) -> _ProgressBar:
-    """Return a progress bar of `max_steps` steps, which is shown on a terminal only. An `accelerator` of one process
+    """Return a progress bar of `max_steps` steps, which is shown only if standard error is a terminal. `accelerator`
     has no effect.
 
     Examples:

@@ -38,13 +38,13 @@ _ENCODER = {"hidden_size", "activation", "hidden_state_size", "num_layers", "max
 
 @dataclass(frozen=True)
 class RLParameter:
-    """The range in which a hyper-parameter mutates, and the factors by which it does.
+    """The range of a hyper-parameter that may mutate, and the factors by which a mutation multiplies it.
 
     Args:
-        min, max: ends of the range, included.
-        shrink_factor, grow_factor: one mutation multiplies by either of them, with equal probability.
-        dtype: `float`, or `int` for an integer hyper-parameter, which moves by at least 1. None takes the
-            hyper-parameter's own type; any other type is refused.
+        min, max: bounds of the range, inclusive.
+        shrink_factor, grow_factor: a mutation multiplies the value by either factor, with equal probability.
+        dtype: `float`, or `int` for an integer hyper-parameter, which changes by at least 1; None for the
+            hyper-parameter's own type. Another type is an error.
 
     Examples:
         >>> from evopipe import RLParameter
@@ -60,7 +60,7 @@ class RLParameter:
 
 
 class HyperparameterConfig(dict[str, RLParameter]):
-    """The ranges of hyper-parameters that may mutate, by name.
+    """A dictionary of the hyper-parameters that may mutate: their ranges by name.
 
     Examples:
         >>> from evopipe import HyperparameterConfig, RLParameter
@@ -74,10 +74,10 @@ class HyperparameterConfig(dict[str, RLParameter]):
 
 
 def algorithm_of(algo: str) -> str:
-    """Return an algorithm's name in evopipe: `DQN` is `dqn`, `Rainbow DQN` is `rainbow`.
+    """Return evopipe's name of an algorithm: `dqn` for `DQN`, `rainbow` for `Rainbow DQN`.
 
     Raises:
-        ParamsError: there is none of that name.
+        ParamsError: there is no algorithm of this name.
     """
     plain = "".join(letter for letter in algo.lower() if letter.isalnum())
     name = _SPELLED.get(plain, plain)
@@ -89,17 +89,17 @@ def algorithm_of(algo: str) -> str:
 def block_of(
     algo: str, hp: Mapping[str, Any], net: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None
 ) -> dict[str, Any]:
-    """Return an algorithm's block of `params.yaml`.
+    """Convert an AgileRL script's settings of an algorithm to the algorithm's block of `params.yaml`.
 
     Args:
         algo: evopipe's name of the algorithm.
-        hp: `INIT_HP`. Keys of other algorithms, and keys that only the script itself reads, are ignored, because such a
-            dictionary is often shared.
+        hp: `INIT_HP`. Keys of other algorithms, and keys that only the script itself reads, are ignored, because
+            scripts often share this dictionary.
         net: `NET_CONFIG`.
-        ranges: hyper-parameters that may mutate; None for the algorithm's own ranges.
+        ranges: the ranges of hyper-parameters that may mutate; None for the algorithm's own ranges.
 
     Raises:
-        UsageError: a key is known to no algorithm and no object, so that it would do nothing.
+        UsageError: a key is unknown, so that it would have no effect.
     """
     fields = algos.get(algo).Config.model_fields
     block: dict[str, Any] = {}
@@ -195,7 +195,8 @@ def _convolutions(net: Mapping[str, Any]) -> list[dict[str, int]]:
 
 
 def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[str, float]]:
-    """Return ranges by name as the block `evolve`. The name `lr` stands for all learning rates of an algorithm.
+    """Convert ranges by name to the block `algos.<name>.evolve` of `params.yaml`. The name `lr` stands for all learning
+    rates of the algorithm.
 
     Raises:
         UsageError: a name is no hyper-parameter of the algorithm that may mutate, or a `dtype` is wrong.
@@ -216,7 +217,8 @@ def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[st
 
 
 def own_names(algo: str, name: str) -> list[str]:
-    """Return evopipe's names of a hyper-parameter that may mutate: none, one, or the names of all learning rates."""
+    """Return evopipe's names of a hyper-parameter that may mutate: an empty list if the algorithm has none, one name,
+    or for `lr` the names of all learning rates."""
     able = evolvable(algos.get(algo).Config)
     if "lr_value" in able:  # of language models: the actor's is `lr` itself
         name = {"lr_actor": "lr_policy", "lr_critic": "lr_value"}.get(name, name)
@@ -228,8 +230,8 @@ def own_names(algo: str, name: str) -> list[str]:
 
 
 class LanguageSettings(TypedDict, total=False):
-    """Hyper-parameters of algorithms for language models, with each algorithm's own defaults (`evopipe params block`).
-    One that an algorithm has not is refused."""
+    """Hyper-parameters of algorithms for language models. Those that are not given have the algorithm's defaults
+    (`evopipe params block`). An error is raised for a hyper-parameter that the algorithm does not have."""
 
     batch_size: int
     """Completions an update; None or more than a step has: all of a step."""
@@ -278,16 +280,17 @@ _LANGUAGE_KEPT = frozenset(
 def language_block(
     algo: str, settings: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None, prompts: int | None
 ) -> dict[str, Any]:
-    """Return the block of an algorithm for language models.
+    """Convert a script's settings of a language algorithm to the algorithm's block of `params.yaml`.
 
     Args:
         algo: evopipe's name of the algorithm.
-        settings: `LanguageSettings`, or the same names in capitals.
-        ranges: hyper-parameters that may mutate; None for the algorithm's own ranges, group sizes excepted.
+        settings: hyper-parameters by the names of `LanguageSettings`, or by the same names in capitals.
+        ranges: the ranges of hyper-parameters that may mutate; None for the algorithm's own ranges, except that of the
+            group size.
         prompts: the number of an agent's prompts in a step; None if it is not known yet.
 
     Raises:
-        UsageError: a key is another algorithm's, or no algorithm's.
+        UsageError: a key belongs to another algorithm, or is unknown.
     """
     config = algos.get(algo).Config
     fields = config.model_fields

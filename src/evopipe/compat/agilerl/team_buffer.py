@@ -13,9 +13,11 @@ _Parts = dict[Any, np.ndarray]
 
 
 class TeamExperiences(tuple[Any, ...]):
-    """A batch of a team's transitions: (state, action, reward, next_state, done), each by agent, arrays `[B, …]`.
+    """A batch of a team's transitions: a tuple (state, action, reward, next_state, done) of dictionaries by agent,
+    whose values are arrays `[B, …]`.
 
-    `alive` and `next_alive`, `[B]` by agent, say which agents acted, and which are present in the next state.
+    `alive` and `next_alive` are dictionaries of bool `[B]` by agent, which say whether the agent acted, and whether it
+    is present in the next state.
     """
 
     alive: _Parts
@@ -26,11 +28,11 @@ class MultiAgentReplayBuffer(Memory):
     """A ring buffer of a team's transitions.
 
     Args:
-        memory_size: the most transitions, each of all agents.
+        memory_size: the capacity in transitions; a transition is one step of all agents.
         field_names: as in `ReplayBuffer`.
-        agent_ids: the agents' ids; None for the agents in the first state that is saved.
-        device: not needed.
-        seed: seed of the draws.
+        agent_ids: the agents' ids; None for the agents in the first saved state.
+        device: has no effect.
+        seed: seed of the random draws of `sample`.
 
     Raises:
         UsageError: `field_names` are not the five parts of a transition.

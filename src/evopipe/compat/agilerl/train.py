@@ -1,4 +1,4 @@
-"""What the training functions share: they convert their arguments to `Params`, and start a run."""
+"""Code that the training functions share: it converts their arguments to `Params`, and runs a training."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
 
 
 def entering(agents: Sequence[Any], seed: int) -> list[Member]:
-    """Return the agents' members in order, with the slots, ids and keys that they have in a run with this seed."""
+    """Return the agents' members in order, with the slots, ids and random keys that they have in a run with
+    this seed."""
     keys, members = rng.member_keys(seed, range(len(agents))), [agent.member for agent in agents]
     ids = [member.id for member in members]
     if len({*ids}) < len(ids):
@@ -88,8 +89,11 @@ def entering(agents: Sequence[Any], seed: int) -> list[Member]:
 
 
 def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return an agent of class `view` for each current member of a run. Its steps are those of the agent in `before` at
-    the same index, and `each` for every step of the run."""
+    """Return an agent of class `view` for each current member of a run.
+
+    The agent's count of steps is that of the agent with the same index in `before`, plus `each` for every step of the
+    run.
+    """
     found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
     for agent in found:
         agent.steps = [before[agent.index].steps[-1] + run.clock.step * each]
@@ -101,13 +105,19 @@ def conducted(
     problem: Problem[JobT], agents: Sequence[Any], params: AnyParams, quiet: bool, key: str | None,
     name: str | None = None,
 ) -> Iterator[Session[JobT]]:  # fmt: skip
-    """Yield the session of a training that a script started. Its checkpoints are removed at the end, and so is its log
-    if no tracker is used.
+    """Open the session of a training that a script started, as a context. At the end its checkpoints are removed, and
+    also its log if no tracker is used.
 
-    `key` is the API key of Weights & Biases, `name` the run's name there.
+    Args:
+        problem: the problem that the agents train on.
+        agents: the agents.
+        params: the parameters.
+        quiet: whether no progress is printed.
+        key: the API key of Weights & Biases; None if it is not needed.
+        name: the run's name in Weights & Biases.
 
     Raises:
-        MissingInputError: Weights & Biases is used and not installed. What `run.session.Session` raises is raised too.
+        MissingInputError: Weights & Biases is used and not installed. For other errors see `run.session.Session`.
     """
     members = entering(agents, params.seed)
     with tempfile.TemporaryDirectory(prefix="evopipe-") as scratch:
@@ -129,9 +139,10 @@ def conducted(
 
 
 def conduct(session: Session[Any], between: Callable[[Tracker], None]) -> Champion:
-    """Train to the end, deliver the results to the trackers in use, and return the champion.
+    """Train to the end, deliver the results to the trackers, and return the champion, the best member of all
+    generations.
 
-    `between` is called between two steps, and at the end. The function raises what `Session.train` raises.
+    `between` is called after each step, and once more at the end. For errors see `Session.train`.
     """
     champion = session.train(between)
     between(session.tracker)
@@ -155,7 +166,7 @@ def refuse_idle(arguments: Mapping[str, Any]) -> None:
     """Check that every argument of a training function has an effect.
 
     Raises:
-        UsageError: one has none, because another is missing.
+        UsageError: an argument has no effect, because another argument that it needs is missing.
     """
     for name, needs in _NEEDS.items():
         missing = all(arguments.get(each) in (None, False) for each in needs)
@@ -165,11 +176,10 @@ def refuse_idle(arguments: Mapping[str, Any]) -> None:
 
 
 class Call(SimpleNamespace):
-    """The arguments of a call of a training function, as attributes. The signatures of the training functions declare
-    them.
+    """The arguments of one call of a training function, as attributes named as in the function's signature.
 
     Attributes:
-        train, block: further keys of the blocks `train` and `algos.<name>` of the run's parameters.
+        train, block: further keys for the blocks `train` and `algos.<name>` of the run's parameters.
     """
 
     pop: Sequence[Agent]
@@ -184,10 +194,10 @@ class Call(SimpleNamespace):
 
     @classmethod
     def of(cls, function: str, arguments: Mapping[str, Any]) -> Call:
-        """Return the call of a training function with these arguments by name.
+        """Return the checked call of the training function with this name. `arguments` are its arguments by name.
 
         Raises:
-            UsageError: an argument would have no effect, or the algorithm needs another function.
+            UsageError: an argument would have no effect, or the algorithm needs another training function.
         """
         call = cls(arguments)
         call.check()
@@ -199,14 +209,14 @@ class Call(SimpleNamespace):
 
     @property
     def name(self) -> str:
-        """The algorithm's name."""
+        """Evopipe's name of the population's algorithm."""
         return str(self.pop[0].algo)
 
     def check(self) -> None:
-        """Check the arguments.
+        """Check the arguments against each other and against the population.
 
         Raises:
-            UsageError: one cannot be used, or would have no effect.
+            UsageError: an argument cannot be used, or would have no effect.
         """
         if not self.pop or not all(isinstance(agent, Agent) for agent in self.pop):
             raise UsageError("pop: give agents, as create_population makes them")
@@ -251,7 +261,7 @@ class Call(SimpleNamespace):
                 raise UsageError(f"MUT_P: {key} is {value!r}, and mutation was made with {known[key]!r}")
 
     def params(self) -> Params:
-        """Return the parameters of the run, as `params.yaml` would have them."""
+        """Return the parameters of the run, in the form that `params.yaml` would give."""
         breed, env = self.pop[0].breed, config_of(self.env)
         block = breed.params.algo_config.model_dump() | self.block
         tournament, mutation = self.tournament or TournamentSelection(0, False), self.mutation or unmutated()
@@ -288,8 +298,13 @@ class Call(SimpleNamespace):
     def run(
         self, warm: Transitions | None = None, collect: Any = None, adopt: Callable[[Any], None] | None = None
     ) -> Trained:
-        """Train the agents; return the trained agents, and the fitnesses of every generation. `adopt` is called with
-        the regime at the end."""
+        """Train the population; return the trained agents, and a list of their fitnesses for every generation.
+
+        Args:
+            warm: transitions that agents learn from before their own, or the dataset of offline training.
+            collect: a function (regime, ticks) that collects rollouts; None for evopipe's own.
+            adopt: a function that is called at the end with the training regime, which holds the replay buffer.
+        """
         params = self.params()
         spec = make_spec(params, configure(params.runtime))
         if spec.spaces != self.pop[0].breed.spec.spaces:
@@ -322,5 +337,5 @@ class Call(SimpleNamespace):
 
     @property
     def file(self) -> str:
-        """The default beginning of this training's file names."""
+        """The default beginning of the names of files that the training writes."""
         return f"{self.env_name or 'env'}-{self.name}".replace("/", "_").replace(":", "_")

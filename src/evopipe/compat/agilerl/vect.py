@@ -21,7 +21,8 @@ _Bools = npt.NDArray[np.bool_]
 
 
 class Marks(NamedTuple):
-    """How the episode of each observation reached it: by a reset, a termination or a truncation; bool `[n]` each."""
+    """Flags of `n` environments for the step that led to their observations, bool `[n]` each: whether the step was a
+    reset, and whether it terminated or truncated the episode."""
 
     began: _Bools  # nothing: a reset, whatever action was given
     terminated: _Bools
@@ -38,7 +39,7 @@ class _Observed(np.ndarray[Any, Any]):
 
 
 def marks_of(obs: Any, count: int) -> Marks | None:
-    """Return the marks attached to `count` observations; None if there are none."""
+    """Return the `Marks` attached to `count` observations; None if none are attached."""
     while isinstance(obs, dict | tuple) and obs:
         obs = next(iter(obs.values())) if isinstance(obs, dict) else obs[0]
     marks = getattr(obs, "marks", None)
@@ -46,7 +47,7 @@ def marks_of(obs: Any, count: int) -> Marks | None:
 
 
 def marked(obs: Any, marks: Marks) -> Any:
-    """Return observations with these marks attached."""
+    """Return observations, also those in dictionaries or tuples, as arrays with these `Marks` attached."""
     if isinstance(obs, dict):
         return {name: marked(part, marks) for name, part in obs.items()}
     if isinstance(obs, tuple):
@@ -103,14 +104,15 @@ def make_vect_envs(
     env_name: str | None = None, num_envs: int = 1, *, make_env: Any = None, wrappers: Sequence[Any] = (),
     seed: int = 1, **env_kwargs: Any,
 ) -> Any:  # fmt: skip
-    """Return a vector of environments that step together, `num_envs` for each member of a population.
+    """Return a vector of `num_envs` environments that are stepped together. In a training, each member has that many
+    environments.
 
     Args:
         env_name: an id of Gymnasium, `module:EnvId`, or a team of PettingZoo or mpe2, as `env.id` in `params.yaml`.
         num_envs: each member's number of environments.
-        make_env: a function that makes one environment; give it instead of `env_name`.
-        wrappers: names as in `env.wrappers`, put around each environment. With `make_env` the function itself must add
-            them.
+        make_env: a function that makes one environment, instead of `env_name`.
+        wrappers: names of wrappers around each environment, as in `env.wrappers` of `params.yaml`. A function
+            `make_env` must add its wrappers itself.
         seed: seed of the first `env.reset()` in a script's own loop. The training functions seed every episode.
         env_kwargs: keyword arguments of `gymnasium.make`.
 

@@ -14,7 +14,8 @@ from evopipe.mutations import NONE, Mutation
 
 
 class View:
-    """A view of one member, with the attributes that scripts read and write; see `Agent` and `LanguageAgent`."""
+    """The base class of agents: a view of one member, with the attributes that AgileRL's scripts read and write. See
+    `Agent` and `LanguageAgent`."""
 
     def __init__(self, breed: Any, member: Member, mutation: Mutation = NONE) -> None:
         self.breed, self._member, self.mutation = breed, member, mutation
@@ -24,27 +25,28 @@ class View:
 
     @property
     def member(self) -> Member:
-        """The member in its current state."""
+        """The agent's member (weights, hyper-parameters, fitness) in its current state."""
         return replace(self._member, fitness=tuple(self.fitness))
 
     @property
     def index(self) -> int:
-        """The index in the population."""
+        """The agent's index in the population."""
         return self._member.slot
 
     @property
     def algo(self) -> str:
-        """The algorithm's name."""
+        """Evopipe's name of the agent's algorithm."""
         return str(self.breed.algo)
 
     @property
     def hp(self) -> Mapping[str, float]:
-        """The hyper-parameters that may mutate, by name. The others are the same for the whole population."""
+        """The agent's values of the hyper-parameters that may mutate, by name. Other hyper-parameters are the same for
+        the whole population."""
         return MappingProxyType(dict(self._member.hyper))
 
     @property
     def mut(self) -> str:
-        """What the last mutation changed, as text; the text `None` if it changed nothing."""
+        """A text that describes the last mutation; `"None"` if nothing changed."""
         return self.mutation.describe() or "None"
 
     def __repr__(self) -> str:
@@ -52,8 +54,10 @@ class View:
         return f"<{type(self).__name__} {self.index} of {self.algo}: {self._member.arch.describe()}, fitness {fitness}>"
 
     def clone(self, index: int | None = None) -> Self:
-        """Return an independent copy; only the base of a language model is shared. With `index`, the copy draws random
-        numbers as the agent of that index does."""
+        """Return an independent copy of the agent. Only the base model of language agents is shared.
+
+        With `index`, the copy has that index, and draws random numbers as the agent at that index does.
+        """
         member = self.member
         slot = member.slot if index is None else index
         key = member.key if index is None else int(rng.member_keys(self.breed.seed, [slot])[0])
@@ -63,5 +67,5 @@ class View:
         return child
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy the counters of `parent`. `slot` is the agent that this one replaces."""
+        """Copy the scores, steps and fitness of `parent`. `slot` is the agent that this agent replaces."""
         self.scores, self.steps, self.fitness = [*parent.scores], [*parent.steps], [*parent.fitness]

@@ -49,16 +49,17 @@ class _Resolved:
 
 
 def read(config: Any) -> tuple[Values, bool]:
-    """Return overrides by dotted keys, and whether they are a complete configuration, in which unknown keys are usual.
+    """Return a configuration's overrides by dotted keys, and whether the configuration is a complete one, in which
+    unknown keys are no error.
 
     Args:
-        config: None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later ones
-            win; the path of a YAML file; or an object of nested attributes, such as OmegaConf's.
+        config: None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later entries
+            override earlier ones; the path of a YAML file; or an object of nested attributes, such as OmegaConf's.
 
     Raises:
         ParamsError: it is something else, a text is not of the form `key=value`, or a file cannot be used, see
             `read_yaml`.
-        MissingInputError: a file is not there.
+        MissingInputError: a file does not exist.
     """
     try:
         return _read(config)
@@ -128,17 +129,19 @@ def _deep(value: Any) -> Any:
 
 
 def resolve(config: Any, population: Any, tasks: int, name: str, engine: str = "local") -> _Resolved:
-    """Return the configuration of a run: parameters, the block `agents`, and arguments of constructors.
+    """Return the complete configuration of a run: its parameters, the block `agents`, and the arguments of
+    constructors.
 
     Args:
         config: overrides, see `read`.
-        population: None for one member; how many; or a mapping of the blocks `population`, `evolution` and `evolve`.
-        tasks: rows of the training data.
-        name: the run's name, used as the name of the environment.
-        engine: `local`, or `ray`, which alone takes `ray_init`.
+        population: None for one member; the number of members; or a mapping of the blocks `population`, `evolution` and
+            `evolve`.
+        tasks: the number of training tasks.
+        name: the run's name, which is also the name of its environment.
+        engine: `local`, or `ray`; only `ray` uses the keys `ray_init`.
 
     Raises:
-        ParamsError: a key is unknown or a value cannot be used.
+        ParamsError: a key is unknown, or a value cannot be used.
     """
     overrides, complete = read(config)
     overrides = {key: value for key, value in overrides.items() if value is not None}

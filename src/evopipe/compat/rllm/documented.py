@@ -23,7 +23,8 @@ class _To(NamedTuple):
 
 
 def truth(value: Any) -> bool:
-    """Return a value of a configuration as true or false; text counts as true if it is true, 1 or yes."""
+    """Convert a value of a configuration to a bool. A text is True if it is `true`, `1` or `yes`, in upper or lower
+    case."""
     return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
 
 
@@ -122,10 +123,11 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a documented key's value, converted by `change` to the value of the corresponding key of `params.yaml`.
+    """Convert the value of a documented key of rLLM to the value of the corresponding key of `params.yaml`, by the
+    function `change`.
 
     Raises:
-        ParamsError: it is no number.
+        ParamsError: the value is no number.
     """
     try:
         return change(value)
@@ -134,7 +136,7 @@ def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
-    """Yield the documented keys that have no effect, given the other keys, and why."""
+    """Yield each documented key of rLLM that has no effect, given the other keys, with the reason."""
     if "algorithm.lam" in documented and algo != "ppo_language":
         yield "algorithm.lam", "it is of adv_estimator=gae alone"
     for start, among in (("rllm.stepwise_advantage", OWN), ("rllm.compact_filtering", FILTERS)):
@@ -154,8 +156,15 @@ def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
 
 
 def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, overrides: Values) -> None:
-    """Set (by `put`) the keys of `params.yaml` for the number of tasks in a step, of rollouts of a task, and of
-    steps."""
+    """Set the keys of `params.yaml` for the tasks of a step, the rollouts of a task, and the number of steps.
+
+    Args:
+        documented: values of rLLM's documented keys.
+        put: a function (key, value, source) that sets a key.
+        algo: the algorithm.
+        tasks: the number of training tasks.
+        overrides: all overrides, by dotted keys.
+    """
     block = algos.get(algo).Config()
 
     def number(key: str, default: Any = None) -> Any:
@@ -186,7 +195,7 @@ def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, o
 
 
 def others(documented: Values, put: Callable[..., None], algo: str, overrides: Values) -> None:
-    """Set (by `put`) the keys of `params.yaml` that depend on several documented keys."""
+    """Set the keys of `params.yaml` that depend on several of rLLM's documented keys. For the arguments see `shape`."""
     if not truth(documented.get("actor_rollout_ref.actor.use_kl_loss", True)):
         put(f"{TRAIN}.beta", 0.0, "actor_rollout_ref.actor.use_kl_loss=False")
     if (clip := documented.get("actor_rollout_ref.actor.clip_ratio")) is not None:
@@ -221,7 +230,8 @@ def _loggers(documented: Values) -> list[str]:
 
 
 def masks(documented: Values) -> list[str]:
-    """Return the termination reasons that exclude an episode from learning."""
+    """Return the termination reasons of episodes from which members do not learn, according to rLLM's
+    documented keys."""
     found = []
     if truth(documented.get("rllm.compact_filtering.enable", False)):
         found = [name for key, name in FILTERS.items() if truth(documented.get(key, False))]

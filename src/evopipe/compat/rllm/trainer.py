@@ -51,7 +51,7 @@ from evopipe.track.tracking import Tracked
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of `AgentTrainer.train`."""
+    """The result of `AgentTrainer.train`: the best member's policy, its scores, and the curves of the training."""
 
     policy: LanguagePolicy | None  # the elite, to generate with; None where nothing was trained
     score: float  # its mean return over all validation tasks
@@ -63,36 +63,40 @@ class Trained:
 
 
 class AgentTrainer:
-    """Trains language models in agents and environments, in workflows, or in a plain function.
+    """A trainer of language models in users' own agents and environments, workflows, or functions, with the arguments
+    of rLLM's `AgentTrainer`.
 
     Args:
-        workflow_class: a `Workflow`; its agents and environments go into `workflow_args`.
-        workflow_args: arguments of its constructor.
-        agent_class: a `BaseAgent`, with `env_class`. None: the one that an adapted environment is made for.
-        env_class: a `BaseEnv`; or an environment that was written for another library, a class or a text, see
-            `agents.adapters`. None: `agents.environment` of the configuration, where nothing else makes episodes.
+        workflow_class: a subclass of `Workflow`; classes of its agents and environments go into `workflow_args`.
+        workflow_args: arguments of the workflow's constructor.
+        agent_class: a subclass of `BaseAgent`, together with `env_class`. None: the agent that fits an adapted
+            environment.
+        env_class: a subclass of `BaseEnv`; or an environment of another library, as a class or a text, see
+            `agents.adapters`. None: `agents.environment` of the configuration, if there is no workflow or flow.
         agent_args: arguments of the agent's constructor.
-        env_args: arguments of the environment's, beside those that a task brings.
-        config: overrides: a mapping, dotted or nested, a list of `key=value`, an object of nested attributes, or the
-            path of a YAML file. `explain()` says what became of it.
-        train_dataset: tasks to learn from: a `Dataset` or a list of mappings. None: `data.train_files`, or those that
-            an adapted environment makes.
-        val_dataset: tasks to validate on. None: `data.val_files`, or those to learn from.
-        test_dataset: tasks that the elite is reported on, which choose no member. None: those of `val_dataset`.
-        engine: `local`, this process; `ray`: the environments of `env_class` live in Ray's processes, see `on_ray`, in
-            a cluster that the configuration's `ray_init` describes; `auto` is `local`.
-        population: how many members, or a mapping of `size`, `evolve`, `tournament`, `mutation`; None: one.
-        reward_fn: a reward function, for environments that take one, and for the text that `flow` returns.
-        flow: `async def flow(task, model)`, instead of classes.
-        endpoint: whether the flow finds its model at an endpoint that speaks OpenAI's API. It is then
-            `async def flow(task, connection)`, with a `Connection`; or a plain function, which runs in a thread; or the
-            words of a command in any language, see `agents.outside.OutsideWorkflow`.
+        env_args: arguments of the environment's constructor, in addition to those in a task.
+        config: overrides of the default configuration: a mapping, dotted or nested, a list of `key=value`, an object of
+            nested attributes, or the path of a YAML file. `explain()` shows the result.
+        train_dataset: tasks to learn from: a `Dataset` or a list of mappings. None: the file `data.train_files`, or the
+            tasks that an adapted environment makes.
+        val_dataset: tasks of validations. None: the file `data.val_files`, or the tasks to learn from.
+        test_dataset: tasks on which the best member's final score is measured, and by which no member is selected.
+            None: the tasks of `val_dataset`.
+        engine: `local` or `auto` to run environments in this process; `ray` to run the environments of `env_class` in
+            processes of Ray, see `on_ray`, in a cluster that the configuration's `ray_init` describes.
+        population: the number of members, or a mapping of `size`, `evolve`, `tournament`, `mutation`; None: one member.
+        reward_fn: a reward function, which is passed to an environment with an argument `reward_fn`, and scores the
+            text that `flow` returns.
+        flow: a coroutine function `async def flow(task, model)` that plays an episode, instead of classes.
+        endpoint: whether the flow calls its model over HTTP, by OpenAI's API. The flow is then a coroutine function or
+            a plain function of (task, connection), with a `Connection`; or a command, as a list of words. See
+            `agents.outside.OutsideWorkflow`.
 
     Raises:
-        ValueError: classes or arguments that do not go together, or are not what they should be.
+        ValueError: classes or arguments do not fit together, or are of a wrong type.
         ParamsError: a key of the configuration is unknown, or a value cannot be used.
-        DataError: a dataset is empty or no rows.
-        MissingInputError: a dataset's file, or what the engine needs, is not there.
+        DataError: a dataset is empty, or its rows are no mappings.
+        MissingInputError: a dataset's file, or a package that is needed, is missing.
 
     Examples:
         >>> from evopipe import AgentTrainer
@@ -203,7 +207,8 @@ class AgentTrainer:
             _check_arguments(self.env_class, self.env_args, "env_args")
 
     def make(self, outside: Any = None) -> Callable[..., Workflow]:
-        """Return the function that makes the workflow of one episode. `outside`: what serves agents at an endpoint."""
+        """Return the function that makes the workflow of one episode. `outside` is the server for agents that call the
+        model over HTTP; None if there are no such agents."""
         agents, own = self.resolved.agents, cast("Any", self.workflow_class)
         if outside is not None:
             return cast("Callable[..., Workflow]", outside.make)
@@ -221,8 +226,8 @@ class AgentTrainer:
         )  # fmt: skip
 
     def explain(self) -> str:
-        """Return the configuration in effect, one line for each key with the source of its value, and the keys that
-        have no effect."""
+        """Return the configuration in effect as text: a line for each key with its value and the value's source, then
+        the keys that have no effect."""
         found: list[str] = []
         params = self.resolved.params
         blocks = {
@@ -248,11 +253,13 @@ class AgentTrainer:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def train(self, quiet: bool = True) -> Trained:
-        """Train to the end. A run in a folder (`trainer.default_local_dir`) that was stopped continues from there, bit
+        """Train to the end, and return the result.
+
+        A run in a folder (`trainer.default_local_dir`) that was stopped earlier continues from its last checkpoint, bit
         for bit.
 
         Raises:
-            EnvironmentFailed: more episodes of a round failed than `agents.max_error_fraction`.
+            EnvironmentFailed: more episodes of a round failed than `agents.max_error_fraction` allows.
             BusyError: another process trains the same run.
             DivergedError, Interrupted: see `run.session.Session.train`.
         """
@@ -262,18 +269,20 @@ class AgentTrainer:
             return self._train(Path(folder), quiet)
 
     def evaluate(self) -> dict[str, Any]:
-        """Validate the base, or the members of `population.start`, as they are: mean, interval, pass@k."""
+        """Score the untrained base model, or the first member of `population.start`, on the test or validation tasks;
+        return mean, interval, pass@1 and pass@k."""
         with self._idle() as (regime, member):
             return self._reported(regime, member)
 
     def play(self, tasks: Any = None) -> list[dict[str, Any]]:
-        """Let the base, or the first member of `population.start`, play tasks as validations are played.
+        """Play tasks with the untrained base model, or the first member of `population.start`, with the settings of
+        validations.
 
         Args:
-            tasks: a `Dataset`, a list of mappings, or a file of them; None: the validation tasks.
+            tasks: a `Dataset`, a list of mappings, or a file of tasks; None for the validation tasks.
 
         Returns:
-            The episodes as data, failed ones too, in the order of the tasks; `Episode.from_dict` reads them.
+            The episodes as JSON data, failed ones included, in the order of the tasks; `Episode.from_dict` reads them.
         """
         given = _dataset_of(tasks, "tasks") if tasks is not None else self.val_dataset
         assert given is not None
@@ -286,18 +295,19 @@ class AgentTrainer:
         self, port: int = 0, ready: Callable[[Any], None] = lambda connection: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Serve the base, or the first member of `population.start`, to clients of OpenAI's API on loopback.
+        """Serve the untrained base model, or the first member of `population.start`, to clients of OpenAI's API on
+        loopback, until `stopped` returns True.
 
         Args:
-            port: where; 0: any port that is free.
-            ready: is called with the `Connection` that clients are made with.
-            stopped: is asked repeatedly whether to stop.
+            port: the port; 0 for any free port.
+            ready: a function that is called once with the `Connection` for clients.
+            stopped: a function that is called repeatedly; it returns whether to stop.
 
         Returns:
-            The sessions that clients named, as episodes.
+            The sessions that clients have named, as episodes in JSON data; at most the last 1024.
 
         Raises:
-            UsageError: the port is taken.
+            UsageError: the port is in use.
             MissingInputError: the extra `serve` is not installed.
         """
         need_package("aiohttp", "serve", "an endpoint")

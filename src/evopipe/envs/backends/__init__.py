@@ -27,31 +27,37 @@ if TYPE_CHECKING:
 
 
 class RowStepper(Protocol):
-    """The protocol of an object that steps the environments of a pool. Each call is for some of its rows, `[n]`."""
+    """The interface of an object that steps the `R` environments of a pool. Each call names some of its rows, `[n]`; a
+    row is one environment."""
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin an episode in each of these rows, from its own seed `[n]`.
+        """Begin an episode in each of these rows `[n]`, from its own seed `[n]`; return the first observations and
+        masks.
+
+        `upcoming` returns the seeds of later episodes, see `EnvPool.upcoming`; an implementation may ignore it.
 
         Raises:
             Fault: an environment failed.
         """
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Start a step with actions in the algorithm's encoding."""
+        """Start a step of these rows, with actions in the algorithm's encoding (see `EnvPool.step`); `receive` finishes
+        it."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Finish the step, and return its results.
+        """Finish the step that `send` started with the same arguments, and return its results.
 
         Raises:
             Fault: an environment failed.
         """
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close all environments."""
 
 
 class Backend(NamedTuple):
-    """The functions that a backend's module defines, and whether it supports teams."""
+    """The functions `rows` and `tensors` of a backend's module, each None if the module lacks it, and whether the
+    backend supports teams."""
 
     rows: Callable[..., RowStepper] | None
     tensors: Callable[..., Any] | None
@@ -62,8 +68,8 @@ def get(cfg: EnvConfig) -> Backend:
     """Return the backend that `env.backend` names.
 
     Raises:
-        ParamsError: no package or more than one offers it, it cannot be imported, or it lacks what a backend must
-            define.
+        ParamsError: no installed package offers the backend, or several do; it cannot be imported; or it defines
+            neither `rows` nor `tensors`.
     """
     outside = plugins.find(plugins.BACKENDS, cfg.backend, "env.backend", BACKENDS)
     if outside is None and cfg.backend not in BACKENDS:
@@ -79,5 +85,6 @@ def get(cfg: EnvConfig) -> Backend:
 
 
 def as_tensors(cfg: EnvConfig) -> Callable[..., Any] | None:
-    """Return the function that makes environments as tensors (see `TensorPool`); None if the backend has none."""
+    """Return the function of `env.backend` that makes a `TensorPool` or an object like it; None if the backend has no
+    such function."""
     return get(cfg).tensors

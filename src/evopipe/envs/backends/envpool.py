@@ -27,10 +27,16 @@ _RESERVED = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "threa
 
 
 class EnvpoolRows:
-    """The environments of one pool, in envpool. `spaces` are those of Gymnasium's build; up to `threads` threads step.
+    """The environments of one pool, made by the package envpool.
+
+    Args:
+        cfg: the block `env` of `params.yaml`.
+        rows: the number of environments.
+        spaces: the spaces of the same environment in Gymnasium, with which envpool's must agree.
+        threads: the most threads that step environments.
 
     Raises:
-        ParamsError: envpool is not installed, or does not offer this environment or these arguments.
+        ParamsError: envpool is not installed, or does not offer this environment, these arguments or these spaces.
     """
 
     def __init__(self, cfg: EnvConfig, rows: int, spaces: Spaces, threads: int) -> None:
@@ -44,7 +50,8 @@ class EnvpoolRows:
         self._observations, self._actions = self._check(spaces)
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin episodes, each in an environment that was constructed with its seed. See `Rows.reset`."""
+        """Begin an episode in each of these rows, in an environment of envpool that was constructed with the episode's
+        seed. See `RowStepper.reset`."""
         if any(not self._spares.get(seed) for seed in seeds.tolist()):
             self._restock(seeds, upcoming)
         for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
@@ -63,7 +70,7 @@ class EnvpoolRows:
         return Begun(observations, None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Start a step in envpool's threads."""
+        """Start a step in envpool's threads. See `RowStepper.send`."""
         if np.array_equal(rows, self._all):
             self._groups = self._sent = self._groups or self._by_batch(rows)
         else:
@@ -74,7 +81,7 @@ class EnvpoolRows:
             batch.send(chosen[where], places[where])
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Finish the step. See `Rows.receive`."""
+        """Finish the step, and return its results. See `RowStepper.receive`."""
         places, n = self._place[rows], len(rows)
         obs, reward = np.empty((n, self._observations.size), np.float32), np.empty(n, np.float32)
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
@@ -87,7 +94,7 @@ class EnvpoolRows:
         return RowStep.of(self._actions, obs, reward, terminated, truncated, None)
 
     def close(self) -> None:
-        """Release the environments."""
+        """Release all environments, after a running step has finished."""
         for batch, _ in self._sent:
             with contextlib.suppress(Exception):
                 batch.recv()
@@ -164,7 +171,7 @@ class EnvpoolRows:
 
 
 def rows(cfg: EnvConfig, rows: int, spaces: Spaces, threads: int) -> EnvpoolRows:
-    """See `evopipe.envs.backends`."""
+    """Return the environments of a pool in envpool. For the arguments see `EnvpoolRows`."""
     return EnvpoolRows(cfg, rows, spaces, threads)
 
 

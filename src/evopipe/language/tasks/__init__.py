@@ -30,17 +30,19 @@ _SECONDS = 60.0  # that code of one's own has to be imported, and to be made
 
 
 class Task(Protocol):
-    """The protocol of tasks. A task may name all characters of its rows, `characters`, for a model that knows no
-    others."""
+    """The interface of tasks: a task makes rows with prompts, and scores completions.
+
+    A task may have an attribute `characters`, all characters of its rows, from which a tiny base makes its tokenizer.
+    """
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make `n` rows, equal ones from equal generators.
+        """Make `n` rows; a generator in the same state gives the same rows.
 
         A row has a `prompt`, and an `answer`, a `completion`, or a pair `chosen` and `rejected`.
         """
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
-        """Return the reward of a completion of a row's prompt."""
+        """Return the reward of a completion of the row's prompt."""
 
 
 GAMES = ("rows", "check", "encode", "play")
@@ -60,12 +62,12 @@ TASKS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 def get(name: str, kwargs: Mapping[str, Any]) -> Task:
-    """Return a task by its name.
+    """Make a task, given by its name or as `module:Class`. `kwargs` are the arguments of its class.
 
     Raises:
-        ParamsError: there is none of that name, or it does not take these arguments.
-        MissingInputError: it needs a package that is not installed.
-        EnvironmentFailed: a user's module or class raised, or did not return.
+        ParamsError: there is no such task, or it does not take these arguments.
+        MissingInputError: the task needs a package that is not installed.
+        EnvironmentFailed: a user's module or class raised an exception, or ran for more than 60 seconds.
     """
     if name not in TASKS and ":" not in name:
         raise ParamsError(f"language.task: no task {name!r} (`module:Class` is one's own){suggestion(name, TASKS)}")
@@ -89,12 +91,13 @@ def get(name: str, kwargs: Mapping[str, Any]) -> Task:
 
 
 def score_of(task: Task, own: str | None) -> Score:
-    """Return the function that rewards completions: the task's own, or a user's, `module:function`, called with
-    completion and row.
+    """Return the function (row, completion) → reward: the task's `score`, or a user's function if `own` names one.
+
+    `own` is `module:function`; the user's function is called with the completion first, then the row.
 
     Raises:
         ParamsError: there is no such function.
-        EnvironmentFailed: importing its module raised, or did not return.
+        EnvironmentFailed: importing its module raised an exception, or took more than 60 seconds.
     """
     if own is None:
         return task.score
@@ -120,10 +123,10 @@ class _Rewarded(NamedTuple):
 
 
 def rewards(score: Score, rows: Sequence[Mapping[str, Any]], completions: Sequence[str], seconds: float) -> _Rewarded:
-    """Score completions, one for each row.
+    """Score completions, one for each row; return the rewards, and how many scores failed.
 
-    A score counts as failed, with reward 0, if it raises, takes longer than `seconds` (in the main thread, see
-    `Watchdog`) or returns no finite float32. It receives a copy of the row, which it may change.
+    A score fails, and its reward is 0, if the function raises an exception, takes longer than `seconds` (in the main
+    thread, see `Watchdog`), or returns no finite float32. The function gets a copy of the row.
     """
     values = np.zeros(len(completions))
     failed, first = 0, None

@@ -16,7 +16,8 @@ _DRAWS = 20  # of an expression that is to be new
 
 
 class Arithmetic(Schema):
-    """A task of integers joined by operators, of which products come first. The last number of a completion counts."""
+    """A task of calculating with integers, such as `12+7=` → `19`; products come before sums. The last number in a
+    completion is its answer."""
 
     operations: Annotated[tuple[Literal["+", "-", "*"], ...], Field(strict=False, min_length=1)] = Field(
         ("+",), description="what joins two numbers, each as often as the others"
@@ -37,8 +38,8 @@ class Arithmetic(Schema):
         return "".join(dict.fromkeys("0123456789-" + "".join(self.operations) + self._ask("")))
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make rows, without duplicates as long as there are enough expressions. The rejected answer of a pair is off
-        by 1 to 9."""
+        """Make rows of random expressions, without duplicates if there are enough of them. The rejected answer of a
+        pair differs from the right one by 1 to 9."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):
@@ -69,6 +70,6 @@ class Arithmetic(Schema):
         return "".join([str(numbers[0]), *(f"{j}{x}" for j, x in zip(joins, numbers[1:], strict=True))]), sum(sums)
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
-        """Return 1 if the last number of a completion is the answer, else 0."""
+        """Return 1 if the last number in the completion is the row's answer, else 0."""
         found = _NUMBER.findall(completion)
         return float(bool(found) and found[-1] == str(row["answer"]))

@@ -14,8 +14,11 @@ from evopipe.schema.declare import Schema
 
 
 class GymTask(Schema):
-    """One of the package's generators. A row says how to make its question again, because the score needs more than
-    JSON."""
+    """A task of questions from one generator of the package reasoning-gym.
+
+    A row has the seed, size and index by which the generator makes its question again, because its score needs more
+    than JSON data.
+    """
 
     dataset: str = Field(description="the generator's name, for example `chain_sum`")
     config: dict[str, Any] = Field(default_factory=dict, description="what the generator is configured with")
@@ -47,20 +50,21 @@ class GymTask(Schema):
         return self._made[seed, size]
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make rows. If a question has no single answer, its `answer` is empty, and there is no completion to learn."""
+        """Make rows of questions. If a question has no single answer, its `answer` is empty, and it has no
+        `completion`."""
         seed = int(rng.integers(2**31))
         made = self._questions(seed, n)
         return [_row(each, seed, n, index) for index, each in zip(range(n), made, strict=False)]
 
     def question(self, seed: int) -> dict[str, Any]:
-        """Return the row of the question that a seed makes."""
+        """Return the row of the question that the generator makes from a seed."""
         return _row(self._questions(seed, 1)[0], seed, 1, 0)
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
-        """Return the generator's own score, from 0 to 1.
+        """Return the generator's score of the completion, from 0 to 1; 0 if the completion lacks the `tag`.
 
         Raises:
-            ValueError: the installed package makes another question from this row.
+            ValueError: the installed version of reasoning-gym makes another question from this row.
         """
         questions = self._questions(row["seed"], row["size"])
         made = questions[row["index"]]

@@ -20,8 +20,11 @@ _DRAWS = 20  # of a text that is to be new
 
 
 class Symbols(Schema):
-    """Operations on symbols. The prompt does not say which operation is meant: if there are several, it must be guessed
-    or taught."""
+    """A task of copying, reversing or sorting the symbols of a prompt, such as `314=`.
+
+    The prompt does not say which operation is meant. With several operations, it must be guessed, or learned from
+    rewards.
+    """
 
     operations: Annotated[tuple[Operation, ...], Field(strict=False, min_length=1)] = Field(
         ("copy", "reverse", "sort"), description="what is done to the symbols, each as often as the others"
@@ -49,7 +52,8 @@ class Symbols(Schema):
         return self.alphabet + "="
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make rows, of new prompts as long as there are enough. The two completions of a pair differ if they can."""
+        """Make rows of random prompts, without duplicates if there are enough of them. The two completions of a pair
+        differ; a row has no pair if its operations all give the same."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):
@@ -79,7 +83,8 @@ class Symbols(Schema):
         return row if worse is None else {**row, "chosen": answer, "rejected": worse}
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
-        """Return 1 for the answer, else 0; or the share of positions that agree with it."""
+        """Return 1 if the completion is the answer, else 0. With `by_place`, return the share of positions at which
+        both agree."""
         answer = str(row["answer"])
         if not self.by_place:
             return float(completion == answer)

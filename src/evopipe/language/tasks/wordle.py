@@ -37,7 +37,7 @@ class _Encoded:
 
 @dataclass(frozen=True)
 class PlayedGames:
-    """Games that were played to their end."""
+    """The results of `R` finished games."""
 
     returns: np.ndarray  # [R] float64
     tries: np.ndarray  # [R] int64, guesses made
@@ -46,10 +46,10 @@ class PlayedGames:
 
 
 class Wordle(Schema):
-    """Guess a word within some tries. A guess earns −1, the right one 0.
+    """A task of guessing a word within some tries. A wrong guess has the reward −1, the right guess 0.
 
-    A game as tokens is a start, then for every turn the letters of a guess and as many colours. After the last guess
-    the game is over. A guess that is not in the vocabulary gets no colours, but counts.
+    As tokens, a game is a start token, then for each turn the letters of the guess and as many colours. The game is
+    over after the last guess. A guess that is not in the vocabulary gets no colours, but counts as a try.
     """
 
     words: str | Annotated[tuple[str, ...], Field(strict=False)] = Field(
@@ -74,22 +74,26 @@ class Wordle(Schema):
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The words. It raises what `read_words` raises."""
+        """The words of the game.
+
+        Raises:
+            MissingInputError, DataError, ParamsError: see `read_words`.
+        """
         return Vocabulary(read_words(self.words))
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The tokens; a token's id is its index."""
+        """All tokens of the game; the id of a token is its index."""
         return (*TOKENS, *self.vocabulary.letters)
 
     @property
     def guess(self) -> int:
-        """The number of tokens that the player writes at a time: the letters of a guess."""
+        """The number of tokens that the player writes in a turn: the letters of a word."""
         return self.vocabulary.length
 
     @property
     def length(self) -> int:
-        """The most tokens of a game, including the start."""
+        """The largest number of tokens of a game, including the start token."""
         return 1 + self.vocabulary.length * (2 * self.tries - 1)
 
     # --- games that are made ---
@@ -126,10 +130,10 @@ class Wordle(Schema):
     # --- games that are played ---
 
     def play(self, seeds: np.ndarray, act: Act) -> PlayedGames:
-        """Play one game for each seed, all at once. A game's words do not depend on other games.
+        """Play one game for each of `seeds` `[R]`, all at once; return the results.
 
-        `act` is asked for every letter of every game. For a game that is over, its answer is ignored, and tokens stay
-        as they are.
+        `act` is called with the tokens so far, `[R, L]`, and their numbers `[R]`, and returns the next letter of every
+        game, `[R]`; for a finished game its value is ignored. A game depends only on its own seed and guesses.
         """
         vocabulary, n = self.vocabulary, len(seeds)
         games = WordGames(vocabulary, n)
@@ -176,10 +180,10 @@ class Wordle(Schema):
     # --- games as tokens ---
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
-        """Check a game.
+        """Check that a row is a possible, finished game.
 
         Raises:
-            DataError: it is impossible; the message begins with `where`.
+            DataError: the game is impossible or unfinished; the message begins with `where`.
         """
         size = self.vocabulary.length
         guesses, colours = (_texts(row.get(name), f"{where}: {name}") for name in ("guesses", "colours"))
@@ -206,10 +210,10 @@ class Wordle(Schema):
             raise DataError(f"{where}: is not over: {len(guesses)} of {self.tries} turns, and the word was not found")
 
     def encode(self, rows: Sequence[Mapping[str, Any]], where: str = "games") -> _Encoded:
-        """Return games as tokens.
+        """Return games as arrays of tokens, rewards and masks, `[n, L]` each.
 
         Raises:
-            DataError: a game is impossible, see `check`; it is named by `where` and its number from 1.
+            DataError: a game is impossible, see `check`; the message begins with `where` and the game's number, from 1.
         """
         for number, row in enumerate(rows, start=1):
             self.check(row, f"{where}:{number}")

@@ -24,8 +24,8 @@ COLOURS = "byg"
 
 
 class Vocabulary:
-    """A list of Wordle words of one length, without duplicates (see `read_words`), and the colours that a guess gets
-    for each word."""
+    """A list of words of the same length, without duplicates (see `read_words`), and the colours that each guess gets
+    for each secret word."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
@@ -39,24 +39,23 @@ class Vocabulary:
 
     @cached_property
     def codes(self) -> np.ndarray:
-        """The colours that each guess gets if each word is the secret, as codes (see `code`): `[guesses, words]`
+        """The colours that each word gets as a guess for each secret word, as codes (see `code`): `[guesses, words]`
         uint16."""
         text = np.array(self.words).view(np.uint32).reshape(len(self), self.length)
         rows = max(1, _AT_ONCE // (len(self) * self.length**2))
         return np.concatenate([code(text[i : i + rows, None], text) for i in range(0, len(self), rows)])
 
     def place(self, guess: str) -> int:
-        """Return the index of a word; −1 if it is not in the vocabulary."""
+        """Return the index of a word in the vocabulary; −1 if it is not there."""
         return self.places.get(guess, -1)
 
     def colours(self, code: int) -> str:
-        """Return a code of colours as text, such as `gyb`. The code −1 means that there are no colours; its text is
-        empty."""
+        """Return a code of colours as text, such as `gyb`; an empty text for the code −1, which means no colours."""
         return "" if code < 0 else "".join(COLOURS[code // 3**i % 3] for i in range(self.length))
 
     def gains(self, possible: np.ndarray) -> np.ndarray:
-        """Return the expected information of every guess in bits, `[V]`. It is the entropy of the guess's colours, if
-        all `possible` words (bool `[V]`) are equally likely."""
+        """Return the expected information of every word as a guess, `[V]` in bits, if all `possible` words (bool `[V]`)
+        are equally likely. This is the entropy of the colours that the guess gets."""
         codes = self.codes[:, possible]
         n, k = codes.shape
         at = codes + np.arange(n)[:, None] * 3**self.length
@@ -65,8 +64,8 @@ class Vocabulary:
         return gains
 
     def best(self, possible: np.ndarray) -> int:
-        """Return the guess with the most information. Among equal ones, a possible word comes first, then the first in
-        order."""
+        """Return the index of the guess with the most expected information. Ties go to a possible word, then to the
+        lowest index."""
         key = np.packbits(possible).tobytes()
         if key not in self._best:
             self._best[key] = int(np.argmax(np.round(self.gains(possible), 9) + 1e-10 * possible))
@@ -74,9 +73,11 @@ class Vocabulary:
 
 
 def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
-    """Return the colours of guesses `[…, n]` (letters as numbers) as a uint16 code each.
+    """Return the colours of guesses `[…, n]` (letters as numbers) for secret words `[…, n]`, as one uint16 code each.
 
-    A letter in its place is green. Of the other letters, as many are yellow as the word has left, from the left.
+    A letter in its right place is green. Other letters are yellow, from the left, as often as the secret word has them
+    in places that are not green; the rest are black. The code has base 3: the first letter's digit is the lowest, with
+    black 0, yellow 1 and green 2.
     """
     green = guess == word
     other = (guess[..., :, None] == word[..., None, :]) & ~green[..., None, :]
@@ -90,7 +91,8 @@ def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
 
 
 class WordGames:
-    """Running games, one for each row. Each turn may draw another word."""
+    """The state of `rows` running Wordle games. A game has no fixed secret: each guess is answered for a word that is
+    drawn among those that agree with all earlier colours."""
 
     def __init__(self, vocabulary: Vocabulary, rows: int) -> None:
         self.vocabulary = vocabulary
@@ -98,9 +100,13 @@ class WordGames:
         self.over = np.zeros(rows, bool)
 
     def guess(self, guesses: np.ndarray, chance: np.ndarray) -> np.ndarray:
-        """Take one guess for each game, `[R]` indices of words, −1 for none; return the codes `[R]`, −1 for no colours.
+        """Make one guess in each game; return the codes of the colours `[R]`, −1 for no colours.
 
-        `chance` `[R]` in [0, 1) draws the words. Games that are over stay as they are.
+        Args:
+            guesses: `[R]` indices of words, −1 for a text that is no word.
+            chance: `[R]` random numbers in [0, 1), which draw the secret words.
+
+        Games that are over do not change.
         """
         codes = np.full(len(guesses), -1)
         rows = np.flatnonzero(~self.over & (guesses >= 0))
@@ -112,7 +118,8 @@ class WordGames:
 
 
 def draw(allowed: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """Draw one of the `allowed` `[R, V]` indices in each row, uniformly; among all if none is allowed."""
+    """Draw an index in each row, `[R]`, uniformly among the `allowed` ones (bool `[R, V]`), or among all if none is
+    allowed. `chance` `[R]` has random numbers in [0, 1)."""
     allowed = allowed | ~allowed.any(axis=1, keepdims=True)
     count = allowed.cumsum(axis=1)
     place: np.ndarray = (count > (chance * count[:, -1]).astype(np.int64)[:, None]).argmax(axis=1)
@@ -154,12 +161,14 @@ POLICIES: dict[str, Policy] = {
 
 
 def read_words(source: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the words of `tiny` (all pairs of four letters), of `five` (common words), of a file, or the given list.
+    """Return a vocabulary's words: of `tiny` (all pairs of the letters a to d), of `five` (common words of five
+    letters), of a text file with one word a line, or of the given list.
 
     Raises:
-        MissingInputError: there is no such file.
-        DataError, ParamsError: there are duplicates, different lengths or entries that are no words; in a file the line
-            is named.
+        MissingInputError: the file does not exist.
+        DataError: a file has duplicates, words of different lengths, or lines that are no words; the message names the
+            line.
+        ParamsError: the list has duplicates, words of different lengths, or entries that are no words.
     """
     if source == "tiny":
         return tuple(map("".join, product("abcd", repeat=2)))

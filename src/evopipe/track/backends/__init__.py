@@ -22,10 +22,10 @@ from evopipe.track.record import New, TrackedRun
 
 
 class TrackerBackend(Protocol):
-    """The protocol of an open tracker. Its methods may raise anything; the caller then tries again later with a new
-    one.
+    """The protocol of a connection to an experiment tracker.
 
-    `deliver` sends what the tracker does not have yet, and returns how much that was.
+    `deliver` sends what the tracker does not have yet, and returns counts of it. Methods may raise any exception; the
+    caller then tries again later with a new connection.
     """
 
     def deliver(self, run: TrackedRun) -> New: ...
@@ -34,10 +34,10 @@ class TrackerBackend(Protocol):
 
 
 def connect(name: str, config: TrackingConfig, root: Path) -> TrackerBackend:
-    """Open a tracker.
+    """Open a connection to the tracker with this name; `root` is the root of the DVC repository.
 
     Raises:
-        TrackerError: its package is not installed, or the DVC root no longer exists.
+        TrackerError: the tracker's package is not installed, or the root no longer exists.
     """
     if not root.is_dir():  # a temporary copy; do not make a part of it anew
         raise TrackerError(f"{root}: this folder is gone, and with it what was to be delivered")
@@ -47,7 +47,8 @@ def connect(name: str, config: TrackingConfig, root: Path) -> TrackerBackend:
 
 
 def missing_package(name: str) -> str | None:
-    """Return what to install if a tracker's package is missing; None if it is there. Nothing is imported."""
+    """Return a sentence that says what to install for a tracker; None if its package is installed. Nothing is
+    imported."""
     if name not in TRACKERS:  # an entry point: it is installed; whether it can be imported is seen when it is opened
         return None if plugins.offered(plugins.TRACKERS, name) else f"tracking.backends: no package offers {name!r}"
     if find_spec(name) is not None:
@@ -83,15 +84,15 @@ class _Writer(Protocol):
 
 
 class Appending:
-    """A tracker that only appends, and cannot be asked what it has.
+    """A connection to a tracker that can only append data, and cannot say what it has already.
 
-    What was delivered completely is noted in the folder `notes`, a small JSON file for each training. A delivery that
-    was interrupted is written anew by the next one.
+    What was delivered completely is noted in the folder `notes`, in a small JSON file for each training. An interrupted
+    delivery is repeated from its beginning.
 
     Args:
         notes: the folder for the notes.
-        names: the files that the tracker takes.
-        begin: returns the writer of a run, and discards what was written of that run before.
+        names: the names of the files that the tracker accepts.
+        begin: a function that returns the writer of a run, and discards what was written of that run before.
     """
 
     def __init__(self, notes: Path, names: Sequence[str], begin: Callable[[TrackedRun], _Writer]) -> None:

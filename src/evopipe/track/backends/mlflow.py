@@ -61,7 +61,7 @@ _DEFAULTS = {
 
 
 def connect(config: TrackingConfig, root: Path) -> _Mlflow:
-    """Open the store, and create it if it is missing."""
+    """Open MLflow's store for the project below `root`, and create the store if it is missing."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
@@ -316,7 +316,10 @@ def _metrics(values: Mapping[str, float], clock: float, step: int) -> list[Metri
 
 
 def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> None:
-    """Serve MLflow's pages of this project on a local port, until SIGINT or SIGTERM. `tell` receives the address.
+    """Serve MLflow's pages of this project on a local port, until SIGINT or SIGTERM. `tell` is called with the address.
+
+    If `MLFLOW_TRACKING_URI` names a server, nothing is served, and `tell` is called with that server's address.
+    `browser` opens the address in a browser.
 
     Raises:
         MissingInputError: nothing was tracked yet, or MLflow is not installed.

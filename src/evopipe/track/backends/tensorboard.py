@@ -21,7 +21,8 @@ PACKAGE = "evopipe[tensorboard]"
 
 
 def connect(config: TrackingConfig, root: Path) -> Appending:
-    """Open `.evopipe/tensorboard/`, where runs are written to `<experiment>/<run>/`."""
+    """Return a connection that writes TensorBoard's event files of a run below
+    `.evopipe/tensorboard/<experiment>/<run>/`."""
     home = root / ".evopipe" / "tensorboard"
 
     def begin(run: TrackedRun) -> _Writer:

@@ -21,7 +21,7 @@ _STEPS = "env_steps"
 
 
 def connect(config: TrackingConfig, root: Path) -> Appending:
-    """Prepare the tracker; offline runs are written to `.evopipe/wandb/`."""
+    """Return a connection to Weights & Biases; without an API key, runs are written offline to `.evopipe/wandb/`."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     home = root / ".evopipe" / "wandb"
 
