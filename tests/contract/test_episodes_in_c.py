@@ -115,6 +115,14 @@ def test_scores_are_those_of_a_pool_to_the_bit(
     assert asked < max(3, longest / 2), "many ticks were taken at once"
 
 
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_a_cap_cuts_an_episode_at_its_last_step(name: str, run: Callable[..., Any]) -> None:
+    p = job(name)
+    found, expected, _ = both(p, run(p, 2).cohorts, 3, 2, 7)  # nothing falls so soon
+    assert_equal(found, expected)
+    assert (found.lengths.ravel().tolist(), found.steps) == ([7] * 4, 28)
+
+
 @pytest.mark.parametrize("name", APART)
 def test_what_c_cannot_play_goes_tick_by_tick(name: str, run: Callable[..., Any]) -> None:
     p = job(name)

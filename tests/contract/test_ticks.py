@@ -320,6 +320,25 @@ def test_a_diverged_member_acts_at_random_and_leaves_its_priorities(run: Callabl
     assert equal_states(together.state(), plain.state()) == []
 
 
+def test_who_is_healthy_no_more_gives_no_priorities_even_where_its_errors_are_numbers(run: Callable[..., Any]) -> None:
+    together, plain = (run(job("prioritised"), 3) for _ in range(2))
+    for loop, take in ((together, by_calls), (plain, plainly)):
+        take(loop, ticks=20)
+        cohort, row = populations.of_slot(loop.cohorts, 1)
+        cohort.healthy[row] = False
+        take(loop, ticks=20)
+    assert equal_states(together.state(), plain.state()) == []
+
+
+def test_noise_of_targets_is_as_large_as_each_members_own(run: Callable[..., Any]) -> None:
+    together, plain = (run(job("td3"), 3) for _ in range(2))
+    for loop, take in ((together, by_calls), (plain, plainly)):
+        (cohort,) = loop.cohorts
+        cohort.hyper["target_noise"].copy_(torch.tensor([0.01, 0.4, 0.9]))
+        take(loop, ticks=45)
+    assert equal_states(together.state(), plain.state()) == []
+
+
 def test_driving_a_run_takes_many_ticks_at_once_and_heeds_a_signal(run: Callable[..., Any]) -> None:
     loop, plain, saved = run(job("dqn"), 2), run(job("dqn"), 2), []
     drive(loop, Tracker([]), lambda: False, lambda: saved.append(loop.clock.ticks))

@@ -19,7 +19,7 @@ import pytest
 import reports
 from evopipe.compare import compare
 from evopipe.compare import table as lines_of
-from evopipe.compare.pictures import draw, family, scaled, together
+from evopipe.compare.pictures import draw, draw_curves, draw_parallel, family, scaled, together
 from evopipe.report.family import Family
 from evopipe.report.page import compose, without_measured
 from evopipe.report.read import read
@@ -375,3 +375,99 @@ def test_the_command_writes_that_section_and_else_none(tmp_path: Path) -> None:
     answer = call(tmp_path, "report", "--with", "nowhere")
     assert (answer.code, answer.err.count("\n")) == (64, 1)
     assert answer.err.startswith("error: compare: nowhere is no folder, no experiment and no git revision")
+
+
+def axis(within: ElementTree.Element, which: str) -> tuple[float, float]:
+    """Pixels of one, and of 0, by the ticks of an axis."""
+    ticks = {}
+    for group in within.iter("{http://www.w3.org/2000/svg}g"):
+        if re.fullmatch(rf"{which}tick_\d+", group.attrib.get("id", "")):
+            text = "".join(group.itertext()).strip().replace("−", "-").replace(",", "")
+            grid = next(group.iter("{http://www.w3.org/2000/svg}path"))
+            ticks[float(text)] = float(grid.attrib["d"].split()[1 if which == "x" else 2])
+    scale, first = np.polyfit([*ticks], [*ticks.values()], 1)
+    return float(scale), float(first)
+
+
+def path_of(element: ElementTree.Element) -> np.ndarray:
+    (path,) = element.iter("{http://www.w3.org/2000/svg}path")
+    return np.array(re.findall(r"[ML] (\S+) (\S+)", path.attrib["d"]), np.float64)
+
+
+def parts(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+    every = root.iter("{http://www.w3.org/2000/svg}g")
+    return [group for group in every if re.fullmatch(rf"{name}_\d+", group.attrib.get("id", ""))]
+
+
+def test_curves_are_the_elites_over_all_steps_and_the_seconds_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each configuration the mean over its runs, within a band that two of them span; as it is written."""
+    monkeypatch.chdir(tmp_path)
+    elites = {("a", 0): [1.0, 3.0, 4.0], ("a", 1): [5.0, 6.0, 12.0], ("b", 0): [0.0, 1.0, 2.0]}
+    for (lr, seed), elite in elites.items():
+        folder = write_run(tmp_path / f"{lr}{seed}", seed, elite[-1], lr=float(lr == "a"))
+        write_curve(folder, [1000, 2000, 3000], elite)
+    rows, _ = compare(["a0", "a1", "b0"])
+    draw_curves(rows, tmp_path / "x.svg")
+    root = ElementTree.fromstring((tmp_path / "x.svg").read_text())
+    steps, seconds = parts(root, "axes")
+    up, bottom = axis(steps, "y")
+    # What write_curve writes: 10 more steps of evaluation with each generation, which takes 2 s.
+    for axes, places in ((steps, [1010, 2020, 3030]), (seconds, [2, 4, 6])):
+        right, left = axis(axes, "x")
+
+        def at(points: np.ndarray, right: float = right, left: float = left) -> list[tuple[float, float]]:
+            return [(x, y) for x, y in ((points - (left, bottom)) / (right, up)).round(2).tolist()]
+
+        lines = [each for each in axes if each in parts(axes, "line2d")]
+        assert [at(path_of(each)) for each in lines] == [
+            [*zip(places, [3.0, 4.5, 8.0], strict=True)], [*zip(places, [0.0, 1.0, 2.0], strict=True)],
+        ]  # fmt: skip
+        every = [path.attrib["d"] for path in axes.iter("{http://www.w3.org/2000/svg}path")]
+        (band,) = [path for path in every if path.count("L") > 4]
+        (use,) = [use for use in axes.iter("{http://www.w3.org/2000/svg}use") if "0.18" in use.attrib.get("style", "")]
+        shift = [float(use.attrib[name]) for name in "xy"]
+        edges = at(np.array(re.findall(r"[ML] (\S+) (\S+)", band), np.float64) + shift)
+        both = [[elites["a", seed][i] for seed in (0, 1)] for i in range(3)]
+        assert {*edges} == {(x, y) for x, ends in zip(places, both, strict=True) for y in ends}
+
+
+def test_parallel_lines_go_through_each_runs_own_values_to_its_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [(0.1, 64, 5.0), (0.2, 16, 20.0), (0.4, 32, 10.0)]
+    for i, (lr, batch, mean) in enumerate(runs):
+        write_run(tmp_path / str(i), i, mean, lr, batch=batch)
+    write_run(tmp_path / "3", 9, 15.0, 0.2, batch=16)  # another seed of the second
+    rows, _ = compare(["0", "1", "2", "3"])
+    draw_parallel(rows, tmp_path / "x.svg")
+    (axes,) = parts(ElementTree.fromstring((tmp_path / "x.svg").read_text()), "axes")
+    lines = [path_of(each) for each in axes if each in parts(axes, "line2d")]
+    columns = sorted(each[0, 0] for each in lines if len({*each[:, 0]}) == 1)  # the axes
+    runs_lines = [each for each in lines if len({*each[:, 0]}) > 1]
+    assert all(each[:, 0].tolist() == pytest.approx(columns) for each in runs_lines)
+    assert len(columns) == 3, "two settings and the score"
+    high, low = (end(y for each in runs_lines for y in each[:, 1]) for end in (min, max))
+    drawn = [((low - each[:, 1]) / (low - high)).round(2).tolist() for each in runs_lines]
+    assert drawn == [[0.0, 1.0, 0.0], [1.0, 0.33, 0.33], [0.33, 0.0, 0.67], [0.33, 0.0, 1.0]], "the best on top"
+    texts = ["".join(group.itertext()).strip() for group in parts(axes, "xtick")]
+    assert texts == ["algos.a.lr", "algos.a.batch", "held-out return"]
+
+
+def test_a_label_names_four_settings_of_those_that_all_have_and_counts_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "a", 0, 1.0, 0.1, a=None, b=True, c=2, d=3, e=4, same=1, own=1)
+    write_run(tmp_path / "b", 0, 2.0, 0.00025, a="x", b=False, c=3, d=4, e=5, same=1)
+    rows, _ = compare(["a", "b"])
+    assert [row.label for row in rows] == [
+        "algos.a.lr=2.5e-4 algos.a.a=x algos.a.b=False algos.a.c=3 and 2 more",
+        "algos.a.lr=0.1 algos.a.a=null algos.a.b=True algos.a.c=2 and 2 more",
+    ]
+    write_run(tmp_path / "c", 0, 3.0, 0.1, a=1, b=1, c=1)
+    write_run(tmp_path / "d", 0, 4.0, 0.2, a=2, b=2, c=2)
+    rows, _ = compare(["c", "d"])
+    assert rows[0].label == "algos.a.lr=0.2 algos.a.a=2 algos.a.b=2 algos.a.c=2", "none more"

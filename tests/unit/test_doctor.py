@@ -40,6 +40,12 @@ def test_a_run_is_told_what_its_report_says(tmp_path: Path) -> None:
     assert head.startswith("dqn on scaled_envs:Rich-v0: generation 4, ")
     assert head.endswith(" evaluation steps, ended: all steps taken")
     assert first.startswith("  1. A step is rewarded by ")
+    # Once it was evaluated, and has ended: the elite's interval, which is far below what it was chosen by.
+    (tmp_path / "reports/evaluation.json").write_text('{"elite": {"interval": [-9e9, -8e9]}}')
+    _, found = examine(tmp_path)
+    assert [advice.text for advice in found if "its held-out mean lies in −9G to −8G: " in advice.text]
+    (tmp_path / "reports/evaluation.json").write_text('{"elite": {"interval": [8e9, 9e9]}}')
+    assert "lead_is_luck" not in [advice.rule for advice in examine(tmp_path)[1]]
 
 
 def test_a_run_that_was_killed_is_told_as_far_as_it_came(tmp_path: Path) -> None:
@@ -56,6 +62,10 @@ def test_a_run_that_was_killed_is_told_as_far_as_it_came(tmp_path: Path) -> None
     assert head.startswith("dqn on scaled_envs:Rich-v0: generation 2, ")
     assert head.endswith("goes on, or was stopped")
     assert [advice.rule for advice in found][:1] == ["reward_scale"]
+    (tmp_path / "reports/evaluation.json").write_text('{"elite": {"interval": [-9e9, -8e9]}}')
+    assert examine(tmp_path)[1] == found, "results that lie there are another run's"
+    assert told("x", []) == ["x", "  nothing stands out"]
+    assert told("x", found)[:2] == ["x", f"  1. {found[0].text}"]
 
 
 def test_what_a_log_says_is_each_members_own_and_nothing_of_who_is_ill() -> None:

@@ -12,7 +12,7 @@ from evopipe.policies.acting import Policy
 _LEAST = 1e-12  # the policy explores by its own noise, and next to never takes an action at random
 
 
-class Model:
+class Predictor:
     """A trained policy with the method `predict` of Stable-Baselines3's models.
 
     `stable_baselines3.common.evaluation.evaluate_policy` takes it, with environments of the policy's spaces.
@@ -25,7 +25,7 @@ class Model:
         >>> import evopipe
         >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}
         >>> policy = evopipe.train({**small, "evaluate": {"episodes": 4}}).policy
-        >>> actions, state = Model(policy).predict([[0.0, 0.1, 0.0, -0.1]], deterministic=True)
+        >>> actions, state = Predictor(policy).predict([[0.0, 0.1, 0.0, -0.1]], deterministic=True)
         >>> actions.shape, state
         ((1,), None)
     """

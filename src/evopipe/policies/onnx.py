@@ -12,9 +12,7 @@ from pathlib import Path
 import torch
 
 from evopipe.errors import UsageError, need_package
-from evopipe.policies.acting import Policy
 from evopipe.policies.loading import load
-from evopipe.policies.team import TeamPolicy
 from evopipe.storage.files import write_bytes
 
 INPUTS = ("observation", "memory")
@@ -44,11 +42,12 @@ def write(source: str | Path, folder: Path, trust: bool = False) -> list[Path]:
     for package in ("onnx", "onnxscript"):
         need_package(package, "onnx", "an ONNX program")
     policy = load(source, trust=trust)
-    if not isinstance(policy, Policy | TeamPolicy):
+    modules = getattr(policy, "modules", None)
+    if modules is None:
         raise UsageError(f"{source} is a language model: only policies of environments become ONNX programs")
     files = {
         folder / Path(file).with_suffix(".onnx"): _program(module.eval(), observations, policy.memory)
-        for file, (module, observations) in policy.modules().items()
+        for file, (module, observations) in modules().items()
     }
     for path, data in files.items():
         write_bytes(path, data)

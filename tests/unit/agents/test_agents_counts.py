@@ -339,7 +339,7 @@ def test_the_entropy_of_a_round_is_over_its_tokens() -> None:
 def test_metrics_and_lengths_of_a_validation_are_the_first_members_own() -> None:
     async def flow(task: dict[str, Any], model: Any) -> Any:
         out = await model.get_model_response(CHAT, max_tokens=3)
-        made = Trajectory(steps=[Step.from_model_output(out, CHAT)], reward=1.0)
+        made = Trajectory(steps=[Step.from_model_output(out, CHAT)], reward=float(model._slot))
         return Episode(trajectories=[made], metrics={"slot": float(model._slot), "own": task["n"]})
 
     trainer = AgentTrainer(
@@ -350,6 +350,7 @@ def test_metrics_and_lengths_of_a_validation_are_the_first_members_own() -> None
     regime = trainer._regime(spec, Clock.of(spec, 2), None)
     played = regime.evaluate(spec.form(members), spec.seeds(Purpose.HELD_OUT, 2), lambda: False)
     assert (regime.last["slot"], regime.last["own"]) == (0.0, 2.5)
+    assert (regime.last["pass@1"], regime.last["pass@3"]) == (0.0, 0.0), "the second one's are right"
     assert (played.returns.shape, len(regime.seen)) == ((2, 2), 12)
     # three samples of at most three tokens: their sum
     outs = [sum(len(s.model_output.completion_ids) for s in d.episode.trajectories[0].steps) for d in regime.seen]

@@ -10,7 +10,7 @@ import pytest
 
 import populations
 from drawn_policies import drawn
-from evopipe.compat.sb3 import Model
+from evopipe.compat.sb3 import Predictor
 from evopipe.envs.pool import EnvPool
 from evopipe.policies import policy
 from evopipe.run.spec import first_members
@@ -21,7 +21,7 @@ RECURRENT = {"network": {"encoder_kind": "lstm"}}
 @pytest.mark.parametrize("seed", range(7))
 def test_deterministic_predictions_are_the_greedy_actions(seed: int, tmp_path: Path) -> None:
     loaded, obs, legal = drawn(tmp_path, seed)
-    model = Model(loaded)
+    model = Predictor(loaded)
     actions, state = model.predict(obs, deterministic=True)
     assert (actions == loaded.act(obs)).all()
     assert state is None
@@ -33,18 +33,18 @@ def test_deterministic_predictions_are_the_greedy_actions(seed: int, tmp_path: P
 def test_other_predictions_are_drawn_and_a_seed_repeats_them(tmp_path: Path) -> None:
     loaded, obs, _ = drawn(tmp_path, 29)  # PPO over continuous actions
     assert "ppo" in repr(loaded)
-    first, second = (model.predict(obs)[0] for model in [Model(loaded, 3)] * 2)
+    first, second = (model.predict(obs)[0] for model in [Predictor(loaded, 3)] * 2)
     assert (first != second).any()
-    again = Model(loaded, 3)
+    again = Predictor(loaded, 3)
     assert (again.predict(obs)[0] == first).all()
     assert (again.predict(obs)[0] == second).all()
-    assert (Model(loaded, 9).predict(obs)[0] != first).any()
+    assert (Predictor(loaded, 9).predict(obs)[0] != first).any()
 
 
 def test_values_are_followed_greedily_in_any_case(tmp_path: Path) -> None:
     loaded, obs, _ = drawn(tmp_path, 0)
     assert "dqn" in repr(loaded)
-    assert (Model(loaded).predict(obs)[0] == loaded.act(obs)).all()
+    assert (Predictor(loaded).predict(obs)[0] == loaded.act(obs)).all()
 
 
 def test_a_recurrent_policy_forgets_where_an_episode_begins(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_recurrent_policy_forgets_where_an_episode_begins(tmp_path: Path) -> N
     loaded = policy.load(tmp_path / "elite")
     assert isinstance(loaded, policy.Policy)
     obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    model = Model(loaded)
+    model = Predictor(loaded)
     _, state = model.predict(obs, deterministic=True)
     _, went_on = model.predict(obs, state, np.array([False, True, False]), deterministic=True)
     assert state is not None

@@ -225,3 +225,30 @@ def test_rows_may_be_drawn_unlike() -> None:
     log_probs = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().expand(1, 3, -1)
     how = Sampling(torch.tensor([[0.0, 1.0, 1.0]]), torch.tensor([[0, 0, 1]]), torch.ones(1, 3))
     assert choose(log_probs, how, torch.full((1, 3), 0.05, dtype=torch.float64)).tolist() == [[1, 0, 1]]
+
+
+def test_any_of_the_bases_ends_ends_a_completion_and_no_other_token(net: Net) -> None:
+    """A base may have several, as of the end of a turn and of a text."""
+    ids, real = prompts()
+    plain = words.base()
+    two = write(net, ids, real, base=replace(plain, ends=(plain.ends[0], 9)))
+    lengths = two.lengths.flatten().tolist()
+    last = [row[n - 1] for row, n in zip(two.ids.flatten(0, 1).tolist(), lengths, strict=True)]
+    inside = {token for row, n in zip(two.ids.flatten(0, 1).tolist(), lengths, strict=True) for token in row[: n - 1]}
+    assert 9 in last
+    assert not inside & {9, plain.ends[0]}
+    assert two.ended.flatten().tolist() == [token in (9, plain.ends[0]) for token in last]
+
+
+def test_the_likeliest_tokens_that_reach_p_are_enough() -> None:
+    """What stands behind those that reach it exactly is left out; of ties for the k-th place all stay."""
+
+    def chance(p: float, k: int = 0, *probabilities: float) -> list[float]:
+        how = Sampling(torch.ones(1, 1), torch.full((1, 1), k), torch.full((1, 1), p))
+        return chances(torch.tensor([[probabilities]]).log(), how)[0, 0].tolist()
+
+    assert chance(0.5, 0, 1.0, 1.0) == [1.0, 0.0]
+    assert chance(0.51, 0, 1.0, 1.0) == [0.5, 0.5]
+    assert chance(1.0, 2, 0.5, 0.25, 0.25) == pytest.approx([0.5, 0.25, 0.25])
+    assert chance(1.0, 1, 0.5, 0.25, 0.25) == [1.0, 0.0, 0.0]
+    assert chance(0.5, 2, 0.25, 0.5, 0.125, 0.125) == pytest.approx([0.0, 1.0, 0.0, 0.0])

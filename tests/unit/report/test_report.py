@@ -579,6 +579,15 @@ def test_a_film_of_one_frame() -> None:
     assert Image.open(io.BytesIO(shot(1).animation)).size == (60, 40)
 
 
+def test_the_film_is_of_the_held_out_episode_whose_return_is_nearest_the_mean(folder: Path) -> None:
+    run = read.read(folder)
+    low, near, high = (replace(run.elite.episodes[0], seed=seed, total=run.elite.mean + by)
+                       for seed, by in ((1, -5.0), (2, 0.5), (3, 1.0)))  # fmt: skip
+    one = _Movie.filmed(folder / "models/elite", replace(run, elite=replace(run.elite, episodes=(low, high, near))), 1)
+    assert isinstance(one, _Movie)
+    assert one.score.seed == 2
+
+
 @pytest.mark.thorough
 def test_the_film_is_of_a_held_out_episode(folder: Path) -> None:
     run = read.read(folder)

@@ -125,6 +125,12 @@ def test_a_file_with_too_many_values_is_refused() -> None:
     assert refusal("a: [" + "1," * 10_000 + "]").endswith(": more than 10000 values: keep data out of this file")
 
 
+def test_a_list_and_each_of_its_items_is_a_value_and_a_key_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evopipe.schema.read._MAX_VALUES", 5)
+    assert parse_yaml("a: [1, 2, 3]\nb: 4\n", "x").data == {"a": [1, 2, 3], "b": 4}
+    assert refusal("a: [1, 2, 3]\nb: 4\nc: 5\n").endswith(": more than 5 values: keep data out of this file")
+
+
 @pytest.mark.thorough
 def test_a_file_with_as_many_values_as_may_be_is_read() -> None:
     """Keys are none, a list is one itself."""

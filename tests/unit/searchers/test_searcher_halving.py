@@ -91,6 +91,10 @@ def test_a_promotion_says_why() -> None:
     who_lived(run, 3)
     assert run.fates[0] == Keep("promoted: among the best 1 of 3 at 100 steps")
     assert [fate.why for fate in run.fates[1:]] == ["waits"] * 2 + ["has not begun"] * 3
+    while not any("at 300 steps" in str(fate.why) for fate in run.fates):
+        who_lived(run, 1)
+    (why,) = [fate.why for fate in run.fates if "promoted" in str(fate.why)]
+    assert why == "promoted: among the best 1 of 3 at 300 steps", "of those that reached that rung, not the first"
 
 
 def test_a_new_trial_takes_the_slot_of_the_worst_at_the_lowest_rung() -> None:
